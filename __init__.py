@@ -1,0 +1,23 @@
+"""Shoal: train one neural network on GPUs that nobody put in one room.
+
+The root imports nothing when it is imported (PEP 562), so that `shoal --help` stays fast and a
+checkout works from a folder of any name.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .client import Run, connect
+    from .job import Job
+
+__all__ = ["Job", "Run", "connect"]
+
+_HOME = {"Job": "shoal.job", "Run": "shoal.client", "connect": "shoal.client"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        from importlib import import_module
+
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'shoal' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -1,0 +1,580 @@
+from shoal.proto import common_pb2 as _common_pb2
+from shoal.proto import graph_pb2 as _graph_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Schedule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SCHEDULE_UNSPECIFIED: _ClassVar[Schedule]
+    GPIPE: _ClassVar[Schedule]
+    ONE_F_ONE_B: _ClassVar[Schedule]
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    WAITING: _ClassVar[Phase]
+    BUILDING: _ClassVar[Phase]
+    RUNNING: _ClassVar[Phase]
+    EXPORTING: _ClassVar[Phase]
+    DONE: _ClassVar[Phase]
+    FAILED: _ClassVar[Phase]
+    CANCELLED: _ClassVar[Phase]
+SCHEDULE_UNSPECIFIED: Schedule
+GPIPE: Schedule
+ONE_F_ONE_B: Schedule
+PHASE_UNSPECIFIED: Phase
+WAITING: Phase
+BUILDING: Phase
+RUNNING: Phase
+EXPORTING: Phase
+DONE: Phase
+FAILED: Phase
+CANCELLED: Phase
+
+class PeerMessage(_message.Message):
+    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EXPORTED_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    heartbeat: Heartbeat
+    ready: Ready
+    step: StepReport
+    exported: Exported
+    fault: Fault
+    goodbye: Goodbye
+    drained: Drained
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("version", "peer", "boot", "counter", "profile", "address", "holding")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOLDING_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    peer: str
+    boot: str
+    counter: int
+    profile: Profile
+    address: str
+    holding: Holding
+    def __init__(self, version: _Optional[int] = ..., peer: _Optional[str] = ..., boot: _Optional[str] = ..., counter: _Optional[int] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., address: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ...) -> None: ...
+
+class Profile(_message.Message):
+    __slots__ = ("name", "place", "owner", "device", "device_memory_bytes", "host_memory_bytes", "flops_per_s", "operator_set", "software")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_SET_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    place: str
+    owner: str
+    device: str
+    device_memory_bytes: int
+    host_memory_bytes: int
+    flops_per_s: float
+    operator_set: _graph_pb2.OperatorSet
+    software: str
+    def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., owner: _Optional[str] = ..., device: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., flops_per_s: _Optional[float] = ..., operator_set: _Optional[_Union[_graph_pb2.OperatorSet, str]] = ..., software: _Optional[str] = ...) -> None: ...
+
+class Holding(_message.Message):
+    __slots__ = ("run", "term", "step")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    step: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("sent_at_s", "run", "step")
+    SENT_AT_S_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    sent_at_s: float
+    run: str
+    step: int
+    def __init__(self, sent_at_s: _Optional[float] = ..., run: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("run", "term", "device_bytes")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    device_bytes: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
+
+class StepReport(_message.Message):
+    __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    step: int
+    seconds: float
+    compute_s: float
+    sent_bytes: int
+    peak_bytes: int
+    outcome: Outcome
+    evaluation: Evaluation
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., seconds: _Optional[float] = ..., compute_s: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("loss", "weight", "grad_norm", "lr", "metrics")
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
+    LR_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    loss: float
+    weight: float
+    grad_norm: float
+    lr: float
+    metrics: _containers.RepeatedCompositeFieldContainer[NamedNumber]
+    def __init__(self, loss: _Optional[float] = ..., weight: _Optional[float] = ..., grad_norm: _Optional[float] = ..., lr: _Optional[float] = ..., metrics: _Optional[_Iterable[_Union[NamedNumber, _Mapping]]] = ...) -> None: ...
+
+class NamedNumber(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+
+class Evaluation(_message.Message):
+    __slots__ = ("loss", "weight", "metrics")
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    loss: float
+    weight: float
+    metrics: _containers.RepeatedCompositeFieldContainer[NamedNumber]
+    def __init__(self, loss: _Optional[float] = ..., weight: _Optional[float] = ..., metrics: _Optional[_Iterable[_Union[NamedNumber, _Mapping]]] = ...) -> None: ...
+
+class Exported(_message.Message):
+    __slots__ = ("run", "term", "step", "weights")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    step: int
+    weights: _common_pb2.BlobRef
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., weights: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
+
+class Fault(_message.Message):
+    __slots__ = ("run", "term", "step", "reason", "about")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    step: int
+    reason: _common_pb2.Reason
+    about: str
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., about: _Optional[str] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: _common_pb2.Reason
+    def __init__(self, reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
+
+class Drained(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class BrokerMessage(_message.Message):
+    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    ASSIGN_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    EXPORT_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    refused: Refused
+    assign: Assign
+    start: Start
+    drain: Drain
+    leave: Leave
+    export: Export
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("broker", "lease_s", "heartbeat_s")
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    broker: str
+    lease_s: float
+    heartbeat_s: float
+    def __init__(self, broker: _Optional[str] = ..., lease_s: _Optional[float] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("reason", "again")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    reason: _common_pb2.Reason
+    again: bool
+    def __init__(self, reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., again: _Optional[bool] = ...) -> None: ...
+
+class Assign(_message.Message):
+    __slots__ = ("run", "term", "plan", "graph", "full_graph", "weights", "data", "training", "dials", "first_step", "lower_batch")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    FULL_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_FIELD_NUMBER: _ClassVar[int]
+    DIALS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    LOWER_BATCH_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    plan: Plan
+    graph: _common_pb2.BlobRef
+    full_graph: _common_pb2.BlobRef
+    weights: _containers.RepeatedCompositeFieldContainer[WeightFile]
+    data: _common_pb2.BlobRef
+    training: str
+    dials: _containers.RepeatedCompositeFieldContainer[DialOrder]
+    first_step: int
+    lower_batch: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., lower_batch: _Optional[int] = ...) -> None: ...
+
+class WeightFile(_message.Message):
+    __slots__ = ("blob",)
+    BLOB_FIELD_NUMBER: _ClassVar[int]
+    blob: _common_pb2.BlobRef
+    def __init__(self, blob: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
+
+class DialOrder(_message.Message):
+    __slots__ = ("peer", "address", "generation")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    address: str
+    generation: int
+    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("run", "term")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: _common_pb2.Reason
+    def __init__(self, reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("run", "term", "reason")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    reason: _common_pb2.Reason
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
+
+class Export(_message.Message):
+    __slots__ = ("run", "term")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    term: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("stages", "routes", "schedule", "microbatch_size", "codecs", "predicted", "reasons", "spares", "evaluation_routes")
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    SPARES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_ROUTES_FIELD_NUMBER: _ClassVar[int]
+    stages: _containers.RepeatedCompositeFieldContainer[StageSlot]
+    routes: _containers.RepeatedCompositeFieldContainer[Route]
+    schedule: Schedule
+    microbatch_size: int
+    codecs: _containers.RepeatedCompositeFieldContainer[CodecChoice]
+    predicted: Prediction
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    spares: _containers.RepeatedCompositeFieldContainer[Spare]
+    evaluation_routes: _containers.RepeatedCompositeFieldContainer[Route]
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., reasons: _Optional[_Iterable[str]] = ..., spares: _Optional[_Iterable[_Union[Spare, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ...) -> None: ...
+
+class StageSlot(_message.Message):
+    __slots__ = ("start", "stop", "holders")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Route(_message.Message):
+    __slots__ = ("visits",)
+    VISITS_FIELD_NUMBER: _ClassVar[int]
+    visits: _containers.RepeatedCompositeFieldContainer[Visit]
+    def __init__(self, visits: _Optional[_Iterable[_Union[Visit, _Mapping]]] = ...) -> None: ...
+
+class Visit(_message.Message):
+    __slots__ = ("stage", "peer")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    peer: str
+    def __init__(self, stage: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
+
+class CodecChoice(_message.Message):
+    __slots__ = ("source", "destination", "role", "codec")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    destination: str
+    role: int
+    codec: str
+    def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., role: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
+
+class Prediction(_message.Message):
+    __slots__ = ("step_s", "peers")
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    step_s: float
+    peers: _containers.RepeatedCompositeFieldContainer[PeerPrediction]
+    def __init__(self, step_s: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[PeerPrediction, _Mapping]]] = ...) -> None: ...
+
+class PeerPrediction(_message.Message):
+    __slots__ = ("peer", "compute_s", "device_bytes", "host_bytes")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    compute_s: float
+    device_bytes: int
+    host_bytes: int
+    def __init__(self, peer: _Optional[str] = ..., compute_s: _Optional[float] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ...) -> None: ...
+
+class Spare(_message.Message):
+    __slots__ = ("peer", "reason")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    reason: str
+    def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class RunSpec(_message.Message):
+    __slots__ = ("version", "name", "job", "graph", "core_graph", "weights", "data", "microbatches", "microbatch_size", "steps", "plan")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    CORE_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    name: str
+    job: str
+    graph: _common_pb2.BlobRef
+    core_graph: _common_pb2.BlobRef
+    weights: _containers.RepeatedCompositeFieldContainer[WeightFile]
+    data: _common_pb2.BlobRef
+    microbatches: int
+    microbatch_size: int
+    steps: int
+    plan: Plan
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., core_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., microbatches: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., steps: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
+
+class Submitted(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("run", "from_event")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    FROM_EVENT_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    from_event: int
+    def __init__(self, run: _Optional[str] = ..., from_event: _Optional[int] = ...) -> None: ...
+
+class RunRequest(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class RunEvent(_message.Message):
+    __slots__ = ("number", "at_s", "state", "step", "plan", "weights", "note", "term")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    at_s: float
+    state: RunState
+    step: StepDone
+    plan: Plan
+    weights: Weights
+    note: str
+    term: int
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
+
+class StepDone(_message.Message):
+    __slots__ = ("step", "outcome", "evaluation", "seconds", "sent_bytes", "compute_s")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    outcome: Outcome
+    evaluation: Evaluation
+    seconds: float
+    sent_bytes: int
+    compute_s: float
+    def __init__(self, step: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., seconds: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., compute_s: _Optional[float] = ...) -> None: ...
+
+class Weights(_message.Message):
+    __slots__ = ("step", "files")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    files: _containers.RepeatedCompositeFieldContainer[WeightFile]
+    def __init__(self, step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ...) -> None: ...
+
+class RunState(_message.Message):
+    __slots__ = ("run", "phase", "reason", "step", "steps", "name", "term")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    phase: Phase
+    reason: _common_pb2.Reason
+    step: int
+    steps: int
+    name: str
+    term: int
+    def __init__(self, run: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., name: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Description(_message.Message):
+    __slots__ = ("broker", "peers", "runs")
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    broker: str
+    peers: _containers.RepeatedCompositeFieldContainer[PeerState]
+    runs: _containers.RepeatedCompositeFieldContainer[RunState]
+    def __init__(self, broker: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ...) -> None: ...
+
+class PeerState(_message.Message):
+    __slots__ = ("peer", "profile", "address", "run", "silent_s", "membership")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    profile: Profile
+    address: str
+    run: str
+    silent_s: float
+    membership: str
+    def __init__(self, peer: _Optional[str] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., address: _Optional[str] = ..., run: _Optional[str] = ..., silent_s: _Optional[float] = ..., membership: _Optional[str] = ...) -> None: ...
+
+class BlobPiece(_message.Message):
+    __slots__ = ("ref", "offset", "data")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    ref: _common_pb2.BlobRef
+    offset: int
+    data: bytes
+    def __init__(self, ref: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class BlobRange(_message.Message):
+    __slots__ = ("hash", "offset", "length")
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    hash: str
+    offset: int
+    length: int
+    def __init__(self, hash: _Optional[str] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class BlobQuery(_message.Message):
+    __slots__ = ("blobs",)
+    BLOBS_FIELD_NUMBER: _ClassVar[int]
+    blobs: _containers.RepeatedCompositeFieldContainer[_common_pb2.BlobRef]
+    def __init__(self, blobs: _Optional[_Iterable[_Union[_common_pb2.BlobRef, _Mapping]]] = ...) -> None: ...
