@@ -1,0 +1,155 @@
+"""The plan: who runs what, in which order, for one term of a run. Pure data, immutable.
+
+Everything that looks like a mode elsewhere is data here: several holders of one stage (data
+parallelism), two stages on one peer, one microbatch on another route than the rest. `schedule.py`
+turns a plan into action lists, `flow.py` says which tensors each action takes and gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NewType
+
+__all__ = [
+    "CodecChoice",
+    "PeerId",
+    "PeerPrediction",
+    "Plan",
+    "PlanError",
+    "Prediction",
+    "Route",
+    "ScheduleName",
+    "Spare",
+    "StageSlot",
+    "Visit",
+]
+
+PeerId = NewType("PeerId", str)
+ScheduleName = Literal["gpipe", "1f1b"]
+
+
+class PlanError(ValueError):
+    """A plan that breaks a rule; the message names the stage, route or peer and the rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSlot:
+    """Operators [start, stop) of the full graph and the peers that execute them. The order of the
+    holders is the order of every reduction among them."""
+
+    start: int
+    stop: int
+    holders: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    stage: int
+    peer: PeerId
+
+
+Route = tuple[Visit, ...]
+"""The visits of one microbatch, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecChoice:
+    """Codec of one role on one link; links and roles without a choice use `raw/1`."""
+
+    source: PeerId
+    destination: PeerId
+    role: str
+    codec: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPrediction:
+    """What the plan expects of a peer: compute seconds per step, peak bytes on device and host."""
+
+    peer: PeerId
+    compute_s: float
+    device_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the plan expects of a step. step_s 0: not predicted."""
+
+    step_s: float = 0.0
+    peers: tuple[PeerPrediction, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A peer that holds nothing in this plan, and why."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who runs what. `routes[m]` are the visits of microbatch m; `evaluation_routes[m]` those of
+    held-out microbatch m (forward only)."""
+
+    stages: tuple[StageSlot, ...]
+    routes: tuple[Route, ...]
+    microbatch_size: int
+    schedule: ScheduleName = "1f1b"
+    codecs: tuple[CodecChoice, ...] = ()
+    predicted: Prediction = Prediction()
+    reasons: tuple[str, ...] = ()
+    spares: tuple[Spare, ...] = ()
+    evaluation_routes: tuple[Route, ...] = ()
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        """Every holder once, in order of the first stage that it holds."""
+        return tuple(dict.fromkeys(p for s in self.stages for p in s.holders))
+
+    def stages_of(self, peer: PeerId) -> tuple[int, ...]:
+        return tuple(i for i, s in enumerate(self.stages) if peer in s.holders)
+
+    def validate(self, operators: int) -> Plan:
+        """Returns itself when it is a plan for a graph of `operators` operators.
+
+        Raises PlanError when the stages are not consecutive non-empty intervals that cover all
+        operators, a stage has no holder or one twice, a route leaves a stage out or visits a peer
+        that does not hold the stage, or there is no route.
+        """
+        at = 0
+        for i, stage in enumerate(self.stages):
+            if stage.start != at or stage.stop <= stage.start:
+                raise PlanError(
+                    f"stage {i} is operators [{stage.start}, {stage.stop}): "
+                    f"expected a non-empty interval that starts at {at}"
+                )
+            if not stage.holders or len(set(stage.holders)) != len(stage.holders):
+                raise PlanError(f"stage {i} has holders {stage.holders}: expected distinct peers")
+            at = stage.stop
+        if at != operators:
+            raise PlanError(f"the stages cover {at} operators, the graph has {operators}")
+        if not self.routes:
+            raise PlanError("the plan has no route: expected one per microbatch")
+        kinds = (("microbatch", self.routes), ("held-out microbatch", self.evaluation_routes))
+        for kind, routes in kinds:
+            for m, route in enumerate(routes):
+                if [v.stage for v in route] != list(range(len(self.stages))):
+                    raise PlanError(
+                        f"the route of {kind} {m} visits stages {[v.stage for v in route]}: "
+                        f"expected 0 to {len(self.stages) - 1} in order"
+                    )
+                for v in route:
+                    if v.peer not in self.stages[v.stage].holders:
+                        raise PlanError(
+                            f"the route of {kind} {m} visits {v.peer} for stage {v.stage}, "
+                            f"which is held by {', '.join(self.stages[v.stage].holders)}"
+                        )
+        return self
+
+    def __repr__(self) -> str:
+        cuts = " ".join(
+            f"[{s.start},{s.stop})@{'+'.join(s.holders)}" for s in self.stages
+        )
+        return f"<Plan {cuts}, {len(self.routes)} microbatches of {self.microbatch_size}, {self.schedule}>"
