@@ -1,0 +1,93 @@
+"""The boring version: one module, one process, one loop. It is what every run is compared with, so
+it shares no code with `dag` or `peer`: torch's own optimizers, its own schedule, its own clipping.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..job import Train
+
+__all__ = ["Trained", "learning_rate", "train"]
+
+Batches = Callable[[int, int], Mapping[str, Tensor]]
+"""(step, microbatch) -> the microbatch's inputs by argument name."""
+
+
+@dataclass
+class Trained:
+    """What the loop saw: one entry per step; the module holds the weights."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+
+
+def learning_rate(t: Train, step: int, steps: int) -> float:
+    """The rate of an update, counted from 0: linear warm-up, then the named schedule to lr_final."""
+    warm = t.warmup if isinstance(t.warmup, int) else round(float(t.warmup[:-1]) / 100 * steps)
+    if step < warm:
+        return t.lr * (step + 1) / warm
+    x = (step - warm) / max(1, steps - warm)
+    match t.schedule:
+        case "constant":
+            return t.lr
+        case "linear":
+            share = 1 - x
+        case "cosine":
+            share = (1 + math.cos(math.pi * x)) / 2
+        case "wsd":  # stable, then linear decay over the last fifth
+            share = min(1.0, (1 - x) / 0.2)
+    return t.lr * (t.lr_final + (1 - t.lr_final) * share)
+
+
+def optimizer_of(module: nn.Module, t: Train) -> torch.optim.Optimizer:
+    decay, plain = [], []
+    for name, p in module.named_parameters():
+        if p.requires_grad:
+            (plain if any(fnmatch(name, glob) for glob in t.no_decay) else decay).append(p)
+    groups: list[dict[str, Any]] = [
+        {"params": decay, "weight_decay": t.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    if t.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=t.lr, momentum=t.momentum)
+    return torch.optim.AdamW(groups, lr=t.lr, betas=tuple(t.betas), eps=t.eps)
+
+
+def train(module: nn.Module, batches: Batches, t: Train, *, steps: int, microbatches: int) -> Trained:
+    """Trains in place. A step accumulates Σ weight·loss over its microbatches, divides the gradient
+    by Σ weight, clips its global 2-norm to t.clip, and updates."""
+    seen, optimizer = Trained(), optimizer_of(module, t)
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    for step in range(steps):
+        total, weights = 0.0, 0.0
+        for m in range(microbatches):
+            out = module(**batches(step, m))
+            loss = out if isinstance(out, Tensor) else out["loss"]
+            weight = float(out.get("weight", 1.0)) if isinstance(out, Mapping) else 1.0
+            (loss * weight).backward()
+            total, weights = total + float(loss) * weight, weights + weight
+        for p in trainable:
+            if p.grad is not None:
+                p.grad /= weights
+        norm = torch.linalg.vector_norm(
+            torch.stack([p.grad.norm() for p in trainable if p.grad is not None])
+        )
+        if 0 < t.clip < norm:
+            for p in trainable:
+                if p.grad is not None:
+                    p.grad *= t.clip / norm
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(t, step, steps)
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.losses.append(total / weights)
+        seen.norms.append(float(norm))
+    return seen
