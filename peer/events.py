@@ -1,0 +1,413 @@
+"""Every message between the peer's machine and its shell, on one page.
+
+Events are facts that a shell reports; instructions are what the machine wants done. Both are small
+frozen records. A shell gives `Started()` first, carries the instructions of one `handle` out in
+order, and turns every result, failure and timeout into the next event. `run` and `term` name the
+assignment that caused a record, so that a stale answer is recognised and dropped.
+
+    shell -> machine                          machine -> shell
+    Started StopAsked TimerFired              Connect Tell SetTimer Exit
+    Attached Detached BrokerSaid              Dial Expect HangUp Allow
+    LinkUp LinkDown                           Build Prefetch Compute Discard UploadWeights
+    Built BuildFailed DataReady DataFailed    SendFrame Release
+    Computed ComputeFailed FrameQueued
+    FrameArrived FrameRefused
+    ExportedWeights ExportFailed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..dag.flow import Flow, Role
+    from ..dag.plan import PeerId
+    from ..dag.schedule import Action
+    from ..net.frame import FrameKey
+    from ..proto import broker_pb2, common_pb2
+
+__all__ = [
+    "Allow",
+    "Attached",
+    "BrokerSaid",
+    "Build",
+    "BuildFailed",
+    "Built",
+    "Compute",
+    "ComputeFailed",
+    "Computed",
+    "Connect",
+    "DataFailed",
+    "DataReady",
+    "Detached",
+    "Dial",
+    "Discard",
+    "Event",
+    "Exit",
+    "Expect",
+    "ExportFailed",
+    "ExportedWeights",
+    "FrameArrived",
+    "FrameQueued",
+    "FrameRefused",
+    "HangUp",
+    "Instruction",
+    "LinkDown",
+    "LinkUp",
+    "Prefetch",
+    "Release",
+    "Result",
+    "SendFrame",
+    "SetTimer",
+    "Started",
+    "StopAsked",
+    "Tell",
+    "TimerFired",
+    "UploadWeights",
+]
+
+# ---------------------------------------------------------------- facts
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The process is up and its transport listens; the first event of every machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """The owner wants this peer to end: after the step that it is in, or (now) at once."""
+
+    now: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """The time of the last `SetTimer` with this name has come."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """A stream to the broker is open; nothing was said on it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """The stream to the broker ended, or `Connect` failed; `why` names the address."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSaid:
+    """A message came on the stream."""
+
+    message: broker_pb2.BrokerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """Frames can flow to and from this peer."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """The link broke or was refused; a transport that dials keeps trying."""
+
+    peer: PeerId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The stages of an assignment stand on the device with their parameters.
+
+    `flow` says what every action takes and gives; `slots` the receive slots per (source, role) that
+    the checker proved; `device_bytes` what parameters, gradients and optimizer take; `steps` the
+    number of updates that the run wants; `eval_every` the steps between evaluations (0: none; with
+    evaluation there is one after the last step too); `exports` the stages whose weights this peer
+    uploads (it is their first holder).
+    """
+
+    run: str
+    term: int
+    flow: Flow
+    slots: tuple[tuple[PeerId, Role, int], ...]
+    device_bytes: int
+    steps: int
+    eval_every: int = 0
+    exports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFailed:
+    """The assignment cannot be built here; `code` is a word for programs ("memory", "graph")."""
+
+    run: str
+    term: int
+    why: str
+    code: str = "build"
+
+
+@dataclass(frozen=True, slots=True)
+class DataReady:
+    """The data that this peer's stages read in `step`, evaluation included, is on the host."""
+
+    run: str
+    term: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataFailed:
+    """The data of a step could not be fetched or read."""
+
+    run: str
+    term: int
+    step: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What an action came to: seconds spent computing, peak device bytes so far (0: unknown), and
+    at the hub, from `N+` and `V+`, what the step and the evaluation came to."""
+
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    outcome: broker_pb2.Outcome | None = None
+    evaluation: broker_pb2.Evaluation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """An action ran; the device's store holds what `flow.gives` names."""
+
+    run: str
+    term: int
+    step: int
+    action: Action
+    result: Result = Result()
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFailed:
+    """An action raised; the device is usable again after a `Discard`."""
+
+    run: str
+    term: int
+    step: int
+    action: Action
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrameQueued:
+    """A `SendFrame` was encoded (size_bytes on the wire) and handed to the transport."""
+
+    key: FrameKey
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrameArrived:
+    """A whole frame came, fits its spec, and lies in the device's store."""
+
+    key: FrameKey
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRefused:
+    """A whole frame came, or was to be sent, that does not fit: another spec, a codec error."""
+
+    key: FrameKey
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedWeights:
+    """This holder's weights after `step` updates are stored as `blob`."""
+
+    run: str
+    term: int
+    step: int
+    blob: common_pb2.BlobRef
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFailed:
+    """The weights after `step` updates could not be written or stored."""
+
+    run: str
+    term: int
+    step: int
+    why: str
+
+
+Event = (
+    Started
+    | StopAsked
+    | TimerFired
+    | Attached
+    | Detached
+    | BrokerSaid
+    | LinkUp
+    | LinkDown
+    | Built
+    | BuildFailed
+    | DataReady
+    | DataFailed
+    | Computed
+    | ComputeFailed
+    | FrameQueued
+    | FrameArrived
+    | FrameRefused
+    | ExportedWeights
+    | ExportFailed
+)
+
+# ---------------------------------------------------------------- imperatives
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a stream to the broker: answers `Attached`, later `Detached`, or `Detached` at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send this on the stream to the broker."""
+
+    message: broker_pb2.PeerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Fire `name` at this time of the shell's clock; replaces an earlier one of the same name."""
+
+    name: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """End the process with this exit code, after everything told was sent."""
+
+    code: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Open a link to this peer and keep it up until `HangUp`."""
+
+    peer: PeerId
+    address: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """This peer may dial us."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class HangUp:
+    """Forget the link to this peer and its queues."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Allow:
+    """Give this peer so many receive slots for frames of a role."""
+
+    peer: PeerId
+    role: Role
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Fetch and build the assignment: answers `Built` or `BuildFailed`."""
+
+    run: str
+    term: int
+    assign: broker_pb2.Assign
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Get the data of a step: answers `DataReady` or `DataFailed`; runs beside the compute."""
+
+    run: str
+    term: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Run this action on the device: answers `Computed` or `ComputeFailed`. One at a time."""
+
+    run: str
+    term: int
+    step: int
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class SendFrame:
+    """Encode this value from the device's store and send it: answers `FrameQueued`."""
+
+    key: FrameKey
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The value was consumed (or is not wanted): free its tensor and, if remote, its slot."""
+
+    key: FrameKey
+
+
+@dataclass(frozen=True, slots=True)
+class UploadWeights:
+    """Copy the weights as they are before the next `Compute`, store them as a blob of the broker:
+    answers `ExportedWeights` or `ExportFailed`."""
+
+    run: str
+    term: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Forget everything of this assignment, on device and host."""
+
+    run: str
+    term: int
+
+
+Instruction = (
+    Connect
+    | Tell
+    | SetTimer
+    | Exit
+    | Dial
+    | Expect
+    | HangUp
+    | Allow
+    | Build
+    | Prefetch
+    | Compute
+    | SendFrame
+    | Release
+    | UploadWeights
+    | Discard
+)
