@@ -1,0 +1,146 @@
+"""A broker and its peers as real processes of this host, on loopback, that leave nothing behind.
+
+Each child runs in its own session, so that a Ctrl-C in the terminal reaches only us, and dies with
+us: on the way out they get one interrupt (drain), a second one, and then a kill.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+__all__ = ["ClusterError", "LocalCluster"]
+
+PATIENCE_S = 60.0
+"""How long a process may take to start: importing torch on a busy laptop is slow."""
+
+
+class ClusterError(RuntimeError):
+    """A process of the cluster did not start or ended early; the message carries its last lines."""
+
+
+class LocalCluster:
+    """`with LocalCluster(peers=4) as cluster:` gives a broker at `cluster.address` and its peers.
+
+    `folder` (made and removed unless given) holds their state and one log per process.
+    """
+
+    def __init__(
+        self,
+        *,
+        peers: int | Sequence[Sequence[str]] = 4,
+        threads: int = 1,
+        folder: Path | None = None,
+        join_flags: Sequence[str] = (),
+    ) -> None:
+        self.flags = (
+            [list(join_flags) for _ in range(peers)]
+            if isinstance(peers, int)
+            else [[*join_flags, *f] for f in peers]
+        )
+        self.threads = threads
+        self.keep = folder is not None
+        self.folder = folder
+        self.address = ""
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> LocalCluster:
+        self.folder = self.folder or Path(tempfile.mkdtemp(prefix="shoal-sim-"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            state = str(self.folder / "broker")
+            self._start("broker", ["broker", "--insecure", "--port", "0", "--state", state])
+            self.address = self._join_line()
+            for i, flags in enumerate(self.flags):
+                name = f"sim-{i + 1}"
+                state = str(self.folder / name)
+                arguments = ["join", self.address, "--insecure", "--name", name, "--state", state]
+                self._start(name, [*arguments, "--threads", str(self.threads), *flags])
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def check(self) -> None:
+        """Raises ClusterError when a process has ended that should run."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                raise ClusterError(f"{name} ended with exit code {process.returncode}:\n{self.log(name)}")
+
+    def log(self, name: str, lines: int = 20) -> str:
+        """The last lines that a process wrote."""
+        assert self.folder is not None
+        path = self.folder / f"{name}.log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+
+    def stop(self) -> None:
+        """Ends every process, peers first; returns when none is left."""
+        for names in ([n for n in self.processes if n != "broker"], ["broker"]):
+            group = [self.processes[n] for n in names if n in self.processes]
+            for sign, patience_s in ((signal.SIGINT, 3.0), (signal.SIGINT, 5.0), (signal.SIGKILL, 5.0)):
+                for process in group:
+                    if process.poll() is None:
+                        os.killpg(process.pid, sign)
+                end = time.monotonic() + patience_s
+                for process in group:
+                    try:
+                        process.wait(max(0.0, end - time.monotonic()))
+                    except subprocess.TimeoutExpired:
+                        continue  # asked again, more firmly, in the next round
+                if all(p.poll() is not None for p in group):
+                    break
+        self.processes.clear()
+        if not self.keep and self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self, name: str, arguments: list[str]) -> None:
+        assert self.folder is not None
+        environment = os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"}
+        with open(self.folder / f"{name}.log", "wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "shoal.cli", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if name == "broker" else log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+
+    def _join_line(self) -> str:
+        """The broker's address, read from the line that it prints for peers."""
+        broker = self.processes["broker"]
+        assert broker.stdout is not None
+        end, text = time.monotonic() + PATIENCE_S, ""
+        while time.monotonic() < end:
+            if select.select([broker.stdout], [], [], 0.5)[0]:
+                piece = os.read(broker.stdout.fileno(), 65536).decode(errors="replace")
+                text += piece
+                found = re.search(r"shoal join (\S+:\d+)", text)
+                if found:
+                    return found[1]
+                if not piece:
+                    break
+            self.check()
+        raise ClusterError(f"the broker printed no join line, but {text!r}\n{self.log('broker')}")
+
+
+def _die_with_parent() -> None:
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

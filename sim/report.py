@@ -1,0 +1,112 @@
+"""The end of a simulated run: one summary, as text for people and as JSON for programs.
+
+A line whose measurement does not exist is left out, never filled with a guess.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+__all__ = ["Summary", "render", "unigram_entropy", "write_json"]
+
+
+@dataclass(kw_only=True)
+class Summary:
+    """Everything measured in one run. Losses in nats per token, times in seconds, sizes in bytes."""
+
+    name: str
+    world: str
+    """In which world it ran, e.g. "real processes, loopback"."""
+    seed: int
+    run: str = ""
+    exit: int = 0
+    error: str = ""
+    peers: int = 0
+    stages: int = 0
+    spares: tuple[str, ...] = ()
+    params: int = 0
+    operators: int = 0
+    steps: int = 0
+    loss_first: float | None = None
+    loss_last: float | None = None
+    eval_loss: float | None = None
+    unigram_entropy: float | None = None
+    max_loss_difference: float | None = None
+    """Largest |loss - loss of the plain loop| over all steps; None when not verified."""
+    verified_against: str = ""
+    tokens_per_s: float = 0.0
+    step_s: float = 0.0
+    """Median over all steps but the first."""
+    cores: int = 0
+    compute_share: float = 0.0
+    """Computing time of all peers over cores times elapsed time, between 0 and 1."""
+    bytes_on_wire: int = 0
+    """Encoded bytes of all frames between peers, the whole run."""
+    seconds: float = 0.0
+    """From the first process's start to the last one's end."""
+    again: str = ""
+    weights: str = ""
+
+
+def unigram_entropy(pieces: Iterable[bytes]) -> float:
+    """Entropy in nats of the byte frequencies: what a model without context reaches at best."""
+    counts: Counter[int] = Counter()
+    for piece in pieces:
+        counts.update(piece)
+    total = sum(counts.values())
+    return -sum(n / total * math.log(n / total) for n in counts.values())
+
+
+def _si(n: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(n) < 1000:
+            return f"{n:.3g}{unit}"
+        n /= 1000
+    return f"{n:.3g}P"
+
+
+def render(s: Summary) -> str:
+    """The report of the files page, as far as its lines were measured."""
+    state = "OK" if s.exit == 0 else f"FAILED: {s.error}"
+    lines = [f"{s.name} · seed {s.seed} · {s.world}" + (f" · run {s.run}" if s.run else "") + f" · {state}"]
+    if s.stages:
+        spare = f"; in pool: {'; '.join(s.spares)}" if s.spares else ""
+        lines.append(
+            f"model    {_si(s.params)} params, {s.operators} ops -> {s.stages} stages "
+            f"on {s.peers - len(s.spares)} of {s.peers} peers{spare}"
+        )
+    if s.loss_last is not None:
+        text = f"learned  loss {s.loss_first:.3f} -> {s.loss_last:.3f}"
+        if s.eval_loss is not None:
+            text += f", held-out {s.eval_loss:.3f}"
+            if s.unigram_entropy is not None:
+                side = "below" if s.eval_loss < s.unigram_entropy else "NOT below"
+                text += f", {side} the text's unigram entropy {s.unigram_entropy:.3f}"
+        if s.max_loss_difference is not None:
+            text += (
+                f" · vs {s.verified_against}: max difference {s.max_loss_difference:.1e} "
+                f"over {s.steps} steps"
+            )
+        lines.append(text)
+    if s.step_s:
+        lines.append(
+            f"speed    {s.step_s:.3f} s/step, {_si(s.tokens_per_s)} tok/s · "
+            f"computing {s.compute_share:.0%} of {s.cores} cores"
+        )
+        lines.append(f"wire     {s.bytes_on_wire / 1e6:.1f} MB dense")
+    tail = f"again    {s.again}"
+    if s.weights:
+        tail += f" · weights {s.weights}"
+    lines.append(tail)
+    return "\n".join(lines)
+
+
+def write_json(s: Summary, path: Path) -> None:
+    """The same figures as one JSON object."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asdict(s), indent=1) + "\n")
