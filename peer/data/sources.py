@@ -1,0 +1,253 @@
+"""The submitter's side: any source of data becomes a manifest and content-hashed shards.
+
+The source is read once, item after item, through fsspec; nothing but shards ever leaves this
+machine, and peers never see a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import numpy.typing as npt
+from fsspec.core import url_to_fs
+from safetensors import SafetensorError, safe_open
+
+from ...dag.graph import ITEM_BYTES
+from .manifest import STORED_BYTES, Column, DataError, Kind, Manifest, Shard
+
+__all__ = ["resolve"]
+
+TEXT_SHARD_BYTES = 4 * 2**20
+"""Small enough that the first step starts soon over a home uplink."""
+ARRAY_SHARD_BYTES = 16 * 2**20
+
+_Array = npt.NDArray[Any]
+
+
+def resolve(
+    folder: Path,
+    *,
+    kind: str = "text",
+    source: str = "",
+    holdout: float = 0.05,
+    length: int = 128,
+    inputs: str = "x",
+    targets: str = "y",
+    tokenizer: str = "bytes",
+) -> tuple[Manifest, dict[str, Path]]:
+    """The manifest of a job's data, and the shard files by hash, written into `folder`.
+
+    `inputs` and `targets` name the tensors of a batch, which are argument names of the module's
+    forward; for arrays these are also the names in the file, and `inputs` may list several,
+    separated by commas. `holdout` is a share of the items, taken from their end.
+
+    Raises DataError for data that cannot be used.
+    """
+    if not 0 <= holdout < 1:
+        raise DataError(f"holdout is {holdout}, expected a share in [0, 1), such as 0.05")
+    folder.mkdir(parents=True, exist_ok=True)
+    writer = _Writer(folder)
+    if kind in ("text", "tokens"):
+        return _windows(writer, kind, source, holdout, length, inputs, targets, tokenizer)
+    if kind == "arrays":
+        return _arrays(writer, source, holdout, inputs, targets)
+    raise DataError(f"data kind {kind!r} is not supported: expected text, tokens or arrays")
+
+
+class _Writer:
+    """Cuts columns into shards in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.shards: list[Shard] = []
+        self.paths: dict[str, Path] = {}
+
+    def add(self, column: Column, items: _Array, limit_bytes: int) -> None:
+        """Writes all items of a column, at most `limit_bytes` (at least one item) per shard."""
+        per_shard = max(1, limit_bytes // column.item_bytes)
+        for start in range(0, len(items), per_shard):
+            part = np.ascontiguousarray(items[start : start + per_shard])
+            part = part.astype(part.dtype.newbyteorder("<"), copy=False)
+            data = part.reshape(-1).view(np.uint8).data
+            name = hashlib.sha256(data).hexdigest()
+            path = self.folder / name
+            if name not in self.paths:
+                path.write_bytes(data)
+            self.paths[name] = path
+            self.shards.append(Shard(column.name, len(part), len(data), name))
+
+
+def _windows(
+    writer: _Writer,
+    kind: str,
+    source: str,
+    holdout: float,
+    length: int,
+    inputs: str,
+    targets: str,
+    tokenizer: str,
+) -> tuple[Manifest, dict[str, Path]]:
+    if length < 1:
+        raise DataError(f"length is {length}, expected at least 1 token per window")
+    if kind == "text":
+        if tokenizer != "bytes":
+            raise DataError(f"tokenizer {tokenizer!r} is not supported yet: only bytes is")
+        ids: _Array = np.frombuffer(_text(source), np.uint8)
+        column = Column("tokens", "uint8")
+    else:
+        ids = _tokens(source)
+        column = Column("tokens", str(ids.dtype))
+    # At least one window where something is to be held out; validate() refuses what is too short.
+    held_out = max(int(len(ids) * holdout), length + 1) if holdout else 0
+    if len(ids) - held_out < length + 1:
+        raise DataError(
+            f"{source or 'the standard library'} has {len(ids)} tokens: training and evaluation "
+            f"need a window of length + 1 = {length + 1} each; give more data or a smaller length"
+        )
+    writer.add(column, ids, TEXT_SHARD_BYTES)
+    the_kind: Kind = "text" if kind == "text" else "tokens"
+    manifest = Manifest(
+        the_kind, (column,), tuple(writer.shards), len(ids), held_out, length, inputs, targets
+    )
+    return manifest.validate(), writer.paths
+
+
+def _arrays(
+    writer: _Writer, source: str, holdout: float, inputs: str, targets: str
+) -> tuple[Manifest, dict[str, Path]]:
+    if not source:
+        raise DataError("data of kind arrays needs a source: an .npz or .safetensors file")
+    names = [n.strip() for n in (*inputs.split(","), targets) if n.strip()]
+    found = _read_arrays(source, names)
+    total = len(found[names[0]])
+    for name, array in found.items():
+        if len(array) != total:
+            raise DataError(
+                f"{source}: {name!r} has {len(array)} samples, {names[0]!r} has {total}: "
+                "expected the same number along the first dimension"
+            )
+    held_out = max(int(total * holdout), 1) if holdout else 0
+    if held_out >= total:
+        raise DataError(f"{source} has {total} samples and {held_out} are held out: none is left")
+    columns = []
+    for name, array in found.items():
+        column = Column(name, str(array.dtype), tuple(array.shape[1:]))
+        writer.add(column, array, ARRAY_SHARD_BYTES)
+        columns.append(column)
+    manifest = Manifest(
+        "arrays", tuple(columns), tuple(writer.shards), total, held_out, 0, inputs, targets
+    )
+    return manifest.validate(), writer.paths
+
+
+def _text(source: str) -> bytes:
+    if not source:
+        return b"".join(p.read_bytes() for p in _standard_library())
+    filesystem, path = url_to_fs(source)
+    try:
+        paths = sorted(filesystem.glob(path)) if set("*?[") & set(path) else [path]
+        if len(paths) == 1 and filesystem.isdir(paths[0]):
+            raise DataError(f"{source} is a folder: give a glob such as {source}/**/*.txt")
+        files = [p for p in paths if filesystem.isfile(p)]
+        if not files:
+            raise DataError(f"no file matches {source}: expected a path or a glob of text files")
+        return b"".join(filesystem.cat_file(p) for p in files)
+    except OSError as error:
+        raise DataError(f"{source} cannot be read: {error}") from None
+
+
+def _standard_library() -> list[Path]:
+    """Sources of the running interpreter's own modules, without tests and installed packages,
+    sorted by their path inside the library: the same bytes for the same interpreter."""
+    root = Path(sysconfig.get_path("stdlib"))
+    skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+    found = [p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts)]
+    if not found:
+        raise DataError(
+            f"Python {sys.version_info.major}.{sys.version_info.minor} has no library sources at "
+            f"{root}: name a text file as the data's source"
+        )
+    return sorted(found, key=lambda p: p.relative_to(root).as_posix())
+
+
+def _tokens(source: str) -> _Array:
+    """Ids as uint16 or int32, in one dimension. A raw .bin holds little-endian uint16, one that
+    ends in .int32.bin int32."""
+    if not source:
+        raise DataError("data of kind tokens needs a source: .npy, .npz, .safetensors or .bin")
+    if source.endswith(".bin"):
+        path, dtype = _local(source), "<i4" if source.endswith(".int32.bin") else "<u2"
+        item = np.dtype(dtype).itemsize
+        if path.stat().st_size % item:
+            raise DataError(
+                f"{source} has {path.stat().st_size} bytes: ids of {item} bytes expected"
+            )
+        ids: _Array = np.fromfile(path, dtype)
+    elif source.endswith(".npy"):
+        ids = _load(source)
+    else:
+        ids = next(iter(_read_arrays(source, []).values()))
+    ids = ids.reshape(-1)
+    if ids.dtype.kind not in "iu" or (len(ids) and (ids.min() < 0 or ids.max() >= 2**31)):
+        raise DataError(f"{source} has dtype {ids.dtype}: expected token ids in [0, 2^31)")
+    small = not len(ids) or ids.max() < 2**16
+    return ids.astype(np.uint16 if small else np.int32)
+
+
+def _read_arrays(source: str, names: Sequence[str]) -> dict[str, _Array]:
+    """Arrays of an .npz or .safetensors file; no names: the only one that it has."""
+    if source.endswith(".npz"):
+        loaded = _load(source)
+        found = {n: np.asarray(loaded[n]) for n in _choose(source, names, loaded.files)}
+    elif source.endswith(".safetensors"):
+        try:
+            with safe_open(_local(source), framework="numpy") as file:
+                found = {n: file.get_tensor(n) for n in _choose(source, names, list(file.keys()))}
+        except (SafetensorError, TypeError) as error:  # TypeError: a dtype that numpy lacks
+            raise DataError(f"{source} has no arrays that numpy can read: {error}") from None
+    else:
+        raise DataError(f"{source}: expected a file that ends in .npz or .safetensors")
+    for name, array in found.items():
+        if array.ndim == 0 or not len(array):
+            raise DataError(f"{source}: {name!r} has shape {array.shape}: samples expected")
+        if names and (str(array.dtype) not in ITEM_BYTES):
+            known = [d for d in ITEM_BYTES if d in STORED_BYTES]
+            raise DataError(f"{source}: {name!r} has dtype {array.dtype}, expected one of {known}")
+    return found
+
+
+def _choose(source: str, names: Sequence[str], there: list[str]) -> Sequence[str]:
+    if not names and len(there) != 1:
+        raise DataError(f"{source} has the arrays {sorted(there)}: expected exactly one, of ids")
+    for name in names:
+        if name not in there:
+            raise DataError(
+                f"{source} has no array {name!r}, it has {sorted(there)}: set inputs and targets"
+            )
+    return names or there
+
+
+def _load(source: str) -> Any:
+    try:
+        return np.load(_local(source), allow_pickle=False)
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{source} is no numpy file of plain arrays: {error}") from None
+
+
+def _local(source: str) -> Path:
+    """The file on this machine; a remote one is fetched for as long as this process lives."""
+    try:
+        path = Path(fsspec.open_local(f"simplecache::{source}") if "://" in source else source)
+    except OSError as error:
+        raise DataError(f"{source} cannot be read: {error}") from None
+    if not path.is_file():
+        raise DataError(f"there is no file {source}")
+    return path
