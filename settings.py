@@ -1,0 +1,258 @@
+"""Strict settings: dataclasses that check themselves, and TOML that is read into them.
+
+A class that derives from `Settings` checks every field against its annotation when it is made, from
+TOML, JSON or Python alike. `read_toml` adds the file and the line to whatever is wrong. Nothing is
+guessed: an unknown key is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union
+
+from .units import ByteCount, Duration, Rate, UnitError
+
+__all__ = ["Settings", "SettingsError", "plain", "read_toml"]
+
+_Unit = (Duration, ByteCount, Rate)
+S = TypeVar("S", bound="Settings")
+
+
+class SettingsError(ValueError):
+    """Wrong input in a setting. `key`: its dotted path ("" for the whole); `where`: "FILE:LINE"."""
+
+    def __init__(self, key: str, problem: str, where: str = "") -> None:
+        what = f"`{key}` {problem}" if key else problem
+        super().__init__(f"{where}: {what}" if where else what)
+        self.key = key
+        self.problem = problem
+
+    def inside(self, table: str) -> SettingsError:
+        """The same problem, seen from the table that contains it."""
+        return SettingsError(".".join(k for k in (table, self.key) if k), self.problem)
+
+    def at(self, where: str) -> SettingsError:
+        return SettingsError(self.key, self.problem, where)
+
+
+class Settings:
+    """Base of the settings dataclasses (frozen, keyword-only): checks and converts each field."""
+
+    OURS: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are not settings: no table may contain them."""
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints(type(self)).items():
+            object.__setattr__(self, name, _convert(hint, getattr(self, name), name))
+        self.check()
+
+    def check(self) -> None:
+        """Checks across fields; raises SettingsError. Fields have their types already."""
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Self:
+        """Made from a table of plain values. Raises SettingsError for unknown and missing keys."""
+        fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in cls.OURS}  # type: ignore[arg-type]
+        for key in table:
+            if key not in fields:
+                raise SettingsError(key, f"is not a known key; {_nearest(key, cls)}")
+        for name, field in fields.items():
+            no_default = (
+                field.default is dataclasses.MISSING
+                and field.default_factory is dataclasses.MISSING
+            )
+            if no_default and name not in table:
+                raise SettingsError(name, f"is missing: expected {_describe(_hints(cls)[name])}")
+        return cls(**table)
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    return {k: v for k, v in typing.get_type_hints(cls).items() if k in names}
+
+
+def _nearest(key: str, cls: type[Settings]) -> str:
+    """Which known key was probably meant: one of this table, or this very key of a nested one."""
+    hints = {k: v for k, v in _hints(cls).items() if k not in cls.OURS}
+    for name, hint in hints.items():
+        if isinstance(hint, type) and issubclass(hint, Settings) and key in _hints(hint):
+            return f'did you mean "{key}" in [{name}]?'
+    best = difflib.get_close_matches(key, hints, n=1, cutoff=0.0)[0]
+    return f'did you mean "{best}"? (known: {", ".join(hints)})'
+
+
+def _describe(hint: Any) -> str:
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        return " | ".join(
+            f'"{v}"' if isinstance(v, str) else repr(v) for v in typing.get_args(hint)
+        )
+    if origin in (Union, types.UnionType):
+        parts = [h for h in typing.get_args(hint) if h is not types.NoneType]
+        return " or ".join(_describe(h) for h in parts)
+    if origin is tuple:
+        of, *more = typing.get_args(hint)
+        return f"a list of {'any number' if more == [...] else 1 + len(more)}: {_describe(of)}"
+    if origin is Mapping:
+        return "a table"
+    names = {
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+        bool: "true or false",
+        Duration: 'a time such as "30ms"',
+        ByteCount: 'a size such as "8GiB"',
+        Rate: 'a speed such as "20Mbit"',
+    }
+    return names.get(hint, "a table")
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value)
+
+
+def _convert(hint: Any, value: Any, key: str) -> Any:
+    """`value` as the type of `hint`; raises SettingsError with `key`."""
+    origin = typing.get_origin(hint)
+    wrong = SettingsError(key, f"is {_show(value)}: expected {_describe(hint)}")
+    if hint is Any:
+        return value
+    if hint is types.NoneType or origin is Literal:
+        allowed = (None,) if hint is types.NoneType else typing.get_args(hint)
+        # 1 == True in Python, so the type counts too.
+        if not any(type(value) is type(a) and value == a for a in allowed):
+            raise wrong
+        return value
+    if origin in (Union, types.UnionType):
+        return _convert_union(hint, value, key, wrong)
+    if origin is tuple:
+        of, *more = typing.get_args(hint)
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise wrong
+        if more != [...] and len(value) != 1 + len(more):
+            raise wrong
+        return tuple(_convert(of, v, f"{key}[{i}]") for i, v in enumerate(value))
+    if origin is Mapping:
+        of = typing.get_args(hint)[1]
+        if not isinstance(value, Mapping):
+            raise wrong
+        return {str(k): _convert(of, v, f"{key}.{k}") for k, v in value.items()}
+    if isinstance(hint, type) and issubclass(hint, Settings):
+        if isinstance(value, hint):
+            return value
+        if not isinstance(value, Mapping):
+            raise wrong
+        try:
+            return hint.from_table(value)
+        except SettingsError as error:
+            raise error.inside(key) from None
+    if hint in _Unit:
+        try:
+            return hint(value)
+        except UnitError as error:
+            raise SettingsError(key, f"is not readable: {error}") from None
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise wrong
+    return value
+
+
+def _convert_union(hint: Any, value: Any, key: str, wrong: SettingsError) -> Any:
+    units = [h for h in typing.get_args(hint) if h in _Unit]
+    for part in typing.get_args(hint):
+        try:
+            return _convert(part, value, key)
+        except SettingsError as error:
+            # A table or a quantity that is nearly right knows better what is wrong with it.
+            if isinstance(value, Mapping) or part in units:
+                wrong = error
+    raise wrong
+
+
+def plain(value: Any) -> Any:
+    """Settings as plain values that JSON can hold and `from_table` reads back."""
+    if isinstance(value, Settings):
+        names = [f.name for f in dataclasses.fields(value)]  # type: ignore[arg-type]
+        return {n: plain(getattr(value, n)) for n in names if n not in value.OURS}
+    if isinstance(value, _Unit):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(v) for v in value]
+    return value
+
+
+def read_toml(cls: type[S], path: Path, defaults: Mapping[str, Any] | None = None) -> S:
+    """The settings in a TOML file; `defaults` fill top-level keys that it leaves out.
+
+    Raises SettingsError with file and line for whatever is wrong in it, OSError when it cannot be
+    read.
+    """
+    text = path.read_text(encoding="utf-8")
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        match = re.search(r"^(.*) \(at line (\d+)", str(error))
+        what, line = match.groups() if match else (str(error), "1")
+        raise SettingsError("", f"not valid TOML: {what}", f"{path}:{line}") from None
+    try:
+        return cls.from_table({**(defaults or {}), **table})
+    except SettingsError as error:
+        raise error.at(_where(path, text, error.key)) from None
+
+
+def _where(path: Path, text: str, key: str) -> str:
+    """FILE:LINE of a dotted key, or of the nearest table around it that the file names."""
+    lines = dict(_lines(text))
+    parts = tuple(re.sub(r"\[\d+\]", "", key).split("."))
+    while parts and parts not in lines:
+        parts = parts[:-1]
+    return f"{path}:{lines[parts]}" if parts else str(path)
+
+
+_KEY = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
+_DOTTED = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
+_STATEMENT = re.compile(rf"\s*(?:\[\[?\s*(?P<table>{_DOTTED})\s*\]\]?|(?P<key>{_DOTTED})\s*=)")
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"""' + r"|'''.*?'''"  # strings over several lines
+    r'|"(?:\\.|[^"\\\n])*"' + r"|'[^'\n]*'" + r"|\#[^\n]*|[\[\]{}\n]|.",
+    re.DOTALL,
+)
+
+
+def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
+    """(path of a table or key, line) for each statement of a valid TOML text, in order."""
+    at, line, table = 0, 1, ()
+    while at < len(text):
+        if statement := _STATEMENT.match(text, at):
+            line += text.count("\n", at, statement.start(statement.lastgroup or 0))
+            names = re.findall(_KEY, statement["table"] or statement["key"])
+            path = tuple(n.strip("\"'") for n in names)
+            if statement["table"]:
+                table = path
+            else:
+                path = table + path
+            yield path, line
+            at = statement.end()
+        depth = 0
+        for token in _TOKEN.finditer(text, at):  # to the end of the statement
+            at = token.end()
+            line += token[0].count("\n")
+            depth += (token[0] in "[{") - (token[0] in "]}")
+            if token[0] == "\n" and depth <= 0:
+                break
+        else:
+            return
