@@ -74,7 +74,7 @@ class Settings:
 
 
 def _hints(cls: Any) -> dict[str, Any]:
-    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    names = {f.name for f in dataclasses.fields(cls)}
     return {k: v for k, v in typing.get_type_hints(cls).items() if k in names}
 
 
