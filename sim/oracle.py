@@ -61,7 +61,9 @@ def optimizer_of(module: nn.Module, t: Train) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=t.lr, betas=tuple(t.betas), eps=t.eps)
 
 
-def train(module: nn.Module, batches: Batches, t: Train, *, steps: int, microbatches: int) -> Trained:
+def train(
+    module: nn.Module, batches: Batches, t: Train, *, steps: int, microbatches: int
+) -> Trained:
     """Trains in place. A step accumulates Σ weight·loss over its microbatches, divides the gradient
     by Σ weight, clips its global 2-norm to t.clip, and updates."""
     seen, optimizer = Trained(), optimizer_of(module, t)
@@ -73,7 +75,7 @@ def train(module: nn.Module, batches: Batches, t: Train, *, steps: int, microbat
             loss = out if isinstance(out, Tensor) else out["loss"]
             weight = float(out.get("weight", 1.0)) if isinstance(out, Mapping) else 1.0
             (loss * weight).backward()
-            total, weights = total + float(loss) * weight, weights + weight
+            total, weights = total + float(loss.detach()) * weight, weights + weight
         for p in trainable:
             if p.grad is not None:
                 p.grad /= weights

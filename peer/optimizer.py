@@ -1,0 +1,112 @@
+"""The update of one stage's parameters: torch's own optimizer, fed by the job's [train] table.
+
+The learning rate is a pure function of the step and clipping one of the global norm, so that every
+holder, whatever stage it has, comes to the same numbers without talking to anyone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..job import Train
+
+__all__ = ["StageOptimizer", "clip_factor", "learning_rate"]
+
+
+def learning_rate(train: Train, step: int) -> float:
+    """The rate of update `step`, counted from 0, of `train.steps`.
+
+    Warm-up of w steps: lr · (step + 1) / w. Then, with x = (step - w) / (steps - w) in [0, 1] and
+    f = lr_final: lr · (f + (1 - f) · share(x)), where share is
+    cosine (1 + cos πx) / 2, linear 1 - x, wsd min(1, 5·(1 - x)), constant 1.
+    """
+    assert train.steps is not None, "the number of steps must be known"
+    warm = train.warmup_steps
+    if step < warm:
+        return train.lr * (step + 1) / warm
+    x = min(1.0, (step - warm) / max(1, train.steps - warm))
+    match train.schedule:
+        case "cosine":
+            share = (1 + math.cos(math.pi * x)) / 2
+        case "linear":
+            share = 1 - x
+        case "wsd":
+            share = min(1.0, (1 - x) / 0.2)
+        case "constant":
+            share = 1.0
+    return train.lr * (train.lr_final + (1 - train.lr_final) * share)
+
+
+def clip_factor(norm: float, clip: float) -> float:
+    """What the mean gradient is multiplied with so that its global norm is at most `clip` (0: off).
+    A norm that is not finite gives itself on: hiding it would only move the failure."""
+    return clip / norm if 0 < clip < norm else 1.0
+
+
+class StageOptimizer:
+    """AdamW or SGD over the trainable parameters of one stage, by name. Owns the optimizer's state;
+    `step` changes the parameters in place.
+
+    A parameter whose gradient is None is left alone, decay included, as in torch. Copies of a tied
+    parameter stay equal when all get the same gradient, because nothing else enters the update.
+    """
+
+    def __init__(self, train: Train, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.train = train
+        self._decay: list[nn.Parameter] = []
+        self._plain: list[nn.Parameter] = []
+        for name, parameter in parameters.items():
+            if parameter.requires_grad:
+                exempt = any(fnmatchcase(name, glob) for glob in train.no_decay)
+                (self._plain if exempt else self._decay).append(parameter)
+        groups: list[dict[str, Any]] = [
+            {"params": self._decay, "weight_decay": train.weight_decay},
+            {"params": self._plain, "weight_decay": 0.0},
+        ]
+        groups = [g for g in groups if g["params"]]
+        self._optimizer: torch.optim.Optimizer | None = None
+        if not groups:
+            return  # everything here is frozen
+        if train.optimizer == "sgd":
+            self._optimizer = torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum)
+        else:
+            self._optimizer = torch.optim.AdamW(
+                groups, lr=train.lr, betas=train.betas, eps=train.eps
+            )
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that the optimizer's state takes once every parameter had a gradient."""
+        slots = 2 if self.train.optimizer == "adamw" else int(self.train.momentum > 0)
+        held = (*self._decay, *self._plain)
+        return slots * sum(p.numel() * p.element_size() for p in held)
+
+    def step(self, step: int, *, weight: float, norm: float) -> None:
+        """Turns the accumulated gradients (sums of weight·loss over the step's microbatches) into
+        means, clips them, and updates. Leaves the gradients; the caller frees them.
+
+        `weight` is the step's Σ weight. At 0 no sample counted: nothing is updated. `norm` is the
+        global 2-norm of the mean gradient before clipping.
+        """
+        if self._optimizer is None or weight == 0:
+            return
+        factor = clip_factor(norm, self.train.clip)
+        for parameter in (*self._decay, *self._plain):
+            if parameter.grad is not None:
+                if weight != 1:
+                    parameter.grad.div_(weight)
+                if factor != 1:
+                    parameter.grad.mul_(factor)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(self.train, step)
+        self._optimizer.step()
+
+    def __repr__(self) -> str:
+        held = len(self._decay) + len(self._plain)
+        return f"<StageOptimizer {self.train.optimizer}, {held} parameters>"

@@ -1,0 +1,122 @@
+"""The update of a stage equals the plain torch loop's."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from shoal.job import Train
+from shoal.peer.optimizer import StageOptimizer, clip_factor, learning_rate
+from shoal.sim import oracle
+from torch import nn
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def batches(step, microbatch):
+    g = torch.Generator().manual_seed(100 * step + microbatch)
+    return torch.randn(4, 5, generator=g)
+
+
+def loss_of(module, x):
+    return (module(x) ** 2).sum(1).mean() * 10
+
+
+class Wrapped(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return loss_of(self.inner, x)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_updates_equal_the_plain_loop(optimizer, schedule, clip):
+    train = Train(
+        steps=6, batch=8, microbatch=4, optimizer=optimizer, schedule=schedule, clip=clip, warmup=2,
+        lr=0.05, no_decay=("*.bias", "1.*"),
+    )  # fmt: skip
+    plain = model()
+    ours = copy.deepcopy(plain)
+    wrapped = Wrapped(plain)
+    aliased = Train(**{**vars(train), "no_decay": ("*.bias", "inner.1.*")})
+    oracle.train(wrapped, lambda s, m: {"x": batches(s, m)}, aliased, steps=6, microbatches=2)
+    parameters = dict(ours.named_parameters())
+    update = StageOptimizer(train, parameters)
+    for step in range(6):
+        for m in range(2):
+            loss_of(ours, batches(step, m)).backward()
+        squares = sum(float(p.grad.double().square().sum()) for p in parameters.values())
+        update.step(step, weight=2.0, norm=math.sqrt(squares) / 2)
+        ours.zero_grad()
+    for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_no_decay_is_chosen_by_name():
+    module = model()
+    before = {n: p.detach().clone() for n, p in module.named_parameters()}
+    update = StageOptimizer(Train(steps=1, warmup=0, lr=0.1), dict(module.named_parameters()))
+    for p in module.parameters():
+        p.grad = torch.zeros_like(p)
+    update.step(0, weight=1.0, norm=0.0)
+    moved = {n for n, p in module.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == {"0.weight", "1.weight", "3.weight"}
+
+
+def test_what_has_no_gradient_or_is_frozen_stays():
+    module = model()
+    module[0].requires_grad_(False)
+    before = copy.deepcopy(module.state_dict())
+    update = StageOptimizer(Train(steps=1, warmup=0), dict(module.named_parameters()))
+    update.step(0, weight=1.0, norm=0.0)
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+    assert update.state_bytes == 2 * 4 * (8 + 8 + 8 + 1)
+    frozen = StageOptimizer(Train(steps=1), {"w": nn.Parameter(torch.ones(2), requires_grad=False)})
+    frozen.step(0, weight=1.0, norm=0.0)
+    assert frozen.state_bytes == 0
+
+
+def test_a_step_without_weight_updates_nothing():
+    module = model()
+    before = copy.deepcopy(module.state_dict())
+    update = StageOptimizer(Train(steps=1, warmup=0), dict(module.named_parameters()))
+    for p in module.parameters():
+        p.grad = torch.zeros_like(p)
+    update.step(0, weight=0.0, norm=0.0)
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+
+
+def test_the_rate_warms_up_and_falls():
+    train = Train(steps=100, warmup="10%", lr=1.0, lr_final=0.1, schedule="cosine")
+    assert learning_rate(train, 0) == pytest.approx(0.1)
+    assert learning_rate(train, 9) == pytest.approx(1.0)
+    assert learning_rate(train, 10) == pytest.approx(1.0)
+    assert learning_rate(train, 55) == pytest.approx(0.55)
+    assert learning_rate(train, 100) == pytest.approx(0.1)
+    assert learning_rate(train, 1000) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+def test_the_rate_is_the_plain_loops(schedule):
+    train = Train(
+        steps=37, schedule=schedule, warmup="8%", lr_final=1.0 if schedule == "constant" else 0.2
+    )
+    for step in range(37):
+        assert learning_rate(train, step) == pytest.approx(
+            oracle.learning_rate(train, step, 37), rel=1e-12
+        )
+
+
+def test_clipping_only_ever_shrinks():
+    assert clip_factor(4.0, 1.0) == 0.25
+    assert clip_factor(0.5, 1.0) == 1.0
+    assert clip_factor(4.0, 0.0) == 1.0
