@@ -1,0 +1,216 @@
+"""Counter-based randomness: a mask is a function of (seed, step, microbatch, operator, element).
+
+Neither the plan nor the card changes a mask (design §3): everything is arithmetic on 32-bit
+integers, which wraps in the same way on every device. One hash gives 16 bits to each of two
+neighbouring elements, so that a probability is met to 2^-17. Per element the hash costs about a
+quarter of torch's own CPU dropout.
+
+    bits[2i], bits[2i+1] = halves of mix(premix(i) ^ word(key, operator))
+
+`premix(i)` is the same in every call and is kept per device. Shifts on int32 copy the sign; between
+two multiplications that costs one bit of entropy and nothing else, but after the last one it
+would bias the upper half, so the last operation is a multiplication.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "OPERATORS",
+    "attention",
+    "bernoulli",
+    "bernoulli_like",
+    "dropout",
+    "exponential",
+    "feature_dropout",
+    "rand",
+    "randn",
+    "step_key",
+]
+
+_M1, _M2, _M3 = 0x7FEB352D, 0x846CA68B - 2**32, 0x2C1B3C6D  # odd, spread the bits well
+_LEVELS = 1 << 16
+
+_premixed: dict[torch.device, Tensor] = {}
+"""Per device premix(0), premix(1), …, as long as the longest mask so far needed."""
+
+
+def step_key(seed: int, step: int, microbatch: int) -> int:
+    """The key of one microbatch of one step: 63 well-mixed bits of its three arguments."""
+    words = struct.pack("<qqq", seed, step, microbatch)
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
+
+
+def _word(key: int, operator: int) -> int:
+    """A signed 32-bit integer from a step key and an operator's number."""
+    x = (key ^ (operator + 1) * 0x9E3779B97F4A7C15) & (2**64 - 1)
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & (2**64 - 1)
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & (2**64 - 1)
+    return ((x ^ x >> 31) & 0xFFFFFFFF) - 2**31
+
+
+def _premix(count: int, device: torch.device) -> Tensor:
+    kept = _premixed.get(device)
+    if kept is not None and kept.numel() >= count:
+        return kept[:count]
+    x = torch.arange(count, dtype=torch.int32, device=device)
+    x = (x ^ ((x >> 16) & 0xFFFF)) * _M1
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * _M2
+    x = x ^ ((x >> 16) & 0xFFFF)
+    # A shape-only tensor (meta, fake, under a tracing mode) must not be kept for real ones.
+    if type(x) is Tensor and not x.is_meta:
+        _premixed[device] = x
+    return x
+
+
+def _hash(count: int, operator: int, key: int, device: torch.device) -> Tensor:
+    """`count` int32 words."""
+    x = _premix(count, device) ^ _word(key, operator)
+    x *= _M1
+    x ^= x >> 16
+    x *= _M2
+    x ^= x >> 15
+    x *= _M3
+    return x
+
+
+def _below(p: float, shape: Sequence[int], operator: int, key: int, device: torch.device) -> Tensor:
+    """bool tensor of `shape`, each element true with probability p."""
+    count = math.prod(shape)
+    bits = _hash((count + 1) // 2, operator, key, device).view(torch.int16)[:count]
+    level = round(p * _LEVELS)
+    if level >= _LEVELS:
+        return torch.ones(shape, dtype=torch.bool, device=device)
+    return (bits < level - _LEVELS // 2).view(shape)
+
+
+def dropout(x: Tensor, p: float, operator: int, *, key: int) -> Tensor:
+    """x with each element zero with probability p, the others divided by 1 - p. Saves one byte per
+    element for the backward pass."""
+    if p >= 1.0:
+        return x * 0.0
+    drop = _below(p, x.shape, operator, key, x.device)
+    return (x * (1.0 / (1.0 - p))).masked_fill(drop, 0.0)
+
+
+def feature_dropout(x: Tensor, p: float, operator: int, *, key: int) -> Tensor:
+    """As `dropout`, with one decision per (sample, channel): whole feature maps are dropped."""
+    if p >= 1.0:
+        return x * 0.0
+    shape = (*x.shape[:2], *(1 for _ in x.shape[2:]))
+    keep = ~_below(p, shape, operator, key, x.device)
+    return x * keep.to(x.dtype).mul_(1.0 / (1.0 - p))
+
+
+def attention(
+    query: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    p: float,
+    causal: bool,
+    scale: float | None,
+    gqa: bool,
+    operator: int,
+    *,
+    key: int,
+) -> Tensor:
+    """scaled_dot_product_attention with dropout p on the attention weights. q (…, H, L, E),
+    k (…, H, S, E), v (…, H, S, F); mask broadcasts to (…, H, L, S), bool (true: attend) or added."""
+    if gqa:
+        k = k.repeat_interleave(query.shape[-3] // k.shape[-3], -3)
+        v = v.repeat_interleave(query.shape[-3] // v.shape[-3], -3)
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query * scale) @ k.transpose(-2, -1)
+    if causal:
+        allow = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~allow, -math.inf)
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, -math.inf)
+        else:
+            scores = scores + mask
+    return dropout(torch.softmax(scores, -1), p, operator, key=key) @ v
+
+
+def bernoulli(
+    size: Sequence[int],
+    p: float,
+    operator: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    key: int,
+) -> Tensor:
+    """Ones with probability p, else zeros."""
+    return _below(p, size, operator, key, torch.device(device)).to(dtype)
+
+
+def bernoulli_like(p: Tensor, operator: int, *, key: int) -> Tensor:
+    """Ones with the probability that `p` holds for each element, else zeros; of p's dtype."""
+    draws = rand(p.shape, operator, device=p.device, key=key)
+    return (draws < p.detach()).to(p.dtype)
+
+
+def rand(
+    size: Sequence[int],
+    operator: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    key: int,
+) -> Tensor:
+    """Uniform in [0, 1), multiples of 2^-24."""
+    words = _hash(math.prod(size), operator, key, torch.device(device))
+    upper = (words >> 8).to(torch.float32)  # signed 24 bits, exact in float32
+    return upper.add_(2.0**23).mul_(2.0**-24).to(dtype).view(tuple(size))
+
+
+def randn(
+    size: Sequence[int],
+    operator: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    key: int,
+) -> Tensor:
+    """Standard normal (Box-Muller). Equal on every device up to the rounding of log and cos."""
+    n = math.prod(size)
+    draws = rand((2 * n,), operator, device=device, key=key)
+    radius = draws[:n].neg_().add_(1.0).log_().mul_(-2.0).sqrt_()
+    return (radius * draws[n:].mul_(2 * math.pi).cos_()).to(dtype).view(tuple(size))
+
+
+def exponential(
+    size: Sequence[int],
+    rate: float,
+    operator: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    key: int,
+) -> Tensor:
+    """Exponential with this rate, greater than 0 everywhere (Gumbel noise takes its logarithm)."""
+    draws = rand(size, operator, device=device, key=key)
+    return draws.add_(2.0**-25).log_().div_(-rate).clamp_(min=2.0**-25).to(dtype)
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "dropout": dropout,
+    "feature_dropout": feature_dropout,
+    "attention": attention,
+    "bernoulli": bernoulli,
+    "bernoulli_like": bernoulli_like,
+    "rand": rand,
+    "randn": randn,
+    "exponential": exponential,
+}
+"""The functions behind `shoal.NAME.default`."""
