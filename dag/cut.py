@@ -39,7 +39,7 @@ class Port:
     targets: tuple[int, ...]
     """The stages that take it, ascending."""
     grad: bool
-    """Whether a gradient comes back: the value is in `graph.grads` and a target differentiates it."""
+    """Whether a gradient comes back: the value is in `graph.grads` and some target reads it so."""
     grad_targets: tuple[int, ...] = ()
     """The targets that send a gradient back, ascending: those with an operator that reads the value
     and passes gradient on (one that only counts or reports it sends none)."""
@@ -137,11 +137,11 @@ def cut(graph: Graph, bounds: Sequence[tuple[int, int]]) -> tuple[Stage, ...]:
     ports = [_port(graph, value, stage_of, takers, differentiators) for value in stage_of]
     crossing = [port for port in ports if port is not None]
     owner = {b.name: _owner(graph, b.name, stage_of, stage_of_operator) for b in graph.buffers}
-    for name, stage in owner.items():
-        others = takers.get(f"buffer:{name}", set()) - {stage}
-        if stage is not None and others:
+    for name, home in owner.items():
+        others = takers.get(f"buffer:{name}", set()) - {home}
+        if home is not None and others:
             raise GraphError(
-                f"buffer {name!r} is updated in stage {stage} and read in stage {min(others)}: "
+                f"buffer {name!r} is updated in stage {home} and read in stage {min(others)}: "
                 "put the operators that read it into one stage with the one that updates it"
             )
 

@@ -12,7 +12,7 @@ An action prints as short text and parses back:
 
 Both schedules come from one simulation in unit times (a forward and a backward take one unit, a
 transfer none): at every instant each peer starts the best action that is ready. So any plan, with
-any holders and routes, gets lists that some execution has followed to the end: they cannot deadlock.
+any holders and routes, gets lists that one execution has followed to the end: no deadlock is left.
 
 - Every holder of a stage takes its microbatches in ascending order, forward and backward, so that
   gradients add up in microbatch order under any schedule. The lowest unfinished microbatch is
@@ -35,7 +35,15 @@ from enum import StrEnum
 from .cut import Stage, TiedGroup
 from .plan import PeerId, Plan, Route
 
-__all__ = ["Action", "Kind", "ScheduleError", "evaluation_actions", "hub_of", "step_actions"]
+__all__ = [
+    "Action",
+    "Kind",
+    "ScheduleError",
+    "evaluation_actions",
+    "hub_of",
+    "shares_gradient",
+    "step_actions",
+]
 
 
 class ScheduleError(ValueError):
@@ -118,6 +126,11 @@ def hub_of(plan: Plan, stages: Sequence[Stage]) -> PeerId:
     return next(plan.stages[s.index].holders[0] for s in stages if s.makes_loss)
 
 
+def shares_gradient(stage: Stage) -> bool:
+    """Whether several holders of the stage would have gradients to add up."""
+    return stage.has_backward and bool(stage.trainable)
+
+
 def step_actions(
     plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup]
 ) -> dict[PeerId, tuple[Action, ...]]:
@@ -150,16 +163,12 @@ def _exchanges(
     """S and T of a peer. Every giving comes before every adding up, and that before every taking,
     on all peers alike: so no two peers wait for each other."""
     mine = [s for s in stages if peer in plan.stages[s.index].holders]
-    shared = [
-        s.index
-        for s in mine
-        if len(plan.stages[s.index].holders) > 1 and (s.trainable or s.statistics)
-    ]
-    found = [
-        Action(kind, stage=i)
-        for kind in (Kind.SYNC_GIVE, Kind.SYNC_COMBINE, Kind.SYNC_TAKE)
-        for i in shared
-    ]
+    shared = [s for s in mine if len(plan.stages[s.index].holders) > 1]
+    exchanging = [s.index for s in shared if shares_gradient(s) or s.statistics]
+    adding = [s.index for s in shared if shares_gradient(s)]
+    found = [Action(Kind.SYNC_GIVE, stage=i) for i in exchanging]
+    found += [Action(Kind.SYNC_COMBINE, stage=i) for i in adding]
+    found += [Action(Kind.SYNC_TAKE, stage=i) for i in exchanging]
     groups = [(g, [plan.stages[i].holders for i in g.stages]) for g in tied]
     gives = [g.index for g, holders in groups if any(peer == h[0] for h in holders)]
     adds = [g.index for g, holders in groups if peer == holders[0][0]]
