@@ -19,7 +19,7 @@ FLOORS = {
     "client": 5,
     "__init__": 5,
 }
-PLAIN_DATA = {"job", "units"}  # roots that hold data only; may be read from floor 3 up
+PLAIN_DATA = {"job", "settings", "units"}  # roots that hold data only; may be read from floor 3 up
 FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "dag": {"compression"}}
 
 
