@@ -1,0 +1,154 @@
+"""Weights in safetensors files that may lie elsewhere: reading single tensors by byte range, and
+writing a part of a model.
+
+A file is 8 bytes (little-endian length n of the header), n bytes of JSON, then the tensors' bytes:
+
+    {"NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, "__metadata__": …}
+
+Offsets count from the end of the header. The file comes from the network, so the header is checked
+before anything in it is believed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+__all__ = ["Read", "WeightError", "Weights", "WeightsFile", "serialize"]
+
+Read = Callable[[str, int, int], "bytes | bytearray | memoryview"]
+"""(blob hash, offset, length) -> exactly these bytes of the blob; may fetch them, and block."""
+
+_DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
+_HEADER_LIMIT = 100 * 2**20  # the format's own
+
+
+class WeightError(ValueError):
+    """A weights file that is damaged, or that lacks a tensor; the message names both."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFile:
+    """A safetensors file as a blob."""
+
+    hash: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    file: WeightsFile
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int  # of the blob
+    length: int
+
+
+class Weights(Mapping[str, Tensor]):
+    """The tensors of some files by name; each access reads that tensor's bytes and nothing more.
+
+    The headers are read when the first name is asked for. Later files win over earlier ones.
+    """
+
+    def __init__(self, files: Sequence[WeightsFile], read: Read) -> None:
+        self._files = tuple(files)
+        self._read = read
+        self._entries: dict[str, _Entry] | None = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A fresh CPU tensor. Raises KeyError for an unknown name, WeightError for a short read."""
+        entry = self._index()[name]
+        data = bytearray(self._bytes(entry.file, entry.begin, entry.length))
+        if not data:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        return torch.frombuffer(data, dtype=entry.dtype).view(entry.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index())
+
+    def __len__(self) -> int:
+        return len(self._index())
+
+    def _index(self) -> dict[str, _Entry]:
+        if self._entries is None:
+            found: dict[str, _Entry] = {}
+            for file in self._files:
+                found |= self._header(file)
+            self._entries = found
+        return self._entries
+
+    def _bytes(self, file: WeightsFile, offset: int, length: int) -> bytes | bytearray | memoryview:
+        data = self._read(file.hash, offset, length) if length else b""
+        if len(data) != length:
+            raise WeightError(
+                f"weights {file.hash[:12]}: expected {length} bytes at {offset}, got {len(data)}"
+            )
+        return data
+
+    def _header(self, file: WeightsFile) -> dict[str, _Entry]:
+        where = f"weights {file.hash[:12]}"
+        if file.size_bytes < 8:
+            raise WeightError(f"{where} has {file.size_bytes} bytes: no safetensors file")
+        length = int.from_bytes(self._bytes(file, 0, 8), "little")
+        if length > min(_HEADER_LIMIT, file.size_bytes - 8):
+            raise WeightError(f"{where}: a header of {length} bytes in {file.size_bytes} bytes")
+        try:
+            header = json.loads(bytes(self._bytes(file, 8, length)))
+        except (ValueError, RecursionError) as error:
+            raise WeightError(f"{where}: the header is no JSON: {error}") from None
+        if not isinstance(header, dict):
+            raise WeightError(f"{where}: the header is no table")
+        start = 8 + length
+        return {
+            name: _entry(file, start, name, raw)
+            for name, raw in header.items()
+            if name != "__metadata__"
+        }
+
+
+def _entry(file: WeightsFile, start: int, name: str, raw: Any) -> _Entry:
+    try:
+        dtype, (begin, end) = _DTYPES[raw["dtype"]], raw["data_offsets"]
+        shape = tuple(raw["shape"])
+        sound = all(type(n) is int and n >= 0 for n in (begin, end, *shape))
+    except (KeyError, TypeError, ValueError):
+        sound = False
+    if (
+        not sound
+        or end - begin != math.prod(shape) * dtype.itemsize
+        or end > (file.size_bytes - start)
+    ):
+        raise WeightError(f"weights {file.hash[:12]}: the entry of {name!r:.80} is {raw!r:.200}")
+    return _Entry(file, dtype, shape, start + begin, end - begin)
+
+
+def serialize(tensors: Mapping[str, Tensor]) -> bytes:
+    """A safetensors file of these tensors, in the order of their names. Two names of one tensor
+    give two copies, so that every name of the user's module is there."""
+    seen: set[int] = set()
+    own: dict[str, Tensor] = {}
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        # The writer refuses tensors that share memory; parts of one storage count as sharing.
+        shared = tensor.untyped_storage().data_ptr() in seen
+        own[name] = tensor.clone() if shared else tensor
+        seen.add(tensor.untyped_storage().data_ptr())
+    return bytes(save(own))

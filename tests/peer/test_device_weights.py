@@ -1,0 +1,84 @@
+"""Weights are read tensor by tensor, by byte range, and nothing in a file is believed unchecked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load
+from shoal.peer.weights import WeightError, Weights, WeightsFile, serialize
+
+
+def reading(data, log=None):
+    def read(name, offset, length):
+        if log is not None:
+            log.append((offset, length))
+        return data[offset : offset + length]
+
+    return Weights([WeightsFile("ab" * 32, len(data))], read)
+
+
+def test_only_the_bytes_of_a_tensor_are_read():
+    tensors = {"a": torch.randn(3, 4), "b": torch.arange(5), "c": torch.zeros(0, 2)}
+    tensors["d"] = torch.randn(7).bfloat16()
+    data = serialize(tensors)
+    log: list[tuple[int, int]] = []
+    weights = reading(data, log)
+    assert torch.equal(weights["b"], tensors["b"])
+    assert [length for _, length in log][2:] == [40]
+    assert set(weights) == set(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(weights[name], tensor)
+        assert weights[name].dtype == tensor.dtype
+    assert "e" not in weights
+
+
+def test_two_names_of_one_tensor_are_both_written():
+    tensor = torch.randn(4)
+    found = load(serialize({"a": tensor, "b": tensor, "c": tensor[:2]}))
+    assert torch.equal(found["a"], found["b"])
+    assert torch.equal(found["c"], tensor[:2])
+
+
+def file_of(header):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(16)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"short",
+        (2**40).to_bytes(8, "little"),
+        file_of(b"{"),
+        file_of([]),
+        file_of({"a": 1}),
+        file_of({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 15]}}),
+        file_of({"a": {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}}),
+        file_of({"a": {"dtype": "F32", "shape": [-4], "data_offsets": [16, 0]}}),
+        file_of({"a": {"dtype": "PICKLE", "shape": [4], "data_offsets": [0, 16]}}),
+        file_of({"a": {"dtype": ["F32"], "shape": [4], "data_offsets": [0, 16]}}),
+        file_of({"a": {"dtype": "F32", "shape": 4, "data_offsets": [0, 16]}}),
+    ],
+)
+def test_a_damaged_file_is_refused(data):
+    with pytest.raises(WeightError):
+        reading(data)["a"]
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused_cleanly(noise):
+    data = file_of(noise)
+    with pytest.raises((WeightError, KeyError)):
+        reading(data)["a"]
+
+
+def test_a_truncated_file_is_refused():
+    data = serialize({"a": torch.ones(8)})
+    weights = Weights([WeightsFile("ab" * 32, len(data))], lambda h, o, n: data[o : o + n][:20])
+    with pytest.raises(WeightError, match="expected"):
+        weights["a"]
