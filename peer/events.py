@@ -276,7 +276,8 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a stream to the broker: answers `Attached`, later `Detached`, or `Detached` at once."""
+    """Open a stream to the broker, in place of an older one: answers `Attached` and, when that
+    stream ends, `Detached`; or only `Detached`, when it cannot be opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +297,8 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """End the process with this exit code, after everything told was sent."""
+    """End the process with this exit code. What was told and sent may still leave, for a moment;
+    then everything is freed."""
 
     code: int
     why: str

@@ -1,0 +1,358 @@
+"""One assignment: this peer's part in one term of one run, from Assign to Leave.
+
+    BUILDING --Built--> READY --Start--> RUNNING --last step--> EXPORTING --stored--> FINISHED
+        \\_________________________ any failure ___________________________/
+                                      FAILED
+
+- BUILDING: links are dialled or expected, parameters fetched, the stages built. READY is told once.
+- RUNNING: the action lists (`step.py`). After each update a StepReport; the peer that combines an
+  evaluation reports after it. The data of the next step is fetched while this one computes.
+- An arrived frame that the plan does not name ends the assignment here: its sender follows another
+  plan. A late or doubled one is dropped and counted.
+- A broken link is not an end: the transport dials again. Only when it stays down for `link_s` is
+  the broker told, with the peer that it is about; so too when no action could run for `stall_s`
+  (or 20 steps, when that is longer). What follows is the broker's decision.
+- Weights asked for in mid-run are copied after the update of the step; a failed upload is tried
+  again after the next one. At the end it is tried `export_tries` times, then it is a failure.
+- FAILED: everything here is discarded, the links are hung up, the broker knows why. The peer
+  itself goes on. FINISHED and FAILED end with the broker's Leave or a newer term.
+
+Pure: no I/O, no clock, no threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ..dag.flow import Transfer
+from ..dag.plan import PeerId
+from ..net.frame import FrameKey
+from ..proto import broker_pb2, common_pb2
+from . import events as e
+from .step import Steps, Verdict
+
+__all__ = ["Assignment", "Patience", "Phase"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a peer in a run waits before it complains, seconds."""
+
+    link_s: float = 30.0
+    """A needed link may be down for so long: longer than a reboot of a home router's Wi-Fi."""
+    stall_s: float = 300.0
+    """No action ran for so long, or for 20 steps when that is longer."""
+    export_retry_s: float = 2.0
+    """Before the final weights are uploaded once more."""
+    export_tries: int = 5
+
+
+class Phase(Enum):
+    BUILDING = "building"
+    READY = "ready"
+    RUNNING = "running"
+    EXPORTING = "exporting"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class Assignment:
+    """See the module. Its methods return what is to be done, in order."""
+
+    def __init__(
+        self, peer: PeerId, assign: broker_pb2.Assign, memory_bytes: int, patience: Patience
+    ) -> None:
+        self.run: str = assign.run
+        self.term: int = assign.term
+        self.phase = Phase.BUILDING
+        self.why = ""
+        """Why it failed; empty in every other phase."""
+        self.steps: Steps | None = None
+        """Set from READY on."""
+        self.dropped = 0
+        """Frames that were late or doubled."""
+        self._peer = peer
+        self._assign = assign
+        self._memory_bytes = memory_bytes
+        self._patience = patience
+        holders = (PeerId(h) for slot in assign.plan.stages for h in slot.holders)
+        self.peers = tuple(p for p in dict.fromkeys(holders) if p != peer)
+        """The other holders, in order of the first stage that they hold."""
+        self._up: dict[PeerId, bool] = dict.fromkeys(self.peers, False)
+        self._down_since: dict[PeerId, float] = {}
+        """Needed links that are down while running, and since when."""
+        self._exports = False
+        self._export_asked = False
+        self._export_tries = 0
+        self._sent_bytes = 0
+        self._last_step_s = 0.0
+        self._watched = -1
+        """`Steps.progress` when the stall watch was set."""
+
+    @property
+    def step(self) -> int:
+        """The step that it is in, for the broker."""
+        return self.steps.step if self.steps else int(self._assign.first_step)
+
+    @property
+    def alive(self) -> bool:
+        return self.phase is not Phase.FAILED
+
+    def matches(self, run: str, term: int) -> bool:
+        """Whether an answer or frame of this run and term still has an effect."""
+        return self.alive and (run, term) == (self.run, self.term)
+
+    # ------------------------------------------------------------ building
+
+    def begin(self) -> list[e.Instruction]:
+        dials = {PeerId(d.peer): d for d in self._assign.dials}
+        strangers = [p for p in dials if p not in self._up]
+        if not any(self._peer in slot.holders for slot in self._assign.plan.stages):
+            return self.fail("plan", f"the plan names no stage for {self._peer}")
+        if strangers:
+            return self.fail("plan", f"told to dial {strangers[0]}, which holds no stage")
+        out: list[e.Instruction] = []
+        for peer in self.peers:
+            if peer in dials:
+                out.append(e.Dial(peer, dials[peer].address, dials[peer].generation))
+            else:
+                out.append(e.Expect(peer))
+        return [*out, e.Build(self.run, self.term, self._assign)]
+
+    def built(self, event: e.Built) -> list[e.Instruction]:
+        assert self.phase is Phase.BUILDING, f"built in phase {self.phase.value}"
+        if self._memory_bytes and event.device_bytes > self._memory_bytes:
+            return self.fail(
+                "memory",
+                f"the stages need {event.device_bytes} bytes on the device, this peer offers "
+                f"{self._memory_bytes}: give it fewer operators or more memory",
+            )
+        self.steps = Steps(self._peer, event, int(self._assign.first_step))
+        self._exports = bool(event.exports)
+        self.phase = Phase.READY
+        out: list[e.Instruction] = [e.Allow(p, role, n) for p, role, n in event.slots]
+        if not self.steps.over:
+            out.append(e.Prefetch(self.run, self.term, self.steps.step))
+        ready = broker_pb2.Ready(run=self.run, term=self.term, device_bytes=event.device_bytes)
+        return [*out, e.Tell(broker_pb2.PeerMessage(ready=ready))]
+
+    def start(self, now: float) -> list[e.Instruction]:
+        if self.phase is not Phase.READY or self.steps is None:
+            return []  # said twice, or before this peer was ready: the broker's slip, no harm
+        self.phase = Phase.RUNNING
+        out: list[e.Instruction] = []
+        for peer in self.steps.neighbours():
+            if not self._up[peer]:
+                out += self._miss(peer, now)
+        return [*out, *self._watch(now), *self._advance(now)]
+
+    # ------------------------------------------------------------ links and patience
+
+    def link(self, peer: PeerId, up: bool, now: float) -> list[e.Instruction]:
+        if peer not in self._up:
+            return []
+        self._up[peer] = up
+        if up:
+            self._down_since.pop(peer, None)
+            return []
+        running = self.phase is Phase.RUNNING and self.steps is not None
+        if running and self.steps and peer in self.steps.neighbours():
+            return self._miss(peer, now)
+        return []
+
+    def _miss(self, peer: PeerId, now: float) -> list[e.Instruction]:
+        self._down_since.setdefault(peer, now)
+        at = self._down_since[peer] + self._patience.link_s
+        return [e.SetTimer(f"link:{peer}", at)]
+
+    def link_timer(self, peer: PeerId, now: float) -> list[e.Instruction]:
+        since = self._down_since.get(peer)
+        if self.phase is not Phase.RUNNING or since is None:
+            return []
+        if now - since < self._patience.link_s * 0.999:  # of an earlier break; the later one counts
+            return []
+        text = f"no link between {self._peer} and {peer} for {now - since:.0f} s"
+        return [self._fault("link", text, about=peer)]
+
+    def _watch(self, now: float) -> list[e.Instruction]:
+        assert self.steps
+        self._watched = self.steps.progress
+        wait = max(self._patience.stall_s, 20 * self._last_step_s)
+        return [e.SetTimer("stall", now + wait)]
+
+    def stall_timer(self, now: float) -> list[e.Instruction]:
+        if self.phase is not Phase.RUNNING or self.steps is None:
+            return []
+        out = self._watch(now) if self.steps.progress != self._watched else []
+        if out or self.steps.in_flight:  # a device that computes for long is not stuck
+            return out or self._watch(now)
+        missing = self.steps.missing()
+        what = _waits_for(missing) if missing else "the data of the step"
+        about = missing[0].source if missing else ""
+        text = f"{self._peer} has waited too long in step {self.steps.step} for {what}"
+        return [self._fault("stalled", text, about=about)]
+
+    # ------------------------------------------------------------ steps
+
+    def data_ready(self, step: int, now: float) -> list[e.Instruction]:
+        if self.steps is None:
+            return []
+        self.steps.data_ready = max(self.steps.data_ready, step)
+        return self._advance(now)
+
+    def frame(self, key: FrameKey, now: float) -> list[e.Instruction]:
+        if self.steps is None:
+            return self.fail("frame", f"{_name(key)} came before {self._peer} was ready")
+        verdict = self.steps.judge(key)
+        if verdict is Verdict.WANTED:
+            self.steps.arrived.add(key)
+            return self._advance(now)
+        if verdict is Verdict.UNPLANNED:
+            return self.frame_refused(key, f"the plan of {self._peer} does not name it")
+        self.dropped += 1
+        # A doubled frame that still waits shares its tensor with the first: freeing would lose it.
+        return [e.Release(key)] if verdict is Verdict.LATE else []
+
+    def frame_refused(self, key: FrameKey, why: str) -> list[e.Instruction]:
+        return [e.Release(key), *self.fail("frame", f"refused {_name(key)}: {why}")]
+
+    def frame_queued(self, size_bytes: int) -> None:
+        self._sent_bytes += size_bytes
+
+    def computed(self, event: e.Computed, now: float) -> list[e.Instruction]:
+        assert self.steps
+        steps = self.steps
+        done = steps.finish(event.action, event.result, now)
+        out: list[e.Instruction] = [e.SendFrame(k) for k in done.sends]
+        out += [e.Release(k) for k in done.releases]
+        last = steps.step + 1 >= steps.steps
+        if done.trained:
+            self._last_step_s = steps.trained_s
+            if self._export_asked and self._exports and not last:
+                out.append(e.UploadWeights(self.run, self.term, steps.step + 1))
+            self._export_asked = False
+        if done.stepped if steps.waits_for_evaluation else done.trained:
+            out.append(self._report(steps))
+        if done.stepped:
+            steps.leave_step()
+        return out + self._advance(now)
+
+    def _advance(self, now: float) -> list[e.Instruction]:
+        """The next action if it can run, with the next step's data; the export when all is done."""
+        steps = self.steps
+        if self.phase is not Phase.RUNNING or steps is None:
+            return []
+        if steps.over:
+            if not self._exports:
+                self.phase = Phase.FINISHED
+                return []
+            self.phase = Phase.EXPORTING
+            return [e.UploadWeights(self.run, self.term, steps.steps)]
+        action = steps.begin_next(now)
+        if action is None:
+            return []
+        out: list[e.Instruction] = [e.Compute(self.run, self.term, steps.step, action)]
+        begins = steps.position == 0 and not steps.evaluating
+        if begins and steps.step + 1 < steps.steps:
+            out.append(e.Prefetch(self.run, self.term, steps.step + 1))
+        return out
+
+    def _report(self, steps: Steps) -> e.Tell:
+        report = broker_pb2.StepReport(
+            run=self.run,
+            term=self.term,
+            step=steps.step,
+            seconds=steps.trained_s,
+            compute_s=steps.compute_s,
+            sent_bytes=self._sent_bytes,
+            peak_bytes=steps.peak_bytes,
+            outcome=steps.outcome,
+            evaluation=steps.evaluation,
+        )
+        self._sent_bytes = 0
+        return e.Tell(broker_pb2.PeerMessage(step=report))
+
+    # ------------------------------------------------------------ weights
+
+    def export_asked(self) -> None:
+        """The weights are wanted as after the present step; at the end they come anyway."""
+        if self.phase in (Phase.BUILDING, Phase.READY, Phase.RUNNING):
+            self._export_asked = True
+
+    def exported(self, step: int, blob: common_pb2.BlobRef) -> list[e.Instruction]:
+        if self.phase is Phase.EXPORTING and self.steps and step == self.steps.steps:
+            self.phase = Phase.FINISHED
+        message = broker_pb2.Exported(run=self.run, term=self.term, step=step, weights=blob)
+        return [e.Tell(broker_pb2.PeerMessage(exported=message))]
+
+    def export_failed(self, step: int, why: str, now: float) -> list[e.Instruction]:
+        if self.phase is not Phase.EXPORTING or self.steps is None or step != self.steps.steps:
+            self.export_asked()
+            return []
+        self._export_tries += 1
+        if self._export_tries >= self._patience.export_tries:
+            tries = self._export_tries
+            return self.fail("export", f"the weights could not be stored in {tries} tries: {why}")
+        return [e.SetTimer("export", now + self._patience.export_retry_s)]
+
+    def export_timer(self) -> list[e.Instruction]:
+        if self.phase is not Phase.EXPORTING or self.steps is None:
+            return []
+        return [e.UploadWeights(self.run, self.term, self.steps.steps)]
+
+    # ------------------------------------------------------------ ends
+
+    def fail(self, code: str, text: str) -> list[e.Instruction]:
+        """Gives the run up here, once: the broker knows why, nothing of it stays."""
+        self.why = text
+        fault = self._fault(code, text)
+        gone = self.end()
+        self.phase = Phase.FAILED
+        return [fault, *gone]
+
+    def end(self) -> list[e.Instruction]:
+        """What frees everything that this assignment holds; nothing, when it failed before."""
+        if not self.alive:
+            return []
+        return [*(e.HangUp(p) for p in self.peers), e.Discard(self.run, self.term)]
+
+    def _fault(self, code: str, text: str, about: str = "") -> e.Tell:
+        fault = broker_pb2.Fault(
+            run=self.run,
+            term=self.term,
+            step=self.step,
+            reason=common_pb2.Reason(code=code, text=text),
+            about=about,
+        )
+        return e.Tell(broker_pb2.PeerMessage(fault=fault))
+
+    def __repr__(self) -> str:
+        where = f" {self.steps!r}" if self.phase is Phase.RUNNING else ""
+        return f"<{self.run} term {self.term} {self.phase.value}{where}>"
+
+    def validate(self) -> None:
+        """Raises AssertionError when the state contradicts the rules of this module."""
+        if self.phase in (Phase.READY, Phase.RUNNING, Phase.EXPORTING, Phase.FINISHED):
+            assert self.steps is not None
+        if self.steps is not None and self.alive:
+            self.steps.validate()
+            assert not self.steps.in_flight or self.phase is Phase.RUNNING
+        assert all(p in self._up for p in self._down_since)
+        assert bool(self.why) == (self.phase is Phase.FAILED)
+
+
+def _name(key: FrameKey) -> str:
+    return (
+        f"the {key.role.value} frame of {key.port} from {key.source} to {key.destination} "
+        f"(step {key.step}, microbatch {key.microbatch}, hop {key.hop})"
+    )
+
+
+def _waits_for(missing: tuple[Transfer, ...]) -> str:
+    first = missing[0]
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return (
+        f"{first.role.value} {first.port} of microbatch {first.microbatch} "
+        f"from {first.source}{more}"
+    )

@@ -1,0 +1,410 @@
+"""The peer's machine: facts in, instructions out. No I/O, no clock, no threads, no torch.
+
+Membership (this file):
+- It connects, says Hello, and is a member from Welcome on. A connection that fails or ends is
+  tried again after a pause that doubles from 0.5 s to 30 s and starts anew with each Welcome. A
+  broker that does not answer Hello within 10 s counts as a failed connection. With `give_up_s` it
+  ends (code 3) when no Welcome came for so long.
+- Refused with `again` is a failed connection; without it the process ends (code 4): most often a
+  newer process with the same id took over.
+- While a member it sends a Heartbeat every `heartbeat_s` of the Welcome.
+- Without the broker a run goes on. What it would tell is kept, the newest `outbox` messages, and
+  told after the next Welcome; its Hello then says what it still holds.
+
+Runs (`assignment.py`, `step.py`):
+- One assignment at a time. An Assign with a newer term of the same run replaces it; while another
+  run is active a new run is refused ("busy"). Messages, answers and frames of an older term, or of
+  a run that it does not hold, have no effect (I3); such frames are freed and counted.
+- Leave discards the run and is answered with Drained.
+
+The end:
+- The broker's Drain: no new run is taken; when the present one ends it says Drained, Goodbye, and
+  exits with 0.
+- The owner's stop: after the step that it is in, at the latest after `drain_s`, it discards,
+  says Goodbye and exits with 0; a second time, or with nothing running, at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal, cast
+from zlib import crc32
+
+from ..dag.plan import PeerId
+from ..net.frame import FrameKey
+from ..proto import broker_pb2, common_pb2
+from . import events as e
+from .assignment import Assignment, Patience, Phase
+
+__all__ = ["PROTOCOL_VERSION", "PeerMachine", "PeerOptions"]
+
+PROTOCOL_VERSION = 1
+_WELCOME_S = 10.0
+_RUNS_REMEMBERED = 64
+
+_Answer = (
+    e.Built
+    | e.BuildFailed
+    | e.DataReady
+    | e.DataFailed
+    | e.Computed
+    | e.ComputeFailed
+    | e.ExportedWeights
+    | e.ExportFailed
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerOptions:
+    """Settings of the machine; times in seconds."""
+
+    backoff_s: float = 0.5
+    """Pause after the first failed connection; doubles with each further one."""
+    backoff_max_s: float = 30.0
+    give_up_s: float | None = None
+    """Exit with code 3 when no Welcome came for so long. None: keep trying, as a daemon should."""
+    drain_s: float = 30.0
+    """How long the owner's first stop waits for the end of a step."""
+    outbox: int = 1024
+    """Messages kept while the broker is away: at a step per second, a quarter of an hour."""
+    patience: Patience = field(default_factory=Patience)
+
+
+class PeerMachine:
+    """One peer. Call `handle` with each event in the order in which the events happened."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        boot: str,
+        profile: broker_pb2.Profile,
+        *,
+        counter: int = 0,
+        address: str = "",
+        options: PeerOptions | None = None,
+    ) -> None:
+        self.peer = peer
+        self.options = options or PeerOptions()
+        self.assignment: Assignment | None = None
+        """What it takes part in; None in the pool. Stays in phase FAILED until the Leave."""
+        self.exit: e.Exit | None = None
+        """Set once; nothing is done after it."""
+        self.late_frames = 0
+        """Frames of another run or term, or late or doubled ones."""
+        self.lost_messages = 0
+        """Messages that the full outbox pushed out while the broker was away."""
+        self._hello = broker_pb2.Hello(
+            version=PROTOCOL_VERSION,
+            peer=peer,
+            boot=boot,
+            counter=counter,
+            profile=profile,
+            address=address,
+        )
+        self._state: Literal["new", "waiting", "connecting", "greeting", "member"] = "new"
+        self._heartbeat_s = 1.0  # of the last Welcome
+        self._failures = 0  # connections without a Welcome in a row
+        self._away_since: float | None = None  # since when it is no member; None while it is one
+        self._outbox: deque[e.Tell] = deque()
+        self._terms: dict[str, int] = {}  # highest term seen of the latest runs, oldest first
+        self._draining: Literal["", "owner", "broker"] = ""  # who asked for the end
+        self._drain_step = -1  # the step that the owner's stop waits for
+
+    # ------------------------------------------------------------ events
+
+    def handle(self, event: e.Event, now: float) -> list[e.Instruction]:
+        """What the event leads to. `now` is any steady clock, seconds, the same for all calls."""
+        if self.exit is not None:
+            return []
+        out: list[e.Instruction] = []
+        for instruction in self._dispatch(event, now):
+            tells = isinstance(instruction, e.Tell) and not instruction.message.HasField("hello")
+            if tells and self._state != "member":
+                self._keep(cast(e.Tell, instruction))
+            else:
+                out.append(instruction)
+        return out
+
+    def _dispatch(self, event: e.Event, now: float) -> list[e.Instruction]:
+        match event:
+            case e.Started():
+                self._away_since = now
+                return self._connect()
+            case e.Attached():
+                self._state = "greeting"
+                return [e.SetTimer("welcome", now + _WELCOME_S), self._say_hello()]
+            case e.Detached(why):
+                # While waiting, it is the end of a stream that was given up already.
+                return [] if self._state == "waiting" else self._detached(why, now)
+            case e.BrokerSaid(message):
+                return self._broker_said(message, now)
+            case e.StopAsked(at_once):
+                return self._stop_asked(at_once, now)
+            case e.TimerFired(name):
+                return self._timer(name, now)
+            case e.FrameArrived(key) | e.FrameRefused(key) | e.FrameQueued(key):
+                out = self._frame(event, key, now)
+            case e.LinkUp(peer):
+                return self.assignment.link(peer, True, now) if self.assignment else []
+            case e.LinkDown(peer):
+                return self.assignment.link(peer, False, now) if self.assignment else []
+            case _:
+                out = self._answer(event, now)
+        end = self._drain_on()
+        if end:  # nothing new begins in the same breath in which it leaves
+            out = [i for i in out if not isinstance(i, e.Compute | e.Prefetch)]
+        return out + end
+
+    def _answer(self, event: _Answer, now: float) -> list[e.Instruction]:
+        """Results of what this machine asked for; those of another term are dropped."""
+        part = self.assignment
+        if part is None or not part.matches(event.run, event.term):
+            return []
+        match event:
+            case e.Built():
+                return part.built(event)
+            case e.BuildFailed(why=why, code=code):
+                return part.fail(code, why)
+            case e.DataReady(step=step):
+                return part.data_ready(step, now)
+            case e.DataFailed(step=step, why=why):
+                return part.fail("data", f"the data of step {step} could not be had: {why}")
+            case e.Computed():
+                return part.computed(event, now)
+            case e.ComputeFailed(step=step, action=action, why=why):
+                return part.fail("compute", f"{action} of step {step} on {self.peer}: {why}")
+            case e.ExportedWeights(step=step, blob=blob):
+                return part.exported(step, blob)
+            case e.ExportFailed(step=step, why=why):
+                return part.export_failed(step, why, now)
+
+    def _frame(
+        self, event: e.FrameArrived | e.FrameRefused | e.FrameQueued, key: FrameKey, now: float
+    ) -> list[e.Instruction]:
+        part = self.assignment
+        known = part is not None and part.matches(key.run, key.term)
+        match event:
+            case e.FrameQueued(size_bytes=size_bytes):
+                if part and known:
+                    part.frame_queued(size_bytes)
+                return []
+            case e.FrameArrived() if part and known:
+                before = part.dropped
+                out = part.frame(key, now)
+                self.late_frames += part.dropped - before
+                return out
+            case e.FrameRefused(why=why) if part and known:
+                return part.frame_refused(key, why)
+        self.late_frames += 1
+        return [e.Release(key)]
+
+    def _timer(self, name: str, now: float) -> list[e.Instruction]:
+        part = self.assignment
+        match name.partition(":"):
+            case ("connect", _, _):
+                return self._connect() if self._state == "waiting" else []
+            case ("welcome", _, _):
+                if self._state == "greeting":
+                    return self._detached(f"no answer to Hello within {_WELCOME_S:.0f} s", now)
+            case ("heartbeat", _, _):
+                return self._heartbeat(now)
+            case ("drain", _, _):
+                return self._go("the owner stopped it") if self._draining == "owner" else []
+            case ("link", _, peer) if part:
+                return part.link_timer(PeerId(peer), now)
+            case ("stall", _, _) if part:
+                return part.stall_timer(now)
+            case ("export", _, _) if part:
+                return part.export_timer()
+        return []
+
+    # ------------------------------------------------------------ membership
+
+    def _connect(self) -> list[e.Instruction]:
+        self._state = "connecting"
+        return [e.Connect()]
+
+    def _say_hello(self) -> e.Instruction:
+        hello = broker_pb2.Hello()
+        hello.CopyFrom(self._hello)
+        part = self.assignment
+        if part is not None and part.alive:
+            hello.holding.CopyFrom(broker_pb2.Holding(run=part.run, term=part.term, step=part.step))
+        return e.Tell(broker_pb2.PeerMessage(hello=hello))
+
+    def _detached(self, why: str, now: float) -> list[e.Instruction]:
+        self._state = "waiting"
+        if self._away_since is None:
+            self._away_since = now
+        away = now - self._away_since
+        give_up = self.options.give_up_s
+        if give_up is not None and away >= give_up:
+            text = f"no broker for {away:.0f} s ({self._failures + 1} attempts), the last: {why}"
+            return [*self._drop_assignment(), self._exit(3, text)]
+        pause = min(self.options.backoff_s * 2.0**self._failures, self.options.backoff_max_s)
+        self._failures = min(self._failures + 1, 32)
+        # Spread by a hash, so that thousands of peers do not come back in the same instant.
+        pause *= 0.75 + 0.5 * crc32(f"{self.peer} {self._failures}".encode()) / 2**32
+        if give_up is not None:
+            pause = min(pause, max(0.0, self._away_since + give_up - now))
+        return [e.SetTimer("connect", now + pause)]
+
+    def _broker_said(self, message: broker_pb2.BrokerMessage, now: float) -> list[e.Instruction]:
+        kind = message.WhichOneof("kind")
+        if kind == "welcome":
+            return self._welcomed(message.welcome, now)
+        if kind == "refused":
+            reason = message.refused.reason
+            text = f"the broker refused this peer ({reason.code}): {reason.text}"
+            if message.refused.again:
+                return self._detached(text, now)
+            return [*self._drop_assignment(), self._exit(4, text)]
+        if self._state != "member":
+            return []  # nothing else counts before the Welcome
+        match kind:
+            case "assign":
+                return self._assign(message.assign)
+            case "leave":
+                return self._leave(message.leave)
+            case "drain":
+                return self._drain()
+            case "start" | "export":
+                body = message.start if kind == "start" else message.export
+                part = self.assignment
+                if part is None or not part.matches(body.run, body.term):
+                    return []
+                if kind == "start":
+                    return part.start(now)
+                part.export_asked()
+        return []
+
+    def _welcomed(self, welcome: broker_pb2.Welcome, now: float) -> list[e.Instruction]:
+        self._state = "member"
+        self._heartbeat_s = welcome.heartbeat_s or 1.0
+        self._failures = 0
+        self._away_since = None
+        kept = list(self._outbox)
+        self._outbox.clear()
+        return [*self._heartbeat(now), *kept]
+
+    def _heartbeat(self, now: float) -> list[e.Instruction]:
+        if self._state != "member":
+            return []
+        part = self.assignment
+        beat = broker_pb2.Heartbeat(sent_at_s=now)
+        if part is not None and part.alive:
+            beat.run, beat.step = part.run, part.step
+        tell = e.Tell(broker_pb2.PeerMessage(heartbeat=beat))
+        return [tell, e.SetTimer("heartbeat", now + self._heartbeat_s)]
+
+    def _keep(self, tell: e.Tell) -> None:
+        """For after the next Welcome; the oldest message makes room for the newest."""
+        self._outbox.append(tell)
+        if len(self._outbox) > self.options.outbox:
+            self._outbox.popleft()
+            self.lost_messages += 1
+
+    # ------------------------------------------------------------ assignments
+
+    def _assign(self, assign: broker_pb2.Assign) -> list[e.Instruction]:
+        if assign.term <= self._terms.get(assign.run, -1):
+            return []
+        self._remember(assign.run, assign.term)
+        part = self.assignment
+        memory = self._hello.profile.device_memory_bytes
+        new = Assignment(self.peer, assign, memory, self.options.patience)
+        if self._draining:
+            return new.fail("draining", f"{self.peer} is about to leave and takes no new run")[:1]
+        if part is not None and part.alive and part.run != assign.run:
+            return new.fail("busy", f"{self.peer} still holds {part.run}")[:1]
+        out = self._drop_assignment()
+        self.assignment = new
+        return out + new.begin()
+
+    def _leave(self, leave: broker_pb2.Leave) -> list[e.Instruction]:
+        part = self.assignment
+        out: list[e.Instruction] = []
+        if part is not None and part.run == leave.run:
+            if leave.term < part.term:
+                return []
+            out = self._drop_assignment()
+        self._remember(leave.run, leave.term)
+        drained = broker_pb2.Drained(run=leave.run)
+        return [*out, e.Tell(broker_pb2.PeerMessage(drained=drained)), *self._drain_on()]
+
+    def _drop_assignment(self) -> list[e.Instruction]:
+        out = self.assignment.end() if self.assignment else []
+        self.assignment = None
+        return out
+
+    def _remember(self, run: str, term: int) -> None:
+        self._terms[run] = max(term, self._terms.pop(run, -1))
+        if len(self._terms) > _RUNS_REMEMBERED:
+            del self._terms[next(iter(self._terms))]
+
+    # ------------------------------------------------------------ the end
+
+    def _stop_asked(self, at_once: bool, now: float) -> list[e.Instruction]:
+        if at_once or self._draining == "owner" or not self._busy():
+            return self._go("the owner stopped it")
+        self._draining = "owner"
+        part = self.assignment
+        assert part is not None
+        self._drain_step = part.step
+        return [e.SetTimer("drain", now + self.options.drain_s)]
+
+    def _drain(self) -> list[e.Instruction]:
+        """The broker wants no new run here."""
+        self._draining = self._draining or "broker"
+        part = self.assignment
+        if part is not None and part.alive:
+            return []
+        drained = broker_pb2.Drained(run=part.run if part else "")
+        return [e.Tell(broker_pb2.PeerMessage(drained=drained)), *self._drain_on()]
+
+    def _busy(self) -> bool:
+        """Whether something runs that a drain waits for."""
+        part = self.assignment
+        return part is not None and part.phase in (Phase.RUNNING, Phase.EXPORTING)
+
+    def _drain_on(self) -> list[e.Instruction]:
+        """Ends a drain when what it waits for is over."""
+        part = self.assignment
+        if self.exit is not None or not self._draining:
+            return []
+        if self._draining == "broker":
+            holds = part is not None and part.alive
+            return [] if holds else self._go("the broker drained it")
+        stepped = part is not None and part.phase is Phase.RUNNING and part.step > self._drain_step
+        return self._go("the owner stopped it") if stepped or not self._busy() else []
+
+    def _go(self, why: str) -> list[e.Instruction]:
+        reason = common_pb2.Reason(code="stopped", text=why)
+        goodbye = broker_pb2.PeerMessage(goodbye=broker_pb2.Goodbye(reason=reason))
+        self.assignment = None  # the process ends with it: frames on their way still leave
+        return [e.Tell(goodbye), self._exit(0, why)]
+
+    def _exit(self, code: int, why: str) -> e.Exit:
+        self.exit = e.Exit(code, why)
+        return self.exit
+
+    # ------------------------------------------------------------ for people and tests
+
+    def validate(self) -> None:
+        """Raises AssertionError when the state contradicts the rules of this module."""
+        away = self._state in ("waiting", "connecting", "greeting")
+        assert away == (self._away_since is not None), "it does not know whether it is away"
+        assert len(self._outbox) <= self.options.outbox
+        assert self._state != "member" or not self._outbox, "kept messages were not told"
+        assert len(self._terms) <= _RUNS_REMEMBERED
+        if self.assignment is not None:
+            assert self._terms[self.assignment.run] == self.assignment.term
+            self.assignment.validate()
+        assert self.exit is None or self.assignment is None, "it left and still holds a run"
+
+    def __repr__(self) -> str:
+        state = self._state if self.exit is None else f"exited {self.exit.code}"
+        drain = f" draining ({self._draining})" if self._draining else ""
+        what = repr(self.assignment) if self.assignment else "in the pool"
+        return f"<Peer {self.peer} {state}{drain} {what}>"
