@@ -125,6 +125,10 @@ class Flow:
         """What the action leaves in the peer's store, for others and for itself."""
         return tuple(self._gives[peer].get(action, ()))
 
+    def involved(self, peer: PeerId) -> tuple[Action, ...]:
+        """Every action of the peer, training and evaluation, that takes or gives something."""
+        return tuple(dict.fromkeys((*self._takes[peer], *self._gives[peer])))
+
     def actions(self, peer: PeerId) -> tuple[Action, ...]:
         """The peer's list for one training step."""
         return self._training[peer]

@@ -1,0 +1,321 @@
+"""Proves action lists before anything runs, and prints them as time × peer.
+
+The lists are replayed against `flow.py`: each peer works through its own list and waits, at an
+action, for what it takes. Which peer is faster does not matter: what is ready stays ready, so if
+one replay gets to the end, every execution does, and if one gets stuck, all do.
+
+`peak_slots` counts frames of one role on one link that were sent and not yet consumed; a frame is
+consumed when the action that takes it has finished. The number is exact: after action i of the
+source, all frames given so far may be outstanding except those whose taking must have happened
+before i (a chain of lists and transfers leads from it to i), and the execution in which only what i
+depends on has happened attains that. Replaying with vector clocks finds these chains.
+
+A fast peer may be in the next step while a slow one still has frames of this one to consume, but
+nobody ends a step before everyone has given its norm, and that comes after all else of the step
+before. So no more than two steps overlap, and `slots` replays two, with and without evaluations.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from .cut import Stage, TiedGroup
+from .flow import Flow, Role, Transfer
+from .plan import PeerId, Plan
+from .schedule import VISITS, Action, Kind, ScheduleError, evaluation_actions, step_actions
+
+__all__ = ["Checked", "Link", "bubble", "check", "slots", "table", "timeline"]
+
+Lists = Mapping[PeerId, Sequence[Action]]
+Link = tuple[PeerId, PeerId, Role]
+"""Source, destination and role of frames."""
+
+_EVALUATION = frozenset({Kind.EVALUATE, Kind.EVAL_GIVE, Kind.EVAL_COMBINE})
+_NORM = frozenset({Kind.NORM_GIVE, Kind.NORM_COMBINE, Kind.NORM_TAKE})
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is proven of lists that can run."""
+
+    order: tuple[tuple[PeerId, Action], ...]
+    """One order of all actions in which everything is there when it is taken."""
+    peak_live: dict[tuple[PeerId, int], int]
+    """By (peer, stage): the most microbatches that have been forward and not yet backward."""
+    peak_slots: dict[Link, int]
+    """The most frames outstanding in any execution of these lists; see the module's docstring."""
+
+
+def check(
+    plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup], actions: Lists
+) -> Checked:
+    """Proves lists of one training step, of one evaluation, or of both in a row.
+
+    Raises ScheduleError when an action is missing, repeated or not in the plan (so that something
+    would be given twice, taken from nobody or taken by nobody), when a peer's own order is wrong,
+    or when peers wait for each other.
+    """
+    flow = Flow(plan, stages, tied)
+    _check_complete(flow, actions)
+    for peer in plan.peers:
+        _check_order(flow, peer, actions[peer])
+    replay = _Replay(flow, {p: [(0, a) for a in actions[p]] for p in plan.peers})
+    order = tuple((peer, action) for peer, _, action in replay.run())
+    return Checked(order, _peak_live(flow, actions), replay.peak_slots)
+
+
+def slots(plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup]) -> dict[Link, int]:
+    """Receive slots that every link needs, by role, over any number of steps and evaluations."""
+    flow = Flow(plan, stages, tied)
+    training, evaluating = step_actions(plan, stages, tied), evaluation_actions(plan, stages)
+    runs = [[(0, training), (1, training)]]
+    if plan.evaluation_routes:
+        runs.append([(0, training), (0, evaluating), (1, training), (1, evaluating)])
+    found: dict[Link, int] = {}
+    for rounds in runs:
+        tagged = {p: [(i, a) for i, lists in rounds for a in lists[p]] for p in plan.peers}
+        replay = _Replay(flow, tagged)
+        for _ in replay.run():
+            pass
+        for link, peak in replay.peak_slots.items():
+            found[link] = max(peak, found.get(link, 0))
+    return found
+
+
+def _demanded(flow: Flow, peer: PeerId) -> set[Action]:
+    """Every action that the plan wants of a peer, training and evaluation."""
+    found = {a for a in flow.involved(peer) if a.kind not in VISITS} | {Action(Kind.UPDATE)}
+    for m, route in enumerate(flow.plan.routes):
+        for stage in (v.stage for v in route if v.peer == peer):
+            found.add(Action(Kind.FORWARD, m, stage))
+            if flow.stages[stage].has_backward:
+                found.add(Action(Kind.BACKWARD, m, stage))
+    for m, route in enumerate(flow.plan.evaluation_routes):
+        found |= {Action(Kind.EVALUATE, m, v.stage) for v in route if v.peer == peer}
+    return found
+
+
+def _check_complete(flow: Flow, actions: Lists) -> None:
+    strangers = [peer for peer in actions if peer not in flow.plan.peers]
+    if strangers:
+        raise ScheduleError(f"there is a list for {strangers[0]}, which holds no stage of the plan")
+    absent = [peer for peer in flow.plan.peers if peer not in actions]
+    if absent:
+        raise ScheduleError(f"there is no list for {absent[0]}, which holds a stage of the plan")
+    kinds = {a.kind for found in actions.values() for a in found}
+    evaluates = bool(kinds & _EVALUATION)
+    trains = bool(kinds - _EVALUATION) or not evaluates
+    for peer in flow.plan.peers:
+        demanded = {
+            a for a in _demanded(flow, peer) if (evaluates if a.kind in _EVALUATION else trains)
+        }
+        for action, count in Counter(actions[peer]).items():
+            if action not in demanded:
+                raise ScheduleError(f"{peer} has {action}, which the plan does not give it")
+            if count > 1:
+                gives = "".join(f": {t} would be given twice" for t in flow.gives(peer, action)[:1])
+                raise ScheduleError(f"{peer} has {action} {count} times{gives}")
+        missing = sorted(demanded - set(actions[peer]))
+        if missing:
+            action = missing[0]
+            why = [
+                f"{t.destination} takes {t} in {flow.taken_by[t]} and nobody gives it"
+                for t in flow.gives(peer, action)
+            ] + [
+                f"{t.source} gives {t} in {flow.given_by[t]} and nobody takes it"
+                for t in flow.takes(peer, action)
+            ]
+            raise ScheduleError(f"{peer} lacks {action}" + "".join(f": {w}" for w in why[:1]))
+
+
+def _before(
+    flow: Flow, peer: PeerId, action: Action, present: Sequence[Action]
+) -> Iterator[Action]:
+    """Actions of the same list that must stand before this one; those that are absent count not."""
+    match action.kind:
+        case Kind.BACKWARD:
+            yield Action(Kind.FORWARD, action.microbatch, action.stage)
+        case Kind.SYNC_GIVE:
+            yield from (a for a in present if a.kind in VISITS and a.stage == action.stage)
+        case Kind.SYNC_COMBINE | Kind.SYNC_TAKE:
+            yield Action(Kind.SYNC_GIVE, stage=action.stage)
+            if action.kind is Kind.SYNC_TAKE:
+                yield Action(Kind.SYNC_COMBINE, stage=action.stage)
+        case Kind.TIED_GIVE | Kind.TIED_COMBINE | Kind.TIED_TAKE:
+            group = flow.tied[action.stage].stages
+            yield from (
+                a
+                for a in present
+                if a.stage in group and (a.kind is Kind.BACKWARD or a.kind is Kind.SYNC_TAKE)
+            )
+            if action.kind is not Kind.TIED_GIVE:
+                yield Action(Kind.TIED_GIVE, stage=action.stage)
+        case Kind.NORM_GIVE:
+            last = _EVALUATION | _NORM | {Kind.UPDATE}
+            yield from (a for a in present if a.kind not in last)
+        case Kind.NORM_COMBINE | Kind.NORM_TAKE:
+            yield Action(Kind.NORM_GIVE)
+        case Kind.UPDATE:
+            yield from (Action(kind) for kind in (Kind.NORM_COMBINE, Kind.NORM_TAKE))
+        case Kind.EVAL_GIVE | Kind.EVAL_COMBINE:
+            yield from (a for a in present if a.kind is Kind.EVALUATE)
+        case _:
+            pass
+
+
+def _check_order(flow: Flow, peer: PeerId, actions: Sequence[Action]) -> None:
+    at = {action: i for i, action in enumerate(actions)}
+    for i, action in enumerate(actions):
+        for earlier in _before(flow, peer, action, actions):
+            if at.get(earlier, -1) > i:
+                raise ScheduleError(f"{peer} has {action} before {earlier}: expected it behind it")
+
+
+def _peak_live(flow: Flow, actions: Lists) -> dict[tuple[PeerId, int], int]:
+    peak: dict[tuple[PeerId, int], int] = {}
+    for peer, found in actions.items():
+        live: Counter[int] = Counter()
+        for action in found:
+            if action.kind is Kind.FORWARD:
+                live[action.stage] += 1
+                key = (peer, action.stage)
+                peak[key] = max(peak.get(key, 0), live[action.stage])
+                if not flow.stages[action.stage].has_backward:
+                    live[action.stage] -= 1  # nothing is kept behind its forward
+            elif action.kind is Kind.BACKWARD:
+                live[action.stage] -= 1
+    return peak
+
+
+class _Replay:
+    """Works through lists whose entries are (round, action): equal actions of different rounds are
+    different actions, with frames of their own."""
+
+    def __init__(self, flow: Flow, lists: Mapping[PeerId, Sequence[tuple[int, Action]]]) -> None:
+        self.flow = flow
+        self.lists = lists
+        self.peak_slots: dict[Link, int] = {}
+        self.at = dict.fromkeys(lists, 0)
+        self.given: dict[tuple[int, Transfer], dict[PeerId, int]] = {}  # with its giver's clock
+        # clock[p][q]: how many actions of q are known to have happened when p is where it is.
+        self.clock: dict[PeerId, dict[PeerId, int]] = {p: {} for p in lists}
+        self.taken_at = {
+            (number, transfer): i
+            for peer, found in lists.items()
+            for i, (number, action) in enumerate(found)
+            for transfer in flow.takes(peer, action)
+        }
+        self.outstanding: dict[Link, list[int]] = {}  # heaps of positions in the taker's list
+
+    def run(self) -> Iterator[tuple[PeerId, int, Action]]:
+        """Yields (peer, round, action) in an order that works; raises ScheduleError when stuck."""
+        waiting: dict[tuple[int, Transfer], PeerId] = {}
+        ready = list(self.lists)[::-1]
+        while ready:
+            peer = ready.pop()
+            while self.at[peer] < len(self.lists[peer]):
+                number, action = self.lists[peer][self.at[peer]]
+                missing = next(
+                    (t for t in self.flow.takes(peer, action) if (number, t) not in self.given),
+                    None,
+                )
+                if missing is not None:
+                    waiting[number, missing] = peer
+                    break
+                for transfer in self._perform(peer, number, action):
+                    woken = waiting.pop((number, transfer), None)
+                    if woken is not None and woken != peer:
+                        ready.append(woken)
+                yield peer, number, action
+        if waiting:
+            raise ScheduleError("deadlock: " + "; ".join(self._why(*w) for w in waiting.items()))
+
+    def _perform(self, peer: PeerId, number: int, action: Action) -> tuple[Transfer, ...]:
+        clock = self.clock[peer]
+        for transfer in self.flow.takes(peer, action):
+            theirs = self.given.pop((number, transfer))
+            if not transfer.is_local:
+                for other, count in theirs.items():
+                    if count > clock.get(other, 0):
+                        clock[other] = count
+        self.at[peer] += 1
+        clock[peer] = self.at[peer]
+        gives = self.flow.gives(peer, action)
+        snapshot = dict(clock) if gives else {}
+        for transfer in gives:
+            self.given[number, transfer] = snapshot
+            if not transfer.is_local:
+                self._count(number, transfer, clock.get(transfer.destination, 0))
+        return gives
+
+    def _count(self, number: int, transfer: Transfer, known: int) -> None:
+        """One more frame is outstanding; those taken among the `known` first actions are not."""
+        link = (transfer.source, transfer.destination, transfer.role)
+        positions = self.outstanding.setdefault(link, [])
+        # A frame that these lists never take counts to the end: lists may stop within a round.
+        heapq.heappush(positions, self.taken_at.get((number, transfer), len(self.taken_at)))
+        while positions[0] < known:
+            heapq.heappop(positions)
+        self.peak_slots[link] = max(self.peak_slots.get(link, 0), len(positions))
+
+    def _why(self, what: tuple[int, Transfer], peer: PeerId) -> str:
+        transfer = what[1]
+        action = self.lists[peer][self.at[peer]][1]
+        giver = self.flow.given_by[transfer]
+        at = self.at[transfer.source]
+        source = self.lists[transfer.source]
+        stuck = f", which is at {source[at][1]}" if at < len(source) else ", which is at its end"
+        return f"{peer} waits in {action} for {transfer} of {giver} of {transfer.source}{stuck}"
+
+
+def timeline(
+    plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup], actions: Lists
+) -> dict[PeerId, tuple[tuple[int, Action], ...]]:
+    """When each action starts if every action takes one unit and a transfer none."""
+    flow = Flow(plan, stages, tied)
+    end: dict[tuple[PeerId, Action], int] = {}
+    free = dict.fromkeys(plan.peers, 0)
+    found: dict[PeerId, list[tuple[int, Action]]] = {peer: [] for peer in plan.peers}
+    for peer, action in check(plan, stages, tied, actions).order:
+        given = (end[t.source, flow.given_by[t]] for t in flow.takes(peer, action))
+        start = max(free[peer], *given, 0)
+        found[peer].append((start, action))
+        free[peer] = end[peer, action] = start + 1
+    return {peer: tuple(rows) for peer, rows in found.items()}
+
+
+def bubble(plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup], actions: Lists) -> float:
+    """Idle share of peers × time, from the first visit to the last, in unit times.
+
+    (K - 1) / (M + K - 1) for a chain of K stages on K peers and M microbatches.
+    """
+    rows = timeline(plan, stages, tied, actions).values()
+    starts = [start for row in rows for start, action in row if action.kind in VISITS]
+    length = max(starts, default=-1) + 1
+    return 1 - len(starts) / (length * len(plan.peers)) if length else 0.0
+
+
+def table(plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup], actions: Lists) -> str:
+    """Time × peer: one row per peer, one column per unit of time, `·` where a peer is idle. Visits
+    of a peer with one stage are printed without it."""
+    rows = timeline(plan, stages, tied, actions)
+    length = max((start + 1 for row in rows.values() for start, _ in row), default=0)
+    lines: list[list[str]] = []
+    for peer, row in rows.items():
+        held = plan.stages_of(peer)
+        cells = ["·"] * length
+        for start, action in row:
+            alone = action.kind in VISITS and len(held) == 1
+            cells[start] = str(action).partition("@")[0] if alone else str(action)
+        lines.append([f"{peer} [{','.join(map(str, held))}]", *cells])
+    lines.insert(0, ["", *map(str, range(length))])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = [
+        " ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+    idle = bubble(plan, stages, tied, actions)
+    return "\n".join([*text, f"bubble {100 * idle:.1f} % of {len(rows)} peers × time in visits"])
