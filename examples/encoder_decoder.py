@@ -34,7 +34,8 @@ class Attention(nn.Module):
 
     def forward(self, x_btd: Tensor, source_bsd: Tensor) -> Tensor:
         def heads(h: Tensor) -> Tensor:
-            return h.unflatten(2, (self.heads, -1)).transpose(1, 2)  # (B, H, ., K)
+            b, t, d = h.shape
+            return h.view(b, t, self.heads, d // self.heads).transpose(1, 2)  # (B, H, ., K)
 
         mixed_bhtk = F.scaled_dot_product_attention(
             heads(self.query(x_btd)),
