@@ -1,0 +1,163 @@
+"""What each operator costs, from shapes alone: every operator runs once on fake tensors, forward
+and backward (`trial.py`), and nothing is computed.
+
+    flops(op)       = Σ over the ATen operators that it becomes:
+                        2·m·n·k for matrix products, convolution and attention likewise
+                          (formulas of torch.utils.flop_counter; attention counts the full square),
+                        0 for views,
+                        bytes read and written · FLOPS_PER_BYTE for others (they wait for memory)
+    flops_backward  = the same sum over what autograd runs for the gradients that are needed
+    saved_bytes(op) = bytes of the storages that autograd keeps from its forward to its backward
+                      and that no earlier operator kept; parameters, buffers, data not counted
+    parameter_bytes = bytes of the parameters that it is the first to read
+
+In an interval, parameters and storages count once (`stage_cost`); a value that two stages keep is
+memory in both. Equal operators on equal layouts are tried once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .graph import Graph, Operator, Ref
+from .trial import FLOPS_PER_BYTE, Lies, Like, Trial, trial
+
+__all__ = ["FLOPS_PER_BYTE", "OperatorCost", "StageCost", "cost", "stage_cost"]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCost:
+    """Cost of one operator for one microbatch; the formulas are in the module's docstring."""
+
+    flops_forward: int
+    flops_backward: int
+    parameter_bytes: int
+    output_bytes: int
+    """Sum of the sizes of its results, views included: what would cross a cut behind it."""
+    saved_bytes: int
+    reads: tuple[tuple[str, int], ...] = ()
+    """Parameters and buffers that it reads, by value name, with their bytes."""
+    saves: tuple[tuple[int, int], ...] = ()
+    """Storages that it keeps for its backward: (number in the graph, bytes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """Cost of an interval of operators for one microbatch; bytes of shared things count once."""
+
+    flops_forward: int
+    flops_backward: int
+    parameter_bytes: int
+    buffer_bytes: int
+    saved_bytes: int
+
+
+def cost(graph: Graph) -> tuple[OperatorCost, ...]:
+    """The cost of every operator of a bound graph, in its order."""
+    assert graph.batch is not None, "costs are those of a bound graph"
+    ledger = _Ledger(graph)
+    # Constants that random operators keep between calls may be real tensors.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return tuple(ledger.enter(op) for op in graph.operators)
+
+
+def stage_cost(costs: Sequence[OperatorCost], start: int, stop: int) -> StageCost:
+    """Cost of operators [start, stop)."""
+    part = costs[start:stop]
+    reads = dict(item for c in part for item in c.reads)
+    saves = dict(item for c in part for item in c.saves)
+    return StageCost(
+        sum(c.flops_forward for c in part),
+        sum(c.flops_backward for c in part),
+        sum(size for value, size in reads.items() if value.startswith("param:")),
+        sum(size for value, size in reads.items() if value.startswith("buffer:")),
+        sum(saves.values()),
+    )
+
+
+class _Ledger:
+    """Puts the trials together: gives storages numbers across operators, and counts each thing at
+    the first operator that needs it."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._trainable = frozenset(f"param:{p.name}" for p in graph.parameters if p.trainable)
+        self._trials: dict[tuple[Any, ...], Trial] = {}
+        self._like: dict[str, Like] = {}
+        self._storage: dict[str, int | None] = {}  # None: not counted (parameters, buffers, data)
+        self._bytes: list[int] = []  # by number of the storage
+        self._counted_parameters: set[str] = set()
+        self._counted_storages: set[int] = set()
+
+    def enter(self, op: Operator) -> OperatorCost:
+        reads = op.reads
+        for value in reads:
+            if value not in self._like:
+                self._like[value] = self._outside(value)
+                self._storage[value] = None
+        found = self._trial(op)
+        made: list[int | None] = []
+        for value, output, lies in zip(op.values, op.outputs, found.outputs, strict=True):
+            made.append(None)
+            if lies is not None and output.spec is not None:
+                made[-1] = self._place(lies, reads, made)
+                self._storage[value] = made[-1]
+                spec = output.spec
+                self._like[value] = Like(spec.sizes, lies.strides, spec.dtype, output.grad)
+        numbers = dict.fromkeys(self._place(lies, reads, made) for lies in found.saved)
+        saves = {n: self._bytes[n] for n in numbers if n is not None}
+        outside = {
+            v: self._graph.spec[v].size_bytes for v in reads if v.startswith(("param:", "buffer:"))
+        }
+        parameters = {v for v in outside if v.startswith("param:")} - self._counted_parameters
+        storages = saves.keys() - self._counted_storages
+        self._counted_parameters |= parameters
+        self._counted_storages |= storages
+        return OperatorCost(
+            found.flops_forward,
+            found.flops_backward,
+            sum(outside[v] for v in parameters),
+            sum(o.spec.size_bytes for o in op.outputs if o.spec),
+            sum(saves[n] for n in storages),
+            tuple(outside.items()),
+            tuple(saves.items()),
+        )
+
+    def _outside(self, value: str) -> Like:
+        """What comes from outside the graph is contiguous."""
+        spec = self._graph.spec[value]
+        strides = torch.empty(spec.sizes).stride()
+        return Like(spec.sizes, strides, spec.dtype, value in self._trainable)
+
+    def _trial(self, op: Operator) -> Trial:
+        place = {value: i for i, value in enumerate(op.reads)}
+        likes = tuple(self._like[value] for value in op.reads)
+        key = (op.target, _placed(op.args, place), _placed(op.kwargs, place), op.outputs, likes)
+        if key not in self._trials:
+            self._trials[key] = trial(op, likes)
+        return self._trials[key]
+
+    def _place(self, lies: Lies, reads: Sequence[str], made: Sequence[int | None]) -> int | None:
+        """The number of a storage; a new one unless it is that of an input or of a result."""
+        if lies.input is not None:
+            return self._storage[reads[lies.input]]
+        if lies.output is not None and lies.output < len(made) and made[lies.output] is not None:
+            return made[lies.output]
+        self._bytes.append(lies.bytes)
+        return len(self._bytes) - 1
+
+
+def _placed(arg: Any, place: dict[str, int]) -> Any:
+    """An argument as a key: values by their place among those read, numbers with their type."""
+    match arg:
+        case tuple():
+            return tuple(_placed(item, place) for item in arg)
+        case Ref(value):
+            return (Ref, place[value])
+        case _:
+            return (type(arg), arg)  # 1, 1.0 and True are three things

@@ -1,0 +1,188 @@
+"""One operator run on fake tensors, forward and backward: what it would compute, where its results
+would lie, and what autograd would keep. Nothing is computed and nothing allocated.
+
+`cost.py` puts the trials of all operators together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+
+from .graph import Device, Dtype, MemoryFormat, Operator, Ref
+from .operators import resolve, takes_key
+
+__all__ = ["FLOPS_PER_BYTE", "Lies", "Like", "Trial", "trial"]
+
+FLOPS_PER_BYTE = 4
+"""FLOPs that a device does in the time in which it moves one byte. A rough figure for a CPU core;
+cards lie higher, and a scheduler that knows the device fits its own."""
+
+HASH_BYTES = 36
+"""Memory traffic per element of the integer hash behind a random mask (dag/random.py)."""
+
+_aten = torch.ops.aten
+_FORMULAS: dict[Any, Callable[..., int]] = {
+    **flop_registry,
+    _aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+}
+_GATHERS = frozenset({_aten.embedding, _aten.index, _aten.index_select, _aten.gather})
+"""Operators that read only as much of their first input as they return."""
+_FREE = frozenset({_aten._unsafe_view, _aten.empty, _aten.empty_like, _aten.empty_strided})
+"""Operators that move nothing, beside the views."""
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """Layout of a value that an operator reads, and whether a gradient flows back through it."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Lies:
+    """Where a tensor lies: in the storage of the i-th value read (`input`), in that of the j-th
+    result (`output`), or in one of its own (neither). `bytes`: of a storage made here."""
+
+    input: int | None
+    output: int | None
+    bytes: int
+    strides: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What the run showed. `outputs` has None for a result that is no tensor; `saved` names each
+    storage once that autograd keeps."""
+
+    flops_forward: int
+    flops_backward: int
+    outputs: tuple[Lies | None, ...]
+    saved: tuple[Lies, ...]
+
+
+def trial(op: Operator, reads: Sequence[Like]) -> Trial:
+    """Runs the operator, given the layouts of `op.reads`; to be called under a FakeTensorMode."""
+    inputs: dict[str, Tensor] = {}
+    for name, like in zip(op.reads, reads, strict=True):
+        tensor = torch.empty_strided(like.shape, like.strides, dtype=getattr(torch, like.dtype))
+        inputs[name] = tensor.requires_grad_() if like.grad else tensor
+    args = [_argument(a, inputs) for a in op.args]
+    kwargs = {k: _argument(a, inputs) for k, a in op.kwargs}
+    random = takes_key(op.target)
+    if random:
+        kwargs["key"] = 0
+
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    forward, backward = _Count(random), _Count(random)
+    with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor), forward:
+        out = resolve(op.target)(*args, **kwargs)
+    results: list[Tensor | None] = list(out) if op.returns_tuple else [out]
+    roots = [
+        t
+        for t, output in zip(results, op.outputs, strict=True)
+        if t is not None and output.grad and t.requires_grad
+    ]
+    leaves = [t for t in inputs.values() if t.requires_grad]
+    if roots and leaves:
+        seeds = [torch.empty_like(t) for t in roots]
+        with backward:
+            torch.autograd.grad(roots, leaves, seeds, allow_unused=True)
+
+    place = {_storage(t): Lies(i, None, 0) for i, t in enumerate(inputs.values())}
+    outputs: list[Lies | None] = []
+    for j, made in enumerate(results):
+        if made is None:
+            outputs.append(None)
+            continue
+        lies = place.setdefault(_storage(made), Lies(None, j, _storage_bytes(made)))
+        outputs.append(Lies(lies.input, lies.output, lies.bytes, made.stride()))
+    saved = {
+        _storage(t): place.get(_storage(t), Lies(None, None, _storage_bytes(t)))
+        for t in (kept if roots else ())
+    }
+    return Trial(forward.flops, backward.flops, tuple(outputs), tuple(saved.values()))
+
+
+def _storage(tensor: Tensor) -> int:
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+def _storage_bytes(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def _argument(arg: Any, inputs: dict[str, Tensor]) -> Any:
+    match arg:
+        case tuple():
+            return [_argument(item, inputs) for item in arg]
+        case Ref(value):
+            return inputs[value]
+        case Dtype(name) | MemoryFormat(name):
+            return getattr(torch, name)
+        case Device():
+            return torch.device("cpu")
+        case _:
+            return arg
+
+
+class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
+    """Adds up the FLOPs of everything that is dispatched below autograd."""
+
+    def __init__(self, random: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's is untyped
+        self.flops = 0
+        self._random = random
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        packet = func._overloadpacket
+        formula = _FORMULAS.get(packet)
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=out)
+        elif func.namespace == "aten" and not func.is_view and packet not in _FREE:
+            read, made = list(_tensors([args, kwargs])), list(_tensors(out))
+            if packet in _GATHERS:
+                read = [*read[1:], *made]
+            self.flops += self._bytes(read, made) * FLOPS_PER_BYTE
+        return out
+
+    def _bytes(self, read: list[Tensor], made: list[Tensor]) -> int:
+        """Bytes moved. The hash of a random operator counts where its integers become a mask or
+        numbers, and its own steps not: the first of them are kept from call to call."""
+        if self._random and not any(t.is_floating_point() for t in read):
+            if all(t.dtype in (torch.int32, torch.int16) for t in made):
+                return 0
+            return HASH_BYTES * sum(t.numel() for t in made)
+        # An expanded tensor has more elements than bytes behind it.
+        return sum(min(t.numel() * t.itemsize, _storage_bytes(t)) for t in (*read, *made))
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        yield from _tensors(list(tree.values()))
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _tensors(item)
