@@ -1,0 +1,292 @@
+"""The actions S, T, N and V of a peer, on the tensors of its stages; who gives what to whom stands
+in `dag/flow.py`, the arithmetic in `sync/`. Also what every transfer must look like: both ends of a
+transfer know its spec from the plan and the graph alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..dag.cut import Stage
+from ..dag.execute import StageExecutor
+from ..dag.flow import Flow, Role, Transfer
+from ..dag.graph import Graph, TensorSpec
+from ..dag.plan import PeerId, Route
+from ..dag.schedule import Action, Kind
+from .optimizer import StageOptimizer
+from .sync import norm
+from .sync.allreduce import Layout, add, grads_of, set_grads, shards_of, vector_of
+from .sync.statistics import Statistics
+
+__all__ = ["Exchange", "Held", "Taken", "Wire"]
+
+Taken = Sequence[tuple[Transfer, "Tensor | None"]]
+"""What an action takes, in the order of reductions."""
+
+_SYNC = re.compile(
+    r"S(?P<stage>\d+)(?P<part>>grad|\+grad|>stats)|T(?P<group>\d+)(>\d+|\+)|[NV]>|N\+"
+)
+
+
+@dataclass(eq=False)
+class Held:
+    """A stage on this peer with what trains it."""
+
+    stage: Stage
+    executor: StageExecutor
+    optimizer: StageOptimizer
+    collected: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    """Batch statistics of this step by microbatch, from here and from other holders."""
+
+
+class Wire:
+    """The spec of every transfer of a plan. `graph` is bound and full."""
+
+    def __init__(self, flow: Flow, graph: Graph) -> None:
+        self.flow, self.graph = flow, graph
+        self.metrics = len(graph.metrics)
+        self.loss_stage = next(s.index for s in flow.stages if s.makes_loss)
+        updates = {b.name: b.update for b in graph.buffers}
+        self._layouts = [
+            Layout(tuple((n, graph.spec[f"param:{n}"]) for n in s.trainable)) for s in flow.stages
+        ]
+        self._statistics = [
+            Statistics(
+                tuple(
+                    (name, graph.spec[rule.value])
+                    for name in s.updates
+                    if (rule := updates[name]) is not None and rule.rule == "ema"
+                )
+            )
+            for s in flow.stages
+        ]
+
+    def layout(self, stage: int) -> Layout:
+        return self._layouts[stage]
+
+    def tied_layout(self, group: int) -> Layout:
+        name = self.flow.tied[group].parameter
+        return Layout(((name, self.graph.spec[f"param:{name}"]),))
+
+    def statistics(self, stage: int) -> Statistics:
+        return self._statistics[stage]
+
+    def microbatches(self, peer: str, stage: int, *, training: bool = True) -> tuple[int, ...]:
+        """Those that this peer runs through the stage, ascending."""
+        plan = self.flow.plan
+        routes: Sequence[Route] = plan.routes if training else plan.evaluation_routes
+        return tuple(
+            m
+            for m, route in enumerate(routes)
+            if any(v.stage == stage and v.peer == peer for v in route)
+        )
+
+    def spec(self, transfer: Transfer) -> TensorSpec:
+        """What must be sent for a transfer of this plan, before encoding."""
+        if transfer.role in (Role.ACTIVATION, Role.ACTIVATION_GRAD):
+            return self.graph.spec[transfer.value]
+        match = _SYNC.fullmatch(transfer.port)
+        assert match is not None, f"{transfer.port} is no port of an exchange"
+        if match["group"]:
+            return self.tied_layout(int(match["group"])).shard_spec(1)
+        if match["stage"]:
+            k = int(match["stage"])
+            if match["part"] == ">stats":
+                return self.statistics(k).spec(len(self.microbatches(transfer.source, k)))
+            return self.layout(k).shard_spec(len(self.flow.plan.stages[k].holders))
+        if transfer.port == "N+":
+            return norm.total_spec(self.metrics)
+        training = transfer.port == "N>"
+        ran = self.microbatches(transfer.source, self.loss_stage, training=training)
+        return norm.scores_spec(len(ran), self.metrics, squares=training)
+
+
+class Exchange:
+    """Carries out the exchanges of one peer. Owns what lies between two actions of a step."""
+
+    def __init__(
+        self, peer: PeerId, wire: Wire, held: Mapping[int, Held], device: torch.device
+    ) -> None:
+        self.peer, self.wire, self.held, self.device = peer, wire, held, device
+        self.flow = wire.flow
+        self.total: norm.Total | None = None
+        """Of the last N or V that came to an end here."""
+        self._shards: dict[int, Tensor] = {}
+        """This peer's own shard of each stage's sum, between S+ and S<."""
+        self._reported: dict[tuple[bool, int], dict[str, Tensor]] = {}
+        """Loss, weight and metrics by (training, microbatch) and value."""
+        self._run: dict[Kind, Callable[[Action, Taken], dict[str, Sequence[Tensor]]]] = {
+            Kind.SYNC_GIVE: self._sync_give,
+            Kind.SYNC_COMBINE: self._sync_combine,
+            Kind.SYNC_TAKE: self._sync_take,
+            Kind.TIED_GIVE: self._tied_give,
+            Kind.TIED_COMBINE: self._tied_combine,
+            Kind.TIED_TAKE: self._tied_take,
+            Kind.NORM_GIVE: self._norm_give,
+            Kind.NORM_COMBINE: self._norm_combine,
+            Kind.NORM_TAKE: self._norm_take,
+            Kind.EVAL_GIVE: self._eval_give,
+            Kind.EVAL_COMBINE: self._eval_combine,
+        }
+
+    def run(self, action: Action, taken: Taken) -> dict[Transfer, Tensor | None]:
+        """Carries the action out; returns what it gives."""
+        made = self._run[action.kind](action, taken)
+        gives = self.flow.gives(self.peer, action)
+        found: dict[Transfer, Tensor | None] = {}
+        for transfer in gives:  # one tensor per destination, or one for all of them
+            tensors = made[transfer.port]
+            at = self._holders(action.stage).index(transfer.destination) if len(tensors) > 1 else 0
+            found[transfer] = tensors[at]
+        return found
+
+    def report(self, training: bool, microbatch: int, values: Mapping[str, Tensor]) -> None:
+        """Remembers those of the values that are loss, weight or metrics of the microbatch."""
+        graph = self.wire.graph
+        wanted = {graph.loss, graph.weight, *(v for _, v in graph.metrics)}
+        mine = self._reported.setdefault((training, microbatch), {})
+        mine.update({name: value for name, value in values.items() if name in wanted})
+
+    def weight_of(self, microbatch: int) -> float:
+        """The weight of a training microbatch; 1 for a model that gives none."""
+        name = self.wire.graph.weight
+        return float(self._reported[True, microbatch][name]) if name else 1.0
+
+    def clear(self) -> None:
+        """Forgets everything of the step or evaluation that ended."""
+        self._shards.clear()
+        self._reported.clear()
+
+    # ------------------------------------------------------------ S
+
+    def _holders(self, stage: int) -> tuple[PeerId, ...]:
+        return self.flow.plan.stages[stage].holders
+
+    def _sync_give(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+        k, held = action.stage, self.held[action.stage]
+        holders = self._holders(k)
+        vector = vector_of(self.wire.layout(k), _grads(held), self.device, len(holders))
+        made: dict[str, Sequence[Tensor]] = {f"S{k}>grad": shards_of(vector, len(holders))}
+        ran = self.wire.microbatches(self.peer, k)
+        statistics = [held.collected[m] for m in ran]
+        made[f"S{k}>stats"] = [self.wire.statistics(k).pack(statistics, self.device)]
+        return made
+
+    def _sync_combine(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+        k = action.stage
+        by_holder = {t.source: _there(t, v) for t, v in taken}
+        self._shards[k] = add([by_holder[h] for h in self._holders(k)])
+        return {f"S{k}+grad": [self._shards[k]]}
+
+    def _sync_take(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+        k, held = action.stage, self.held[action.stage]
+        shards = {t.source: _there(t, v) for t, v in taken if t.port == f"S{k}+grad"}
+        if k in self._shards:
+            shards[self.peer] = self._shards.pop(k)
+            vector = torch.cat([shards[h].to(self.device) for h in self._holders(k)])
+            set_grads(held.executor.parameters, grads_of(self.wire.layout(k), vector))
+        for transfer, vector_ in taken:
+            if transfer.port == f"S{k}>stats":
+                ran = self.wire.microbatches(transfer.source, k)
+                unpacked = self.wire.statistics(k).unpack(_there(transfer, vector_), len(ran))
+                held.collected.update(zip(ran, unpacked, strict=True))
+        return {}
+
+    # ------------------------------------------------------------ T
+
+    def _tied_give(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+        group = self.flow.tied[action.stage]
+        layout = self.wire.tied_layout(group.index)
+        return {
+            f"T{group.index}>{s}": [vector_of(layout, _grads(self.held[s]), self.device)]
+            for s in group.stages
+            if self._holders(s)[0] == self.peer
+        }
+
+    def _tied_combine(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+        group = self.flow.tied[action.stage]
+        by_port = {t.port: _there(t, v) for t, v in taken}
+        total = add([by_port[f"T{group.index}>{s}"] for s in group.stages])
+        self._set_tied(group.index, total)
+        return {f"T{group.index}+": [total]}
+
+    def _tied_take(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+        ((transfer, total),) = taken
+        self._set_tied(action.stage, _there(transfer, total))
+        return {}
+
+    def _set_tied(self, index: int, total: Tensor) -> None:
+        """Each copy gets a gradient of its own, since the update divides it in place."""
+        layout = self.wire.tied_layout(index)
+        for stage in self.flow.tied[index].stages:
+            if stage in self.held:
+                own = total.to(self.device, copy=True)
+                set_grads(self.held[stage].executor.parameters, grads_of(layout, own))
+
+    # ------------------------------------------------------------ N and V
+
+    def _norm_give(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+        self._report_late(True, taken)
+        lowest = {g.parameter: g.stages[0] for g in self.flow.tied}
+        mine = [h for k, h in self.held.items() if self._holders(k)[0] == self.peer]
+        grads = [
+            grad
+            for h in mine
+            for name, grad in _grads(h).items()
+            if lowest.get(name, h.stage.index) == h.stage.index
+        ]
+        squares = norm.squares_of(grads, self.device)
+        return {"N>": [norm.pack(squares, self._scores(True), self.device)]}
+
+    def _norm_combine(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+        self.total = norm.combine(self._parts(True, taken), self.wire.metrics, squares=True)
+        return {"N+": [self.total.pack(self.device)]}
+
+    def _norm_take(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+        ((transfer, vector),) = taken
+        self.total = norm.Total.unpack(_there(transfer, vector))
+        return {}
+
+    def _eval_give(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+        self._report_late(False, taken)
+        return {"V>": [norm.pack(None, self._scores(False), self.device)]}
+
+    def _eval_combine(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+        self.total = norm.combine(self._parts(False, taken), self.wire.metrics, squares=False)
+        return {}
+
+    def _report_late(self, training: bool, taken: Taken) -> None:
+        for transfer, value in taken:
+            self.report(training, transfer.microbatch, {transfer.value: _there(transfer, value)})
+
+    def _scores(self, training: bool) -> list[norm.Score]:
+        graph, found = self.wire.graph, list[norm.Score]()
+        for m in self.wire.microbatches(self.peer, self.wire.loss_stage, training=training):
+            values = self._reported[training, m]
+            weight = values[graph.weight] if graph.weight else 1.0
+            found.append((values[graph.loss], weight, *(values[v] for _, v in graph.metrics)))
+        return found
+
+    def _parts(self, training: bool, taken: Taken) -> list[tuple[Sequence[int], Tensor]]:
+        """In the order of the plan's peers, whatever order they came in."""
+        by_peer = {t.source: _there(t, v) for t, v in taken}
+        stage = self.wire.loss_stage
+        return [
+            (self.wire.microbatches(p, stage, training=training), by_peer[p])
+            for p in self.flow.plan.peers
+            if p in by_peer
+        ]
+
+
+def _grads(held: Held) -> dict[str, Tensor | None]:
+    return {n: held.executor.parameters[n].grad for n in held.stage.trainable}
+
+
+def _there(transfer: Transfer, value: Tensor | None) -> Tensor:
+    assert value is not None, f"{transfer} must not be absent"
+    return value
