@@ -266,8 +266,9 @@ class PlanOptions(Settings):
     """How many stages routes may swap."""
 
     def check(self) -> None:
-        if self.stages != "auto":
-            _at_least(self, 1, "stages")
+        for key in ("stages", "pipelines"):
+            if getattr(self, key) != "auto":
+                _at_least(self, 1, key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -508,19 +509,15 @@ class Job(Settings):
         """Raises SettingsError."""
         return cls.from_table(_object(text))
 
-    def resolved(self, samples: int, tokens_per_sample: int = 1) -> Job:
-        """The same job with its length in steps and its microbatch size as numbers.
-
-        samples: in the training part of the data; tokens_per_sample: positions of each.
-        """
-        train = self.train
-        wanted = train.steps or 0
-        if train.tokens is not None:
-            wanted = -(-train.tokens // (train.batch * tokens_per_sample))
-        elif train.passes is not None:
-            wanted = max(1, -(-train.passes * samples // train.batch))
+    def resolved(self, steps: int) -> Job:
+        """The same job with its length in steps and its microbatch size as a number, whatever
+        they were given as."""
         known = replace(
-            train, steps=wanted, tokens=None, passes=None, microbatch=train.microbatch_size
+            self.train,
+            steps=steps,
+            tokens=None,
+            passes=None,
+            microbatch=self.train.microbatch_size,
         )
         return replace(self, train=known)
 
@@ -534,28 +531,24 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     """(key, what to do) for every key that asks for what this version cannot do."""
     leave = "leave it out"
     anything = {
-        "": ("priority",),
         "data": ("keep_local", "tokenizer", "partition"),
         "model": ("loss",),
         "train": ("stop",),
-        "plan": ("scheduler", "pipelines", "peers", "exclude", "pin", "skip", "swap"),
+        "plan": ("scheduler", "peers", "exclude", "pin", "skip", "swap"),
         "codec": tuple(f.name for f in fields(Codec)),
         "sync": tuple(f.name for f in fields(Sync)),
         "recovery": tuple(f.name for f in fields(Recovery)),
         "output": ("every", "keep"),
     }
     for table, keys in anything.items():
-        settings = getattr(job, table) if table else job
-        defaults = {} if table else {"priority": 0}
+        settings = getattr(job, table)
         for f in fields(settings):
             if f.name not in keys:
                 continue
-            default = defaults.get(f.name, f.default)
-            if callable(f.default_factory):
-                default = f.default_factory()
+            default = f.default_factory() if callable(f.default_factory) else f.default
             value = getattr(settings, f.name)
             if value != default and not (table == "codec" and value == "none"):
-                yield f"{table}.{f.name}".lstrip("."), leave
+                yield f"{table}.{f.name}", leave
     if job.data.where != "submitter":
         yield "data.where", 'only "submitter" is'
     if job.data.kind == "module":
