@@ -116,8 +116,13 @@ class Plan:
 
         Raises PlanError when the stages are not consecutive non-empty intervals that cover all
         operators, a stage has no holder or one twice, a route leaves a stage out or visits a peer
-        that does not hold the stage, or there is no route.
+        that does not hold the stage, there is no route, a microbatch has no sample, a spare holds a
+        stage, or a link has two codecs for one role.
         """
+        if not self.stages:
+            raise PlanError("the plan has no stage: expected at least one")
+        if self.microbatch_size < 1:
+            raise PlanError(f"microbatches of {self.microbatch_size} samples: expected 1 or more")
         at = 0
         for i, stage in enumerate(self.stages):
             if stage.start != at or stage.stop <= stage.start:
@@ -146,10 +151,16 @@ class Plan:
                             f"the route of {kind} {m} visits {v.peer} for stage {v.stage}, "
                             f"which is held by {', '.join(self.stages[v.stage].holders)}"
                         )
+        for spare in self.spares:
+            if spare.peer in self.peers:
+                raise PlanError(f"{spare.peer} is a spare and holds a stage")
+        links = [(c.source, c.destination, c.role) for c in self.codecs]
+        if len(set(links)) < len(links):
+            source, destination, role = next(x for x in links if links.count(x) > 1)
+            raise PlanError(f"the link {source} -> {destination} has two codecs for {role}")
         return self
 
     def __repr__(self) -> str:
-        cuts = " ".join(
-            f"[{s.start},{s.stop})@{'+'.join(s.holders)}" for s in self.stages
-        )
-        return f"<Plan {cuts}, {len(self.routes)} microbatches of {self.microbatch_size}, {self.schedule}>"
+        cuts = " ".join(f"[{s.start},{s.stop})@{'+'.join(s.holders)}" for s in self.stages)
+        work = f"{len(self.routes)} microbatches of {self.microbatch_size}"
+        return f"<Plan {cuts}, {work}, {self.schedule}>"

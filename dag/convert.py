@@ -1,0 +1,524 @@
+"""Graph and plan, to the wire and back. The only place where their messages are read or written.
+
+Reading validates: what these functions return keeps every rule of `graph.py` and `plan.py`, however
+hostile the message was. A bad message raises GraphError or PlanError and nothing else. Two things
+are left to others: whether an operator is allowed (`operators.py`), and whether a plan fits a graph
+(`Plan.validate`; here its stages only have to fit each other).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+from google.protobuf.message import DecodeError
+
+from ..proto import broker_pb2, common_pb2, graph_pb2, peer_pb2
+from .flow import Role
+from .graph import (
+    ITEM_BYTES,
+    Arg,
+    Buffer,
+    BufferUpdate,
+    Device,
+    Dim,
+    Dtype,
+    Graph,
+    GraphError,
+    Input,
+    MemoryFormat,
+    Operator,
+    OperatorSet,
+    Output,
+    Parameter,
+    Ref,
+    Size,
+    TensorSpec,
+)
+from .plan import (
+    CodecChoice,
+    PeerId,
+    PeerPrediction,
+    Plan,
+    PlanError,
+    Prediction,
+    Route,
+    ScheduleName,
+    Spare,
+    StageSlot,
+    Visit,
+)
+
+__all__ = [
+    "graph_from_bytes",
+    "graph_from_proto",
+    "graph_to_bytes",
+    "graph_to_proto",
+    "plan_from_proto",
+    "plan_to_proto",
+    "spec_from_proto",
+    "spec_to_proto",
+]
+
+VERSION = 1
+MAX_GRAPH_BYTES = 64 << 20  # a graph of 100,000 operators has about 20 MB
+MAX_NAME = 512  # characters
+MAX_TEXT = 4096  # characters, of an argument or a reason
+MAX_NESTING = 8  # lists in lists, of an argument; operators have at most two
+MAX_RANK = 32
+MAX_SIZE = 1 << 48  # elements along one dimension
+MAX_ELEMENTS = 1 << 53
+
+_DTYPES: dict[str, common_pb2.DType] = {
+    name: getattr(common_pb2.DType, name.upper()) for name in ITEM_BYTES
+}
+_DTYPE_NAMES: dict[int, str] = {number: name for name, number in _DTYPES.items()}
+_MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+_OPERATOR_SETS: dict[OperatorSet, graph_pb2.OperatorSet] = {
+    "full": graph_pb2.OperatorSet.FULL,
+    "core": graph_pb2.OperatorSet.CORE,
+}
+_SCHEDULES: dict[ScheduleName, broker_pb2.Schedule] = {
+    "gpipe": broker_pb2.Schedule.GPIPE,
+    "1f1b": broker_pb2.Schedule.ONE_F_ONE_B,
+}
+_ROLES = {role.value: int(peer_pb2.Role.Value(role.name)) for role in Role}
+_OPERATOR_NAME = re.compile(r"\w[\w.]*")  # no colon: `in:`, `param:` and `eval:` are never theirs
+_TARGET = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.\w+", re.ASCII)
+_KEYWORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise GraphError(f"graph message: {what}")
+
+
+def _refuse_plan(what: str) -> NoReturn:
+    raise PlanError(f"plan message: {what}")
+
+
+def _name(text: str, what: str, refuse: Callable[[str], NoReturn] = _refuse) -> str:
+    if not text or len(text) > MAX_NAME or not text.isprintable():
+        refuse(f"{what} is {text[:60]!r}: expected 1 to {MAX_NAME} printable characters")
+    return text
+
+
+def _distinct(names: Iterable[str], what: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            _refuse(f"{what} {name!r} occurs twice")
+        seen.add(name)
+
+
+# ---------------------------------------------------------------- tensor specs
+
+
+def spec_to_proto(spec: TensorSpec) -> common_pb2.TensorSpec:
+    """Raises GraphError for a dtype that has no place on a wire."""
+    return common_pb2.TensorSpec(
+        shape=[
+            common_pb2.Size(times=d.times, plus=d.plus)
+            if isinstance(d, Size)
+            else common_pb2.Size(plus=d)
+            for d in spec.shape
+        ],
+        dtype=_dtype_to_proto(spec.dtype),
+    )
+
+
+def spec_from_proto(message: common_pb2.TensorSpec) -> TensorSpec:
+    """Raises GraphError for an unknown dtype, a negative or an absurd size."""
+    if len(message.shape) > MAX_RANK:
+        _refuse(f"a tensor has {len(message.shape)} dimensions: expected at most {MAX_RANK}")
+    shape = tuple(_dim_from_proto(size) for size in message.shape)
+    if math.prod(d for d in shape if isinstance(d, int)) > MAX_ELEMENTS:
+        _refuse(f"a tensor of shape {list(shape)} has more than {MAX_ELEMENTS} elements")
+    return TensorSpec(shape, _dtype_from_proto(message.dtype))
+
+
+def _dim_from_proto(message: common_pb2.Size) -> Dim:
+    size = _size_from_proto(message)
+    if size.times:
+        return size
+    if size.plus < 0:
+        _refuse(f"a tensor has the size {size.plus}")
+    return size.plus
+
+
+def _size_from_proto(message: common_pb2.Size) -> Size:
+    if not (0 <= message.times <= MAX_SIZE and abs(message.plus) <= MAX_SIZE):
+        _refuse(f"a size is {message.times}b{message.plus:+d}: expected at most {MAX_SIZE}")
+    return Size(message.times, message.plus)
+
+
+def _dtype_to_proto(name: str) -> common_pb2.DType:
+    if name not in _DTYPES:
+        raise GraphError(f"dtype {name} has no place on a wire: expected {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _dtype_from_proto(number: int) -> str:
+    if number not in _DTYPE_NAMES:
+        _refuse(f"dtype {number} is unknown")
+    return _DTYPE_NAMES[number]
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def _arg_to_proto(arg: Arg, depth: int = 0) -> graph_pb2.Argument:
+    found = graph_pb2.Argument()
+    match arg:
+        case None:
+            found.none = True
+        case bool():
+            found.boolean = arg
+        case int():
+            if not -(1 << 63) <= arg < 1 << 63:
+                raise GraphError(f"an argument is {arg}: expected an integer of 64 bits")
+            found.integer = arg
+        case float():
+            found.real = arg
+        case str():
+            found.text = arg
+        case Ref(value):
+            found.value = value
+        case Size(times, plus):
+            found.size.times, found.size.plus = times, plus
+        case Dtype(name):
+            found.dtype = _dtype_to_proto(name)
+        case MemoryFormat(name):
+            found.memory_format = name
+        case Device():
+            found.device = True
+        case tuple():
+            if depth == MAX_NESTING:
+                raise GraphError(f"an argument has more than {MAX_NESTING} lists in lists")
+            found.list.items.extend(_arg_to_proto(item, depth + 1) for item in arg)
+            found.list.SetInParent()  # an empty list is a list too
+    return found
+
+
+def _arg_from_proto(message: graph_pb2.Argument, depth: int = 0) -> Arg:
+    match message.WhichOneof("kind"):
+        case "none":
+            return None
+        case "boolean":
+            return message.boolean
+        case "integer":
+            return message.integer
+        case "real":
+            return message.real
+        case "text":
+            if len(message.text) > MAX_TEXT:
+                _refuse(f"a text argument has {len(message.text)} characters")
+            return message.text
+        case "value":
+            return Ref(message.value)
+        case "size":
+            return _size_from_proto(message.size)
+        case "dtype":
+            return Dtype(_dtype_from_proto(message.dtype))
+        case "memory_format":
+            if message.memory_format not in _MEMORY_FORMATS:
+                _refuse(f"memory format {message.memory_format[:60]!r} is unknown")
+            return MemoryFormat(message.memory_format)
+        case "device":
+            return Device()
+        case "list":
+            if depth == MAX_NESTING:
+                _refuse(f"an argument has more than {MAX_NESTING} lists in lists")
+            return tuple(_arg_from_proto(item, depth + 1) for item in message.list.items)
+        case _:
+            _refuse("an argument is empty or of an unknown kind")
+
+
+# ---------------------------------------------------------------- graphs
+
+
+def graph_to_bytes(graph: Graph) -> bytes:
+    """The serialised graph; the same graph always gives the same bytes, for its content hash."""
+    return graph_to_proto(graph).SerializeToString(deterministic=True)
+
+
+def graph_from_bytes(data: bytes) -> Graph:
+    """Raises GraphError when the bytes are no valid graph."""
+    if len(data) > MAX_GRAPH_BYTES:
+        _refuse(f"{len(data)} bytes: expected at most {MAX_GRAPH_BYTES}")
+    try:
+        message = graph_pb2.Graph.FromString(data)
+    except DecodeError as error:
+        raise GraphError(
+            f"graph message: {len(data)} bytes that are no message: {error}"
+        ) from error
+    return graph_from_proto(message)
+
+
+def graph_to_proto(graph: Graph) -> graph_pb2.Graph:
+    """Raises GraphError for a bound graph: what is sent is the graph for any microbatch size."""
+    if graph.batch is not None:
+        raise GraphError(f"the graph is bound to microbatches of {graph.batch}: send it unbound")
+    return graph_pb2.Graph(
+        version=VERSION,
+        inputs=[
+            graph_pb2.GraphInput(name=i.name, spec=spec_to_proto(i.spec)) for i in graph.inputs
+        ],
+        parameters=[
+            graph_pb2.Parameter(
+                name=p.name, spec=spec_to_proto(p.spec), trainable=p.trainable, tied=p.tied
+            )
+            for p in graph.parameters
+        ],
+        buffers=[_buffer_to_proto(b) for b in graph.buffers],
+        operators=[_operator_to_proto(op) for op in graph.operators],
+        loss=graph.loss,
+        weight=graph.weight,
+        metrics=[graph_pb2.Metric(name=name, value=value) for name, value in graph.metrics],
+        operator_set=_OPERATOR_SETS[graph.operator_set],
+    )
+
+
+def _buffer_to_proto(buffer: Buffer) -> graph_pb2.Buffer:
+    found = graph_pb2.Buffer(
+        name=buffer.name, spec=spec_to_proto(buffer.spec), persistent=buffer.persistent
+    )
+    if buffer.update:
+        rules = {"ema": graph_pb2.BufferUpdate.EMA, "add": graph_pb2.BufferUpdate.ADD}
+        found.update.rule = rules[buffer.update.rule]
+        found.update.value = buffer.update.value
+        found.update.factor = buffer.update.factor
+    return found
+
+
+def _operator_to_proto(op: Operator) -> graph_pb2.Operator:
+    return graph_pb2.Operator(
+        name=op.name,
+        target=op.target,
+        args=[_arg_to_proto(a) for a in op.args],
+        kwargs=[graph_pb2.NamedArgument(name=k, value=_arg_to_proto(a)) for k, a in op.kwargs],
+        outputs=[
+            graph_pb2.Output(spec=spec_to_proto(o.spec) if o.spec else None, grad=o.grad)
+            for o in op.outputs
+        ],
+        returns_tuple=op.returns_tuple,
+        module=op.module,
+    )
+
+
+def graph_from_proto(message: graph_pb2.Graph) -> Graph:
+    """Raises GraphError when a rule of the graph is broken."""
+    if message.version != VERSION:
+        _refuse(f"version {message.version}: expected {VERSION}; one side is older than the other")
+    sets = [name for name, number in _OPERATOR_SETS.items() if number == message.operator_set]
+    if not sets:
+        _refuse(f"operator set {message.operator_set} is unknown")
+    graph = Graph(
+        inputs=tuple(
+            Input(_name(i.name, "an input's name"), spec_from_proto(i.spec)) for i in message.inputs
+        ),
+        parameters=tuple(
+            Parameter(
+                _name(p.name, "a parameter's name"),
+                spec_from_proto(p.spec),
+                p.trainable,
+                tuple(_name(t, f"a further name of parameter {p.name}") for t in p.tied),
+            )
+            for p in message.parameters
+        ),
+        buffers=tuple(_buffer_from_proto(b) for b in message.buffers),
+        operators=tuple(_operator_from_proto(op) for op in message.operators),
+        loss=message.loss,
+        weight=message.weight,
+        metrics=tuple((_name(m.name, "a metric's name"), m.value) for m in message.metrics),
+        operator_set=sets[0],
+    )
+    _check_names(graph)
+    _check_values(graph)
+    return graph
+
+
+def _buffer_from_proto(message: graph_pb2.Buffer) -> Buffer:
+    name, spec = _name(message.name, "a buffer's name"), spec_from_proto(message.spec)
+    if not message.HasField("update"):
+        return Buffer(name, spec, message.persistent)
+    update, where = message.update, f"the update of buffer {name}"
+    if not math.isfinite(update.factor):
+        _refuse(f"{where} has factor {update.factor}")
+    if update.rule == graph_pb2.BufferUpdate.EMA:
+        found = BufferUpdate("ema", update.value, update.factor)
+    elif update.rule == graph_pb2.BufferUpdate.ADD:
+        if update.value:
+            _refuse(f"{where} adds a number and names value {update.value[:60]!r}")
+        found = BufferUpdate("add", "", update.factor)
+    else:
+        _refuse(f"{where} has rule {update.rule}, which is unknown")
+    return Buffer(name, spec, message.persistent, found)
+
+
+def _operator_from_proto(message: graph_pb2.Operator) -> Operator:
+    name = _name(message.name, "an operator's name")
+    if not _OPERATOR_NAME.fullmatch(name):
+        _refuse(f"an operator's name is {name!r}: expected letters, digits, underscores and dots")
+    if len(message.target) > MAX_NAME or not _TARGET.fullmatch(message.target):
+        _refuse(f"{name} has target {message.target[:60]!r}: expected namespace.name.overload")
+    if len(message.module) > MAX_NAME:
+        _refuse(f"{name} has a module path of {len(message.module)} characters")
+    for argument in message.kwargs:
+        if len(argument.name) > MAX_NAME or not _KEYWORD.fullmatch(argument.name):
+            _refuse(f"{name} has a keyword {argument.name[:60]!r}")
+    _distinct((k.name for k in message.kwargs), f"{name} has keyword arguments:")
+    outputs = tuple(
+        Output(spec_from_proto(o.spec) if o.HasField("spec") else None, o.grad)
+        for o in message.outputs
+    )
+    if not message.returns_tuple and (len(outputs) != 1 or outputs[0].spec is None):
+        _refuse(f"{name} returns one tensor and has {len(outputs)} outputs, or one without a spec")
+    for output in outputs:
+        if output.grad and not (output.spec and output.spec.is_floating):
+            _refuse(f"{name} has a gradient for an output of spec {output.spec!r}")
+    return Operator(
+        name,
+        message.target,
+        tuple(_arg_from_proto(a) for a in message.args),
+        tuple((k.name, _arg_from_proto(k.value)) for k in message.kwargs),
+        outputs,
+        message.returns_tuple,
+        message.module,
+    )
+
+
+def _check_names(graph: Graph) -> None:
+    _distinct((i.name for i in graph.inputs), "input")
+    _distinct((n for p in graph.parameters for n in (p.name, *p.tied)), "parameter")
+    _distinct((b.name for b in graph.buffers), "buffer")
+    _distinct((n for n, _ in graph.metrics), "metric")
+    _distinct((v for op in graph.operators for v in op.values), "value")
+
+
+def _check_values(graph: Graph) -> None:
+    """Every value that is named somewhere is there, and before its use."""
+    outside = {f"in:{i.name}" for i in graph.inputs} | {f"param:{p.name}" for p in graph.parameters}
+    known = outside | {f"buffer:{b.name}" for b in graph.buffers}
+    for op in graph.operators:
+        for value in op.reads:
+            if value not in known:
+                _refuse(f"{op.name} reads {value[:60]!r}, which nothing before it makes")
+        known |= {v for v, o in zip(op.values, op.outputs, strict=True) if o.spec}
+    if graph.loss not in graph.producer or not graph.spec[graph.loss].is_floating:
+        _refuse(f"the loss is {graph.loss[:60]!r}: expected a floating value of an operator")
+    for value in graph.results:
+        if value not in known:
+            _refuse(f"result {value[:60]!r} is no value of the graph")
+    for buffer in graph.buffers:
+        if buffer.update and buffer.update.rule == "ema":
+            value = buffer.update.value
+            if value not in graph.producer:
+                _refuse(f"buffer {buffer.name} is updated from {value[:60]!r}, which nothing makes")
+            if graph.spec[value].shape != buffer.spec.shape:
+                _refuse(
+                    f"buffer {buffer.name} is {buffer.spec!r}, its update {graph.spec[value]!r}"
+                )
+
+
+# ---------------------------------------------------------------- plans
+
+
+def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
+    """Raises PlanError for a role that no frame has."""
+    for choice in plan.codecs:
+        if choice.role not in _ROLES:
+            raise PlanError(f"a codec is chosen for role {choice.role!r}: expected {list(_ROLES)}")
+    return broker_pb2.Plan(
+        stages=[
+            broker_pb2.StageSlot(start=s.start, stop=s.stop, holders=s.holders) for s in plan.stages
+        ],
+        routes=_routes_to_proto(plan.routes),
+        schedule=_SCHEDULES[plan.schedule],
+        microbatch_size=plan.microbatch_size,
+        codecs=[
+            broker_pb2.CodecChoice(
+                source=c.source, destination=c.destination, role=_ROLES[c.role], codec=c.codec
+            )
+            for c in plan.codecs
+        ],
+        predicted=broker_pb2.Prediction(
+            step_s=plan.predicted.step_s,
+            peers=[
+                broker_pb2.PeerPrediction(
+                    peer=p.peer,
+                    compute_s=p.compute_s,
+                    device_bytes=p.device_bytes,
+                    host_bytes=p.host_bytes,
+                )
+                for p in plan.predicted.peers
+            ],
+        ),
+        reasons=plan.reasons,
+        spares=[broker_pb2.Spare(peer=s.peer, reason=s.reason) for s in plan.spares],
+        evaluation_routes=_routes_to_proto(plan.evaluation_routes),
+    )
+
+
+def _routes_to_proto(routes: Sequence[Route]) -> list[broker_pb2.Route]:
+    return [
+        broker_pb2.Route(visits=[broker_pb2.Visit(stage=v.stage, peer=v.peer) for v in route])
+        for route in routes
+    ]
+
+
+def plan_from_proto(message: broker_pb2.Plan) -> Plan:
+    """Raises PlanError when a rule of the plan is broken. Whether it covers a graph is for
+    `Plan.validate` to say, with the graph at hand."""
+    schedules = [name for name, number in _SCHEDULES.items() if number == message.schedule]
+    if not schedules:
+        _refuse_plan(f"schedule {message.schedule} is unknown")
+    plan = Plan(
+        stages=tuple(
+            StageSlot(s.start, s.stop, tuple(map(_peer, s.holders))) for s in message.stages
+        ),
+        routes=_routes_from_proto(message.routes),
+        microbatch_size=message.microbatch_size,
+        schedule=schedules[0],
+        codecs=tuple(_codec_from_proto(c) for c in message.codecs),
+        predicted=Prediction(
+            _seconds(message.predicted.step_s),
+            tuple(
+                PeerPrediction(_peer(p.peer), _seconds(p.compute_s), p.device_bytes, p.host_bytes)
+                for p in message.predicted.peers
+            ),
+        ),
+        reasons=tuple(map(_text, message.reasons)),
+        spares=tuple(Spare(_peer(s.peer), _text(s.reason)) for s in message.spares),
+        evaluation_routes=_routes_from_proto(message.evaluation_routes),
+    )
+    return plan.validate(plan.stages[-1].stop if plan.stages else 0)
+
+
+def _routes_from_proto(routes: Iterable[broker_pb2.Route]) -> tuple[Route, ...]:
+    return tuple(tuple(Visit(v.stage, _peer(v.peer)) for v in route.visits) for route in routes)
+
+
+def _codec_from_proto(message: broker_pb2.CodecChoice) -> CodecChoice:
+    roles = [name for name, number in _ROLES.items() if number == message.role]
+    if not roles:
+        _refuse_plan(f"a codec is chosen for role {message.role}, which is unknown")
+    codec = _name(message.codec, "a codec", _refuse_plan)
+    return CodecChoice(_peer(message.source), _peer(message.destination), roles[0], codec)
+
+
+def _peer(text: str) -> PeerId:
+    return PeerId(_name(text, "a peer id", _refuse_plan))
+
+
+def _text(text: str) -> str:
+    if len(text) > MAX_TEXT:
+        _refuse_plan(f"a reason has {len(text)} characters: expected at most {MAX_TEXT}")
+    return text
+
+
+def _seconds(value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        _refuse_plan(f"a predicted time is {value}: expected seconds")
+    return value
