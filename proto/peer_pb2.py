@@ -25,37 +25,33 @@ _sym_db = _symbol_database.Default()
 from shoal.proto import common_pb2 as shoal_dot_proto_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16shoal/proto/peer.proto\x12\x08shoal.v1\x1a\x18shoal/proto/common.proto\"\x07\n\x05Piece\"\xa4\x01\n\x07\x46rameId\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x1c\n\x04role\x18\x04 \x01(\x0e\x32\x0e.shoal.v1.Role\x12\x12\n\nmicrobatch\x18\x05 \x01(\r\x12\x0b\n\x03hop\x18\x06 \x01(\r\x12\x0c\n\x04port\x18\x07 \x01(\t\x12\x0e\n\x06source\x18\x08 \x01(\t\x12\x13\n\x0b\x64\x65stination\x18\t \x01(\t\"\xbb\x01\n\x0b\x46rameHeader\x12\x1d\n\x02id\x18\x01 \x01(\x0b\x32\x11.shoal.v1.FrameId\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x14\n\x0c\x63odec_header\x18\x05 \x01(\x0c\x12\"\n\x04spec\x18\x06 \x01(\x0b\x32\x14.shoal.v1.TensorSpec\x12\x10\n\x08\x63hecksum\x18\x07 \x01(\x07\x12\x0e\n\x06\x61\x62sent\x18\x08 \x01(\x08\"\x90\x02\n\x0bLinkMessage\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.shoal.v1.LinkHelloH\x00\x12&\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x15.shoal.v1.FrameHeaderH\x00\x12!\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x12.shoal.v1.FrameAckH\x00\x12\"\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x10.shoal.v1.CreditH\x00\x12$\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x13.shoal.v1.LinkErrorH\x00\x12\x1e\n\x04ping\x18\x06 \x01(\x0b\x32\x0e.shoal.v1.PingH\x00\x12\x1e\n\x04pong\x18\x07 \x01(\x0b\x32\x0e.shoal.v1.PongH\x00\x42\x06\n\x04kind\"\xbd\x01\n\tLinkHello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65stination\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x10\n\x08received\x18\x05 \x03(\x04\x12\r\n\x05\x66loor\x18\x06 \x01(\x04\x12\"\n\x07partial\x18\x07 \x03(\x0b\x32\x11.shoal.v1.Partial\x12!\n\x07\x63redits\x18\x08 \x03(\x0b\x32\x10.shoal.v1.Credit\"-\n\x07Partial\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"\x1a\n\x08\x46rameAck\x12\x0e\n\x06number\x18\x01 \x01(\x04\"6\n\x06\x43redit\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.shoal.v1.Role\x12\x0e\n\x06\x66rames\x18\x02 \x01(\x04\"-\n\tLinkError\x12 \n\x06reason\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Reason\"\x15\n\x04Ping\x12\r\n\x05token\x18\x01 \x01(\x04\"\x15\n\x04Pong\x12\r\n\x05token\x18\x01 \x01(\x04*d\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0e\n\nACTIVATION\x10\x01\x12\x13\n\x0f\x41\x43TIVATION_GRAD\x10\x02\x12\x08\n\x04SYNC\x10\x03\x12\x0c\n\x08SNAPSHOT\x10\x04\x12\t\n\x05PROBE\x10\x05\x32\x36\n\x04Peer\x12.\n\x06\x46rames\x12\x0f.shoal.v1.Piece\x1a\x0f.shoal.v1.Piece(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16shoal/proto/peer.proto\x12\x08shoal.v1\x1a\x18shoal/proto/common.proto\"\x07\n\x05Piece\"\xa4\x01\n\x07\x46rameId\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x1c\n\x04role\x18\x04 \x01(\x0e\x32\x0e.shoal.v1.Role\x12\x12\n\nmicrobatch\x18\x05 \x01(\r\x12\x0b\n\x03hop\x18\x06 \x01(\r\x12\x0c\n\x04port\x18\x07 \x01(\t\x12\x0e\n\x06source\x18\x08 \x01(\t\x12\x13\n\x0b\x64\x65stination\x18\t \x01(\t\"\xa9\x01\n\x0b\x46rameHeader\x12\x1d\n\x02id\x18\x01 \x01(\x0b\x32\x11.shoal.v1.FrameId\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\r\n\x05\x63odec\x18\x04 \x01(\t\x12\x14\n\x0c\x63odec_header\x18\x05 \x01(\x0c\x12\"\n\x04spec\x18\x06 \x01(\x0b\x32\x14.shoal.v1.TensorSpec\x12\x0e\n\x06\x61\x62sent\x18\x07 \x01(\x08\"\xd0\x01\n\x0bLinkMessage\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.shoal.v1.LinkHelloH\x00\x12&\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x15.shoal.v1.FrameHeaderH\x00\x12!\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x12.shoal.v1.FrameAckH\x00\x12\"\n\x06\x63redit\x18\x04 \x01(\x0b\x32\x10.shoal.v1.CreditH\x00\x12$\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x13.shoal.v1.LinkErrorH\x00\x42\x06\n\x04kind\"\xe0\x01\n\tLinkHello\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65stination\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x04\x12\x0f\n\x07session\x18\x06 \x01(\t\x12\r\n\x05knows\x18\x07 \x01(\t\x12\x11\n\tannounced\x18\x08 \x01(\x04\x12\"\n\x07partial\x18\t \x03(\x0b\x32\x11.shoal.v1.Partial\x12!\n\x07\x63redits\x18\n \x03(\x0b\x32\x10.shoal.v1.Credit\"-\n\x07Partial\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\"\x1a\n\x08\x46rameAck\x12\x0e\n\x06number\x18\x01 \x01(\x04\"6\n\x06\x43redit\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.shoal.v1.Role\x12\x0e\n\x06\x66rames\x18\x02 \x01(\x04\"-\n\tLinkError\x12 \n\x06reason\x18\x01 \x01(\x0b\x32\x10.shoal.v1.Reason*d\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0e\n\nACTIVATION\x10\x01\x12\x13\n\x0f\x41\x43TIVATION_GRAD\x10\x02\x12\x08\n\x04SYNC\x10\x03\x12\x0c\n\x08SNAPSHOT\x10\x04\x12\t\n\x05PROBE\x10\x05\x32\x36\n\x04Peer\x12.\n\x06\x46rames\x12\x0f.shoal.v1.Piece\x1a\x0f.shoal.v1.Piece(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.proto.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=1119
-  _globals['_ROLE']._serialized_end=1219
+  _globals['_ROLE']._serialized_start=1026
+  _globals['_ROLE']._serialized_end=1126
   _globals['_PIECE']._serialized_start=62
   _globals['_PIECE']._serialized_end=69
   _globals['_FRAMEID']._serialized_start=72
   _globals['_FRAMEID']._serialized_end=236
   _globals['_FRAMEHEADER']._serialized_start=239
-  _globals['_FRAMEHEADER']._serialized_end=426
-  _globals['_LINKMESSAGE']._serialized_start=429
-  _globals['_LINKMESSAGE']._serialized_end=701
-  _globals['_LINKHELLO']._serialized_start=704
-  _globals['_LINKHELLO']._serialized_end=893
-  _globals['_PARTIAL']._serialized_start=895
-  _globals['_PARTIAL']._serialized_end=940
-  _globals['_FRAMEACK']._serialized_start=942
-  _globals['_FRAMEACK']._serialized_end=968
-  _globals['_CREDIT']._serialized_start=970
-  _globals['_CREDIT']._serialized_end=1024
-  _globals['_LINKERROR']._serialized_start=1026
-  _globals['_LINKERROR']._serialized_end=1071
-  _globals['_PING']._serialized_start=1073
-  _globals['_PING']._serialized_end=1094
-  _globals['_PONG']._serialized_start=1096
-  _globals['_PONG']._serialized_end=1117
-  _globals['_PEER']._serialized_start=1221
-  _globals['_PEER']._serialized_end=1275
+  _globals['_FRAMEHEADER']._serialized_end=408
+  _globals['_LINKMESSAGE']._serialized_start=411
+  _globals['_LINKMESSAGE']._serialized_end=619
+  _globals['_LINKHELLO']._serialized_start=622
+  _globals['_LINKHELLO']._serialized_end=846
+  _globals['_PARTIAL']._serialized_start=848
+  _globals['_PARTIAL']._serialized_end=893
+  _globals['_FRAMEACK']._serialized_start=895
+  _globals['_FRAMEACK']._serialized_end=921
+  _globals['_CREDIT']._serialized_start=923
+  _globals['_CREDIT']._serialized_end=977
+  _globals['_LINKERROR']._serialized_start=979
+  _globals['_LINKERROR']._serialized_end=1024
+  _globals['_PEER']._serialized_start=1128
+  _globals['_PEER']._serialized_end=1182
 # @@protoc_insertion_point(module_scope)

@@ -50,14 +50,13 @@ class FrameId(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., microbatch: _Optional[int] = ..., hop: _Optional[int] = ..., port: _Optional[str] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("id", "number", "size_bytes", "codec", "codec_header", "spec", "checksum", "absent")
+    __slots__ = ("id", "number", "size_bytes", "codec", "codec_header", "spec", "absent")
     ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     CODEC_HEADER_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     id: FrameId
     number: int
@@ -65,47 +64,46 @@ class FrameHeader(_message.Message):
     codec: str
     codec_header: bytes
     spec: _common_pb2.TensorSpec
-    checksum: int
     absent: bool
-    def __init__(self, id: _Optional[_Union[FrameId, _Mapping]] = ..., number: _Optional[int] = ..., size_bytes: _Optional[int] = ..., codec: _Optional[str] = ..., codec_header: _Optional[bytes] = ..., spec: _Optional[_Union[_common_pb2.TensorSpec, _Mapping]] = ..., checksum: _Optional[int] = ..., absent: _Optional[bool] = ...) -> None: ...
+    def __init__(self, id: _Optional[_Union[FrameId, _Mapping]] = ..., number: _Optional[int] = ..., size_bytes: _Optional[int] = ..., codec: _Optional[str] = ..., codec_header: _Optional[bytes] = ..., spec: _Optional[_Union[_common_pb2.TensorSpec, _Mapping]] = ..., absent: _Optional[bool] = ...) -> None: ...
 
 class LinkMessage(_message.Message):
-    __slots__ = ("hello", "frame", "ack", "credit", "error", "ping", "pong")
+    __slots__ = ("hello", "frame", "ack", "credit", "error")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
-    PING_FIELD_NUMBER: _ClassVar[int]
-    PONG_FIELD_NUMBER: _ClassVar[int]
     hello: LinkHello
     frame: FrameHeader
     ack: FrameAck
     credit: Credit
     error: LinkError
-    ping: Ping
-    pong: Pong
-    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., frame: _Optional[_Union[FrameHeader, _Mapping]] = ..., ack: _Optional[_Union[FrameAck, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., error: _Optional[_Union[LinkError, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., frame: _Optional[_Union[FrameHeader, _Mapping]] = ..., ack: _Optional[_Union[FrameAck, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., error: _Optional[_Union[LinkError, _Mapping]] = ...) -> None: ...
 
 class LinkHello(_message.Message):
-    __slots__ = ("version", "source", "destination", "generation", "received", "floor", "partial", "credits")
+    __slots__ = ("version", "source", "destination", "generation", "attempt", "session", "knows", "announced", "partial", "credits")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    RECEIVED_FIELD_NUMBER: _ClassVar[int]
-    FLOOR_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     version: int
     source: str
     destination: str
     generation: int
-    received: _containers.RepeatedScalarFieldContainer[int]
-    floor: int
+    attempt: int
+    session: str
+    knows: str
+    announced: int
     partial: _containers.RepeatedCompositeFieldContainer[Partial]
     credits: _containers.RepeatedCompositeFieldContainer[Credit]
-    def __init__(self, version: _Optional[int] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., generation: _Optional[int] = ..., received: _Optional[_Iterable[int]] = ..., floor: _Optional[int] = ..., partial: _Optional[_Iterable[_Union[Partial, _Mapping]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., source: _Optional[str] = ..., destination: _Optional[str] = ..., generation: _Optional[int] = ..., attempt: _Optional[int] = ..., session: _Optional[str] = ..., knows: _Optional[str] = ..., announced: _Optional[int] = ..., partial: _Optional[_Iterable[_Union[Partial, _Mapping]]] = ..., credits: _Optional[_Iterable[_Union[Credit, _Mapping]]] = ...) -> None: ...
 
 class Partial(_message.Message):
     __slots__ = ("number", "size_bytes")
@@ -134,15 +132,3 @@ class LinkError(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: _common_pb2.Reason
     def __init__(self, reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
-
-class Ping(_message.Message):
-    __slots__ = ("token",)
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    token: int
-    def __init__(self, token: _Optional[int] = ...) -> None: ...
-
-class Pong(_message.Message):
-    __slots__ = ("token",)
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    token: int
-    def __init__(self, token: _Optional[int] = ...) -> None: ...

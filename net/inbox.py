@@ -1,0 +1,188 @@
+"""The receiving half of a link: what came, what is still missing, and what may come.
+
+Rules:
+- A frame is announced under the number after the last one, within its role's credit and the size
+  limit; only then is its buffer allocated, once, at its full size. Anything else is refused.
+- Its bytes come in order. When the last one is here the frame has arrived and is acknowledged.
+- From the announcement until `release` it holds a slot of its role. Credit, in total since the
+  session began = frames announced + free slots; it never shrinks.
+- A frame whose key is here or was lately is acknowledged at once, takes no slot, and its bytes are
+  dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..dag.flow import Role
+from .frame import Arrived, FrameError, FrameHeader, FrameKey
+from .messages import Ack, Credit, Piece
+
+__all__ = ["Allocate", "Inbox"]
+
+Allocate = Callable[[int], memoryview]
+"""Gives a flat writable buffer of that many bytes."""
+
+_REMEMBERED_KEYS = 4096
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A frame that is not wholly here."""
+
+    header: FrameHeader
+    data: memoryview
+    have: int = 0
+
+
+@dataclass(slots=True)
+class _Slots:
+    """Of one role. `taken`: frames here or on their way; `granted`: credit that the other side was
+    told of; `announced`: by it, in this session."""
+
+    allowed: int = 0
+    taken: int = 0
+    announced: int = 0
+    granted: int = 0
+
+
+class Inbox:
+    """See the module."""
+
+    def __init__(self, me: str, peer: str, allocate: Allocate, max_frame_bytes: int) -> None:
+        self._me, self._peer = me, peer
+        self._allocate = allocate
+        self._max_frame_bytes = max_frame_bytes
+        self._slots = {role: _Slots() for role in Role}
+        self._partial: dict[int, _Incoming] = {}
+        self._held: set[FrameKey] = set()  # arrived, not released
+        self._past: dict[FrameKey, None] = {}  # lately released, oldest first
+        self._announced = 0
+
+    # What the owner says; each returns what the other side must be told.
+
+    def allow(self, role: Role, frames: int) -> list[Credit]:
+        self._slots[role].allowed = frames
+        return self._grant(role)
+
+    def release(self, key: FrameKey) -> list[Credit]:
+        if key not in self._held:
+            return []
+        self._held.remove(key)
+        self._past[key] = None
+        if len(self._past) > _REMEMBERED_KEYS:
+            del self._past[next(iter(self._past))]
+        self._slots[key.role].taken -= 1
+        return self._grant(key.role)
+
+    def _grant(self, role: Role) -> list[Credit]:
+        slots = self._slots[role]
+        total = slots.announced + max(0, slots.allowed - slots.taken)
+        if total <= slots.granted:
+            return []
+        slots.granted = total
+        return [Credit(role, total)]
+
+    # What the other side says; each raises FrameError when it may not.
+
+    def announce(self, header: FrameHeader) -> tuple[list[Arrived], list[Ack | Credit]]:
+        """A header came. A frame without bytes has arrived with it."""
+        key, slots = header.key, self._slots[header.key.role]
+        if (key.source, key.destination) != (self._peer, self._me):
+            raise FrameError(f"{key} came on the link {self._peer} -> {self._me}")
+        if header.number != self._announced + 1:
+            raise FrameError(f"frame number {header.number}: expected {self._announced + 1}")
+        if slots.announced >= slots.granted:
+            raise FrameError(
+                f"{key} is frame {slots.announced + 1} of its role: credit is {slots.granted}"
+            )
+        if header.size_bytes > self._max_frame_bytes:
+            raise FrameError(
+                f"{header.size_bytes} bytes for {key}: at most {self._max_frame_bytes} here"
+            )
+        if key in self._held or key in self._past or self._is_partial(key):
+            self._announced += 1
+            slots.announced += 1
+            return [], [Ack(header.number), *self._grant(key.role)]
+        try:
+            frame = _Incoming(header, self._allocate(header.size_bytes))
+        except MemoryError:
+            raise FrameError(f"no memory for the {header.size_bytes} bytes of {key}") from None
+        self._announced += 1
+        slots.announced += 1
+        slots.taken += 1
+        if header.size_bytes == 0:
+            return self._arrived(frame)
+        self._partial[header.number] = frame
+        return [], []
+
+    def _is_partial(self, key: FrameKey) -> bool:
+        return any(frame.header.key == key for frame in self._partial.values())
+
+    def take(self, piece: Piece) -> tuple[list[Arrived], list[Ack | Credit]]:
+        """Bytes came; they are copied into the frame's buffer."""
+        frame = self._partial.get(piece.number)
+        if frame is None:
+            if 0 < piece.number <= self._announced:
+                return [], []  # of a duplicate that was acknowledged while its bytes were under way
+            raise FrameError(f"bytes of frame {piece.number}, which was not announced")
+        if piece.offset != frame.have:
+            raise FrameError(
+                f"bytes of {frame.header.key} from {piece.offset} on: expected {frame.have}"
+            )
+        end = piece.offset + piece.data.nbytes
+        if end > frame.header.size_bytes:
+            raise FrameError(
+                f"bytes up to {end} of {frame.header.key}: its header says "
+                f"{frame.header.size_bytes}"
+            )
+        frame.data[frame.have : end] = piece.data
+        frame.have = end
+        if end < frame.header.size_bytes:
+            return [], []
+        del self._partial[piece.number]
+        return self._arrived(frame)
+
+    def _arrived(self, frame: _Incoming) -> tuple[list[Arrived], list[Ack | Credit]]:
+        header = frame.header
+        self._held.add(header.key)
+        arrived = Arrived(
+            key=header.key,
+            codec=header.codec,
+            codec_header=header.codec_header,
+            spec=header.spec,
+            data=frame.data,
+            absent=header.absent,
+        )
+        return [arrived], [Ack(header.number)]
+
+    # Connections.
+
+    @property
+    def announced(self) -> int:
+        return self._announced
+
+    @property
+    def partial(self) -> tuple[tuple[int, int], ...]:
+        """(number, bytes here) of each frame that is not wholly here."""
+        return tuple((number, frame.have) for number, frame in self._partial.items())
+
+    @property
+    def credits(self) -> tuple[tuple[Role, int], ...]:
+        return tuple((role, s.granted) for role, s in self._slots.items() if s.granted)
+
+    def restart(self) -> None:
+        """The sender forgot the link: partial frames are dropped, numbers and credit begin anew.
+        What arrived and was not released keeps its slot."""
+        for frame in self._partial.values():
+            self._slots[frame.header.key.role].taken -= 1
+        self._partial.clear()
+        self._announced = 0
+        for slots in self._slots.values():
+            slots.announced = slots.granted = 0
+        for role in self._slots:
+            self._grant(role)
+
+    def __repr__(self) -> str:
+        return f"<Inbox {len(self._held)} held, {len(self._partial)} partial>"

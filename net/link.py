@@ -1,0 +1,156 @@
+"""One link without I/O: what its two ends say to each other, over any number of connections.
+
+A link has two halves in each direction, `Outbox` and `Inbox`, that live from `dial`/`expect` until
+`hang_up`. A *connection* is one open stream; it begins with a hello from each side (the dialling
+side speaks first) and carries the halves' messages until it breaks. The halves stay.
+
+What a hello settles:
+- Who is there. The wrong destination, an uninvited source, or an older dial is refused.
+- Which *session* of the other end this is. A new one means that the other end forgot the link
+  (its process restarted, or it hung up): what it had in part is dropped, numbers and credits begin
+  anew, and what it has not acknowledged goes out again.
+- What it has: frames acknowledged while the connection was down, and where partial ones go on.
+
+A message that breaks a rule ends the connection with a refusal that names the rule. Nothing that
+was taken before is lost, and the side that dials comes again, ever more slowly.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from ..dag.flow import Role
+from .frame import FrameError, FrameHeader, FrameKey, Payload
+from .inbox import Allocate, Inbox
+from .messages import Ack, Credit, Hello, Message, Piece, Refusal, encode
+from .outbox import Outbox
+from .transport import FrameAcknowledged, FrameArrived, TransportEvent
+
+__all__ = ["Link"]
+
+_UNREAD_ACKS = 65536
+"""Only a sender that announces duplicates and never reads lets so many wait."""
+
+Parts = tuple[bytes | memoryview, ...]
+"""One message in parts, to be put together by whoever writes it."""
+
+
+class Link:
+    """This end of the link between `me` and `peer`. `session` is new for each Link of a peer."""
+
+    def __init__(
+        self, me: str, peer: str, session: str, allocate: Allocate, max_frame_bytes: int
+    ) -> None:
+        self.me, self.peer, self.session = me, peer, session
+        self._inbox = Inbox(me, peer, allocate, max_frame_bytes)
+        self._outbox = Outbox()
+        self._other = ""  # session of the other end
+        self._acks: deque[Ack] = deque()
+        self._credits: dict[Role, Credit] = {}  # to say; a later one replaces an earlier one
+        self._up = False
+
+    # What the owner says.
+
+    def send(self, key: FrameKey, payload: Payload) -> None:
+        self._outbox.send(key, payload)
+
+    def allow(self, role: Role, frames: int) -> None:
+        self._say(self._inbox.allow(role, frames))
+
+    def release(self, key: FrameKey) -> None:
+        self._say(self._inbox.release(key))
+
+    def _say(self, messages: Sequence[Ack | Credit]) -> None:
+        for message in messages:
+            if isinstance(message, Credit):
+                self._credits[message.role] = message
+            else:
+                self._acks.append(message)
+
+    # One connection.
+
+    def hello(self, generation: int, attempt: int) -> Hello:
+        """What to say first on a new connection."""
+        return Hello(
+            source=self.me,
+            destination=self.peer,
+            generation=generation,
+            attempt=attempt,
+            session=self.session,
+            knows=self._other,
+            announced=self._inbox.announced,
+            partial=self._inbox.partial,
+            credits=self._inbox.credits,
+        )
+
+    def greet(self, hello: Hello) -> list[TransportEvent]:
+        """The other side's hello came: the link is up. Raises FrameError when the hello is not
+        for this link, or claims what cannot be; nothing that waits to be sent is lost then."""
+        if (hello.source, hello.destination) != (self.peer, self.me):
+            raise FrameError(
+                f"a hello from {hello.source} to {hello.destination}: this is {self.me}, "
+                f"and the dial is for {self.peer}"
+            )
+        self._acks.clear()  # those that the last connection lost are in our own hello
+        if hello.session != self._other:
+            self._other = hello.session
+            self._inbox.restart()
+            self._outbox.restart()
+        elif hello.knows != self.session:
+            self._outbox.restart()
+        done = self._outbox.resume(hello) if hello.knows == self.session else []
+        # Our hello may have been written before the session was known: credits are said anew.
+        self._say([Credit(role, frames) for role, frames in self._inbox.credits])
+        self._up = True
+        return [FrameAcknowledged(self.peer, key) for key in done]
+
+    def receive(self, message: Message) -> list[TransportEvent]:
+        """A message came on the connection. Raises FrameError when it breaks a rule; the caller
+        ends the connection then."""
+        if len(self._acks) >= _UNREAD_ACKS:
+            raise FrameError(f"{self.peer} leaves {len(self._acks)} acknowledgements unread")
+        match message:
+            case Piece():
+                arrived, answers = self._inbox.take(message)
+            case FrameHeader():
+                arrived, answers = self._inbox.announce(message)
+            case Ack():
+                key = self._outbox.acknowledge(message.number)
+                return [] if key is None else [FrameAcknowledged(self.peer, key)]
+            case Credit():
+                self._outbox.credit(message.role, message.frames)
+                return []
+            case Hello() | Refusal():
+                raise FrameError(f"a {type(message).__name__.lower()} in the middle of a link")
+        self._say(answers)
+        return [FrameArrived(a) for a in arrived]
+
+    def pull(self, now: float) -> Parts | None:
+        """The next message to write, or None: nothing to say, or the link is down."""
+        if not self._up:
+            return None
+        if self._credits:
+            return (encode(self._credits.pop(next(iter(self._credits)))),)
+        if self._acks:
+            return (encode(self._acks.popleft()),)
+        return self._outbox.pull(now)
+
+    def is_with(self, session: str) -> bool:
+        """Whether the other end is still in this session."""
+        return self._other == session
+
+    @property
+    def ready(self) -> bool:
+        """Whether `pull` has something to say."""
+        return self._up and bool(self._credits or self._acks or self._outbox.ready)
+
+    def broke(self) -> None:
+        """The connection is gone."""
+        self._up = False
+        self._acks.clear()
+        self._credits.clear()
+
+    def __repr__(self) -> str:
+        state = "up" if self._up else "down"
+        return f"<Link {self.me} - {self.peer} {state}, {self._outbox!r}, {self._inbox!r}>"

@@ -1,0 +1,270 @@
+"""The sending half of a link: which bytes go next.
+
+Rules:
+- Frames of one role go in the order of `send`, one after the other. A frame is announced (its
+  header goes out, it gets the next number) when it is first of its role, and the receiver's credit
+  for that role covers it.
+- Pieces of different roles interleave: snapshots and probes only when nothing else can go, except
+  that every 16th piece is theirs, so that a busy link starves nobody. Among the other roles each
+  has its turn. So a frame waits for at most one piece of each other role.
+- A frame stays here, encoded, until it is acknowledged. After a break it goes on behind the bytes
+  that the receiver has; it is never encoded again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..dag.flow import Role
+from .frame import FrameError, FrameHeader, FrameKey, Payload
+from .messages import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Hello, encode, piece
+from .transport import LinkError
+
+__all__ = ["Outbox"]
+
+_PATIENT = frozenset({Role.SNAPSHOT, Role.PROBE})
+_PATIENT_TURN = 16
+_REMEMBERED_KEYS = 4096
+_QUEUED_FRAMES = 65536
+_CHUNK_S = 0.05
+"""A piece should take at most this long on the link."""
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """A frame that is not acknowledged. number 0: not announced; sent: bytes handed out."""
+
+    header: FrameHeader
+    buffers: tuple[memoryview, ...]
+    number: int = 0
+    sent: int = 0
+
+    @property
+    def role(self) -> Role:
+        return self.header.key.role
+
+    @property
+    def whole(self) -> bool:
+        return self.number > 0 and self.sent == self.header.size_bytes
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One role. `queue`: frames not wholly handed out, in order; only the first may be announced.
+    `announced`, `credit`: frames of this session, in total."""
+
+    queue: deque[_Outgoing] = field(default_factory=deque)
+    announced: int = 0
+    credit: int = 0
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.queue) and (self.queue[0].number > 0 or self.announced < self.credit)
+
+
+class Outbox:
+    """See the module. Everything that it hands out is for one connection, in order."""
+
+    def __init__(self) -> None:
+        self._lanes = {role: _Lane() for role in Role}
+        self._turns: deque[Role] = deque(Role)
+        self._unacknowledged: dict[int, _Outgoing] = {}  # by number; announced frames only
+        self._keys: set[FrameKey] = set()  # not acknowledged
+        self._past: dict[FrameKey, None] = {}  # lately acknowledged, oldest first
+        self._number = 0  # of the last announced frame
+        self._acknowledged = 0  # highest number
+        self._since_patient = 0
+        self._rate = _Rate()
+
+    def send(self, key: FrameKey, payload: Payload) -> None:
+        """Queues the frame; a key that is known is ignored. Raises LinkError past the bound."""
+        if key in self._keys or key in self._past:
+            return
+        if len(self) >= _QUEUED_FRAMES:
+            raise LinkError(f"{len(self)} frames wait for {key.destination} already; {key} is over")
+        header = FrameHeader(
+            number=1,
+            key=key,
+            codec=payload.codec,
+            codec_header=payload.codec_header,
+            spec=payload.spec,
+            size_bytes=payload.size_bytes,
+            absent=payload.absent,
+        )
+        buffers = tuple(
+            b.cast("B") if b.format != "B" or b.ndim != 1 else b for b in payload.buffers
+        )
+        self._keys.add(key)
+        self._lanes[key.role].queue.append(_Outgoing(header, buffers))
+
+    def credit(self, role: Role, frames: int) -> None:
+        """The receiver's total; it never shrinks within a session."""
+        lane = self._lanes[role]
+        lane.credit = max(lane.credit, frames)
+
+    def acknowledge(self, number: int) -> FrameKey | None:
+        """The frame is there: it is forgotten. None for one that was acknowledged before.
+        Raises FrameError for a number that was never announced."""
+        if not 0 < number <= self._number:
+            raise FrameError(
+                f"acknowledged frame {number}: only 1 to {self._number} were announced"
+            )
+        frame = self._unacknowledged.pop(number, None)
+        if frame is None:
+            return None
+        lane = self._lanes[frame.role]
+        if lane.queue and lane.queue[0] is frame:
+            lane.queue.popleft()
+        self._acknowledged = max(self._acknowledged, number)
+        key = frame.header.key
+        self._keys.remove(key)
+        self._past[key] = None
+        if len(self._past) > _REMEMBERED_KEYS:
+            del self._past[next(iter(self._past))]
+        return key
+
+    def resume(self, hello: Hello) -> list[FrameKey]:
+        """Goes on behind what the receiver has; returns the frames that it has wholly.
+
+        Raises FrameError when it claims what was never sent; nothing has changed then.
+        """
+        partial = dict(hello.partial)
+        if not self._acknowledged <= hello.announced <= self._number:
+            raise FrameError(
+                f"the other side knows of frames up to {hello.announced}: {self._number} were "
+                f"announced, and it has acknowledged {self._acknowledged}"
+            )
+        for number, have in partial.items():
+            frame = self._unacknowledged.get(number)
+            if frame is None or number > hello.announced or have >= frame.header.size_bytes:
+                raise FrameError(f"the other side has {have} bytes of frame {number}: never sent")
+        done = [
+            key
+            for number in list(self._unacknowledged)
+            if number <= hello.announced and number not in partial
+            if (key := self.acknowledge(number)) is not None
+        ]
+        self._requeue(partial)
+        self._number = hello.announced
+        for role, frames in hello.credits:
+            self.credit(role, frames)
+        return done
+
+    def restart(self) -> None:
+        """The receiver forgot the link: all that is unacknowledged is announced anew."""
+        self._requeue({})
+        self._number = self._acknowledged = 0
+        for lane in self._lanes.values():
+            lane.announced = lane.credit = 0
+
+    def _requeue(self, partial: dict[int, int]) -> None:
+        """Puts announced frames back before the others of their role, in order of number."""
+        for number in sorted(self._unacknowledged, reverse=True):
+            frame = self._unacknowledged[number]
+            lane = self._lanes[frame.role]
+            if lane.queue and lane.queue[0] is frame:
+                lane.queue.popleft()
+            lane.queue.appendleft(frame)
+            if number in partial:
+                frame.sent = partial[number]
+            else:
+                frame.number = frame.sent = 0
+                lane.announced -= 1
+                del self._unacknowledged[number]
+
+    @property
+    def ready(self) -> bool:
+        """Whether `pull` has something."""
+        return any(lane.ready for lane in self._lanes.values())
+
+    def pull(self, now: float) -> tuple[bytes | memoryview, ...] | None:
+        """The next message in parts, or None when nothing may go. `now`: seconds, to learn from
+        when the link asks again how large pieces may be."""
+        lane = self._next_lane()
+        if lane is None:
+            self._rate.idle()
+            return None
+        frame = lane.queue[0]
+        if frame.number == 0:
+            self._number += 1
+            frame.number = self._number
+            lane.announced += 1
+            self._unacknowledged[frame.number] = frame
+            if frame.whole:
+                lane.queue.popleft()
+            return (encode(frame.header.numbered(frame.number)),)
+        size = min(self._rate.chunk_bytes(now), frame.header.size_bytes - frame.sent)
+        parts = list(_slices(frame.buffers, frame.sent, size))
+        prefix = piece(frame.number, frame.sent, parts)
+        frame.sent += size
+        self._rate.handed_out(size, now)
+        if frame.whole:
+            lane.queue.popleft()
+        return (prefix, *parts)
+
+    def _next_lane(self) -> _Lane | None:
+        ready = [role for role in self._turns if self._lanes[role].ready]
+        if not ready:
+            return None
+        urgent = [role for role in ready if role not in _PATIENT]
+        patient = [role for role in ready if role in _PATIENT]
+        if not urgent or (patient and self._since_patient >= _PATIENT_TURN - 1):
+            role = patient[0]
+            self._since_patient = 0
+        else:
+            role = urgent[0]
+            self._since_patient += bool(patient)
+        self._turns.remove(role)
+        self._turns.append(role)
+        return self._lanes[role]
+
+    def __len__(self) -> int:
+        """Frames that are not acknowledged."""
+        return len(self._keys)
+
+    def __repr__(self) -> str:
+        return f"<Outbox {len(self)} frames, {len(self._unacknowledged)} announced>"
+
+
+class _Rate:
+    """Learns the link's speed from when it asks for more.
+
+    The first pieces vanish into buffers, which looks fast; once those are full, the time between
+    two requests is the time that a piece takes.
+    """
+
+    def __init__(self) -> None:
+        self._bytes_per_s = 0.0
+        self._last: tuple[int, float] | None = None
+
+    def chunk_bytes(self, now: float) -> int:
+        if self._last is not None and now > self._last[1]:
+            rate = self._last[0] / (now - self._last[1])
+            self._bytes_per_s = (
+                rate if not self._bytes_per_s else 0.8 * self._bytes_per_s + 0.2 * rate
+            )
+        wanted = int(self._bytes_per_s * _CHUNK_S)
+        return min(max(wanted, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+
+    def idle(self) -> None:
+        """Nothing more to send: the time until the next request says nothing."""
+        self._last = None
+
+    def handed_out(self, size_bytes: int, now: float) -> None:
+        self._last = (size_bytes, now)
+
+
+def _slices(buffers: tuple[memoryview, ...], start: int, size: int) -> Iterator[memoryview]:
+    """`size` bytes from `start` of the buffers put together, as views."""
+    for buffer in buffers:
+        if start >= buffer.nbytes:
+            start -= buffer.nbytes
+            continue
+        part = buffer[start : start + size]
+        yield part
+        size -= part.nbytes
+        start = 0
+        if not size:
+            return
