@@ -1,0 +1,4 @@
+"""The control plane: who is here, what runs, who runs what.
+
+`machine.py` decides (no I/O), `server.py` carries out; `events.py` lists what passes between them.
+"""

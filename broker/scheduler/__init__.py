@@ -1,0 +1,1 @@
+"""Planners: from a graph and the peers on offer to a plan with its reasons."""

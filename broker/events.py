@@ -1,0 +1,253 @@
+"""Everything that passes between the broker's machine and its shell, on one page.
+
+Events are facts in the past, instructions are imperatives. A shell turns streams, calls, timers and
+finished work into events, and carries the instructions of one `handle` out in their order.
+
+    who            event                          usual answer
+    -------------  -----------------------------  ---------------------------------------------
+    peer stream    StreamOpened, PeerSaid,        Tell, CloseStream, SetTimer
+                   StreamClosed
+    client call    RunSubmitted, RunCancelled,    Answer or Reject, exactly one for each request
+                   DescribeAsked, WatchAsked
+    planner        PlanReady, PlanFailed          Tell(assign) to the holders, or a failed run
+    clock          TimerFired                     (whatever was due)
+    person         DrainAsked, StopAsked          Stop
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NewType
+
+from ..dag.plan import PeerId, Plan
+from ..proto.broker_pb2 import (
+    BrokerMessage,
+    Description,
+    PeerMessage,
+    RunEvent,
+    RunSpec,
+    RunState,
+    Submitted,
+)
+from .scheduler.interface import PeerOffer
+
+__all__ = [
+    "Answer",
+    "CloseStream",
+    "DescribeAsked",
+    "DrainAsked",
+    "Event",
+    "Instruction",
+    "Log",
+    "MakePlan",
+    "PeerSaid",
+    "PlanFailed",
+    "PlanReady",
+    "Publish",
+    "Reject",
+    "RequestId",
+    "RunCancelled",
+    "RunId",
+    "RunSubmitted",
+    "SetTimer",
+    "Stop",
+    "StopAsked",
+    "StreamClosed",
+    "StreamId",
+    "StreamOpened",
+    "Tell",
+    "TimerFired",
+    "WatchAsked",
+    "Watched",
+]
+
+RunId = NewType("RunId", str)
+StreamId = NewType("StreamId", str)
+"""One Attach stream; never used again after it closed."""
+RequestId = NewType("RequestId", str)
+"""One client call; it gets exactly one Answer or Reject."""
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOpened:
+    stream: StreamId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSaid:
+    stream: StreamId
+    message: PeerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class StreamClosed:
+    """The stream ended, by whichever side; also comes after a CloseStream."""
+
+    stream: StreamId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunSubmitted:
+    request: RequestId
+    spec: RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RunCancelled:
+    request: RequestId
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeAsked:
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class WatchAsked:
+    """Answered with the kept events from a number on; asked again after the next Publish."""
+
+    request: RequestId
+    run: RunId
+    from_event: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReady:
+    """`pairs`: who exchanges frames with whom; empty: every pair of the plan's peers."""
+
+    run: RunId
+    version: int
+    plan: Plan
+    pairs: tuple[tuple[PeerId, PeerId], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFailed:
+    """`code` "peers" or "memory" may heal when peers come back to the pool; others never do."""
+
+    run: RunId
+    version: int
+    reason: str
+    code: str = "plan"
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Start nothing new; Stop comes as soon as no run is active."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Leave now: whatever still runs has failed."""
+
+
+Event = (
+    StreamOpened
+    | PeerSaid
+    | StreamClosed
+    | RunSubmitted
+    | RunCancelled
+    | DescribeAsked
+    | WatchAsked
+    | PlanReady
+    | PlanFailed
+    | TimerFired
+    | DrainAsked
+    | StopAsked
+)
+
+# ---------------------------------------------------------------- instructions
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    stream: StreamId
+    message: BrokerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStream:
+    """End the stream after what was told on it so far."""
+
+    stream: StreamId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Kept events of a run from the asked number on; `over`: the run has ended, no more will come.
+    `first` is greater than the number asked for when older ones are no longer kept."""
+
+    run: RunId
+    first: int
+    events: tuple[RunEvent, ...]
+    over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    request: RequestId
+    message: Submitted | RunState | Description | Watched
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """`code` is the name of a gRPC status, e.g. "NOT_FOUND"."""
+
+    request: RequestId
+    code: Literal["NOT_FOUND", "INVALID_ARGUMENT", "UNAVAILABLE", "RESOURCE_EXHAUSTED"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A new event of a run, already kept: whoever watches the run may ask for it."""
+
+    run: RunId
+    event: RunEvent
+
+
+@dataclass(frozen=True, slots=True)
+class MakePlan:
+    """Plan the run over these peers; the answer is PlanReady or PlanFailed with this version."""
+
+    run: RunId
+    version: int
+    spec: RunSpec
+    peers: tuple[PeerOffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """TimerFired(name) at time `at`; replaces a timer of the same name that has not fired."""
+
+    name: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One structured line: a stable event name and its fields."""
+
+    name: str
+    fields: tuple[tuple[str, str | int | float], ...] = ()
+    level: Literal["info", "warning"] = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Nothing is left to do after a DrainAsked or StopAsked: the daemon may end."""
+
+    why: str
+
+
+Instruction = Tell | CloseStream | Answer | Reject | Publish | MakePlan | SetTimer | Log | Stop

@@ -1,0 +1,372 @@
+"""Who is here: streams, incarnations, leases and the pool.
+
+Rules.
+
+- A stream says Hello first, within `hello_s`, and once. Whoever breaks that is refused.
+- A peer id is persistent; a start of its process is an *incarnation* (boot id, counter). The newest
+  counter wins; the older incarnation is *fenced*: told Refused(again=False) and closed. Among equal
+  counters the one that came last is the newest.
+- An incarnation that attaches again on another stream replaces its own stream; what it executed is
+  lost with the old stream.
+- Two live processes that keep claiming one identity (more than `takeovers` changes of hands within
+  `takeover_window_s`) are both refused, and the identity stays closed for one window.
+- A peer is in one state: `pool` (free), `assigned` (to one run), `draining` (told to leave a run
+  and not clean yet; it says Drained, or is closed after `drained_s`).
+- Every message renews the lease. A peer that was silent for `lease_s` is lost, as is one whose
+  stream ended or that said Goodbye.
+
+Timers are lazy: one per peer, armed for the earliest moment that something could be due, and armed
+again when it fires early. So a heartbeat costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from ..dag.plan import PeerId
+from ..proto.broker_pb2 import BrokerMessage, Hello, Profile, Refused, Welcome
+from ..proto.common_pb2 import Reason
+from ..proto.graph_pb2 import CORE, FULL
+from .events import CloseStream, Instruction, Log, RunId, SetTimer, StreamId, Tell
+from .options import BrokerOptions
+from .scheduler.interface import PeerOffer
+
+__all__ = ["PROTOCOL", "Lost", "Member", "Membership", "State", "clean"]
+
+PROTOCOL = 1
+"""The version of the protocol that this broker speaks."""
+
+State = Literal["pool", "assigned", "draining"]
+
+
+def clean(text: str, limit: int = 500) -> str:
+    """Text from elsewhere, safe for a log line and a terminal: printable, of bounded length."""
+    shown = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+@dataclass(eq=False)
+class Member:
+    """A joined peer. Changed by Membership only."""
+
+    id: PeerId
+    stream: StreamId
+    boot: str
+    counter: int
+    profile: Profile
+    address: str
+    joined: int  # Counts joins of this broker; the order of joining.
+    heard_at: float  # When its last message came.
+    state: State = "pool"
+    run: RunId | None = None  # Set exactly while it is assigned or draining.
+    draining_since: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """For people: the name, and the id where that differs."""
+        name = self.profile.name
+        return self.id if name in ("", self.id) else f"{name} ({self.id})"
+
+    @property
+    def offer(self) -> PeerOffer:
+        return PeerOffer(
+            peer=self.id,
+            name=self.profile.name,
+            place=self.profile.place,
+            device_memory_bytes=self.profile.device_memory_bytes,
+            host_memory_bytes=self.profile.host_memory_bytes,
+            flops_per_s=self.profile.flops_per_s,
+            operator_set="core" if self.profile.operator_set == CORE else "full",
+            reachable=bool(self.address),
+        )
+
+
+class Lost(NamedTuple):
+    """A peer that is no member any more, and the cause in words ("its stream ended: …")."""
+
+    member: Member
+    cause: str
+    code: str
+
+
+@dataclass
+class _Claims:
+    """What is remembered of an identity, whether or not it is joined."""
+
+    counter: int = -1
+    boot: str = ""
+    takeovers: list[float] = field(default_factory=list)
+    closed_until: float = -math.inf
+
+
+class Membership:
+    """Streams and members. Every method returns instructions, and who was lost where one can be.
+
+    members: by id, in order of joining; streams: every open one and its member (None before Hello).
+    version grows with every change that a plan could depend on.
+    """
+
+    def __init__(self, broker_id: str, options: BrokerOptions) -> None:
+        self.broker_id = broker_id
+        self.options = options
+        self.members: dict[PeerId, Member] = {}
+        self.streams: dict[StreamId, PeerId | None] = {}
+        self.version = 0
+        self._claims: dict[PeerId, _Claims] = {}
+        self._joins = 0
+
+    # ------------------------------------------------------------ streams
+
+    def opened(self, stream: StreamId, now: float) -> list[Instruction]:
+        if stream in self.streams:
+            return [Log("stream_twice", (("stream", stream),), "warning")]
+        if len(self.streams) >= self.options.most_streams:
+            return self.refuse(
+                stream,
+                "full",
+                f"the broker has {len(self.streams)} streams, its limit: try again later",
+                again=True,
+            )
+        self.streams[stream] = None
+        return [SetTimer(f"hello:{stream}", now + self.options.hello_s)]
+
+    def closed(self, stream: StreamId, why: str) -> tuple[list[Instruction], list[Lost]]:
+        peer = self.streams.pop(stream, None)
+        if peer is None:
+            return [], []
+        return self._lose(self.members[peer], f"its stream ended ({clean(why)})", "stream")
+
+    def heard(self, stream: StreamId, now: float) -> Member | None:
+        """The member that speaks on a stream, its lease renewed; None before its Hello."""
+        peer = self.streams.get(stream)
+        if peer is None:
+            return None
+        member = self.members[peer]
+        member.heard_at = now
+        return member
+
+    def refuse(
+        self, stream: StreamId, code: str, text: str, *, again: bool = False
+    ) -> list[Instruction]:
+        """Ends a stream that has no member (any more)."""
+        assert self.streams.get(stream) is None, f"stream {stream} still has a member"
+        self.streams.pop(stream, None)
+        refused = Refused(reason=Reason(code=code, text=text), again=again)
+        return [
+            Log("stream_refused", (("stream", stream), ("code", code), ("why", text)), "warning"),
+            Tell(stream, BrokerMessage(refused=refused)),
+            CloseStream(stream, text),
+        ]
+
+    def expel(
+        self, member: Member, code: str, text: str, *, again: bool = False
+    ) -> tuple[list[Instruction], list[Lost]]:
+        """Ends the membership of a peer and tells it why."""
+        out, lost = self._lose(member, text, code)
+        self.streams[member.stream] = None
+        return out + self.refuse(member.stream, code, text, again=again), lost
+
+    # ------------------------------------------------------------ joining and leaving
+
+    def greeted(
+        self, stream: StreamId, hello: Hello, now: float
+    ) -> tuple[list[Instruction], list[Lost]]:
+        """A Hello on a stream that is open and has no member yet."""
+        problem = _problem(hello)
+        if problem is not None:
+            return self.refuse(stream, *problem), []
+        peer = PeerId(hello.peer)
+        claims = self._claims.pop(peer, _Claims())
+        self._claims[peer] = claims  # the most recent claim stands last
+        if now < claims.closed_until:
+            left = claims.closed_until - now
+            text = f"{_shared(peer)}; the identity stays closed for {left:.0f} s more"
+            return self.refuse(stream, "identity", text), []
+        if hello.counter < claims.counter:
+            text = (
+                f"peer {peer} with counter {hello.counter} is older than the incarnation with "
+                f"counter {claims.counter} that joined since: end this process, the newest start "
+                "of a peer is the one that counts"
+            )
+            return self.refuse(stream, "fenced", text), []
+        out: list[Instruction] = []
+        lost: list[Lost] = []
+        old = self.members.get(peer)
+        if old is not None:
+            out, lost = self._replace(old, hello, claims, now)
+        claims.counter, claims.boot = hello.counter, hello.boot
+        if now < claims.closed_until:
+            return out + self.refuse(stream, "identity", _shared(peer)), lost
+        self._forget_old_claims()
+        return out + self._join(stream, hello, now), lost
+
+    def _replace(
+        self, old: Member, hello: Hello, claims: _Claims, now: float
+    ) -> tuple[list[Instruction], list[Lost]]:
+        if (old.boot, old.counter) == (hello.boot, hello.counter):
+            out, lost = self._lose(old, "it attached again on another stream", "stream")
+            self.streams.pop(old.stream)
+            return [*out, CloseStream(old.stream, "the peer attached again")], lost
+        window = now - self.options.takeover_window_s
+        claims.takeovers = [t for t in claims.takeovers if t > window] + [now]
+        if len(claims.takeovers) > self.options.takeovers:
+            claims.takeovers.clear()
+            claims.closed_until = now + self.options.takeover_window_s
+            return self.expel(old, "identity", _shared(old.id))
+        text = (
+            f"a newer start of peer {old.id} (counter {hello.counter}) has taken over from this "
+            f"one (counter {old.counter})"
+        )
+        return self.expel(old, "fenced", text)
+
+    def _join(self, stream: StreamId, hello: Hello, now: float) -> list[Instruction]:
+        peer = PeerId(hello.peer)
+        self._joins += 1
+        profile = Profile()
+        profile.CopyFrom(hello.profile)
+        member = Member(
+            id=peer,
+            stream=stream,
+            boot=hello.boot,
+            counter=hello.counter,
+            profile=profile,
+            address=hello.address,
+            joined=self._joins,
+            heard_at=now,
+        )
+        self.members[peer] = member
+        self.streams[stream] = peer
+        self.version += 1
+        welcome = Welcome(
+            broker=self.broker_id,
+            lease_s=self.options.lease_s,
+            heartbeat_s=self.options.heartbeat_s,
+        )
+        return [
+            Log(
+                "peer_joined", (("peer", peer), ("name", profile.name), ("counter", hello.counter))
+            ),
+            Tell(stream, BrokerMessage(welcome=welcome)),
+            SetTimer(f"peer:{peer}", now + self.options.lease_s),
+        ]
+
+    def _lose(self, member: Member, cause: str, code: str) -> tuple[list[Instruction], list[Lost]]:
+        del self.members[member.id]
+        self.version += 1
+        fields = (("peer", member.id), ("state", member.state), ("why", cause))
+        return [Log("peer_lost", fields)], [Lost(member, cause, code)]
+
+    def goodbye(self, member: Member, why: str) -> tuple[list[Instruction], list[Lost]]:
+        out, lost = self._lose(member, f"it said goodbye ({clean(why)})", "goodbye")
+        self.streams.pop(member.stream)
+        return [*out, CloseStream(member.stream, "goodbye")], lost
+
+    # ------------------------------------------------------------ the pool
+
+    @property
+    def pool(self) -> tuple[Member, ...]:
+        """Free peers in order of joining."""
+        return tuple(m for m in self.members.values() if m.state == "pool")
+
+    def assign(self, member: Member, run: RunId) -> None:
+        assert member.state == "pool", f"{member.id} is {member.state} for {member.run}"
+        member.state, member.run = "assigned", run
+        self.version += 1
+
+    def drain(self, member: Member, now: float) -> list[Instruction]:
+        """It was told to leave its run; it is free once it says Drained."""
+        assert member.state == "assigned", f"{member.id} is {member.state}"
+        member.state, member.draining_since = "draining", now
+        self.version += 1
+        # Its timer is armed for its lease, which may be over before or after this.
+        return [SetTimer(f"peer:{member.id}", self._due(member))]
+
+    def drained(self, member: Member, run: str) -> bool:
+        """Whether that made it free: a Drained of another run has no effect."""
+        if member.state != "draining" or member.run != run:
+            return False
+        member.state, member.run = "pool", None
+        self.version += 1
+        return True
+
+    # ------------------------------------------------------------ time
+
+    def timer(self, name: str, now: float) -> tuple[list[Instruction], list[Lost]]:
+        """A timer `hello:STREAM` or `peer:PEER` fired; others are not ours."""
+        kind, _, who = name.partition(":")
+        stream = StreamId(who)
+        if kind == "hello" and stream in self.streams and self.streams[stream] is None:
+            text = f"no Hello came within {self.options.hello_s:g} s of opening the stream"
+            return self.refuse(stream, "hello", text, again=True), []
+        member = self.members.get(PeerId(who)) if kind == "peer" else None
+        if member is None:
+            return [], []
+        if now < self._due(member):
+            return [SetTimer(name, self._due(member))], []
+        silent = now - member.heard_at
+        if silent >= self.options.lease_s:
+            text = f"it was silent for {silent:.1f} s (its lease is {self.options.lease_s:g} s)"
+            return self.expel(member, "lease", text, again=True)
+        text = (
+            f"it did not give up run {member.run} within {self.options.drained_s:g} s of being "
+            "told to leave it"
+        )
+        return self.expel(member, "drain", text, again=True)
+
+    def _due(self, member: Member) -> float:
+        lease = member.heard_at + self.options.lease_s
+        if member.state != "draining":
+            return lease
+        return min(lease, member.draining_since + self.options.drained_s)
+
+    def _forget_old_claims(self) -> None:
+        # Bounded memory: identities that are not joined, the longest unheard first.
+        excess = len(self._claims) - 2 * self.options.most_streams
+        if excess > 0:
+            gone = [p for p in self._claims if p not in self.members][:excess]
+            for peer in gone:
+                del self._claims[peer]
+
+
+def _shared(peer: PeerId) -> str:
+    return (
+        f"two live processes keep claiming the identity {peer}: both are refused. Stop one of "
+        "them, or give it a state folder of its own"
+    )
+
+
+def _problem(hello: Hello) -> tuple[str, str] | None:
+    """(code, text) of what is wrong with a Hello, or None."""
+    if hello.version != PROTOCOL:
+        return "version", (
+            f"the peer speaks version {hello.version} of the protocol, this broker {PROTOCOL}: "
+            "install the same version of shoal on both"
+        )
+    for field_name, value, least, most in (
+        ("peer", hello.peer, 1, 128),
+        ("boot", hello.boot, 1, 128),
+        ("address", hello.address, 0, 300),
+        ("profile.name", hello.profile.name, 0, 128),
+        ("profile.place", hello.profile.place, 0, 128),
+        ("profile.owner", hello.profile.owner, 0, 128),
+        ("profile.device", hello.profile.device, 0, 300),
+        ("profile.software", hello.profile.software, 0, 300),
+    ):
+        if not least <= len(value) <= most or not value.isprintable():
+            return "hello", (
+                f"{field_name} of the Hello is {clean(value, 60)!r}: expected {least} to {most} "
+                "printable characters"
+            )
+    if hello.profile.operator_set not in (FULL, CORE):
+        return "hello", (
+            f"profile.operator_set of the Hello is {hello.profile.operator_set}: expected FULL "
+            "or CORE"
+        )
+    if not (math.isfinite(hello.profile.flops_per_s) and hello.profile.flops_per_s >= 0):
+        return "hello", (
+            f"profile.flops_per_s of the Hello is {hello.profile.flops_per_s}: expected a finite "
+            "number of at least 0"
+        )
+    return None

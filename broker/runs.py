@@ -1,0 +1,431 @@
+"""One run: its phases, steps and events.
+
+    WAITING --plan--> BUILDING --all ready--> RUNNING --last step committed--> EXPORTING --> DONE
+       |                 |                       |                                 |
+       +-----------------+-----------+-----------+---------------------------------+
+                                     v
+                            FAILED or CANCELLED
+
+Rules.
+
+- A plan makes a new term. A message of another term, or of a peer that the plan does not name, has
+  no effect: it is counted and logged (I3). A late report of a committed step is history only.
+- A peer reports its steps in order, each once. A step is committed when every holder of the plan
+  has reported it; commits are in order and become StepDone events.
+- The export is complete when every peer that is the first holder of some stage sent its weights
+  with all updates in them; they may come before the last report of another peer.
+- A lost peer or a fault ends the run: FAILED, with a reason that names peer, step and cause. All
+  other holders are told to leave. (Going on without it is a later capability.)
+- Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
+  `step_floor_s` and `step_factor` medians of the measured steps since the last report, and
+  `first_step_s` before a step was measured.
+- Events are numbered from 0 without gaps; the newest `kept_events` are kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from statistics import median
+
+from ..dag.convert import plan_to_proto
+from ..dag.plan import PeerId, Plan
+from ..proto.broker_pb2 import (
+    BUILDING,
+    CANCELLED,
+    DONE,
+    EXPORTING,
+    FAILED,
+    RUNNING,
+    WAITING,
+    Assign,
+    BrokerMessage,
+    DialOrder,
+    Exported,
+    Fault,
+    Leave,
+    Phase,
+    Ready,
+    RunEvent,
+    RunSpec,
+    RunState,
+    Start,
+    StepDone,
+    StepReport,
+    WeightFile,
+    Weights,
+)
+from ..proto.common_pb2 import Reason
+from ..proto.graph_pb2 import CORE
+from .events import Instruction, Log, Publish, RunId, SetTimer, Tell, Watched
+from .membership import Lost, Member, Membership, clean
+from .options import BrokerOptions
+from .wish import Wish
+
+__all__ = ["Run"]
+
+_ENDED = (DONE, FAILED, CANCELLED)
+
+
+class Run:
+    """A run and its history. All methods return instructions; all but `watched` may change it.
+
+    plan, peers: of the current term, from BUILDING on. asked: version of the MakePlan whose answer
+    it waits for, only while WAITING. offered: the incarnations that were offered for it.
+    """
+
+    def __init__(
+        self, run: RunId, number: int, spec: RunSpec, wish: Wish, options: BrokerOptions
+    ) -> None:
+        self.id = run
+        self.number = number
+        self.spec = spec
+        self.wish = wish
+        self.options = options
+        self.phase: Phase = WAITING
+        self.reason = Reason()
+        self.term = 0
+        self.plan: Plan | None = None
+        self.peers: tuple[PeerId, ...] = ()
+        self.asked: int | None = None
+        self.offered: dict[PeerId, tuple[str, int]] = {}
+        self.committed = 0
+        self.events: deque[RunEvent] = deque(maxlen=options.kept_events)
+        self._numbered = 0
+        self._ready: dict[PeerId, Ready] = {}
+        self._next: dict[PeerId, int] = {}  # The step that each peer reports next.
+        self._reports: dict[int, dict[PeerId, StepReport]] = {}  # Of uncommitted steps.
+        self._exports: dict[PeerId, Exported] = {}
+        self._seconds: deque[float] = deque(maxlen=64)  # Of the newest committed steps.
+        self._committed_at = 0.0
+        self._since = 0.0  # Begin of what the deadline counts from.
+        self._armed: float | None = None
+
+    def __repr__(self) -> str:
+        phase = Phase.Name(self.phase)
+        return f"<Run {self.id} {phase} term {self.term}, {self.committed}/{self.spec.steps} steps>"
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in _ENDED
+
+    @property
+    def active(self) -> bool:
+        """Whether peers are assigned to it."""
+        return not self.ended and self.phase != WAITING
+
+    @property
+    def state(self) -> RunState:
+        return RunState(
+            run=self.id,
+            phase=self.phase,
+            reason=self.reason if self.reason.code else None,
+            step=self.committed,
+            steps=self.spec.steps,
+            name=self.spec.name,
+            term=self.term,
+        )
+
+    # ------------------------------------------------------------ events for watchers
+
+    def watched(self, start: int) -> Watched:
+        first = self.events[0].number if self.events else self._numbered
+        start = min(max(start, first), self._numbered)
+        events = tuple(islice(self.events, start - first, None))
+        return Watched(self.id, start, events, self.ended)
+
+    def _publish(self, event: RunEvent, now: float) -> Publish:
+        event.number, event.at_s, event.term = self._numbered, now, self.term
+        self._numbered += 1
+        self.events.append(event)
+        return Publish(self.id, event)
+
+    def _enter(self, phase: Phase, now: float, code: str = "", text: str = "") -> list[Instruction]:
+        self.phase = phase
+        self.reason = Reason(code=code, text=text)
+        self._since = now
+        fields: list[tuple[str, str | int | float]] = [("run", self.id)]
+        fields += [("phase", Phase.Name(phase)), ("term", self.term)]
+        fields += [("step", self.committed), ("why", text)]
+        return [
+            Log("run_state", tuple(fields), "warning" if phase == FAILED else "info"),
+            self._publish(RunEvent(state=self.state), now),
+        ]
+
+    def note(self, text: str, now: float) -> list[Instruction]:
+        return [self._publish(RunEvent(note=text), now)]
+
+    # ------------------------------------------------------------ WAITING
+
+    def waits(self, code: str, text: str, now: float) -> list[Instruction]:
+        """Shows why it waits; nothing when that is known already."""
+        if (self.reason.code, self.reason.text) == (code, text):
+            return []
+        return self._enter(WAITING, now, code, text)
+
+    def waiting_to_building(
+        self,
+        plan: Plan,
+        pairs: Sequence[tuple[PeerId, PeerId]],
+        members: Membership,
+        generation: int,
+        now: float,
+    ) -> list[Instruction]:
+        """The plan's peers are all in the pool. Uses dial generations from `generation` on, one for
+        each pair. Of each pair the one that stands first in the plan dials, or the one that can."""
+        assert self.phase == WAITING, self
+        self.term += 1
+        self.plan, self.peers, self.asked, self.offered = plan, plan.peers, None, {}
+        self._next = dict.fromkeys(self.peers, 0)
+        joined = [members.members[p] for p in self.peers]
+        dials: dict[PeerId, list[DialOrder]] = {p: [] for p in self.peers}
+        for i, (a, b) in enumerate(pairs):
+            source, target = members.members[a], members.members[b]
+            if not target.address:
+                source, target = target, source
+            order = DialOrder(peer=target.id, address=target.address, generation=generation + i)
+            dials[source.id].append(order)
+        wire = plan_to_proto(plan)
+        base = Assign(
+            run=self.id,
+            term=self.term,
+            plan=wire,
+            full_graph=self.spec.graph,
+            weights=self.spec.weights,
+            data=self.spec.data,
+            training=self.wish.training,
+        )
+        out: list[Instruction] = [self._publish(RunEvent(plan=wire), now)]
+        for member in joined:
+            members.assign(member, self.id)
+            assign = Assign()
+            assign.CopyFrom(base)
+            core = member.profile.operator_set == CORE
+            assign.graph.CopyFrom(self.spec.core_graph if core else self.spec.graph)
+            assign.dials.extend(dials[member.id])
+            out.append(Tell(member.stream, BrokerMessage(assign=assign)))
+        text = f"{len(joined)} peers fetch and build {len(plan.stages)} stages"
+        return out + self._enter(BUILDING, now, "building", text)
+
+    # ------------------------------------------------------------ BUILDING to EXPORTING
+
+    def ready(
+        self, member: Member, message: Ready, members: Membership, now: float
+    ) -> list[Instruction]:
+        stale = self._stale("ready", member, message.term, BUILDING)
+        if stale:
+            return stale
+        self._ready[member.id] = message
+        if len(self._ready) < len(self.peers):
+            return []
+        self._committed_at = now
+        start = BrokerMessage(start=Start(run=self.id, term=self.term))
+        out: list[Instruction] = [Tell(m.stream, start) for m in self._holders(members)]
+        return out + self._enter(RUNNING, now)
+
+    def reported(
+        self, member: Member, report: StepReport, members: Membership, now: float
+    ) -> list[Instruction]:
+        stale = self._stale("step", member, report.term, RUNNING)
+        if stale:
+            return stale
+        step, wanted = report.step, self._next[member.id]
+        if step < wanted:
+            return [self._ignored("step_again", member, f"step {step} was reported before")]
+        if step > wanted or step >= self.spec.steps:
+            text = (
+                f"peer {member.label} reported step {step}: expected step {wanted} of "
+                f"{self.spec.steps}"
+            )
+            return self.fail("protocol", text, members, now)
+        if step - self.committed >= self.options.most_lead:
+            text = (
+                f"peer {member.label} reported step {step} while step {self.committed} is not "
+                f"committed: expected a lead below {self.options.most_lead} steps"
+            )
+            return self.fail("protocol", text, members, now)
+        self._next[member.id] = step + 1
+        self._reports.setdefault(step, {})[member.id] = report
+        self._since = now
+        out: list[Instruction] = []
+        while len(self._reports.get(self.committed, {})) == len(self.peers):
+            out.append(self._commit(now))
+        if self.committed == self.spec.steps:
+            files = len(self._exporters)
+            out += self._enter(EXPORTING, now, "exporting", f"{files} peers upload their weights")
+            out += self._finish_export(members, now)
+        return out
+
+    def _commit(self, now: float) -> Instruction:
+        reports = self._reports.pop(self.committed)
+        done = StepDone(step=self.committed, seconds=now - self._committed_at)
+        for peer in self.peers:  # in the plan's order, so that sums and the hub are determined
+            report = reports[peer]
+            done.sent_bytes = min(done.sent_bytes + report.sent_bytes, 2**64 - 1)
+            done.compute_s += report.compute_s
+            if report.HasField("outcome") and not done.HasField("outcome"):
+                done.outcome.CopyFrom(report.outcome)
+            if report.HasField("evaluation") and not done.HasField("evaluation"):
+                done.evaluation.CopyFrom(report.evaluation)
+        self._seconds.append(done.seconds)
+        self._committed_at = now
+        self.committed += 1
+        return self._publish(RunEvent(step=done), now)
+
+    def exported(
+        self, member: Member, message: Exported, members: Membership, now: float
+    ) -> list[Instruction]:
+        stale = self._stale("exported", member, message.term, RUNNING, EXPORTING)
+        if stale:
+            return stale
+        if member.id not in self._exporters or message.step != self.spec.steps:
+            text = (
+                f"weights of step {message.step}: expected those of step {self.spec.steps} from "
+                f"{', '.join(self._exporters)}"
+            )
+            return [self._ignored("exported", member, text)]
+        self._exports[member.id] = message
+        self._since = now
+        return self._finish_export(members, now)
+
+    def _finish_export(self, members: Membership, now: float) -> list[Instruction]:
+        if self.phase != EXPORTING or len(self._exports) < len(self._exporters):
+            return []
+        files = [WeightFile(blob=self._exports[p].weights) for p in self._exporters]
+        weights = Weights(step=self.spec.steps, files=files)
+        out: list[Instruction] = [self._publish(RunEvent(weights=weights), now)]
+        return out + self._end(DONE, "done", f"{self.committed} steps are done", members, now)
+
+    @property
+    def _exporters(self) -> tuple[PeerId, ...]:
+        assert self.plan is not None, self
+        return tuple(dict.fromkeys(s.holders[0] for s in self.plan.stages))
+
+    # ------------------------------------------------------------ ends
+
+    def lost(self, lost: Lost, members: Membership, now: float) -> list[Instruction]:
+        """A holder is no member any more."""
+        text = (
+            f"peer {lost.member.label} was lost {self._where}: {lost.cause}. A run cannot go on "
+            "without its holders yet: let the peer or another one join, then submit the run again"
+        )
+        return self.fail("lost", text, members, now)
+
+    def fault(
+        self, member: Member, fault: Fault, members: Membership, now: float
+    ) -> list[Instruction]:
+        stale = self._stale("fault", member, fault.term, BUILDING, RUNNING, EXPORTING)
+        if stale:
+            return stale
+        about = ""
+        if fault.about:
+            other = members.members.get(PeerId(fault.about))
+            about = f" about peer {other.label if other else clean(fault.about, 128)}"
+        what = clean(fault.reason.text, 2000) or clean(fault.reason.code, 60) or "no reason given"
+        where = f"at step {fault.step}" if self.phase == RUNNING else self._where
+        text = f"peer {member.label} reports a fault {where}{about}: {what}"
+        return self.fail(clean(fault.reason.code, 60) or "fault", text, members, now)
+
+    def fail(self, code: str, text: str, members: Membership, now: float) -> list[Instruction]:
+        return self._end(FAILED, code, text, members, now)
+
+    def cancel(self, members: Membership, now: float) -> list[Instruction]:
+        return self._end(CANCELLED, "cancelled", f"cancelled {self._where}", members, now)
+
+    def _end(
+        self, phase: Phase, code: str, text: str, members: Membership, now: float
+    ) -> list[Instruction]:
+        assert not self.ended, self
+        out: list[Instruction] = []
+        for member in self._holders(members):
+            leave = Leave(run=self.id, term=self.term, reason=Reason(code=code, text=text))
+            out.append(Tell(member.stream, BrokerMessage(leave=leave)))
+            out += members.drain(member, now)
+        self.asked, self.offered = None, {}
+        self._ready, self._reports, self._exports, self._next = {}, {}, {}, {}
+        return out + self._enter(phase, now, code, text)
+
+    # ------------------------------------------------------------ time
+
+    @property
+    def deadline(self) -> float | None:
+        """When the current phase has failed, unless something comes before."""
+        if self.phase == BUILDING:
+            return self._since + self.options.build_s
+        if self.phase == RUNNING:
+            return self._since + self._allowance
+        if self.phase == EXPORTING:
+            return self._since + self.options.export_s
+        return None
+
+    @property
+    def _allowance(self) -> float:
+        if not self._seconds:
+            return self.options.first_step_s
+        return max(self.options.step_floor_s, self.options.step_factor * median(self._seconds))
+
+    def arm(self) -> list[Instruction]:
+        """Sets the timer when nothing is armed, or the deadline has come nearer than the timer."""
+        deadline = self.deadline
+        if deadline is None or (self._armed is not None and self._armed <= deadline):
+            return []
+        self._armed = deadline
+        return [SetTimer(f"run:{self.id}", deadline)]
+
+    def timer(self, members: Membership, now: float) -> list[Instruction]:
+        self._armed = None
+        deadline = self.deadline
+        if deadline is None or now < deadline:
+            return []
+        waited = now - self._since
+        if self.phase == BUILDING:
+            missing = [p for p in self.peers if p not in self._ready]
+            text = f"not built within {waited:.0f} s: no Ready came from {{}}"
+        elif self.phase == EXPORTING:
+            missing = [p for p in self._exporters if p not in self._exports]
+            text = f"no weights came for {waited:.0f} s: they are missing from {{}}"
+        else:
+            missing = [p for p in self.peers if self._next[p] <= self.committed]
+            known = f"median {median(self._seconds):.2f} s" if self._seconds else "none measured"
+            text = (
+                f"step {self.committed} made no progress for {waited:.0f} s (steps so far: "
+                f"{known}): no report came from {{}}"
+            )
+        return self.fail("deadline", text.format(_labels(missing, members)), members, now)
+
+    # ------------------------------------------------------------ shared
+
+    @property
+    def _where(self) -> str:
+        if self.phase == RUNNING:
+            return f"at step {self.committed}"
+        return {WAITING: "before it began", BUILDING: "while it was built"}.get(
+            self.phase, "while its weights were exported"
+        )
+
+    def _holders(self, members: Membership) -> list[Member]:
+        """The holders that are still members and assigned to this run, in the plan's order."""
+        found = (members.members.get(p) for p in self.peers)
+        return [m for m in found if m is not None and m.state == "assigned" and m.run == self.id]
+
+    def _stale(self, what: str, member: Member, term: int, *phases: Phase) -> list[Instruction]:
+        """A log line when a message may have no effect: another term, phase or peer (I3)."""
+        if term != self.term:
+            text = f"term {term}: the run is in term {self.term}"
+        elif member.run != self.id or member.state != "assigned":
+            text = f"the peer is {member.state} for {member.run or 'no run'}"
+        elif self.phase not in phases:
+            text = f"the run is {Phase.Name(self.phase)}"
+        else:
+            return []
+        return [self._ignored(what, member, text)]
+
+    def _ignored(self, what: str, member: Member, text: str) -> Log:
+        fields = (("message", what), ("peer", member.id), ("run", self.id), ("why", text))
+        return Log("message_ignored", fields)
+
+
+def _labels(peers: Iterable[PeerId], members: Membership) -> str:
+    found = ((p, members.members.get(p)) for p in peers)
+    return ", ".join(m.label if m else p for p, m in found) or "nobody"

@@ -1,0 +1,66 @@
+"""The invariants of the broker's machine; tests call this after every event."""
+
+from __future__ import annotations
+
+from ..dag.plan import PeerId
+from ..proto.broker_pb2 import BUILDING, EXPORTING, RUNNING, WAITING
+from .events import RunId
+from .machine import BrokerMachine
+from .runs import Run
+
+__all__ = ["validate"]
+
+
+def validate(machine: BrokerMachine) -> None:
+    """Raises AssertionError when the machine's parts contradict each other."""
+    members = machine.members.members
+    for peer, member in members.items():
+        assert member.id == peer
+        assert machine.members.streams.get(member.stream) == peer, f"{peer} has no stream"
+        assert (member.run is None) == (member.state == "pool"), (
+            f"{peer}: {member.state}, {member.run}"
+        )
+    named = [p for p in machine.members.streams.values() if p is not None]
+    assert sorted(named) == sorted(members), "every stream with a peer is the one of that member"
+
+    holders: dict[PeerId, RunId] = {}
+    for run in machine.runs.values():
+        _validate_run(run)
+        if run.active:
+            for peer in run.peers:
+                assert peer not in holders, f"{peer} holds stages of {holders[peer]} and {run.id}"
+                holders[peer] = run.id
+    for peer, member in members.items():
+        if member.state == "assigned":
+            assert holders.get(peer) == member.run, f"{peer} is assigned to {member.run} in vain"
+    for peer, run_id in holders.items():
+        assert peer in members, f"run {run_id} goes on without its holder {peer}"
+        assert members[peer].state == "assigned", (
+            f"{peer} holds stages and is {members[peer].state}"
+        )
+
+    asked = [run.id for run in machine.runs.values() if run.asked is not None]
+    assert asked == ([machine.planning] if machine.planning else []), "one plan at a time"
+    open_runs = [run for run in machine.runs.values() if not run.ended]
+    assert len(open_runs) <= machine.options.most_waiting
+    assert len(machine.members.streams) <= machine.options.most_streams
+
+
+def _validate_run(run: Run) -> None:
+    assert run.phase in (WAITING, BUILDING, RUNNING, EXPORTING) or run.ended, run
+    assert run.active == (run.phase in (BUILDING, RUNNING, EXPORTING)), run
+    assert run.committed <= run.spec.steps, run
+    assert (run.deadline is not None) == run.active, f"{run}: a wait without an end (I9)"
+    assert run.asked is None or run.phase == WAITING, run
+    if run.active:
+        assert run.plan is not None, run
+        assert run.peers == run.plan.peers, run
+        assert run.term >= 1, run
+    if run.phase == EXPORTING:
+        assert run.committed == run.spec.steps, run
+    numbers = [event.number for event in run.events]
+    first = numbers[0] if numbers else 0
+    assert numbers == list(range(first, first + len(numbers))), f"{run}: gaps in {numbers}"
+    assert len(run.events) <= run.options.kept_events
+    if run.ended:
+        assert run.events[-1].state.phase == run.phase, f"{run}: its last event is not its end"

@@ -1,0 +1,111 @@
+"""Who may be planned next, and why the others wait. Pure functions over runs and members.
+
+Order: by priority (higher first), then first come. A run that could start as soon as peers come
+back from other runs is not overtaken; one that lacks peers altogether is, since nobody knows when
+they will join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..dag.plan import PeerId
+from ..proto.graph_pb2 import CORE
+from .membership import Member, Membership
+from .runs import Run
+
+__all__ = ["Offered", "Waits", "consider", "in_order", "resolve", "suited"]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """These free peers are enough to ask for a plan."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """`blocks`: it waits for peers that work now, so nobody may overtake it."""
+
+    code: str
+    reason: str
+    blocks: bool
+
+
+def in_order(runs: Iterable[Run]) -> list[Run]:
+    """Runs in the order in which they get peers."""
+    return sorted(runs, key=lambda run: (-run.wish.priority, run.number))
+
+
+def consider(run: Run, members: Membership) -> Offered | Waits:
+    """Whether the pool has what a run needs."""
+    if run.wish.wanted:
+        return _by_hand(run, members)
+    able = suited(run, members)
+    free = tuple(m for m in able if m.state == "pool")
+    need, joined = run.wish.least, len(members.members)
+    if len(free) >= need:
+        return Offered(free)
+    words = f"needs {need} peer{'s' if need > 1 else ''}"
+    if run.wish.options.stages or need > 1:
+        stages = run.wish.options.stages or 1
+        words += f" ({stages} stages"
+        words += f" × {run.wish.options.pipelines})" if run.wish.options.pipelines > 1 else ")"
+    text = f"{words}, has {len(free)} in the pool"
+    busy = len(able) - len(free)
+    if busy:
+        text += f"; {busy} more work{'s' if busy == 1 else ''} for another run"
+    if len(able) < joined:
+        text += (
+            f"; {joined - len(able)} with the core operator set cannot take part, because the "
+            "run brings no core graph"
+        )
+    if len(able) < need:
+        text += ": start more with `shoal join`"
+    return Waits("peers", text, blocks=len(able) >= need)
+
+
+def suited(run: Run, members: Membership) -> list[Member]:
+    """Members that could take part if they were free, in order of joining."""
+    return [m for m in members.members.values() if _suits(run, m)]
+
+
+def resolve(wanted: PeerId, members: Membership) -> list[Member]:
+    """Members that a hand-written plan may mean: the one with that id, or all with that name."""
+    by_id = members.members.get(wanted)
+    if by_id is not None:
+        return [by_id]
+    return [m for m in members.members.values() if m.profile.name == wanted]
+
+
+def _by_hand(run: Run, members: Membership) -> Offered | Waits:
+    found: list[Member] = []
+    problems: list[str] = []
+    blocks = True
+    for wanted in run.wish.wanted:
+        named = resolve(wanted, members)
+        if len(named) == 1 and _suits(run, named[0]) and named[0] not in found:
+            found.append(named[0])
+            if named[0].state != "pool":
+                problems.append(f"{wanted} works for run {named[0].run}")
+            continue
+        blocks = False
+        if not named:
+            problems.append(f"{wanted} has not joined")
+        elif len(named) > 1:
+            problems.append(f"{wanted} is the name of {len(named)} peers: use an id")
+        elif named[0] in found:
+            problems.append(f"{wanted} is a peer that the plan names twice, by id and by name")
+        else:
+            problems.append(f"{wanted} has the core operator set and the run brings no core graph")
+    if not problems:
+        return Offered(tuple(found))
+    need = len(run.wish.wanted)
+    text = f"its plan needs {need} peers, has {need - len(problems)} of them: {'; '.join(problems)}"
+    return Waits("peers", text, blocks)
+
+
+def _suits(run: Run, member: Member) -> bool:
+    return run.wish.core or member.profile.operator_set != CORE

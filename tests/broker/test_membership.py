@@ -1,0 +1,220 @@
+"""Joining, incarnations, leases and the pool, on the machine alone."""
+
+from __future__ import annotations
+
+import pytest
+from shoal.broker.events import CloseStream, PeerSaid, StreamClosed, StreamId, StreamOpened, Tell
+from shoal.proto.broker_pb2 import (
+    FAILED,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    PeerMessage,
+    Ready,
+)
+from shoal.proto.common_pb2 import Reason
+from shoal.proto.graph_pb2 import CORE
+
+
+def test_a_hello_joins_the_pool_and_is_welcomed(world) -> None:
+    out = world.join("a")
+    assert world.kinds(out, "a") == ["welcome"]
+    assert world.told(out, "a")[0].welcome.broker == "broker-1"
+    assert repr(world.machine) == "<Broker 1 peer (1 in pool), 0 runs>"
+
+
+def test_the_table_shows_pool_and_runs(world) -> None:
+    for peer in "abcd":
+        world.join(peer)
+    world.start("a", "b", "c")
+    assert repr(world.machine) == "<Broker 4 peers (1 in pool), 1 run>"
+
+
+def test_another_protocol_version_is_refused_and_says_what_to_do(world) -> None:
+    out = world.join("a", version=2)
+    refused = world.told(out, "a")[0].refused
+    assert refused.reason.code == "version"
+    assert not refused.again
+    assert "version 2" in refused.reason.text
+    assert "install the same version" in refused.reason.text
+    assert world.kinds(out, "a") == ["refused", "close"]
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"peer": ""},
+        {"peer": "x" * 200},
+        {"peer": "a\x1b[31m"},
+        {"boot": ""},
+        {"address": "a:1\n"},
+        {"flops_per_s": float("nan")},
+        {"flops_per_s": -1.0},
+        {"operator_set": 0},
+    ],
+    ids=str,
+)
+def test_a_hello_with_wrong_fields_is_refused(world, hello) -> None:
+    profile = {k: hello.pop(k) for k in list(hello) if k in ("flops_per_s", "operator_set")}
+    fields = {"version": 1, "peer": "a", "boot": "b", "counter": 1, **hello}
+    message = Hello(**fields, profile={"operator_set": 1, **profile})
+    world.streams["a"] = StreamId("s")
+    world.handle(StreamOpened(StreamId("s")))
+    out = world.handle(PeerSaid(StreamId("s"), PeerMessage(hello=message)))
+    assert world.told(out, "a")[0].refused.reason.code == "hello"
+    assert not world.machine.members.members
+
+
+def test_a_stream_without_a_hello_is_closed_in_time(world) -> None:
+    world.streams["a"] = StreamId("s")
+    world.handle(StreamOpened(StreamId("s")))
+    assert world.wait(9.9) == []
+    assert world.kinds(world.wait(0.2), "a") == ["refused", "close"]
+
+
+def test_a_message_before_the_hello_ends_that_stream_only(world) -> None:
+    world.join("b")
+    world.streams["a"] = StreamId("s")
+    world.handle(StreamOpened(StreamId("s")))
+    out = world.say("a", heartbeat=Heartbeat())
+    assert world.kinds(out, "a") == ["refused", "close"]
+    assert list(world.machine.members.members) == ["b"]
+
+
+def test_nonsense_of_a_member_ends_its_membership(world) -> None:
+    world.join("a")
+    out = world.say("a")  # a message of no kind
+    assert world.told(out, "a")[0].refused.reason.code == "protocol"
+    assert not world.machine.members.members
+
+
+def test_a_second_hello_on_a_stream_is_nonsense(world) -> None:
+    world.join("a")
+    out = world.say("a", hello=Hello(version=1, peer="a", boot="x", counter=9))
+    assert "second Hello" in world.told(out, "a")[0].refused.reason.text
+
+
+def test_a_message_that_is_too_long_is_refused(world) -> None:
+    world.join("a")
+    out = world.say("a", goodbye=Goodbye(reason=Reason(text="x" * 70_000)))
+    assert "expected at most 65536" in world.told(out, "a")[0].refused.reason.text
+
+
+def test_the_newest_incarnation_wins_and_the_old_one_is_fenced(world) -> None:
+    world.join("a", counter=1)
+    old = world.streams["a"]
+    out = world.join("a", counter=2)
+    fence = [i for i in out if isinstance(i, CloseStream)]
+    assert [i.stream for i in fence] == [old]
+    told_old = [i.message for i in out if isinstance(i, Tell) and i.stream == old]
+    assert told_old[0].refused.reason.code == "fenced"
+    assert not told_old[0].refused.again
+    assert world.kinds(out, "a") == ["welcome"]
+    assert world.machine.members.members["a"].counter == 2
+    # The old stream's end, when it comes, concerns nobody.
+    assert world.handle(StreamClosed(old, "closed by us")) == []
+
+
+def test_an_older_incarnation_is_refused_even_after_the_newer_one_left(world) -> None:
+    world.join("a", counter=5)
+    world.close("a")
+    out = world.join("a", counter=4)
+    refused = world.told(out, "a")[0].refused
+    assert refused.reason.code == "fenced"
+    assert not refused.again
+
+
+def test_a_start_after_a_crash_joins_again(world) -> None:
+    world.join("a", counter=1)
+    world.close("a")
+    assert world.kinds(world.join("a", counter=2), "a") == ["welcome"]
+
+
+def test_the_same_incarnation_may_attach_again_and_loses_its_old_stream(world) -> None:
+    world.join("a", counter=1)
+    old = world.streams["a"]
+    out = world.join("a", counter=1)
+    assert [i.stream for i in out if isinstance(i, CloseStream)] == [old]
+    assert world.kinds(out, "a") == ["welcome"]
+
+
+def test_two_processes_that_keep_claiming_one_identity_are_both_refused(world) -> None:
+    world.join("a", counter=1)
+    world.join("b")
+    for counter in (2, 3, 4):
+        assert world.kinds(world.join("a", counter=counter), "a") == ["welcome"]
+    last = world.streams["a"]
+    out = world.join("a", counter=5)
+    reasons = [i.message.refused.reason for i in out if hasattr(i, "message")]
+    assert [r.code for r in reasons] == ["identity", "identity"]
+    assert "two live processes keep claiming the identity a" in reasons[0].text
+    assert {i.stream for i in out if isinstance(i, CloseStream)} == {last, world.streams["a"]}
+    assert list(world.machine.members.members) == ["b"]
+    # It stays closed for the window, then one of them may have it.
+    assert world.kinds(world.join("a", counter=6), "a") == ["refused", "close"]
+    world.wait(61)
+    assert world.kinds(world.join("a", counter=7), "a") == ["welcome"]
+
+
+def test_a_silent_peer_is_lost_when_its_lease_is_over(world) -> None:
+    world.join("a")
+    world.wait(6)
+    world.say("a", heartbeat=Heartbeat())
+    world.wait(9.5)
+    assert "a" in world.machine.members.members
+    out = world.wait(1)
+    assert world.told(out, "a")[0].refused.reason.code == "lease"
+    assert world.told(out, "a")[0].refused.again
+    assert not world.machine.members.members
+
+
+def test_a_peer_that_left_its_run_is_free_once_it_says_drained(world) -> None:
+    run = world.start("a")
+    out = world.cancel(run)
+    assert world.kinds(out, "a") == ["leave"]
+    member = world.machine.members.members["a"]
+    assert member.state == "draining"
+    world.drained("a", "r-other")
+    assert member.state == "draining"
+    world.drained("a", run)
+    assert member.state == "pool"
+
+
+def test_a_peer_that_does_not_give_up_its_run_is_closed(make_world) -> None:
+    world = make_world(drained_s=5.0)
+    run = world.start("a")
+    world.wait(1)
+    world.say("a", heartbeat=Heartbeat())
+    world.cancel(run)
+    out = world.wait(5.5)
+    assert world.told(out, "a")[0].refused.reason.code == "drain"
+    assert f"did not give up run {run}" in world.told(out, "a")[0].refused.reason.text
+
+
+def test_goodbye_leaves_at_once_and_ends_the_run(world) -> None:
+    run = world.start("a", "b")
+    out = world.say("a", goodbye=Goodbye(reason=Reason(code="owner", text="the owner stopped it")))
+    assert world.kinds(out, "a") == ["close"]
+    assert world.kinds(out, "b") == ["leave"]
+    assert world.state(run).phase == FAILED
+    assert "said goodbye (the owner stopped it)" in world.state(run).reason.text
+
+
+def test_a_ready_for_an_unknown_run_has_no_effect(world) -> None:
+    world.join("a")
+    world.say("a", ready=Ready(run="r-none", term=1))
+    assert world.machine.ignored == {"ready": 1}
+
+
+def test_a_core_peer_is_known_as_one(world) -> None:
+    world.join("a", operator_set=CORE)
+    assert world.machine.members.members["a"].offer.operator_set == "core"
+
+
+def test_streams_are_bounded(make_world) -> None:
+    world = make_world(most_streams=2)
+    world.join("a")
+    world.join("b")
+    out = world.join("c")
+    assert world.told(out, "c")[0].refused.reason.code == "full"
+    assert world.told(out, "c")[0].refused.again
