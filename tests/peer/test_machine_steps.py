@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shoal.dag.check import slots
 from shoal.dag.cut import cut, tied_groups
 from shoal.dag.flow import Flow, Transfer
 from shoal.dag.graph import (
@@ -165,6 +166,8 @@ class World:
         self.ready: list[PeerId] = []
         self.drained: list[PeerId] = []
         self.sent: dict[FrameKey, int] = {}
+        self.slots = slots(plan, self.flow.stages, self.flow.tied)
+        self.held = dict.fromkeys(self.slots, 0)
         self.lanes: dict[tuple[str, ...], deque[tuple[PeerId, e.Event]]] = {}
         for peer in plan.peers:
             self.post(("broker", peer), peer, said(assign=assign_of(plan, me=peer)))
@@ -205,10 +208,15 @@ class World:
                 assert key in device.store
                 self.sent[key] = self.sent.get(key, 0) + 1
                 self.post(("device", peer), peer, e.FrameQueued(key, 100))
+                link = PeerId(key.source), PeerId(key.destination), key.role
+                self.held[link] += 1
+                assert self.held[link] <= self.slots[link], f"{key} finds no receive slot"
                 lane = ("frames", key.source, key.destination, key.role)
                 self.post(lane, PeerId(key.destination), e.FrameArrived(key))
             case e.Release(key):
                 device.store.pop(key, None)
+                if key.source != key.destination:
+                    self.held[PeerId(key.source), PeerId(key.destination), key.role] -= 1
             case e.UploadWeights(run, term, step):
                 ref = common_pb2.BlobRef(hash=f"{step:064x}", size_bytes=1)
                 self.post(("device", peer), peer, e.ExportedWeights(run, term, step, ref))
