@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .evaluation import evaluation as evaluation_form
 from .graph import Graph, TensorSpec
 from .random import step_key
 from .stage_module import StageModule, build
@@ -271,8 +270,10 @@ class StageExecutor:
         return total
 
     def _derive_evaluation(self) -> tuple[Graph, tuple[int, int]]:
+        from .evaluation import evaluation  # most executors never evaluate
+
         assert self._graph.operator_set == "full", "a lowered graph needs its evaluation form given"
-        return evaluation_form(self._graph), (self.stage.start, self.stage.stop)
+        return evaluation(self._graph), (self.stage.start, self.stage.stop)
 
     def __repr__(self) -> str:
         size = sum(p.numel() for p in self.parameters.values())
