@@ -1,0 +1,181 @@
+"""Building an assignment on a device: the stages of one peer with their weights, and what of them
+it exports. Everything that plan, graph, weights and data could contradict each other in is checked
+here, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..dag.cut import cut, tied_groups
+from ..dag.execute import SpecError, StageExecutor
+from ..dag.flow import Flow
+from ..dag.graph import Graph, TensorSpec
+from .data.reader import Reader
+from .exchange import Exchange, Held, Wire
+from .optimizer import StageOptimizer
+from .order import BuildOrder
+from .store import Store
+from .weights import WeightError
+
+__all__ = ["Inputs", "Work", "build_work"]
+
+Inputs = dict[str, Tensor]
+
+
+@dataclass(eq=False)
+class Work:
+    """Everything of one assignment on its device."""
+
+    order: BuildOrder
+    graph: Graph
+    """Full form, bound."""
+    flow: Flow
+    wire: Wire
+    held: dict[int, Held]
+    """This peer's stages by index."""
+    exchange: Exchange
+    reader: Reader
+    unread: dict[str, Tensor]
+    """Exported here, though no operator reads them."""
+    store: Store = field(default_factory=Store)
+    inputs: dict[tuple[int, int, int], Inputs] = field(default_factory=dict)
+    """Prefetched data by (step, microbatch, stage)."""
+
+    @cached_property
+    def codecs(self) -> dict[tuple[str, str, str], str]:
+        """Codec by (source, destination, role); raw/1 where the plan says nothing."""
+        return {(c.source, c.destination, c.role): c.codec for c in self.order.plan.codecs}
+
+    @cached_property
+    def standing_bytes(self) -> int:
+        """Parameters, their gradients, optimizer state and buffers."""
+        total = 0
+        for held in self.held.values():
+            executor = held.executor
+            tensors = [*executor.parameters.values(), *executor.buffers.values()]
+            tensors += [p for p in executor.parameters.values() if p.requires_grad]  # gradients
+            total += sum(t.numel() * t.element_size() for t in tensors)
+            total += held.optimizer.state_bytes
+        return total
+
+    @cached_property
+    def kept_bytes(self) -> dict[int, int]:
+        """By stage, about what autograd keeps of one microbatch: the values that it differentiates.
+        An estimate, for a CPU, where nothing measures it."""
+        return {
+            k: sum(
+                self.graph.spec[value].size_bytes
+                for op in self.graph.operators[held.stage.start : held.stage.stop]
+                for value in op.values
+                if value in self.graph.grads
+            )
+            for k, held in self.held.items()
+        }
+
+    def exported(self) -> dict[str, Tensor]:
+        """What this peer exports, under the names of the user's module. Over all peers every name
+        of its state_dict is there exactly once: the first holder of the lowest stage that has a
+        tensor gives it, with all its tied names; the first stage those that no stage has."""
+        found = dict(self.unread)
+        for value, stage in _owners(self.graph, self.flow).items():
+            held = self.held.get(stage)
+            if held is None or self.order.plan.stages[stage].holders[0] != self.order.peer:
+                continue
+            kind, _, name = value.partition(":")
+            executor = held.executor
+            found[name] = executor.parameters[name] if kind == "param" else executor.buffers[name]
+        tied = {p.name: p.tied for p in self.graph.parameters}
+        for name in tuple(found):
+            found |= {alias: found[name] for alias in tied.get(name, ())}
+        return found
+
+
+def build_work(order: BuildOrder, device: torch.device) -> Work:
+    """Raises ValueError (PlanError, GraphError, SpecError, WeightError) when the parts of the order
+    do not fit together."""
+    plan = order.plan.validate(len(order.graph.operators))
+    graph = order.graph.bind(plan.microbatch_size)
+    stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+    flow = Flow(plan, stages, tied_groups(graph, stages))
+    mine = [stages[k] for k in plan.stages_of(order.peer)]
+    _check_data(graph, order, {name for stage in mine for name in stage.inputs})
+    weights = _Starting(order.weights, graph)
+    held: dict[int, Held] = {}
+    for stage in mine:
+        executor = StageExecutor(graph, stage, weights, device=device, seed=order.training.seed)
+        optimizer = StageOptimizer(order.training.train, executor.parameters)
+        held[stage.index] = Held(stage, executor, optimizer)
+    wire = Wire(flow, graph)
+    reader = Reader(
+        order.manifest, order.shard, seed=order.training.seed, microbatches=len(plan.routes)
+    )
+    unread: dict[str, Tensor] = {}
+    if plan.stages[0].holders[0] == order.peer:
+        owners = _owners(graph, flow)
+        lost = [p.name for p in graph.parameters if f"param:{p.name}" not in owners]
+        lost += [b.name for b in graph.buffers if b.persistent and f"buffer:{b.name}" not in owners]
+        unread = {name: weights[name] for name in lost}
+    exchange = Exchange(order.peer, wire, held, device)
+    return Work(order, graph, flow, wire, held, exchange, reader, unread)
+
+
+def _owners(graph: Graph, flow: Flow) -> dict[str, int]:
+    """The lowest stage that has a parameter or a persistent buffer, by value name."""
+    persistent = {b.name for b in graph.buffers if b.persistent}
+    found: dict[str, int] = {}
+    for stage in flow.stages:
+        for name in stage.parameters:
+            found.setdefault(f"param:{name}", stage.index)
+        for name in stage.buffers:
+            if name in persistent:
+                found.setdefault(f"buffer:{name}", stage.index)
+    return found
+
+
+def _check_data(graph: Graph, order: BuildOrder, names: set[str]) -> None:
+    """Raises SpecError when the data is not what the stages here read."""
+    fields, size = order.manifest.fields, order.plan.microbatch_size
+    for given in graph.inputs:
+        if given.name not in names:
+            continue
+        if given.name not in fields:
+            raise SpecError(
+                f"the model reads {given.name!r}, the data has {sorted(fields)}: "
+                "name its tensors with inputs and targets"
+            )
+        sample = fields[given.name]
+        got = TensorSpec((size, *sample.shape), sample.dtype)
+        if got != given.spec:
+            raise SpecError(f"data {given.name!r}: the model expects {given.spec!r}, got {got!r}")
+
+
+class _Starting(Mapping[str, Tensor]):
+    """The starting weights by the graph's own names, each checked against its spec."""
+
+    def __init__(self, files: Mapping[str, Tensor], graph: Graph) -> None:
+        self._files, self._graph = files, graph
+        self._tied = {p.name: p.tied for p in graph.parameters}
+
+    def __getitem__(self, name: str) -> Tensor:
+        kind = "param" if name in self._tied else "buffer"
+        spec = self._graph.spec[f"{kind}:{name}"]
+        for there in (name, *self._tied.get(name, ())):
+            if there in self._files:
+                tensor = self._files[there]
+                got = TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+                if got != spec:
+                    raise WeightError(f"weights of {name!r}: expected {spec!r}, got {got!r}")
+                return tensor
+        raise WeightError(f"no weights file has {name!r}: the submitter has to upload it")
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._tied
+        yield from (b.name for b in self._graph.buffers)
+
+    def __len__(self) -> int:
+        return len(self._tied) + len(self._graph.buffers)

@@ -1,0 +1,77 @@
+"""An assignment as a device needs it: messages read and checked, blobs fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from ..dag.convert import graph_from_bytes, plan_from_proto
+from ..dag.graph import Graph
+from ..dag.operators import check
+from ..dag.plan import PeerId, Plan
+from ..job import Training
+from ..proto import broker_pb2, common_pb2
+from .data.manifest import Manifest
+from .weights import Read, Weights, WeightsFile
+
+__all__ = ["BuildOrder", "order_from_assign"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOrder:
+    """What one peer is to build."""
+
+    run: str
+    term: int
+    peer: PeerId
+    plan: Plan
+    graph: Graph
+    """Full form, for any microbatch size; the plan's intervals count its operators."""
+    own_graph: Graph | None = None
+    """The form that this peer runs; None: the full one."""
+    weights: Mapping[str, Tensor]
+    """Starting value of every parameter and buffer by name; read once per name, only those that
+    this peer holds."""
+    manifest: Manifest
+    training: Training
+    shard: Callable[[str], Path]
+    """Path of a data shard by hash, its content verified; may fetch it, and block."""
+
+
+def order_from_assign(
+    peer: str,
+    assign: broker_pb2.Assign,
+    *,
+    blob: Callable[[common_pb2.BlobRef], bytes],
+    read: Read,
+    shard: Callable[[str], Path],
+) -> BuildOrder:
+    """Reads an assignment. `blob` gives a whole verified blob, `read` a byte range of one; both may
+    fetch, and block.
+
+    Raises ValueError (GraphError, PlanError, OperatorError, DataError, SettingsError) for anything
+    that does not keep its rules.
+    """
+    graph = graph_from_bytes(blob(assign.full_graph))
+    own = None
+    if assign.graph.hash != assign.full_graph.hash:
+        own = graph_from_bytes(blob(assign.graph))
+    for form in (graph, own) if own is not None else (graph,):
+        for operator in form.operators:
+            check(operator.target, form.operator_set)
+    files = [WeightsFile(f.blob.hash, f.blob.size_bytes) for f in assign.weights]
+    return BuildOrder(
+        run=assign.run,
+        term=assign.term,
+        peer=PeerId(peer),
+        plan=plan_from_proto(assign.plan),
+        graph=graph,
+        own_graph=own,
+        weights=Weights(files, read),
+        manifest=Manifest.from_json(blob(assign.data)),
+        training=Training.from_json(assign.training),
+        shard=shard,
+    )
