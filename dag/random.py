@@ -123,8 +123,10 @@ def attention(
     *,
     key: int,
 ) -> Tensor:
-    """scaled_dot_product_attention with dropout p on the attention weights. q (…, H, L, E),
-    k (…, H, S, E), v (…, H, S, F); mask broadcasts to (…, H, L, S), bool (true: attend) or added."""
+    """scaled_dot_product_attention with dropout p on the attention weights.
+
+    query (…, H, L, E), k (…, H, S, E), v (…, H, S, F); mask broadcasts to (…, H, L, S): bool (true:
+    attend) or added to the scores."""
     if gqa:
         k = k.repeat_interleave(query.shape[-3] // k.shape[-3], -3)
         v = v.repeat_interleave(query.shape[-3] // v.shape[-3], -3)
@@ -133,11 +135,10 @@ def attention(
     if causal:
         allow = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~allow, -math.inf)
-    if mask is not None:
-        if mask.dtype == torch.bool:
-            scores = scores.masked_fill(~mask, -math.inf)
-        else:
-            scores = scores + mask
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        scores = scores + mask
     return dropout(torch.softmax(scores, -1), p, operator, key=key) @ v
 
 

@@ -1,0 +1,129 @@
+"""Capture: an ordinary `nn.Module` becomes a Graph (design §3).
+
+    module --torch.export--> functional fx program --convert--> Graph --infer--> Graph with grads
+
+The module is exported twice, in train and in eval mode: the eval form that `evaluation.py` derives
+must be what the module does in eval mode, or the capture is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from .capture_errors import CaptureError
+from .capture_export import export
+from .convert_fx import Names, convert
+from .graph import Graph
+from .infer import infer, with_grads
+
+__all__ = ["CaptureError", "Captured", "capture"]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model as data. `tensors`: parameters, buffers and constants under the names that the graph
+    has for them, each once; they are the module's own, not copies."""
+
+    graph: Graph
+    tensors: dict[str, Tensor]
+
+
+def capture(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    *,
+    loss: Callable[..., Any] | None = None,
+    dtype: Literal["fp32", "bf16"] = "fp32",
+) -> Captured:
+    """The training graph of a module, for microbatches of any size.
+
+    `inputs`: an example microbatch of at least two samples, by argument name of the forward; the
+    first dimension of each is the batch. `loss(output, inputs)` makes the result where the forward
+    does not; it returns what a forward may: a scalar loss, or a dict, dataclass or Hugging Face
+    output with `loss`, optionally `weight`, and scalar metrics. `dtype="bf16"`: the casts of mixed
+    precision are operators of the graph; weights and the loss stay fp32. Tensors on `meta` give
+    the same graph. Raises CaptureError.
+    """
+    batch = _batch_of(inputs)
+    names = _names(module)
+    with _mode(module, train=True):
+        converted = convert(export(module, inputs, loss), names)
+    graph = converted.graph
+    graph = _checked(graph, batch)
+    known = _tensors(module) | converted.constants
+    tensors = {x.name: known[x.name] for x in (*graph.parameters, *graph.buffers)}
+    return Captured(graph, tensors)
+
+
+def _batch_of(inputs: Mapping[str, Tensor]) -> int:
+    """The example's number of samples; raises CaptureError unless all inputs agree on it."""
+    if not inputs:
+        raise CaptureError("no example inputs: expected a microbatch of at least two samples")
+    for name, tensor in inputs.items():
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+            raise CaptureError(
+                f"example input {name!r} is {type(tensor).__name__}: expected a tensor whose "
+                "first dimension is the batch"
+            )
+    sizes = {name: tensor.shape[0] for name, tensor in inputs.items()}
+    batch = next(iter(sizes.values()))
+    if any(size != batch for size in sizes.values()) or batch < 2:
+        raise CaptureError(
+            f"example inputs have {sizes} samples: expected the same number, at least 2, as the "
+            "first dimension of each"
+        )
+    return batch
+
+
+def _names(module: nn.Module) -> Names:
+    first: dict[int, str] = {id(p): n for n, p in module.named_parameters()}
+    parameters = {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
+    first = {id(b): n for n, b in module.named_buffers()}
+    buffers = {n: first[id(b)] for n, b in module.named_buffers(remove_duplicate=False)}
+    return Names(
+        parameters,
+        buffers,
+        frozenset(n for n, p in module.named_parameters() if p.requires_grad),
+        frozenset(module.state_dict(keep_vars=True)),
+    )
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    found = {n: p.detach() for n, p in module.named_parameters()}
+    return found | {n: b.detach() for n, b in module.named_buffers()}
+
+
+@contextmanager
+def _mode(module: nn.Module, train: bool) -> Iterator[None]:
+    """The module in this mode; every flag is as before afterwards. In train mode submodules that
+    the user has put into eval mode stay there."""
+    before = {m: m.training for m in module.modules()}
+    if train != module.training:
+        module.train(train)
+    try:
+        yield
+    finally:
+        for m, flag in before.items():
+            m.training = flag
+
+
+def _checked(graph: Graph, batch: int) -> Graph:
+    """The graph with its gradients, after its specs were found right at another batch size."""
+    bound = graph.bind(batch + 1)
+    inferred = infer(bound)
+    for value, spec in bound.spec.items():
+        if value in inferred and inferred[value][0] != spec:
+            raise CaptureError(
+                f"value {value} is {inferred[value][0]} at batch size {batch + 1}, the capture at "
+                f"{batch} says {spec}: write the model for a batch dimension of any size"
+            )
+    if not inferred[graph.loss][1]:
+        raise CaptureError(
+            "the loss depends on no trainable parameter: check requires_grad, detach() and no_grad()"
+        )
+    return with_grads(graph, inferred)

@@ -1,0 +1,298 @@
+"""The call of torch.export: from a module to a functional ATen program, batch size free.
+
+The module is wrapped so that its forward returns a flat tuple: loss, weight (if any), metrics.
+What else it returns (logits, caches) is not an output and dies as dead code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import linecache
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.overrides import TorchFunctionMode
+
+from .capture_errors import CaptureError, Place, explain, line_of, user_place
+
+__all__ = ["Exported", "export"]
+
+PREFIX = "module."
+"""What the wrapper puts before every name of the user's module."""
+
+
+@dataclass
+class Exported:
+    """A functional program; its first outputs are loss, then weight if `has_weight`, then the
+    metrics in the order of their names. Names of values carry PREFIX."""
+
+    program: ExportedProgram
+    inputs: tuple[str, ...]
+    has_weight: bool
+    metrics: tuple[str, ...]
+
+
+@dataclass
+class _Seen:
+    """What the wrapper found in the forward's return value."""
+
+    has_weight: bool = False
+    metrics: list[str] = field(default_factory=list)
+
+
+class _Wrapper(nn.Module):
+    def __init__(
+        self,
+        module: nn.Module,
+        names: tuple[str, ...],
+        loss: Callable[..., Any] | None,
+        seen: _Seen,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.names, self.loss, self.seen = names, loss, seen
+        self.train(module.training)
+
+    def train(self, mode: bool = True) -> nn.Module:
+        """Leaves the flags of the wrapped module alone."""
+        self.training = mode
+        return self
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(self.names, inputs, strict=True))
+        if self.loss is None:
+            returned = self.module(**given)
+        else:
+            takes = inspect.signature(self.module.forward).parameters
+            some = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+            returned = self.loss(
+                self.module(**{k: v for k, v in given.items() if some or k in takes}), given
+            )
+        return _results(returned, self.seen)
+
+
+def _results(returned: Any, seen: _Seen) -> tuple[Tensor, ...]:
+    """(loss, weight?, metrics…); fills `seen`. Raises CaptureError where there is no scalar loss."""
+    if isinstance(returned, Tensor):
+        entries: Mapping[str, Any] = {"loss": returned}
+    elif isinstance(returned, Mapping):
+        entries = returned
+    elif dataclasses.is_dataclass(returned) and not isinstance(returned, type):
+        entries = {f.name: getattr(returned, f.name) for f in dataclasses.fields(returned)}
+    else:
+        raise CaptureError(
+            f"the model's forward returned {type(returned).__name__}: expected a scalar loss, or a "
+            'dict or dataclass with "loss" and optionally "weight" and scalar metrics'
+        )
+    loss = entries.get("loss")
+    if not isinstance(loss, Tensor):
+        raise CaptureError(
+            "the model's forward returned no loss "
+            f"(it has {', '.join(map(str, entries)) or 'nothing'}): return a scalar loss, or a "
+            'dict with "loss"; a Hugging Face model needs `labels` among its inputs'
+        )
+    if loss.dim() != 0 or not loss.is_floating_point():
+        raise CaptureError(
+            f"the loss is {str(loss.dtype).removeprefix('torch.')}{list(loss.shape)}: expected a "
+            "floating scalar; reduce it, e.g. with .mean()"
+        )
+    found = [loss]
+    weight = entries.get("weight")
+    if isinstance(weight, (int, float, torch.SymInt)):
+        weight = torch.scalar_tensor(weight, dtype=torch.float32, device=loss.device)
+    if weight is not None:
+        if not isinstance(weight, Tensor) or weight.dim() != 0:
+            raise CaptureError(
+                f"the weight is {type(weight).__name__}"
+                f"{list(getattr(weight, 'shape', []))}: expected a scalar, e.g. mask.sum()"
+            )
+        seen.has_weight = True
+        found.append(weight.float())
+    for name, value in entries.items():
+        scalar = isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex()
+        if scalar and name not in ("loss", "weight"):
+            seen.metrics.append(str(name))
+            found.append(value.float())
+    return tuple(found)
+
+
+def export(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    loss: Callable[..., Any] | None,
+) -> Exported:
+    """The module in its present mode as a functional program whose operators are still composite.
+    Raises CaptureError. The module's tensors are not changed."""
+    seen = _Seen()
+    wrapper = _Wrapper(module, tuple(inputs), loss, seen)
+    # Two names for one tensor would become one input of the program.
+    given = tuple(t.detach().clone() for t in inputs.values())
+    batch = Dim("batch", min=2)
+    with _quiet():
+        try:
+            program = torch.export.export(
+                wrapper, given, dynamic_shapes={"inputs": tuple({0: batch} for _ in given)}
+            )
+        except CaptureError:
+            raise
+        except Exception as error:  # whatever torch.export raises is explained to the user
+            raise explain(error, _batch_place(wrapper, given, error)) from error
+        _detach_no_grad(program)
+        try:
+            program = program.run_decompositions({})
+        except Exception as error:  # as above
+            raise explain(error) from error
+    # The forward ran more than once if torch asked for it; the names of one pass are enough.
+    metrics = tuple(dict.fromkeys(seen.metrics))
+    return Exported(program, tuple(inputs), seen.has_weight, metrics)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences what torch says about its own insides while it traces: errors reach the user through
+    CaptureError, and nothing else here is the user's doing."""
+    loggers = [
+        logging.getLogger(name)
+        for name in ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export")
+    ]
+    levels = [x.level for x in loggers]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\..*")
+        warnings.filterwarnings("ignore", module=r"copyreg")
+        warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec.*")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        # torch prints the graph so far to stderr when a branch depends on data.
+        stderr, sys.stderr = sys.stderr, _Null()
+        try:
+            yield
+        finally:
+            sys.stderr = stderr
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+class _Null:
+    """A stream that drops what is written."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None: ...
+
+
+def _batch_place(
+    wrapper: nn.Module, given: tuple[Tensor, ...], error: BaseException
+) -> Place | None:
+    """Where the batch size was fixed: the export again, with sizes free to be fixed, watched."""
+    if "Constraints violated" not in str(error):
+        return None
+    watch = _Watch()
+    with watch, contextlib.suppress(Exception):  # only the place is wanted
+        torch.export.export(
+            wrapper, given, dynamic_shapes={"inputs": tuple({0: Dim.AUTO} for _ in given)}
+        )
+    return watch.place
+
+
+class _Watch(TorchFunctionMode):
+    """Finds the first line of the user's after which the batch size is no longer free."""
+
+    place: Place | None = None
+    last: Place | None = None
+    guards = 0
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        # A guard that grew since the last call came from Python between the two calls.
+        self._look(args, self.last)
+        here = user_place()
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._look(args, here)
+            self.last = here
+
+    def _look(self, args: tuple[Any, ...], place: Place | None) -> None:
+        for arg in args:
+            mode = getattr(arg, "fake_mode", None)
+            env = getattr(mode, "shape_env", None)
+            if env is not None:
+                if len(env.guards) > self.guards and self.place is None:
+                    self.place = _users_guard(env.guards[self.guards :], place) or place
+                self.guards = len(env.guards)
+                return
+
+
+def _users_guard(guards: Any, last: Place | None) -> Place | None:
+    """The place that torch noted for a guard, if it is in the file that ran last (torch keeps only
+    the end of the path)."""
+    for guard in guards:
+        noted = re.match(r"\(?(\S+):(\d+) in", str(guard.sloc))
+        if noted and last and last[0].endswith(os.sep + noted[1].split("/")[-1]):
+            line = int(noted[2])
+            return last[0], line, linecache.getline(last[0], line).strip()
+    return None
+
+
+def _detach_no_grad(program: ExportedProgram) -> None:
+    """Inserts a `detach` behind every `torch.no_grad()` region: the decomposition inlines the
+    region, and without the mark a gradient would flow through it."""
+    grad_mode = torch.ops.higher_order.wrap_with_set_grad_enabled
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is not grad_mode:
+            continue
+        body = getattr(program.graph_module, str(node.args[1].target))
+        _check_no_grad(body, node)
+        for item in list(node.users):
+            if not isinstance(item.meta.get("val"), Tensor):
+                continue
+            with graph.inserting_after(item):
+                detach = graph.call_function(torch.ops.aten.detach.default, (item,))
+            detach.meta = dict(item.meta)
+            item.replace_all_uses_with(detach, delete_user_cb=lambda user, d=detach: user is not d)
+    program.graph_module.recompile()
+
+
+def _check_no_grad(body: GraphModule, outer: Node) -> None:
+    """Refuses what a `detach` behind the region cannot express."""
+    for node in body.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and node.args[0]:
+            raise CaptureError(
+                f"{line_of(node)}\n  torch.enable_grad() inside torch.no_grad() cannot be "
+                "captured: move it out of the no_grad region"
+            )
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            continue
+        first = node.args[0]
+        while isinstance(first, Node) and first.op == "call_function":
+            first = first.args[0] if first.args else None
+        if isinstance(first, Node) and first.op == "placeholder":
+            inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
+            source = outer.args[2 + inputs.index(first)]
+            if isinstance(source, Node) and source.op != "placeholder":
+                raise CaptureError(
+                    f"{line_of(node)}\n  an in-place operator under torch.no_grad() changes a "
+                    "tensor made outside of it: write it out of place, e.g. with .detach()"
+                )

@@ -1,0 +1,103 @@
+"""Specs and gradients of a graph's values, found by running each operator on `meta` tensors.
+
+Nothing is computed: a meta tensor has a shape, a dtype and an autograd history only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .graph import Arg, Device, Dtype, Graph, GraphError, MemoryFormat, Operator, Ref, TensorSpec
+from .operators import resolve, takes_key
+
+__all__ = ["Inferred", "call", "infer", "with_grads"]
+
+Inferred = dict[str, tuple[TensorSpec, bool]]
+"""Value → (bound spec, whether autograd could send a gradient through it)."""
+
+
+def python_arg(arg: Arg, values: dict[str, Any], device: torch.device) -> Any:
+    """An argument of a bound graph as torch takes it."""
+    if isinstance(arg, Ref):
+        return values[arg.value]
+    if isinstance(arg, tuple):
+        return [python_arg(a, values, device) for a in arg]
+    if isinstance(arg, Dtype):
+        return getattr(torch, arg.name)
+    if isinstance(arg, MemoryFormat):
+        return getattr(torch, arg.name)
+    if isinstance(arg, Device):
+        return device
+    return arg
+
+
+def call(op: Operator, values: dict[str, Any], device: torch.device, key: int = 0) -> list[Any]:
+    """The results of one operator of a bound graph, as a list."""
+    args = [python_arg(a, values, device) for a in op.args]
+    kwargs = {k: python_arg(a, values, device) for k, a in op.kwargs}
+    if takes_key(op.target):
+        kwargs["key"] = key
+    result = resolve(op.target)(*args, **kwargs)
+    return list(result) if op.returns_tuple else [result]
+
+
+def _meta(spec: TensorSpec, grad: bool) -> Tensor:
+    made = torch.empty(spec.sizes, dtype=getattr(torch, spec.dtype), device="meta")
+    return made.requires_grad_(grad and spec.is_floating)
+
+
+def infer(graph: Graph) -> Inferred:
+    """Of every value of a bound graph. Raises GraphError naming an operator that does not run."""
+    found: Inferred = {f"in:{i.name}": (i.spec, False) for i in graph.inputs}
+    found |= {f"buffer:{b.name}": (b.spec, False) for b in graph.buffers}
+    found |= {f"param:{p.name}": (p.spec, p.trainable) for p in graph.parameters}
+    for op in graph.operators:
+        found |= dict(infer_operator(op, found))
+    return found
+
+
+def infer_operator(op: Operator, known: Inferred) -> Iterator[tuple[str, tuple[TensorSpec, bool]]]:
+    """Of the results of one operator, whose arguments are known. An absent result is left out."""
+    values: dict[str, Any] = {v: _meta(*known[v]) for v in op.reads}
+    try:
+        with torch.enable_grad():
+            results = call(op, values, torch.device("meta"))
+    except Exception as error:  # any failure of torch's shape functions is the graph's fault
+        raise GraphError(
+            f"operator {op.name} ({op.target}) does not take "
+            f"{', '.join(repr(known[v][0]) for v in op.reads)}: {error}"
+        ) from error
+    for value, result in zip(op.values, results, strict=True):
+        if isinstance(result, Tensor):
+            spec = TensorSpec(tuple(result.shape), str(result.dtype).removeprefix("torch."))
+            yield value, (spec, result.requires_grad)
+
+
+def with_grads(graph: Graph, inferred: Inferred) -> Graph:
+    """The graph with `Output.grad` filled, and `trainable` only where a gradient can arrive."""
+    reached = {graph.loss}
+    for op in reversed(graph.operators):
+        if any(v in reached for v in op.values):
+            reached |= {v for v in op.reads if inferred[v][1]}
+    return replace(
+        graph,
+        parameters=tuple(
+            replace(p, trainable=p.trainable and f"param:{p.name}" in reached)
+            for p in graph.parameters
+        ),
+        operators=tuple(
+            replace(
+                op,
+                outputs=tuple(
+                    replace(o, grad=v in reached and v in inferred and inferred[v][1])
+                    for v, o in zip(op.values, op.outputs, strict=True)
+                ),
+            )
+            for op in graph.operators
+        ),
+    )
