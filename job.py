@@ -53,7 +53,8 @@ class Model(Settings):
     weights: str = "init"
     """Starting weights: "init" (what the factory gives) or the path of a safetensors file."""
     loss: str = "forward"
-    """Who computes the loss: "forward" (the module's own) or "pkg:fn"."""
+    """Who computes the loss: "forward" (the module's own), or "pkg:fn" with fn(output, batch),
+    where batch has the tensors of a microbatch by name."""
     freeze: tuple[str, ...] = ()
     """Globs of parameter names that get no gradient and no optimizer state."""
     dtype: Literal["fp32", "bf16"] = "fp32"
@@ -532,7 +533,6 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     leave = "leave it out"
     anything = {
         "data": ("keep_local", "tokenizer", "partition"),
-        "model": ("loss",),
         "train": ("stop",),
         "plan": ("scheduler", "peers", "exclude", "pin", "skip", "swap"),
         "codec": tuple(f.name for f in fields(Codec)),

@@ -21,7 +21,15 @@ from torch import Tensor, nn
 
 from .job import LIVE, Job
 
-__all__ = ["ModelError", "build", "frozen", "load_named", "read_weights", "tied_names"]
+__all__ = [
+    "ModelError",
+    "build",
+    "load_named",
+    "loss_function",
+    "read_weights",
+    "ready",
+    "tied_names",
+]
 
 
 class ModelError(ValueError):
@@ -29,7 +37,7 @@ class ModelError(ValueError):
 
 
 def build(job: Job) -> nn.Module:
-    """The job's module in train mode with its starting weights; a live module is returned itself.
+    """The job's module with its starting weights; a live module is returned itself.
 
     The factory runs under the job's seed, so the same job starts from the same weights. Raises
     ModelError.
@@ -52,23 +60,35 @@ def build(job: Job) -> nn.Module:
             module = _from_factory(job)
     if job.model.weights != "init":
         load_named(module, read_weights(_find(job.model.weights, job.folder, "model.weights")))
-    return module.train()
+    return module
 
 
 def _from_factory(job: Job) -> nn.Module:
     factory = job.model.factory
     if factory.startswith("hf:"):
         return _hugging_face(_find(factory.removeprefix("hf:"), job.folder, "model.factory"), job)
-    place, _, name = factory.rpartition(":")
-    function = getattr(_import(place, job.folder), name, None)
-    if not callable(function):
-        raise ModelError(f'factory "{factory}": {place} has no function "{name}"')
+    function = _function(factory, job.folder, "model.factory")
     module = _call(function, dict(job.model.args), factory)
     if not isinstance(module, nn.Module):
         raise ModelError(
             f'factory "{factory}" returned {type(module).__name__}: expected a torch.nn.Module'
         )
     return module
+
+
+def loss_function(job: Job) -> Callable[..., Any] | None:
+    """What computes the loss from the module's output and the batch; None: the module itself."""
+    if job.model.loss == "forward":
+        return None
+    return _function(job.model.loss, job.folder, "model.loss")
+
+
+def _function(where: str, folder: Path, key: str) -> Callable[..., Any]:
+    place, _, name = where.rpartition(":")
+    function = getattr(_import(place, folder, key), name, None) if place else None
+    if not callable(function):
+        raise ModelError(f'`{key}` is "{where}": {place or "this"} has no function "{name}"')
+    return function  # type: ignore[no-any-return]  # callable is all that is known
 
 
 def _call(function: Callable[..., Any], args: Mapping[str, Any], factory: str) -> Any:
@@ -85,13 +105,13 @@ def _story(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{where}"
 
 
-def _import(place: str, folder: Path) -> Any:
+def _import(place: str, folder: Path, key: str) -> Any:
     """The module of "pkg.mod" or "file.py"; the job's folder comes first."""
     with _first_on_path(folder):
         try:
             if not place.endswith(".py"):
                 return importlib.import_module(place)
-            path = _find(place, folder, "model.factory")
+            path = _find(place, folder, key)
             name = f"_shoal_factory_{path.stem}"
             spec = importlib.util.spec_from_file_location(name, path)
             assert spec is not None, f"no import spec for {path}"
@@ -103,9 +123,7 @@ def _import(place: str, folder: Path) -> Any:
         except ModelError:
             raise
         except Exception as error:  # an import runs the user's code
-            raise ModelError(f'factory module "{place}" cannot be imported: {_story(error)}') from (
-                error
-            )
+            raise ModelError(f'`{key}`: "{place}" cannot be imported: {_story(error)}') from (error)
 
 
 @contextmanager
@@ -130,7 +148,7 @@ def _find(name: str, folder: Path, key: str) -> Path:
 
 def _hugging_face(folder: Path, job: Job) -> nn.Module:
     """The causal language model of a folder with a config.json: its weights where they lie beside
-    it, random ones otherwise. Its forward becomes `forward(x, y)`, and its names stay its own."""
+    it, random ones otherwise."""
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
@@ -148,28 +166,30 @@ def _hugging_face(folder: Path, job: Job) -> nn.Module:
             config = AutoConfig.from_pretrained(folder, **job.model.args)
             causal: Any = AutoModelForCausalLM  # its from_config has no annotations
             model = causal.from_config(config, dtype=torch.float32)
+        assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
     except (ValueError, OSError, TypeError, KeyError) as error:
         raise ModelError(f'"{job.model.factory}": {_story(error)}') from error
-    return _with_loss(model)
+    return model
 
 
-def _with_loss(model: nn.Module) -> nn.Module:
-    """The model with `forward(x, y)`: mean cross-entropy over the y that are not -100, and their
-    number as weight. Its class changes, and nothing else, so every name in its state stays."""
-    base = type(model)
+def _is_hugging_face(module: nn.Module) -> bool:
+    return any(c.__module__.startswith("transformers.") for c in type(module).__mro__)
 
-    def forward(self: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        # y holds the next tokens already. The model's own `labels=` would shift once more, and its
-        # mean would not carry its weight over to other microbatches.
-        logits = base.forward(self, input_ids=x, use_cache=False).logits  # (B, T, V)
-        count = (y != -100).sum()
-        total = F.cross_entropy(
-            logits.float().flatten(0, 1), y.flatten(), ignore_index=-100, reduction="sum"
-        )
+
+def _with_loss(base: type[nn.Module], inputs: str, targets: str) -> type[nn.Module]:
+    """A Hugging Face class whose forward takes a microbatch of text: mean cross-entropy over the
+    targets that are not -100, and their number as weight."""
+
+    def forward(self: nn.Module, **batch: Tensor) -> dict[str, Tensor]:
+        # The targets are the next tokens already. The model's own `labels=` would shift once more,
+        # and its mean would not say how many labels it is over.
+        logits = base.forward(self, input_ids=batch[inputs], use_cache=False).logits  # (B, T, V)
+        wanted = batch[targets].flatten()
+        count = (wanted != -100).sum()
+        total = F.cross_entropy(logits.float().flatten(0, 1), wanted, reduction="sum")
         return {"loss": total / count.clamp(min=1), "weight": count.float()}
 
-    model.__class__ = type(base.__name__, (base,), {"forward": forward, "__module__": __name__})
-    return model
+    return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
 
 
 # ---------------------------------------------------------------- names and weights
@@ -222,12 +242,39 @@ def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
             state[name].copy_(value)
 
 
-@contextmanager
-def frozen(module: nn.Module, globs: tuple[str, ...]) -> Iterator[None]:
-    """The module with the parameters that match a glob frozen; as it was before afterwards.
+# ---------------------------------------------------------------- for the capture
 
-    Raises ModelError for a glob that matches nothing.
+
+@contextmanager
+def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
+    """The module as it is captured: in train mode, `freeze` applied, a Hugging Face model with a
+    loss over text. Afterwards it is as it was, so a live module stays the user's own.
+
+    Raises ModelError for a freeze glob that matches nothing.
     """
+    chosen = _to_freeze(module, job.model.freeze)
+    modes = {m: m.training for m in module.modules()}
+    kind = type(module)
+    data = job.data
+    try:
+        if not module.training:  # otherwise a part that the user put into eval mode stays so
+            module.train()
+        for parameter in chosen:
+            parameter.requires_grad_(False)
+        if _is_hugging_face(module) and data.kind != "arrays" and job.model.loss == "forward":
+            # Only the class changes: a wrapper around the module would change every name.
+            module.__class__ = _with_loss(kind, data.inputs, data.targets)
+        yield module
+    finally:
+        module.__class__ = kind
+        for parameter in chosen:
+            parameter.requires_grad_(True)
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def _to_freeze(module: nn.Module, globs: tuple[str, ...]) -> list[nn.Parameter]:
+    """The trainable parameters that a glob names, by any of their names."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     for glob in globs:
         if not any(fnmatch(name, glob) for name in parameters):
@@ -235,12 +282,6 @@ def frozen(module: nn.Module, globs: tuple[str, ...]) -> Iterator[None]:
     chosen = [
         p
         for name, p in parameters.items()
-        if p.requires_grad and any(fnmatch(name, g) for g in globs)
+        if p.requires_grad and any(fnmatch(name, glob) for glob in globs)
     ]
-    for parameter in chosen:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in chosen:
-            parameter.requires_grad_(True)
+    return list({id(p): p for p in chosen}.values())
