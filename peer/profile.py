@@ -1,0 +1,153 @@
+"""What this host offers to runs: devices, memory, speed.
+
+Shares are deliberately below what is there: a peer keeps what it announced (I4) while its owner
+goes on using the machine.
+
+    device "cuda"   9/10 of the memory that is free on the card; of the host, half of what is free
+                    per card
+    device "cpu"    half of the memory that is free, and a fifth of it as "host besides"
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..proto import broker_pb2, graph_pb2
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["available_host_bytes", "find_devices", "flops_per_s", "measure", "software"]
+
+_GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, the same under WSL, AMD
+_FALLBACK_BYTES = 2 * 2**30
+
+
+def find_devices() -> tuple[str, ...]:
+    """Devices of this host, one peer each: ("cuda:0", "cuda:1"), or ("cpu",) without a GPU.
+
+    Asks a short-lived process, so that a supervisor never loads torch; hosts without a GPU's device
+    node do not even need that.
+    """
+    if not any(Path(node).exists() for node in _GPU_NODES):
+        return ("cpu",)
+    count = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    cards = int(count.stdout) if count.returncode == 0 else 0
+    return tuple(f"cuda:{i}" for i in range(cards)) or ("cpu",)
+
+
+def measure(
+    device: str,
+    *,
+    name: str,
+    place: str = "",
+    owner: str = "",
+    core: bool = False,
+    memory_bytes: int | None = None,
+) -> broker_pb2.Profile:
+    """The profile of one device; takes about 0.3 s. `memory_bytes`: the owner's limit in place of
+    the share. Raises ValueError for a device that is not here."""
+    import torch
+
+    at = torch.device(device)
+    free_host = available_host_bytes()
+    if at.type == "cuda":
+        cards = torch.cuda.device_count()
+        if (at.index or 0) >= cards:
+            raise ValueError(f"device {device}: this host has {cards} CUDA devices")
+        model = f"cuda {torch.cuda.get_device_name(at)}"
+        free, _ = torch.cuda.mem_get_info(at)
+        on_device, besides = free * 9 // 10, free_host // (2 * cards)
+    elif at.type == "cpu":
+        model = f"cpu {platform.processor() or platform.machine()}"
+        on_device, besides = free_host // 2, free_host // 5
+    else:
+        raise ValueError(f'device {device}: expected "cpu" or "cuda:N"')
+    return broker_pb2.Profile(
+        name=name,
+        place=place,
+        owner=owner,
+        device=model,
+        device_memory_bytes=on_device if memory_bytes is None else memory_bytes,
+        host_memory_bytes=besides,
+        flops_per_s=flops_per_s(at),
+        operator_set=graph_pb2.CORE if core else graph_pb2.FULL,
+        software=software(),
+    )
+
+
+def flops_per_s(device: torch.device, seconds: float = 0.2) -> float:
+    """Speed of a square fp32 matrix product: 2·n³ FLOPs each, repeated for about `seconds`."""
+    import torch
+
+    n = 4096 if device.type == "cuda" else 512
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    matrix = torch.rand(n, n, device=device)
+    torch.mm(matrix, matrix)  # the first one loads libraries
+    wait()
+    began, done = time.perf_counter(), 0
+    while (spent := time.perf_counter() - began) < seconds:
+        torch.mm(matrix, matrix)
+        wait()
+        done += 1
+    return 2.0 * n**3 * done / spent
+
+
+def available_host_bytes() -> int:
+    """Memory that can be used without swapping, within the limits of the container around us."""
+    free = _meminfo()
+    limit, used = (
+        _number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current")
+    )
+    if limit is not None:
+        free = min(free, max(0, limit - (used or 0)))
+    return free
+
+
+def software() -> str:
+    """ "shoal 0.1.0, torch 2.13.0, Linux x86_64"."""
+    found = []
+    for package in ("shoal", "torch"):
+        try:
+            found.append(f"{package} {metadata.version(package)}")
+        except metadata.PackageNotFoundError:
+            found.append(f"{package} from a checkout")
+    return ", ".join([*found, f"{platform.system()} {platform.machine()}"])
+
+
+def _meminfo() -> int:
+    """MemAvailable of Linux; elsewhere half of the memory that is built in."""
+    path = Path("/proc/meminfo")
+    if path.exists():
+        for line in path.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (ValueError, OSError):
+        return _FALLBACK_BYTES
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file of the kernel's; None when it is not there or says "max"."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
