@@ -289,6 +289,11 @@ class Switchboard:
         if link.peer not in self._connections:
             link.broke()
 
+    def close(self, why: str) -> None:
+        """Ends every connection; links stay."""
+        for peer in list(self._links):
+            self._end_all(peer, why)
+
     def silence(self) -> None:
         """The owner is gone: no event is told any more."""
         self._on_event = lambda event: None

@@ -1,0 +1,239 @@
+"""The transport over gRPC: `Peer.Frames`, one bidirectional stream for each connection.
+
+Each dial has its own channel, so a stream that is held up by its reader (HTTP/2 flow control) holds
+up nobody else. Messages are raw bytes with identity serialisers; a large tensor is never a protobuf
+field. A connection is two tasks: one writes what the link hands out, and asks for the next message
+only when gRPC has taken the last; one gives the link what comes. Both end when the connection is
+over, the stream breaks, or the transport closes.
+
+The copies of a tensor, each way through the kernel and back:
+sender    tensor -> message (joined with its prefix) -> gRPC's slice -> kernel
+receiver  kernel -> gRPC's slices -> message -> the frame's buffer, which the tensor then is
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from ..dag.flow import Role
+from .frame import FrameKey, Payload
+from .messages import MAX_MESSAGE_BYTES
+from .switchboard import MAX_FRAME_BYTES, Connection, Switchboard, backoff_s
+from .transport import OnEvent
+
+__all__ = ["CHANNEL_OPTIONS", "GrpcTransport"]
+
+logger = logging.getLogger(__name__)
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Else channels to one address share a connection, and with it its flow control and backoff.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A peer that vanished without a word is noticed within 20 s, with or without traffic.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+)
+"""For channels and for the server that carries the service."""
+
+_METHOD = "Frames"
+_SERVICE = "shoal.v1.Peer"
+_HELLO_S = 10.0
+"""A stream on which no hello came for so long is closed."""
+_FAREWELL_S = 2.0
+"""A stream that we end is given so long to deliver what was said last."""
+_STREAMS = 4096
+"""Open incoming streams; more are turned away."""
+_BROKEN = (
+    grpc.RpcError,
+    grpc.aio.InternalError,
+    grpc.aio.UsageError,
+    asyncio.InvalidStateError,
+)
+"""What gRPC raises when a stream breaks, depending on which side notices where."""
+
+
+class GrpcTransport:
+    """One peer's end of all its links; see Transport. Used as `async with`, in one event loop.
+
+    `attach(server)` adds the service to a server before that starts; without it the peer can only
+    dial. `credentials` are for the channels that it opens; None: plain text.
+    """
+
+    def __init__(
+        self,
+        peer: str,
+        boot: str,
+        on_event: OnEvent,
+        *,
+        credentials: grpc.ChannelCredentials | None = None,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
+        self._board = Switchboard(peer, boot, on_event, max_frame_bytes=max_frame_bytes)
+        self._credentials = credentials
+        self._dials: dict[str, tuple[int, asyncio.Task[None]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # dials that end
+        self._serving = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends every connection and waits for the tasks; no event comes any more."""
+        self._board.silence()
+        for peer in list(self._dials):
+            self.hang_up(peer)
+        self._board.close("the transport closes")
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def attach(self, server: grpc.aio.Server) -> None:
+        """Adds `Peer.Frames` to a server that was not started and was made with
+        CHANNEL_OPTIONS."""
+        method = grpc.stream_stream_rpc_method_handler(self._serve)
+        handler = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: method})
+        server.add_generic_rpc_handlers((handler,))
+
+    # The transport's interface.
+
+    def dial(self, peer: str, address: str, generation: int) -> None:
+        if peer in self._dials:
+            before, task = self._dials[peer]
+            if generation <= before:
+                return
+            self._stop(task)
+        self._board.link(peer)
+        task = asyncio.get_running_loop().create_task(
+            self._keep_dialling(peer, address, generation), name=f"dial {peer}"
+        )
+        self._dials[peer] = (generation, task)
+
+    def expect(self, peer: str) -> None:
+        self._board.expect(peer)
+
+    def hang_up(self, peer: str) -> None:
+        if peer in self._dials:
+            self._stop(self._dials.pop(peer)[1])
+        self._board.hang_up(peer)
+
+    def send(self, to: str, key: FrameKey, payload: Payload) -> None:
+        self._board.send(to, key, payload)
+
+    def release(self, peer: str, key: FrameKey) -> None:
+        self._board.release(peer, key)
+
+    def allow(self, peer: str, role: Role, frames: int) -> None:
+        self._board.allow(peer, role, frames)
+
+    def _stop(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.cancel()
+
+    # Connections.
+
+    async def _keep_dialling(self, peer: str, address: str, generation: int) -> None:
+        failures = 0
+        while True:
+            useful = await self._dial_once(peer, address, generation)
+            failures = 0 if useful else failures + 1
+            await asyncio.sleep(backoff_s(failures))
+
+    async def _dial_once(self, peer: str, address: str, generation: int) -> bool:
+        """One connection from dial to end; whether it moved a frame."""
+        if self._credentials is None:
+            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        else:
+            channel = grpc.aio.secure_channel(address, self._credentials, options=CHANNEL_OPTIONS)
+        wake = asyncio.Event()
+        async with channel:
+            connection = self._board.outgoing(peer, generation, wake.set)
+            try:
+                call = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")()
+                await _carry(connection, call, wake, f"{peer} at {address}")
+                if not call.done():
+                    # What we said last is read before the stream ends; a refusal, for instance.
+                    await call.done_writing()
+                    async with asyncio.timeout(_FAREWELL_S):
+                        while await call.read() is not grpc.aio.EOF:
+                            pass
+            except (TimeoutError, *_BROKEN):
+                pass  # it is over either way, and why was said
+            finally:
+                connection.closed("the dial was given up")
+        return connection.useful
+
+    async def _serve(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """One incoming connection; gRPC cancels this when the stream breaks."""
+        if self._serving >= _STREAMS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_STREAMS} streams are open")
+        wake = asyncio.Event()
+        connection = self._board.incoming(wake.set)
+        self._serving += 1
+        try:
+            await _carry(connection, context, wake, "the dialler")
+        finally:
+            self._serving -= 1
+            connection.closed(f"{connection.peer} closed the connection")
+
+
+async def _carry(connection: Connection, stream: Any, wake: asyncio.Event, who: str) -> None:
+    """Writes and reads until the connection is over and has said its last words. A stream that
+    breaks ends the connection; nothing else is raised."""
+    reader = asyncio.get_running_loop().create_task(_read(connection, stream, who))
+    try:
+        while True:
+            wake.clear()
+            while (parts := connection.pull(time.monotonic())) is not None:
+                await stream.write(b"".join(parts))
+            if connection.over:
+                return
+            await wake.wait()
+    except _BROKEN as e:
+        connection.closed(f"{who}: {_why(e)}")
+    finally:
+        if not reader.done():
+            reader.cancel()
+        await asyncio.wait([reader])
+        if not reader.cancelled() and (error := reader.exception()) is not None:
+            raise error
+
+
+async def _read(connection: Connection, stream: Any, who: str) -> None:
+    """Gives the connection what comes; ends it when nothing can come any more."""
+    try:
+        async with asyncio.timeout(_HELLO_S):
+            message = await stream.read()
+        while message is not grpc.aio.EOF and not connection.over:
+            connection.receive(message)
+            message = await stream.read()
+        connection.closed(f"{who} closed the connection")
+    except TimeoutError:
+        connection.refuse("silent", f"no hello of {who} in {_HELLO_S:.0f} s")
+    except _BROKEN as e:
+        connection.closed(f"{who}: {_why(e)}")
+
+
+def _why(error: BaseException) -> str:
+    """gRPC's own words, without its record of everything."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.details() or 'no details'} ({error.code().name})"
+    return str(error) or type(error).__name__
