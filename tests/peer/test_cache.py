@@ -1,0 +1,108 @@
+"""The cache of blobs: checked, bounded, fetched once."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from shoal.peer.cache import BlobCache, BlobError
+from shoal.proto import common_pb2
+
+
+def name_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class Store:
+    """Blobs of somebody else, and how often each was asked for."""
+
+    def __init__(self, *blobs: bytes) -> None:
+        self.blobs = {name_of(b): b for b in blobs}
+        self.asked: list[tuple[str, int, int]] = []
+
+    def fetch(self, name: str, offset: int, length: int) -> Iterator[bytes]:
+        self.asked.append((name, offset, length))
+        data = self.blobs[name][offset : offset + length if length else None]
+        for at in range(0, len(data), 3):
+            yield data[at : at + 3]
+
+
+def test_a_blob_is_fetched_once_and_checked(tmp_path: Path) -> None:
+    store = Store(b"hello fish")
+    cache = BlobCache(tmp_path, store.fetch)
+    name = name_of(b"hello fish")
+    assert cache.path(name).read_bytes() == b"hello fish"
+    assert cache.whole(common_pb2.BlobRef(hash=name, size_bytes=10)) == b"hello fish"
+    assert store.asked == [(name, 0, 0)]
+
+
+def test_a_damaged_blob_is_refused_and_not_kept(tmp_path: Path) -> None:
+    store = Store(b"good")
+    name = name_of(b"good")
+    store.blobs[name] = b"evil"
+    with pytest.raises(BlobError, match=name[:12]):
+        BlobCache(tmp_path, store.fetch).path(name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_is_read_without_the_rest(tmp_path: Path) -> None:
+    store = Store(b"0123456789")
+    cache = BlobCache(tmp_path, store.fetch)
+    name = name_of(b"0123456789")
+    assert cache.read(name, 2, 5) == b"23456"
+    assert cache.read(name, 4, 0) == b""
+    assert store.asked == [(name, 2, 5)]
+    cache.path(name)
+    assert cache.read(name, 2, 5) == b"23456"
+    assert len(store.asked) == 2
+    with pytest.raises(BlobError, match="expected 5"):
+        cache.read(name, 8, 5)
+
+
+def test_what_is_longer_than_it_may_be_is_stopped(tmp_path: Path) -> None:
+    store = Store(b"x" * 100)
+    cache = BlobCache(tmp_path, store.fetch, limit_bytes=10)
+    with pytest.raises(BlobError, match="more than 10"):
+        cache.path(name_of(b"x" * 100))
+
+
+def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
+    blobs = [bytes([i]) * 4 for i in range(3)]
+    store = Store(*blobs)
+    cache = BlobCache(tmp_path, store.fetch, limit_bytes=8)
+    first = cache.path(name_of(blobs[0]))
+    with open(first, "rb") as file:
+        cache.path(name_of(blobs[1]))
+        cache.path(name_of(blobs[2]))
+        assert not first.exists()
+        assert file.read() == blobs[0], "who has it open can read on"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_name_that_is_no_hash_never_becomes_a_path(tmp_path: Path) -> None:
+    cache = BlobCache(tmp_path, Store().fetch)
+    for name in ("../../etc/passwd", "", "A" * 64):
+        with pytest.raises(BlobError, match="hash"):
+            cache.path(name)
+        with pytest.raises(BlobError, match="hash"):
+            cache.read(name, 0, 1)
+
+
+def test_two_threads_that_want_one_blob_cause_one_fetch(tmp_path: Path) -> None:
+    store, gate = Store(b"shared"), threading.Event()
+
+    def slow(name: str, offset: int, length: int) -> Iterator[bytes]:
+        gate.wait()
+        yield from store.fetch(name, offset, length)
+
+    cache = BlobCache(tmp_path, slow)
+    threads = [threading.Thread(target=cache.path, args=(name_of(b"shared"),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    gate.set()
+    for thread in threads:
+        thread.join()
+    assert len(store.asked) == 1
