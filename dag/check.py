@@ -139,7 +139,8 @@ def _before(
         case Kind.BACKWARD:
             yield Action(Kind.FORWARD, action.microbatch, action.stage)
         case Kind.SYNC_GIVE:
-            yield from (a for a in present if a.kind in VISITS and a.stage == action.stage)
+            visits = (Kind.FORWARD, Kind.BACKWARD)
+            yield from (a for a in present if a.kind in visits and a.stage == action.stage)
         case Kind.SYNC_COMBINE | Kind.SYNC_TAKE:
             yield Action(Kind.SYNC_GIVE, stage=action.stage)
             if action.kind is Kind.SYNC_TAKE:

@@ -162,22 +162,35 @@ def _exchanges(
 ) -> list[Action]:
     """S and T of a peer. Every giving comes before every adding up, and that before every taking,
     on all peers alike: so no two peers wait for each other."""
-    mine = [s for s in stages if peer in plan.stages[s.index].holders]
-    shared = [s for s in mine if len(plan.stages[s.index].holders) > 1]
-    exchanging = [s.index for s in shared if shares_gradient(s) or s.statistics]
-    adding = [s.index for s in shared if shares_gradient(s)]
-    found = [Action(Kind.SYNC_GIVE, stage=i) for i in exchanging]
-    found += [Action(Kind.SYNC_COMBINE, stage=i) for i in adding]
-    found += [Action(Kind.SYNC_TAKE, stage=i) for i in exchanging]
-    groups = [(g, [plan.stages[i].holders for i in g.stages]) for g in tied]
-    gives = [g.index for g, holders in groups if any(peer == h[0] for h in holders)]
-    adds = [g.index for g, holders in groups if peer == holders[0][0]]
-    takes = [
-        g.index for g, holders in groups if g.index not in adds and any(peer in h for h in holders)
-    ]
-    found += [Action(Kind.TIED_GIVE, stage=i) for i in gives]
-    found += [Action(Kind.TIED_COMBINE, stage=i) for i in adds]
-    found += [Action(Kind.TIED_TAKE, stage=i) for i in takes]
+    gives: list[Action] = []
+    adds: list[Action] = []
+    takes: list[Action] = []
+    for stage in stages:
+        i, holders = stage.index, plan.stages[stage.index].holders
+        if peer not in holders or len(holders) < 2:
+            continue
+        gradient = shares_gradient(stage)
+        # Statistics come from the holders that run microbatches; not every holder has to.
+        ran = (
+            {v.peer for r in plan.routes for v in r if v.stage == i} if stage.statistics else set()
+        )
+        if gradient or peer in ran:
+            gives.append(Action(Kind.SYNC_GIVE, stage=i))
+        if gradient:
+            adds.append(Action(Kind.SYNC_COMBINE, stage=i))
+        if gradient or ran - {peer}:
+            takes.append(Action(Kind.SYNC_TAKE, stage=i))
+    found = gives + adds + takes
+    for kind in (Kind.TIED_GIVE, Kind.TIED_COMBINE, Kind.TIED_TAKE):
+        for group in tied:
+            holders_of = [plan.stages[i].holders for i in group.stages]
+            hub = holders_of[0][0]
+            if (
+                (kind is Kind.TIED_GIVE and any(peer == holders[0] for holders in holders_of))
+                or (kind is Kind.TIED_COMBINE and peer == hub)
+                or (kind is Kind.TIED_TAKE and peer != hub and any(peer in h for h in holders_of))
+            ):
+                found.append(Action(kind, stage=group.index))
     return found
 
 

@@ -1,11 +1,11 @@
 """Random worlds for the property tests of plans: a graph, a cut of it, and a plan for the cut."""
 
+import itertools
 import random
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import strategies as st
-
 from shoal.dag.cut import Stage, TiedGroup, cut, tied_groups
 from shoal.dag.graph import (
     Buffer,
@@ -120,7 +120,7 @@ def random_plan(rng: random.Random, operators: int) -> Plan:
     peers = [PeerId(f"peer-{i}") for i in range(rng.randint(1, 6))]
     slots = tuple(
         StageSlot(a, b, tuple(rng.sample(peers, rng.randint(1, min(3, len(peers))))))
-        for a, b in zip(cuts, cuts[1:], strict=False)
+        for a, b in itertools.pairwise(cuts)
     )
 
     def route() -> Route:
