@@ -57,7 +57,8 @@ reciprocal relu relu6 remainder.Tensor remainder.Scalar round rsqrt rsub.Scalar 
 sigmoid sign sgn silu mish sin sinh softplus sqrt square sub.Tensor sub.Scalar tan tanh trunc
 where.self where.ScalarOther where.ScalarSelf where.Scalar threshold log_sigmoid softshrink
 hardshrink addcmul addcdiv nan_to_num xlogy.Tensor erfinv glu true_divide.Tensor special_expm1
-_prelu_kernel log_sigmoid_forward
+_prelu_kernel log_sigmoid_forward __and__.Tensor __and__.Scalar __or__.Tensor __or__.Scalar
+__xor__.Tensor __xor__.Scalar
 """
 
 _SHAPE = """
@@ -81,12 +82,12 @@ index_fill.int_Scalar index_copy _unsafe_index_put
 _CREATE = """
 arange arange.start arange.start_step eye eye.m full full_like linspace new_full new_ones
 new_zeros ones ones_like scalar_tensor tril_indices triu_indices zeros zeros_like fill.Scalar
-copy
+fill.Tensor copy
 """
 
 _REDUCE = """
 all all.dim amax amin any any.dim any.dims cummax cummin cumprod cumsum logcumsumexp logsumexp max
-max.dim max.other mean mean.dim min min.dim min.other norm.Scalar norm.ScalarOpt_dim
+max.dim max.other diff mean mean.dim min min.dim min.other norm.Scalar norm.ScalarOpt_dim
 linalg_vector_norm prod prod.dim_int std.correction std.dim sum sum.dim_IntList var.correction
 var.dim var_mean.correction median.dim
 """
