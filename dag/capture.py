@@ -18,8 +18,11 @@ from torch import Tensor, nn
 from .capture_errors import CaptureError
 from .capture_export import export
 from .convert_fx import Names, convert
+from .evaluation import EvaluationError, check_evaluation
 from .graph import Graph
 from .infer import infer, with_grads
+from .precision import mixed
+from .simplify import simplify
 
 __all__ = ["CaptureError", "Captured", "capture"]
 
@@ -53,7 +56,15 @@ def capture(
     names = _names(module)
     with _mode(module, train=True):
         converted = convert(export(module, inputs, loss), names)
-    graph = converted.graph
+    with _mode(module, train=False):
+        in_eval = convert(export(module, inputs, loss), names)
+    graph = simplify(converted.graph)
+    try:
+        check_evaluation(graph, in_eval.graph)
+    except EvaluationError as error:
+        raise CaptureError(str(error)) from None
+    if dtype == "bf16":
+        graph = mixed(graph, batch)
     graph = _checked(graph, batch)
     known = _tensors(module) | converted.constants
     tensors = {x.name: known[x.name] for x in (*graph.parameters, *graph.buffers)}
@@ -124,6 +135,6 @@ def _checked(graph: Graph, batch: int) -> Graph:
             )
     if not inferred[graph.loss][1]:
         raise CaptureError(
-            "the loss depends on no trainable parameter: check requires_grad, detach() and no_grad()"
+            "the loss depends on no trainable parameter: check requires_grad, detach() and no_grad"
         )
     return with_grads(graph, inferred)

@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,7 @@ class _Wrapper(nn.Module):
         self.names, self.loss, self.seen = names, loss, seen
         self.train(module.training)
 
-    def train(self, mode: bool = True) -> nn.Module:
+    def train(self, mode: bool = True) -> Self:
         """Leaves the flags of the wrapped module alone."""
         self.training = mode
         return self
@@ -84,7 +84,7 @@ class _Wrapper(nn.Module):
 
 
 def _results(returned: Any, seen: _Seen) -> tuple[Tensor, ...]:
-    """(loss, weight?, metrics…); fills `seen`. Raises CaptureError where there is no scalar loss."""
+    """(loss, weight?, metrics…); fills `seen`. Raises CaptureError where no scalar loss is."""
     if isinstance(returned, Tensor):
         entries: Mapping[str, Any] = {"loss": returned}
     elif isinstance(returned, Mapping):
@@ -109,7 +109,7 @@ def _results(returned: Any, seen: _Seen) -> tuple[Tensor, ...]:
             "floating scalar; reduce it, e.g. with .mean()"
         )
     found = [loss]
-    weight = entries.get("weight")
+    weight: Any = entries.get("weight")
     if isinstance(weight, (int, float, torch.SymInt)):
         weight = torch.scalar_tensor(weight, dtype=torch.float32, device=loss.device)
     if weight is not None:

@@ -53,7 +53,8 @@ def _feature_dropout(node: Node) -> Rewrite | None:
     draw, keep = noise.args
     if not (isinstance(draw, Node) and draw.target is aten.bernoulli.p and draw.args[1] == keep):
         return None
-    assert isinstance(x, Node) and isinstance(keep, float)
+    assert isinstance(x, Node)
+    assert isinstance(keep, float)
     shape, full = draw.meta["val"].shape, x.meta["val"].shape
     if len(shape) != len(full) or shape[:2] != full[:2] or any(s != 1 for s in shape[2:]):
         return None
