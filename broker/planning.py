@@ -1,0 +1,108 @@
+"""Carrying out MakePlan: from a serialised graph and offers to PlanReady or PlanFailed.
+
+Both shells call `answer`; it is slow (it runs every operator on fake tensors) and belongs in a
+thread. It imports torch, so import it where it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..dag.convert import graph_from_bytes, plan_from_proto
+from ..dag.cut import cut, tied_groups
+from ..dag.flow import Flow
+from ..dag.graph import Graph, GraphError
+from ..dag.plan import PeerId, Plan, PlanError, Visit
+from .events import MakePlan, PlanFailed, PlanReady
+from .scheduler.equal import equal_flops
+from .scheduler.interface import NoPlan, PeerOffer, Planner, PlanRequest
+from .wish import read_spec
+
+__all__ = ["answer", "frame_pairs", "make_plan"]
+
+
+def answer(
+    ask: MakePlan, graph_bytes: bytes, planner: Planner = equal_flops
+) -> PlanReady | PlanFailed:
+    """The event that answers a MakePlan, whatever the graph is."""
+    try:
+        return make_plan(ask, graph_from_bytes(graph_bytes), planner)
+    except NoPlan as error:
+        return PlanFailed(ask.run, ask.version, error.reason, error.code)
+    except PlanError as error:
+        return PlanFailed(ask.run, ask.version, f"the plan of the run: {error}", "plan")
+    except GraphError as error:
+        return PlanFailed(ask.run, ask.version, f"the graph of the run: {error}", "graph")
+
+
+def make_plan(ask: MakePlan, graph: Graph, planner: Planner = equal_flops) -> PlanReady:
+    """Raises NoPlan, PlanError for a hand-written plan, GraphError."""
+    spec = ask.spec
+    if graph.operator_set != "full":
+        raise GraphError(f"its operator set is {graph.operator_set}: expected the full form")
+    bound = graph.bind(spec.microbatch_size)
+    if spec.HasField("plan"):
+        plan = _with_ids(plan_from_proto(spec.plan), ask.peers)
+        plan.validate(len(bound.operators))
+    else:
+        wish = read_spec(spec)
+        plan = planner(
+            PlanRequest(
+                graph=bound,
+                offers=ask.peers,
+                microbatches=spec.microbatches,
+                microbatch_size=spec.microbatch_size,
+                evaluation_microbatches=wish.evaluation_microbatches,
+                options=wish.options,
+            )
+        ).validate(len(bound.operators))
+    return PlanReady(ask.run, ask.version, plan, frame_pairs(bound, plan))
+
+
+def frame_pairs(graph: Graph, plan: Plan) -> tuple[tuple[PeerId, PeerId], ...]:
+    """Pairs of peers that exchange frames under a plan, each once; of each pair the one that stands
+    first in `plan.peers` comes first, and the pairs are in that order."""
+    stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+    # Microbatches on equal routes exchange the same frames, so one of each kind is enough.
+    reduced = replace(
+        plan,
+        routes=tuple(dict.fromkeys(plan.routes)),
+        evaluation_routes=tuple(dict.fromkeys(plan.evaluation_routes)),
+    )
+    flow = Flow(reduced, stages, tied_groups(graph, stages))
+    place = {peer: i for i, peer in enumerate(plan.peers)}
+    found: dict[tuple[int, int], None] = {}
+    for peer in plan.peers:
+        for action in (*flow.actions(peer), *flow.evaluation_actions(peer)):
+            for transfer in flow.gives(peer, action):
+                a, b = sorted((place[transfer.source], place[transfer.destination]))
+                if a != b:
+                    found[a, b] = None
+    return tuple((plan.peers[a], plan.peers[b]) for a, b in sorted(found))
+
+
+def _with_ids(plan: Plan, offers: Sequence[PeerOffer]) -> Plan:
+    """A hand-written plan with peer ids where it has names."""
+    ids = {offer.name: offer.peer for offer in offers} | {o.peer: o.peer for o in offers}
+
+    def known(peer: PeerId) -> PeerId:
+        if peer not in ids:
+            raise PlanError(f"peer {peer} is not among {', '.join(o.peer for o in offers)}")
+        return ids[peer]
+
+    def moved(routes: tuple[tuple[Visit, ...], ...]) -> tuple[tuple[Visit, ...], ...]:
+        return tuple(tuple(replace(v, peer=known(v.peer)) for v in route) for route in routes)
+
+    return replace(
+        plan,
+        stages=tuple(replace(s, holders=tuple(map(known, s.holders))) for s in plan.stages),
+        routes=moved(plan.routes),
+        evaluation_routes=moved(plan.evaluation_routes),
+        codecs=tuple(
+            replace(c, source=known(c.source), destination=known(c.destination))
+            for c in plan.codecs
+        ),
+        spares=(),
+        predicted=replace(plan.predicted, peers=()),
+    )

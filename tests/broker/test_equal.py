@@ -1,0 +1,217 @@
+"""The first planner: shares, memory, spares, and what it says when something is short."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+
+import pytest
+from shoal.broker.scheduler.equal import equal_flops
+from shoal.broker.scheduler.interface import NoPlan, PeerOffer, PlanOptions, PlanRequest
+from shoal.broker.scheduler.partition import SLACK, Chain, Room
+from shoal.dag.cost import OperatorCost, cost
+from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
+
+GIB = 2**30
+
+
+def chain_graph(layers: int, width: int = 8, wide_at: int = -1) -> Graph:
+    """linear, relu, linear, relu, …, then a sum as the loss; the layer `wide_at` is wider."""
+    operators: list[Operator] = []
+    parameters: list[Parameter] = []
+    value, size = "in:x", width
+    for i in range(layers):
+        out = 16 * width if i == wide_at else width
+        parameters.append(Parameter(f"w{i}", TensorSpec((out, size), "float32")))
+        spec = TensorSpec((4, out), "float32")
+        args = (Ref(value), Ref(f"param:w{i}"))
+        operators.append(
+            Operator(f"linear{i}", "aten.linear.default", args, (), (Output(spec, True),))
+        )
+        operators.append(
+            Operator(
+                f"relu{i}", "aten.relu.default", (Ref(f"linear{i}"),), (), (Output(spec, True),)
+            )
+        )
+        value, size = f"relu{i}", out
+    scalar = Output(TensorSpec((), "float32"), True)
+    operators.append(Operator("loss", "aten.sum.default", (Ref(value),), (), (scalar,)))
+    return Graph(
+        inputs=(Input("x", TensorSpec((4, width), "float32")),),
+        parameters=tuple(parameters),
+        buffers=(),
+        operators=tuple(operators),
+        loss="loss",
+        batch=4,
+    )
+
+
+def offers(*memory: int, speed: float = 0.0) -> tuple[PeerOffer, ...]:
+    return tuple(
+        PeerOffer(f"p{i}", f"p{i}", device_memory_bytes=m, flops_per_s=speed)
+        for i, m in enumerate(memory)
+    )
+
+
+def request(graph: Graph, peers: tuple[PeerOffer, ...], **options: object) -> PlanRequest:
+    return PlanRequest(graph, peers, 4, 4, 2, PlanOptions(**options))
+
+
+def test_every_peer_gets_about_the_same_flops_in_the_order_of_joining() -> None:
+    graph = chain_graph(16, width=32)
+    plan = equal_flops(request(graph, offers(GIB, GIB, GIB, GIB)))
+    assert plan.validate(len(graph.operators)).peers == ("p0", "p1", "p2", "p3")
+    chain = Chain(graph, cost(graph), 3)
+    shares = [chain.flops(s.start, s.stop) / chain.flops(0, 33) for s in plan.stages]
+    assert max(shares) < 0.25 * (1 + SLACK) + 0.02
+    assert len(plan.routes) == 4
+    assert len(plan.evaluation_routes) == 2
+    assert "equal FLOPs: 4 stages" in plan.reasons[0]
+
+
+def test_one_peer_holds_everything() -> None:
+    plan = equal_flops(request(chain_graph(2), offers(GIB)))
+    assert [(s.start, s.stop, s.holders) for s in plan.stages] == [(0, 5, ("p0",))]
+
+
+def test_pipelines_share_the_microbatches() -> None:
+    plan = equal_flops(request(chain_graph(4), offers(*[GIB] * 5), pipelines=2))
+    assert [s.holders for s in plan.stages] == [("p0", "p2"), ("p1", "p3")]
+    assert [route[0].peer for route in plan.routes] == ["p0", "p2", "p0", "p2"]
+    assert [s.peer for s in plan.spares] == ["p4"]
+
+
+def test_predictions_follow_from_speeds_and_are_absent_without() -> None:
+    graph = chain_graph(4)
+    assert equal_flops(request(graph, offers(GIB, GIB))).predicted.step_s == 0.0
+    plan = equal_flops(request(graph, offers(GIB, GIB, speed=1e6)))
+    slowest = max(p.compute_s for p in plan.predicted.peers)
+    assert plan.predicted.step_s == pytest.approx(slowest / 4 * (4 + 2 - 1))
+    assert all(0 < p.device_bytes <= GIB for p in plan.predicted.peers)
+
+
+def test_memory_moves_the_cut_away_from_equal_flops() -> None:
+    graph = chain_graph(8, width=64)
+    chain = Chain(graph, cost(graph), 3)
+    small = chain.device_bytes(0, 4, 2)
+    plan = equal_flops(request(graph, offers(small, GIB)))
+    assert plan.stages[0].stop <= 5
+    assert plan.predicted.peers[0].device_bytes <= small
+
+
+def test_a_peer_that_is_too_small_becomes_a_spare_with_its_reason() -> None:
+    plan = equal_flops(request(chain_graph(4), offers(GIB, 10, GIB)))
+    assert plan.peers == ("p0", "p2")
+    assert [s.peer for s in plan.spares] == ["p1"]
+    assert "its memory (10 B)" in plan.spares[0].reason
+
+
+def test_more_peers_than_operators_leaves_spares() -> None:
+    plan = equal_flops(request(chain_graph(1), offers(*[GIB] * 5)))
+    assert plan.peers == ("p0", "p1", "p2")
+    assert plan.spares[0].reason == "more peers (5) than operators (3)"
+
+
+def test_more_stages_than_operators_is_an_error_of_the_job() -> None:
+    with pytest.raises(NoPlan, match=r"^6 stages for a graph of 5 operators") as caught:
+        equal_flops(request(chain_graph(2), offers(*[GIB] * 6), stages=6))
+    assert caught.value.code == "model"
+
+
+def test_too_few_peers_for_the_stages() -> None:
+    with pytest.raises(NoPlan, match="3 peers are needed, 2 are on offer") as caught:
+        equal_flops(request(chain_graph(2), offers(GIB, GIB), stages=3))
+    assert caught.value.code == "peers"
+
+
+def test_fixed_stages_take_the_first_peers_or_the_ones_with_most_memory() -> None:
+    plan = equal_flops(request(chain_graph(4), offers(GIB, GIB, GIB), stages=2))
+    assert plan.peers == ("p0", "p1")
+    plan = equal_flops(request(chain_graph(4), offers(10, GIB, GIB), stages=2))
+    assert plan.peers == ("p1", "p2")
+    assert plan.spares[0].reason == "the job asks for 2 stages"
+
+
+def test_an_operator_that_fits_nowhere_is_named_with_what_is_short() -> None:
+    graph = chain_graph(3, width=64, wide_at=1)
+    with pytest.raises(NoPlan, match=r"operator linear1.*short by") as caught:
+        equal_flops(request(graph, offers(200_000, 200_000)))
+    assert caught.value.code == "memory"
+
+
+def test_a_model_that_is_too_large_for_all_together_says_by_how_much() -> None:
+    graph = chain_graph(12, width=64)
+    with pytest.raises(NoPlan, match=r"the model needs .* offer .* short by"):
+        equal_flops(request(graph, offers(100_000, 100_000)))
+
+
+def test_a_frozen_parameter_costs_its_weight_only() -> None:
+    graph = chain_graph(2, width=64)
+    frozen = tuple(dataclasses.replace(p, trainable=False) for p in graph.parameters[:1])
+    cold = dataclasses.replace(graph, parameters=frozen + graph.parameters[1:])
+    warm = Chain(graph, cost(graph), 3).device_bytes(0, 1, 1)
+    less = warm - Chain(cold, cost(cold), 3).device_bytes(0, 1, 1)
+    assert less >= 3 * 64 * 64 * 4
+
+
+# ---------------------------------------------------------------- against brute force
+
+
+def random_chain(rng: random.Random, n: int) -> tuple[Graph, tuple[OperatorCost, ...]]:
+    graph = chain_graph(n)
+    graph = dataclasses.replace(graph, operators=graph.operators[:n])
+    costs = []
+    for _ in range(n):
+        reads = ((f"param:w{rng.randrange(3)}", 0),) if rng.random() < 0.5 else ()
+        reads = tuple((name, 10 * (1 + int(name[-1]))) for name, _ in reads)
+        saves = tuple((s, 1 + s % 7) for s in sorted(rng.sample(range(n), rng.randrange(3))))
+        size = rng.randrange(5)
+        costs.append(OperatorCost(rng.randrange(20), rng.randrange(20), 0, size, 0, reads, saves))
+    return graph, tuple(costs)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_cut_is_the_best_one_that_fits(seed: int) -> None:
+    rng = random.Random(seed)
+    n, stages = rng.randrange(3, 10), rng.randrange(1, 4)
+    chain = Chain(*random_chain(rng, n), copies=2)
+    rooms = [Room(rng.randrange(60, 260), stages - k) for k in range(stages)]
+
+    def legal(bounds: list[tuple[int, int]]) -> bool:
+        return all(
+            chain.device_bytes(i, j, room.live) <= room.bytes
+            for (i, j), room in zip(bounds, rooms, strict=True)
+        )
+
+    every = []
+    for inner in itertools.combinations(range(1, n), stages - 1):
+        ends = [0, *inner, n]
+        every.append(list(itertools.pairwise(ends)))
+    fitting = [b for b in every if legal(b)]
+    found = chain.cut(rooms)
+    assert chain.fits(rooms) == bool(fitting)
+    if not fitting:
+        assert found is None
+        return
+    best = min(max(chain.flops(*b) for b in bounds) for bounds in fitting)
+    assert found in fitting
+    assert max(chain.flops(*b) for b in found) <= best * (1 + SLACK) + 1e-6
+
+    def across(bounds: list[tuple[int, int]]) -> int:
+        return sum(chain.crossing_bytes(i) for i, _ in bounds)
+
+    near = [b for b in fitting if max(chain.flops(*x) for x in b) <= best * (1 + SLACK)]
+    assert across(found) == min(map(across, near))
+
+
+def test_thousands_of_operators_are_cut_at_the_best_position_of_each_bucket() -> None:
+    rng = random.Random(1)
+    graph, costs = random_chain(rng, 3000)
+    chain = Chain(graph, costs, copies=3)
+    assert len(chain.positions) <= 2050
+    bounds = chain.cut([Room(10**9, 2)] * 8)
+    assert bounds is not None
+    assert (bounds[0][0], bounds[-1][1]) == (0, 3000)
+    ideal = chain.flops(0, 3000) / 8
+    assert max(chain.flops(*b) for b in bounds) < 1.06 * ideal
