@@ -13,7 +13,7 @@ from torch.fx import Node
 from .capture_errors import CaptureError, line_of
 from .graph import ITEM_BYTES, Arg, Device, Dim, Dtype, MemoryFormat, Size, TensorSpec
 
-__all__ = ["arg_of", "dtype_name", "module_of", "size_of", "spec_of", "target_of"]
+__all__ = ["arg_of", "dtype_name", "is_plain", "module_of", "size_of", "spec_of", "target_of"]
 
 _PROBES = (1, 2, 3, 5, 8, 13, 64, 97, 1000, 4096, 99991, 2**20, 2**31 - 1)
 """Batch sizes at which an expression must be affine."""
@@ -113,3 +113,10 @@ def arg_of(value: Any, env: Mapping[Node, Any], node: Node) -> Arg:
     if isinstance(value, torch.device):
         return Device()
     raise CaptureError(f"{line_of(node)}\n  an argument of type {type(value).__name__}: {value}")
+
+
+def is_plain(name: str, value: Any) -> bool:
+    """Whether a keyword argument says only what every tensor here is: strided and not pinned."""
+    return (name == "layout" and value in (None, torch.strided)) or (
+        name in ("pin_memory", "non_blocking") and not value
+    )

@@ -18,7 +18,7 @@ from torch.fx import Node
 from . import operators
 from .capture_errors import CaptureError, line_of
 from .capture_export import PREFIX, Exported
-from .convert_args import arg_of, module_of, size_of, spec_of
+from .convert_args import arg_of, is_plain, module_of, size_of, spec_of
 from .convert_rewrite import Rewrite, rewrite
 from .graph import Buffer, Graph, Input, Operator, Output, Parameter, Ref
 from .norm import counter_step, with_updates
@@ -212,7 +212,7 @@ def _convert_node(node: Node, as_: Rewrite, state: _State) -> None:
         target=as_.target,
         args=args,
         kwargs=tuple(
-            (k, arg_of(a, state.env, node)) for k, a in as_.kwargs.items() if not _is_plain(k, a)
+            (k, arg_of(a, state.env, node)) for k, a in as_.kwargs.items() if not is_plain(k, a)
         ),
         outputs=tuple(
             Output(None if v is None else spec_of(v, node))
@@ -225,13 +225,6 @@ def _convert_node(node: Node, as_: Rewrite, state: _State) -> None:
     state.places[made_op.name] = line_of(node)
     from_tuple = is_tuple or as_.first_only
     state.env[node] = list(made_op.values) if from_tuple else Ref(made_op.name)
-
-
-def _is_plain(name: str, value: Any) -> bool:
-    """Whether a keyword argument says only what every tensor here is: strided and not pinned."""
-    return (name == "layout" and value in (None, torch.strided)) or (
-        name in ("pin_memory", "non_blocking") and not value
-    )
 
 
 def _refuse(node: Node, target: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from . import norm
-from .graph import Arg, Graph, GraphError, Operator, Output, Ref, map_arg
+from .graph import Arg, Graph, GraphError, Operator, OperatorSet, Output, Ref, map_arg
 from .operators import takes_key
 from .simplify import simplify
 
@@ -32,17 +32,20 @@ def evaluation(graph: Graph) -> Graph:
     factors = {b.update.value: b.update.factor for b in graph.buffers if b.update}
     return replace(
         graph,
-        operators=tuple(_evaluated(op, factors) for op in graph.operators),
+        operators=tuple(_evaluated(op, factors, graph.operator_set) for op in graph.operators),
         buffers=tuple(replace(b, update=None) for b in graph.buffers),
     )
 
 
-def _evaluated(op: Operator, factors: dict[str, float]) -> Operator:
+def _evaluated(op: Operator, factors: dict[str, float], operator_set: OperatorSet) -> Operator:
     op = replace(op, outputs=tuple(replace(o, grad=False) for o in op.outputs))
     if op.target in _DROPOUT:
         return replace(op, target="aten.alias.default", args=op.args[:1], kwargs=())
     if op.target == "shoal.attention.default":
-        query, key, value, mask, _, causal, scale, gqa, _ = op.args
+        query, key, value, mask, _, causal, scale, gqa, number = op.args
+        if operator_set == "core":  # which has no composite attention
+            args = (query, key, value, mask, 0.0, causal, scale, gqa, number)
+            return replace(op, args=args)
         return replace(
             op,
             target="aten.scaled_dot_product_attention.default",

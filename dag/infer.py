@@ -15,7 +15,7 @@ from torch import Tensor
 from .graph import Arg, Device, Dtype, Graph, GraphError, MemoryFormat, Operator, Ref, TensorSpec
 from .operators import resolve, takes_key
 
-__all__ = ["Inferred", "call", "infer", "with_grads"]
+__all__ = ["Inferred", "call", "infer", "infer_operator", "outside", "results_of", "with_grads"]
 
 Inferred = dict[str, tuple[TensorSpec, bool]]
 """Value → (bound spec, whether autograd could send a gradient through it)."""
@@ -51,11 +51,16 @@ def _meta(spec: TensorSpec, grad: bool) -> Tensor:
     return made.requires_grad_(grad and spec.is_floating)
 
 
-def infer(graph: Graph) -> Inferred:
-    """Of every value of a bound graph. Raises GraphError naming an operator that does not run."""
+def outside(graph: Graph) -> Inferred:
+    """Of the inputs, parameters and buffers of a bound graph."""
     found: Inferred = {f"in:{i.name}": (i.spec, False) for i in graph.inputs}
     found |= {f"buffer:{b.name}": (b.spec, False) for b in graph.buffers}
-    found |= {f"param:{p.name}": (p.spec, p.trainable) for p in graph.parameters}
+    return found | {f"param:{p.name}": (p.spec, p.trainable) for p in graph.parameters}
+
+
+def infer(graph: Graph) -> Inferred:
+    """Of every value of a bound graph. Raises GraphError naming an operator that does not run."""
+    found = outside(graph)
     for op in graph.operators:
         found |= dict(infer_operator(op, found))
     return found
@@ -63,6 +68,20 @@ def infer(graph: Graph) -> Inferred:
 
 def infer_operator(op: Operator, known: Inferred) -> Iterator[tuple[str, tuple[TensorSpec, bool]]]:
     """Of the results of one operator, whose arguments are known. An absent result is left out."""
+    results = results_of(op, known)
+    if len(results) != len(op.values):
+        raise GraphError(
+            f"operator {op.name} ({op.target}) returns {len(results)} values, the graph says "
+            f"{len(op.values)}"
+        )
+    for value, result in zip(op.values, results, strict=True):
+        if result is not None:
+            yield value, result
+
+
+def results_of(op: Operator, known: Inferred) -> list[tuple[TensorSpec, bool] | None]:
+    """Spec and gradient of each result of an operator of a bound graph; None for an absent one.
+    Raises GraphError where the operator does not run."""
     values: dict[str, Any] = {v: _meta(*known[v]) for v in op.reads}
     try:
         with torch.enable_grad():
@@ -72,10 +91,14 @@ def infer_operator(op: Operator, known: Inferred) -> Iterator[tuple[str, tuple[T
             f"operator {op.name} ({op.target}) does not take "
             f"{', '.join(repr(known[v][0]) for v in op.reads)}: {error}"
         ) from error
-    for value, result in zip(op.values, results, strict=True):
-        if isinstance(result, Tensor):
-            spec = TensorSpec(tuple(result.shape), str(result.dtype).removeprefix("torch."))
-            yield value, (spec, result.requires_grad)
+    return [_described(result) for result in results]
+
+
+def _described(result: Any) -> tuple[TensorSpec, bool] | None:
+    if not isinstance(result, Tensor):
+        return None
+    spec = TensorSpec(tuple(result.shape), str(result.dtype).removeprefix("torch."))
+    return spec, result.requires_grad
 
 
 def with_grads(graph: Graph, inferred: Inferred) -> Graph:

@@ -141,7 +141,8 @@ addmm bmm mm dot mv convolution
 _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
 _native_batch_norm_legit.no_stats _softmax _log_softmax native_layer_norm native_group_norm
 avg_pool1d avg_pool2d avg_pool3d max_pool2d_with_indices _adaptive_avg_pool2d
-upsample_nearest2d.vec upsample_bilinear2d.vec grid_sampler_2d col2im
+upsample_nearest2d.vec upsample_bilinear2d.vec upsample_bicubic2d.vec upsample_nearest2d
+upsample_bilinear2d upsample_bicubic2d grid_sampler_2d col2im reshape
 """
     )
     | RANDOM

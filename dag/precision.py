@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .graph import Arg, Dtype, Graph, Operator, Output, Ref, TensorSpec, map_arg
-from .infer import Inferred, infer_operator
+from .infer import Inferred, infer_operator, outside
 
 __all__ = ["mixed"]
 
@@ -53,9 +53,7 @@ def mixed(graph: Graph, batch: int) -> Graph:
     """The float32 graph with the casts of mixed precision; unbound as before. `batch`: any
     microbatch size, to infer dtypes at. Names of the operators stay; casts are NAME_cast0, …"""
     bound = graph.bind(batch)
-    known: Inferred = {f"in:{i.name}": (i.spec, False) for i in bound.inputs}
-    known |= {f"buffer:{b.name}": (b.spec, False) for b in bound.buffers}
-    known |= {f"param:{p.name}": (p.spec, p.trainable) for p in bound.parameters}
+    known = outside(bound)
     specs = dict(graph.spec)
     made: list[Operator] = []
     for op in graph.operators:
@@ -67,14 +65,14 @@ def mixed(graph: Graph, batch: int) -> Graph:
             wanted = "float32"
         casts, op = _cast_args(op, wanted, known, specs) if wanted else ((), op)
         for cast in casts:
-            known |= dict(infer_operator(cast_bound(cast, batch), known))
-        known |= dict(infer_operator(cast_bound(op, batch), known))
+            known |= dict(infer_operator(_bound(cast, batch), known))
+        known |= dict(infer_operator(_bound(op, batch), known))
         made += [*casts, _with_dtypes(op, known)]
     graph = replace(graph, operators=tuple(made))
     return _float32_results(graph, known)
 
 
-def cast_bound(op: Operator, batch: int) -> Operator:
+def _bound(op: Operator, batch: int) -> Operator:
     return Graph((), (), (), (op,), "").bind(batch).operators[0]
 
 
