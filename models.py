@@ -24,6 +24,8 @@ from .job import LIVE, Job
 __all__ = [
     "ModelError",
     "build",
+    "find",
+    "is_hugging_face",
     "load_named",
     "loss_function",
     "read_weights",
@@ -59,14 +61,14 @@ def build(job: Job) -> nn.Module:
             torch.manual_seed(job.seed)
             module = _from_factory(job)
     if job.model.weights != "init":
-        load_named(module, read_weights(_find(job.model.weights, job.folder, "model.weights")))
+        load_named(module, read_weights(find(job.model.weights, job.folder, "model.weights")))
     return module
 
 
 def _from_factory(job: Job) -> nn.Module:
     factory = job.model.factory
     if factory.startswith("hf:"):
-        return _hugging_face(_find(factory.removeprefix("hf:"), job.folder, "model.factory"), job)
+        return _hugging_face(find(factory.removeprefix("hf:"), job.folder, "model.factory"), job)
     function = _function(factory, job.folder, "model.factory")
     module = _call(function, dict(job.model.args), factory)
     if not isinstance(module, nn.Module):
@@ -111,7 +113,7 @@ def _import(place: str, folder: Path, key: str) -> Any:
         try:
             if not place.endswith(".py"):
                 return importlib.import_module(place)
-            path = _find(place, folder, key)
+            path = find(place, folder, key)
             name = f"_shoal_factory_{path.stem}"
             spec = importlib.util.spec_from_file_location(name, path)
             assert spec is not None, f"no import spec for {path}"
@@ -135,7 +137,7 @@ def _first_on_path(folder: Path) -> Iterator[None]:
         sys.path.remove(str(folder.resolve()))
 
 
-def _find(name: str, folder: Path, key: str) -> Path:
+def find(name: str, folder: Path, key: str) -> Path:
     """A path of the job, looked up in the job's folder, then in the current one."""
     for base in (folder, Path()):
         if (base / name).exists():
@@ -172,7 +174,8 @@ def _hugging_face(folder: Path, job: Job) -> nn.Module:
     return model
 
 
-def _is_hugging_face(module: nn.Module) -> bool:
+def is_hugging_face(module: nn.Module) -> bool:
+    """Whether a model of transformers or of a subclass; does not import transformers."""
     return any(c.__module__.startswith("transformers.") for c in type(module).__mro__)
 
 
@@ -247,21 +250,18 @@ def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
-    """The module as it is captured: in train mode, `freeze` applied, a Hugging Face model with a
-    loss over text. Afterwards it is as it was, so a live module stays the user's own.
+    """The module as it is captured: `freeze` applied, a Hugging Face model with a loss over text.
+    Afterwards it is as it was, so a live module stays the user's own.
 
     Raises ModelError for a freeze glob that matches nothing.
     """
     chosen = _to_freeze(module, job.model.freeze)
-    modes = {m: m.training for m in module.modules()}
     kind = type(module)
     data = job.data
     try:
-        if not module.training:  # otherwise a part that the user put into eval mode stays so
-            module.train()
         for parameter in chosen:
             parameter.requires_grad_(False)
-        if _is_hugging_face(module) and data.kind != "arrays" and job.model.loss == "forward":
+        if is_hugging_face(module) and data.kind != "arrays" and job.model.loss == "forward":
             # Only the class changes: a wrapper around the module would change every name.
             module.__class__ = _with_loss(kind, data.inputs, data.targets)
         yield module
@@ -269,8 +269,6 @@ def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
         module.__class__ = kind
         for parameter in chosen:
             parameter.requires_grad_(True)
-        for part, mode in modes.items():
-            part.training = mode
 
 
 def _to_freeze(module: nn.Module, globs: tuple[str, ...]) -> list[nn.Parameter]:

@@ -17,6 +17,11 @@ FLOORS = {
     "sim": 4,
     "cli": 5,
     "client": 5,
+    "models": 5,
+    "progress": 5,
+    "records": 5,
+    "submission": 5,
+    "weights": 5,
     "__init__": 5,
 }
 PLAIN_DATA = {"job", "settings", "units"}  # roots that hold data only; may be read from floor 3 up

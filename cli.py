@@ -1,0 +1,347 @@
+"""The verbs. This file only reads arguments, calls what does the work, and says what came of it.
+
+Exit codes: 0 done, 1 the run failed (or a bug of ours), 2 wrong input, 3 broker not reachable,
+4 refused. Nothing heavy is imported before a verb needs it: `shoal --help` stays fast.
+"""
+
+from __future__ import annotations
+
+import functools
+import json as json_module
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, ParamSpec
+
+import typer
+
+if TYPE_CHECKING:
+    from .client import Client, Run
+    from .proto.broker_pb2 import RunState
+
+__all__ = ["app", "main"]
+
+P = ParamSpec("P")
+
+DONE, FAILED, WRONG, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
+DETACHED = 130
+"""What a shell expects of a program that Ctrl-C ended; the run itself goes on."""
+
+
+def _verb(function: Callable[P, None]) -> Callable[P, None]:
+    """Turns whatever a verb raises into one line and an exit code."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:  # sorted by whose fault it is; a bug of ours shows its traceback
+            raise typer.Exit(_explain(error)) from None
+
+    return run
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Train one neural network on GPUs that nobody put in one room.",
+)
+
+Broker = Annotated[
+    str | None,
+    typer.Option("--broker", metavar="HOST:PORT", help="The broker; default: SHOAL_BROKER, login."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.")]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="No identities and no encryption; on this machine only."),
+]
+To = Annotated[Path, typer.Option("--to", help="The folder that holds the runs' folders.")]
+
+
+# ---------------------------------------------------------------- whose fault it was
+
+
+def _explain(error: Exception) -> int:
+    """Prints what went wrong; returns the exit code."""
+    # Only when something of the client was loaded can its errors have come.
+    client = sys.modules.get("shoal.client")
+    if client is not None and isinstance(error, client.ClientError):
+        _complain(str(error))
+        if isinstance(error, client.BrokerUnreachable):
+            return UNREACHABLE
+        return REFUSED if isinstance(error, client.Refused) else FAILED
+    ours = type(error).__module__.startswith(("shoal.", f"{__package__}."))
+    if isinstance(error, ValueError) and ours:  # each ValueError of ours is about the user's input
+        _complain(str(error))
+        return WRONG
+    if isinstance(error, OSError) and error.filename is not None:  # a path that the user named
+        _complain(f"{error.filename}: {error.strerror}")
+        return WRONG
+    traceback.print_exception(error)
+    _complain("this is a bug in Shoal: please report it with the lines above")
+    return FAILED
+
+
+def _complain(line: str) -> None:
+    typer.echo(f"shoal: {line}", err=True)
+
+
+def _wrong(line: str) -> NoReturn:
+    _complain(line)
+    raise typer.Exit(WRONG)
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json_module.dumps(value))
+
+
+# ---------------------------------------------------------------- daemons
+
+
+@app.command()
+@_verb
+def sim(
+    peers: Annotated[int, typer.Option(min=1, help="How many peers.")] = 4,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps instead of the job's.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the job.")] = 0,
+    job: Annotated[
+        Path | None, typer.Option(help="A job.toml instead of the built-in one.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the summary to this file.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Also train the plain loop.")] = False,
+    keep: Annotated[Path | None, typer.Option(help="Keep logs and state in this folder.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the report only.")] = False,
+) -> None:
+    """Train on a cluster of real processes on this machine. Example: shoal sim --peers 4"""
+    from .sim.cluster import SimOptions, simulate
+
+    options = SimOptions(
+        peers=peers,
+        steps=steps,
+        json=json,
+        verify=verify,
+        job=job,
+        seed=seed,
+        quiet=quiet,
+        keep=keep,
+    )
+    raise typer.Exit(simulate(options))
+
+
+@app.command()
+@_verb
+def login(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the broker is.")],
+) -> None:
+    """Remember a broker for the verbs that need one. Example: shoal login 127.0.0.1:7077"""
+    from . import client
+
+    typer.echo(f"{client.login(address)}: the broker is {address}")
+
+
+# ---------------------------------------------------------------- runs
+
+
+@app.command()
+@_verb
+def train(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job.toml.")],
+    broker: Broker = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit and leave.")] = False,
+    json: Json = False,
+) -> None:
+    """Submit a job and follow it; Ctrl-C detaches. Example: shoal train examples/gpt_bytes.toml"""
+    from .job import Job
+
+    loaded = Job.from_toml(job)
+    from . import client as clients
+
+    with clients.connect(broker) as client:
+        run = client.submit(loaded, say=lambda line: typer.echo(line, err=True))
+        if json:
+            _print_json({"run": run.id, "folder": str(run.folder)})
+        else:
+            typer.echo(f"run {run.id}: {loaded.name}")
+        if detach:
+            typer.echo(_how_to_follow(client, run), err=True)
+            return
+        _follow(client, run, json=json, export=True)
+
+
+@app.command()
+@_verb
+def watch(
+    run: RunId,
+    broker: Broker = None,
+    to: To = Path("runs"),
+    json: Json = False,
+) -> None:
+    """Follow a run until it has ended; Ctrl-C leaves it alone. Example: shoal watch r-3f2"""
+    with _run(run, broker, to) as (client, found):
+        _follow(client, found, json=json, export=False)
+
+
+@app.command()
+@_verb
+def cancel(run: RunId, broker: Broker = None, json: Json = False) -> None:
+    """End a run and free its peers. Example: shoal cancel r-3f2"""
+    with _run(run, broker, Path("runs")) as (_, found):
+        state = found.cancel()
+        if json:
+            _print_json(_state(state))
+        else:
+            typer.echo(f"run {run} is {_phase(state)}")
+
+
+@app.command()
+@_verb
+def export(
+    run: RunId,
+    path: Annotated[
+        Path | None, typer.Argument(help="File, or for hf folder; default: the run's folder.")
+    ] = None,
+    format: Annotated[
+        Literal["", "safetensors", "hf"], typer.Option(help="Default: the job's.")
+    ] = "",
+    broker: Broker = None,
+    to: To = Path("runs"),
+    json: Json = False,
+) -> None:
+    """Fetch the weights of a finished run. Example: shoal export r-3f2 model.safetensors"""
+    with _run(run, broker, to) as (_, found):
+        target = found.export(path, format)
+    if json:
+        _print_json({"run": run, "weights": str(target)})
+    else:
+        typer.echo(f"weights of run {run}: {target}")
+
+
+@app.command()
+@_verb
+def status(broker: Broker = None, json: Json = False) -> None:
+    """Show the broker's peers and runs as they are now. Example: shoal status"""
+    _describe(broker, json, peers=True, runs=True)
+
+
+@app.command()
+@_verb
+def peers(broker: Broker = None, json: Json = False) -> None:
+    """Show who has joined and what they offer. Example: shoal peers --json"""
+    _describe(broker, json, peers=True, runs=False)
+
+
+@app.command()
+@_verb
+def runs(broker: Broker = None, json: Json = False) -> None:
+    """Show the runs that the broker knows. Example: shoal runs"""
+    _describe(broker, json, peers=False, runs=True)
+
+
+# ---------------------------------------------------------------- helpers
+
+
+@contextmanager
+def _run(run: str, broker: str | None, to: Path) -> Iterator[tuple[Client, Run]]:
+    from . import client as clients
+
+    with clients.connect(broker) as client:
+        yield client, client.run(run, to)
+
+
+def _how_to_follow(client: Client, run: Run) -> str:
+    at = f"--broker {client.address}"
+    return (
+        f"run {run.id} goes on without you\n"
+        f"  watch:  shoal watch {run.id} {at}\n"
+        f"  cancel: shoal cancel {run.id} {at}"
+    )
+
+
+def _follow(client: Client, run: Run, *, json: bool, export: bool) -> None:
+    """Shows a run until it has ended, then exports. Ctrl-C leaves it running."""
+    from .progress import follow
+
+    try:
+        state = run.checked(follow(run, json=json))
+        target = run.export() if export else None
+    except KeyboardInterrupt:
+        typer.echo("\n" + _how_to_follow(client, run), err=True)
+        raise typer.Exit(DETACHED) from None
+    if json:
+        _print_json({"state": _state(state), "weights": target and str(target)})
+    elif target is not None:
+        typer.echo(f"run {run.id} is done: {state.step} steps, weights in {target}")
+    else:
+        typer.echo(f"run {run.id} is done: {state.step} steps; weights: shoal export {run.id}")
+
+
+def _phase(state: RunState) -> str:
+    from .proto.broker_pb2 import Phase
+
+    return Phase.Name(state.phase).lower()
+
+
+def _state(state: RunState) -> dict[str, Any]:
+    return {
+        "run": state.run,
+        "name": state.name,
+        "phase": _phase(state),
+        "reason": state.reason.text,
+        "step": state.step,
+        "steps": state.steps,
+        "term": state.term,
+    }
+
+
+def _describe(broker: str | None, json: bool, *, peers: bool, runs: bool) -> None:
+    from . import client as clients
+
+    with clients.connect(broker) as client:
+        found = client.describe()
+    peer_rows = [
+        {
+            "peer": p.peer,
+            "name": p.profile.name,
+            "place": p.profile.place,
+            "device": p.profile.device,
+            "memory_bytes": p.profile.device_memory_bytes,
+            "membership": p.membership,
+            "run": p.run,
+            "address": p.address,
+            "silent_s": round(p.silent_s, 1),
+            "software": p.profile.software,
+        }
+        for p in found.peers
+    ]
+    run_rows = [_state(state) for state in found.runs]
+    if json:
+        parts = {"peers": peer_rows} if peers else {}
+        _print_json({**parts, **({"runs": run_rows} if runs else {})})
+        return
+    from .progress import print_table
+
+    if peers:
+        print_table(f"{len(peer_rows)} peers at {client.address}", PEER_COLUMNS, peer_rows)
+    if runs:
+        print_table(f"{len(run_rows)} runs at {client.address}", RUN_COLUMNS, run_rows)
+
+
+PEER_COLUMNS = ("name", "peer", "device", "memory_bytes", "membership", "run", "silent_s")
+RUN_COLUMNS = ("run", "name", "phase", "step", "steps", "reason")
+
+
+def main() -> None:
+    """The `shoal` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

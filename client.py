@@ -1,0 +1,350 @@
+"""The Python client: submit a job, follow it, take its weights home.
+
+    with shoal.connect("127.0.0.1:7077") as client:
+        run = client.submit(shoal.Job(model=module, steps=300))
+        run.wait()
+        run.load_into(module)
+
+A run goes on when the client leaves. Every call raises BrokerUnreachable when the broker does not
+answer, and Refused when it says no.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+import grpc
+
+from .job import Job
+from .proto import broker_pb2
+from .proto.broker_pb2 import Description, RunEvent, RunState
+from .proto.broker_pb2_grpc import RunsStub
+from .records import Recorder, read_run, replacing
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = [
+    "BrokerUnreachable",
+    "Client",
+    "ClientError",
+    "Refused",
+    "Run",
+    "RunFailed",
+    "connect",
+    "login",
+]
+
+PATIENCE_S = 60.0
+"""How long a stream that broke is dialled again before the broker counts as gone."""
+CALL_S = 30.0
+"""Deadline of one short call."""
+REFUSALS = (
+    "FAILED_PRECONDITION",
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "UNAUTHENTICATED",
+)
+"""gRPC statuses by which a broker says no."""
+ENDED = (broker_pb2.DONE, broker_pb2.FAILED, broker_pb2.CANCELLED)
+
+
+class ClientError(Exception):
+    """What a client cannot change by trying again. The subclasses say whose doing it was."""
+
+
+class BrokerUnreachable(ClientError, ConnectionError):  # noqa: N818 (says what happened)
+    """Nobody answers at the address, or no longer."""
+
+
+class Refused(ClientError):  # noqa: N818 (says what happened)
+    """The broker understood and said no; the message is its reason."""
+
+
+class RunFailed(ClientError):  # noqa: N818 (says what happened)
+    """The run ended without its result; the message is the broker's reason."""
+
+
+def settings_path() -> Path:
+    """Where `login` remembers the broker."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "shoal" / "client.toml"
+
+
+def login(address: str) -> Path:
+    """Remembers a broker for this user; returns the file."""
+    path = settings_path()
+    with replacing(path) as temporary:
+        temporary.write_text(f'broker = "{_checked(address)}"\n', encoding="utf-8")
+    return path
+
+
+def find_address(address: str | None = None) -> str:
+    """The broker's HOST:PORT: the argument, else SHOAL_BROKER, else what `login` remembered.
+
+    Raises ValueError when there is none, or when it is no address.
+    """
+    found = address or os.environ.get("SHOAL_BROKER")
+    if not found and settings_path().is_file():
+        found = tomllib.loads(settings_path().read_text(encoding="utf-8")).get("broker")
+    if not found:
+        raise AddressError(
+            "no broker is known: pass --broker HOST:PORT, set SHOAL_BROKER, or run "
+            "`shoal login HOST:PORT` once"
+        )
+    return _checked(str(found))
+
+
+class AddressError(ValueError):
+    """No address, or something that is none."""
+
+
+def _checked(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise AddressError(f'"{address}" is no address: expected HOST:PORT, e.g. 127.0.0.1:7077')
+    if any(c in address for c in '"\\ \n'):
+        raise AddressError(f"{address!r} is no address: expected HOST:PORT, e.g. 127.0.0.1:7077")
+    return address
+
+
+def connect(address: str | None = None) -> Client:
+    """A client of the broker at `address` (default: SHOAL_BROKER, then what `shoal login` saved).
+
+    Raises BrokerUnreachable when nobody answers there.
+    """
+    client = Client(find_address(address))
+    try:
+        client.describe()
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+class Client:
+    """A connection to one broker. `connect` makes one; a context manager closes it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.channel = grpc.insecure_channel(
+            address,
+            options=[
+                ("grpc.max_receive_message_length", 64 * 2**20),
+                ("grpc.initial_reconnect_backoff_ms", 200),
+                ("grpc.max_reconnect_backoff_ms", 2000),
+            ],
+        )
+        self._runs = RunsStub(self.channel)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Client of {self.address}>"
+
+    def close(self) -> None:
+        self.channel.close()
+
+    def describe(self) -> Description:
+        """Peers and runs as they are now."""
+        with self.translated():
+            found: Description = self._runs.Describe(broker_pb2.DescribeRequest(), timeout=CALL_S)
+        return found
+
+    def submit(self, job: Job, say: Callable[[str], None] = lambda line: None) -> Run:
+        """Captures the job's model, uploads what the peers need, and starts the run.
+
+        `say` gets a line for people before each part that takes time. Raises ValueError for a job
+        that cannot run (SettingsError, ModelError, CaptureError, DataError), Refused when the
+        broker does not take it.
+        """
+        from .submission import prepare, upload  # needs torch
+
+        with prepare(job, say) as prepared:
+            with self.translated():
+                spec = upload(self.address, prepared, say)
+                submitted = self._runs.Submit(spec, timeout=CALL_S)
+            run = Run(self, submitted.run, Path(job.output.to))
+            prepared.keep(run.folder, run.id)
+        return run
+
+    def run(self, run: str, to: Path | str = "runs/") -> Run:
+        """A run by its id; `to` is the folder that holds the runs' folders. Raises Refused when
+        the broker does not know it."""
+        found = Run(self, run, Path(to))
+        found.state()
+        return found
+
+    def watch(self, run: str, from_event: int) -> Iterator[RunEvent]:
+        """One stream of events; ends when the run or the stream ends. See `Run.watch`."""
+        with self.translated():
+            yield from self._runs.Watch(broker_pb2.WatchRequest(run=run, from_event=from_event))
+
+    def cancel(self, run: str) -> RunState:
+        with self.translated():
+            state: RunState = self._runs.Cancel(broker_pb2.RunRequest(run=run), timeout=CALL_S)
+        return state
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """gRPC's errors as ours; the only place that knows its status codes."""
+        from .net.blobs_client import BlobTransferError
+
+        try:
+            yield
+        except grpc.RpcError as error:
+            code = error.code().name if isinstance(error, grpc.Call) else "UNKNOWN"
+            detail = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
+            if (translated := self._error(code, detail)) is None:
+                raise
+            raise translated from None
+        except BlobTransferError as error:
+            if (translated := self._error(error.code, error.reason)) is None:
+                raise
+            raise translated from None
+
+    def _error(self, code: str, detail: str) -> ClientError | None:
+        """What a gRPC status means to a client; None for what should not happen."""
+        if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+            return BrokerUnreachable(
+                f"the broker at {self.address} does not answer ({detail}): is it running "
+                "(`shoal broker`), and is the address right?"
+            )
+        if code in REFUSALS:
+            return Refused(f"the broker at {self.address} refused: {detail}")
+        return None
+
+
+class Run:
+    """One run, seen from a client. `folder` holds what this client keeps of it."""
+
+    def __init__(self, client: Client, run: str, to: Path) -> None:
+        self.client = client
+        self.id = run
+        self.folder = to / run
+        self._weights: list[broker_pb2.WeightFile] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id} at {self.client.address}>"
+
+    def state(self) -> RunState:
+        """As it is now. Raises Refused when the broker does not know the run."""
+        for state in self.client.describe().runs:
+            if state.run == self.id:
+                return state
+        raise Refused(
+            f'the broker at {self.client.address} knows no run "{self.id}": see shoal runs'
+        )
+
+    def watch(self, from_event: int = 0) -> Iterator[RunEvent]:
+        """Every event from a number on, until the run has ended.
+
+        A stream that breaks is opened again from the event after the last one, for PATIENCE_S
+        without any event; then BrokerUnreachable is raised.
+        """
+        gone_since: float | None = None
+        pause_s = 0.2
+        while True:
+            try:
+                for event in self.client.watch(self.id, from_event):
+                    from_event, gone_since, pause_s = event.number + 1, None, 0.2
+                    yield event
+                if self.state().phase in ENDED:  # the broker ends the stream of an ended run
+                    return
+            except BrokerUnreachable:
+                gone_since = gone_since or time.monotonic()
+                if time.monotonic() - gone_since > PATIENCE_S:
+                    raise
+            time.sleep(pause_s)  # a client waits for people's sake, not for the protocol's
+            pause_s = min(2.0, 2 * pause_s)
+
+    def wait(self) -> RunState:
+        """Blocks until the run has ended, and records its steps in `folder`.
+
+        Raises RunFailed when it failed or was cancelled.
+        """
+        recorder = self.recorder()
+        state = RunState()
+        try:
+            for event in self.watch():
+                if event.HasField("step"):
+                    recorder.add(event.step)
+                elif event.HasField("state"):
+                    state = event.state
+        finally:
+            recorder.close()
+        return self.checked(state)
+
+    def checked(self, state: RunState) -> RunState:
+        """The final state of a run that is done; raises RunFailed for any other."""
+        if state.phase != broker_pb2.DONE:
+            phase = broker_pb2.Phase.Name(state.phase).lower()
+            why = state.reason.text or "no reason was given"
+            raise RunFailed(
+                f"run {self.id} {phase} after {state.step} of {state.steps} steps: {why}"
+            )
+        return state
+
+    def recorder(self) -> Recorder:
+        """Writes this run's steps into `folder`."""
+        return Recorder(self.folder, int(read_run(self.folder).get("tokens_per_step", 0)))
+
+    def cancel(self) -> RunState:
+        """Ends it; returns its state."""
+        return self.client.cancel(self.id)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The exported weights under the names of the user's own module.
+
+        Raises RunFailed when the run ended without any.
+        """
+        from .weights import fetch  # needs torch
+
+        if self._weights is None:
+            for event in self.watch():
+                if event.HasField("weights"):
+                    self._weights = list(event.weights.files)
+        if self._weights is None:
+            self.checked(self.state())
+            raise RunFailed(f"run {self.id} has no exported weights")
+        with self.client.translated():
+            return fetch(self.client.address, self._weights)
+
+    def load_into(self, module: nn.Module) -> None:
+        """Copies the weights into a live module, tied ones once. Raises ModelError when the names
+        do not fit."""
+        from .models import load_named
+
+        load_named(module, self.weights())
+
+    def export(
+        self, path: Path | str | None = None, format: Literal["", "safetensors", "hf"] = ""
+    ) -> Path:
+        """Writes the weights and returns where: one safetensors file, or with format "hf" a folder
+        that `from_pretrained` takes. Default: into `folder`, in the job's format.
+
+        Raises ExportError for "hf" where nothing was kept at submission.
+        """
+        from .weights import write
+
+        chosen = format or read_run(self.folder).get("job", {}).get("output", {}).get("format", "")
+        target = None if path is None else Path(path)
+        return write(self.weights(), self.folder, target, "hf" if chosen == "hf" else "safetensors")

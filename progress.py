@@ -1,0 +1,165 @@
+"""What a person sees of a run: a progress bar on a terminal, plain lines elsewhere, tables."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .client import Run
+from .proto.broker_pb2 import Phase, RunEvent, RunState
+from .records import step_numbers
+
+__all__ = ["follow", "print_table"]
+
+LINE_EVERY_S = 5.0
+"""Without a terminal, a step is printed at most this often (and after each evaluation)."""
+
+
+def follow(run: Run, *, json: bool) -> RunState:
+    """Shows the events of a run until it has ended, and records its steps; returns its last state.
+
+    With `json` each event is one line on stdout. Otherwise people see it on stderr: a bar on a
+    terminal, plain lines elsewhere.
+    """
+    recorder = run.recorder()
+    state = RunState(run=run.id)
+    view: _Bar | _Lines | _Json
+    view = _Json(recorder.tokens_per_step) if json else _Bar() if sys.stderr.isatty() else _Lines()
+    try:
+        with view:
+            for event in run.watch():
+                if event.HasField("step"):
+                    recorder.add(event.step)
+                elif event.HasField("state"):
+                    state = event.state
+                view.show(event, state)
+    finally:
+        recorder.close()
+    return state
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table on stdout; cells are cut to the width of the terminal only on a terminal."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column.removesuffix("_bytes"), overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(column, row[column]) for column in columns))
+    console.print(table, markup=False)
+
+
+def _cell(column: str, value: Any) -> str:
+    if column.endswith("_bytes"):
+        return f"{value / 2**30:.1f} GiB"
+    return str(value)
+
+
+def _step_line(event: RunEvent) -> str:
+    row = step_numbers(event.step)
+    parts = [f"loss {row['loss']:.4f}", f"lr {row['lr']:.2e}", f"norm {row['grad_norm']:.3g}"]
+    parts.append(f"{row['seconds']:.2f} s/step")
+    if "eval_loss" in row:
+        parts.append(f"held-out {row['eval_loss']:.4f}")
+    return " · ".join(parts)
+
+
+def _note(event: RunEvent) -> str:
+    """What a person should read of an event that is no step; empty: nothing."""
+    match event.WhichOneof("kind"):
+        case "state":
+            reason = f": {event.state.reason.text}" if event.state.reason.text else ""
+            return f"{Phase.Name(event.state.phase).lower()}{reason}"
+        case "plan":
+            cuts = [f"[{s.start}, {s.stop}) on {' + '.join(s.holders)}" for s in event.plan.stages]
+            lines = [f"plan of term {event.term}: {len(cuts)} stages"]
+            lines += [f"  stage {i}: operators {cut}" for i, cut in enumerate(cuts)]
+            return "\n".join([*lines, *(f"  {reason}" for reason in event.plan.reasons)])
+        case "note":
+            return event.note
+    return ""
+
+
+class _Lines:
+    """Plain lines on stderr."""
+
+    def __init__(self) -> None:
+        self.next_at = 0.0
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def show(self, event: RunEvent, state: RunState) -> None:
+        if not event.HasField("step"):
+            if note := _note(event):
+                print(note, file=sys.stderr, flush=True)
+        elif event.step.HasField("evaluation") or time.monotonic() >= self.next_at:
+            self.next_at = time.monotonic() + LINE_EVERY_S
+            done = f"step {event.step.step + 1}/{state.steps}"
+            print(f"{done} · {_step_line(event)}", file=sys.stderr, flush=True)
+
+
+class _Bar:
+    """A progress bar on a terminal's stderr, notes above it."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=self.console,
+        )
+        self.task = self.bar.add_task("waiting", total=None, figures="")
+        self.held_out = ""
+
+    def __enter__(self) -> None:
+        self.bar.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def show(self, event: RunEvent, state: RunState) -> None:
+        if event.HasField("step"):
+            line = _step_line(event)
+            line, _, found = line.partition(" · held-out ")
+            self.held_out = f" · held-out {found}" if found else self.held_out
+            self.bar.update(self.task, completed=event.step.step + 1, figures=line + self.held_out)
+            return
+        if event.HasField("state"):
+            phase = Phase.Name(event.state.phase).lower()
+            self.bar.update(self.task, description=phase, total=event.state.steps or None)
+        if note := _note(event):
+            self.console.print(note, markup=False, highlight=False)
+
+
+class _Json:
+    """One JSON object per event on stdout."""
+
+    def __init__(self, tokens_per_step: int) -> None:
+        self.tokens_per_step = tokens_per_step
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def show(self, event: RunEvent, state: RunState) -> None:
+        row: dict[str, Any] = {"event": event.number, "term": event.term, "at_s": event.at_s}
+        if event.HasField("step"):
+            row |= {"kind": "step", **step_numbers(event.step, self.tokens_per_step)}
+        else:
+            row |= {"kind": event.WhichOneof("kind"), "text": _note(event)}
+            if event.HasField("state"):
+                phase = Phase.Name(event.state.phase).lower()
+                row |= {"phase": phase, "step": event.state.step, "steps": event.state.steps}
+        print(json_module.dumps(row), flush=True)

@@ -1,0 +1,236 @@
+"""From a job to a RunSpec: the module becomes a graph, the data a manifest, and what peers need is
+uploaded by content hash.
+
+    Job --models.build--> nn.Module --capture--> Graph (full) --lower--> Graph (core)
+    [data] --resolve--> Manifest + shards
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc.aio
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from . import models
+from .dag.capture import capture
+from .dag.convert import graph_to_bytes
+from .dag.graph import Graph, GraphError
+from .dag.lower import lower
+from .job import Job, SettingsError
+from .net.blobs_client import BlobClient
+from .peer.data.manifest import Manifest
+from .peer.data.sampler import steps_for
+from .peer.data.sources import resolve
+from .proto.broker_pb2 import RunSpec, WeightFile
+from .records import write_run
+from .settings import plain
+
+__all__ = ["Prepared", "prepare", "transfer", "upload"]
+
+T = TypeVar("T")
+Say = Callable[[str], None]
+
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "generation_config.json",
+)
+"""What lies beside the config of a Hugging Face model and belongs to its export."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A job that is ready to be uploaded. `files` are in a folder that lives as long as `prepare`.
+
+    core: the graph for peers with the core operator set; None where it has no core form.
+    """
+
+    job: Job
+    graph: Graph
+    core: Graph | None
+    manifest: Manifest
+    shards: dict[str, Path]
+    weights: Path
+    sidecars: tuple[Path, ...]
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Positions of text or tokens, else samples."""
+        return self.job.train.batch * (self.manifest.length or 1)
+
+    def keep(self, folder: Path, run: str) -> None:
+        """Leaves in the run's output folder what an export and the figures need later."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in self.sidecars:
+            (folder / "sidecars").mkdir(exist_ok=True)
+            shutil.copyfile(path, folder / "sidecars" / path.name)
+        record = {"run": run, "job": plain(self.job), "tokens_per_step": self.tokens_per_step}
+        write_run(folder, record)
+
+
+@contextmanager
+def prepare(job: Job, say: Say = lambda line: None) -> Iterator[Prepared]:
+    """Captures the model and resolves the data. Raises ValueError for what cannot run."""
+    with tempfile.TemporaryDirectory(prefix="shoal-submit-") as name:
+        folder = Path(name)
+        say("reading the data")
+        manifest, shards = _data(job, folder / "data")
+        job = _resolved(job, manifest)
+        say("capturing the model")
+        module = models.build(job)
+        with models.ready(module, job):
+            captured = capture(
+                module,
+                _example(manifest),
+                loss=models.loss_function(job),
+                dtype=job.model.dtype,
+            )
+        stages = job.plan.stages
+        if stages != "auto" and stages > len(captured.graph.operators):
+            raise SettingsError(
+                "plan.stages",
+                f"is {stages}, and the model has {len(captured.graph.operators)} operators: "
+                "expected at most one stage per operator",
+            )
+        weights = folder / "weights.safetensors"
+        save_file({n: _own(t) for n, t in captured.tensors.items()}, weights)
+        yield Prepared(
+            job=job,
+            graph=captured.graph,
+            core=_core(captured.graph, job, say),
+            manifest=manifest,
+            shards=shards,
+            weights=weights,
+            sidecars=_sidecars(module, job, folder / "sidecars"),
+        )
+
+
+def _data(job: Job, folder: Path) -> tuple[Manifest, dict[str, Path]]:
+    data = job.data
+    source = data.source
+    if source and "://" not in source and not Path(source).is_absolute():
+        source = str(job.folder.resolve() / source)  # relative to the job's file, as the factory is
+    return resolve(
+        folder,
+        kind=data.kind,
+        source=source,
+        holdout=data.holdout,
+        length=data.length,
+        inputs=data.inputs,
+        targets=data.targets,
+        tokenizer=data.tokenizer,
+    )
+
+
+def _resolved(job: Job, manifest: Manifest) -> Job:
+    """The job with its length in steps; without held-out data it evaluates nothing."""
+    train = job.train
+    steps = train.steps or steps_for(
+        manifest, train.batch, passes=train.passes, tokens=train.tokens
+    )
+    job = job.resolved(steps)
+    if not manifest.held_out:
+        job = replace(job, train=replace(job.train, eval_every=0))
+    return job
+
+
+def _example(manifest: Manifest) -> dict[str, Tensor]:
+    """A microbatch of two zero samples: only its shapes and dtypes count."""
+    return {
+        name: torch.zeros((2, *spec.sizes), dtype=getattr(torch, spec.dtype))
+        for name, spec in manifest.fields.items()
+    }
+
+
+def _core(graph: Graph, job: Job, say: Say) -> Graph | None:
+    try:
+        return lower(graph.bind(job.train.microbatch_size)).graph
+    except GraphError as error:
+        say(f"peers with the core operator set cannot take part: {error}")
+        return None
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """A contiguous copy: the file format knows no shared memory, constants may be views."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
+    """The files that go with an export: those of the job, or a Hugging Face model's config (as it
+    is, whatever `args` changed in it) and tokenizer."""
+    if job.model.sidecars:
+        return tuple(models.find(p, job.folder, "model.sidecars") for p in job.model.sidecars)
+    if not models.is_hugging_face(module):
+        return ()
+    folder.mkdir()
+    module.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
+    found = {path.name: path for path in sorted(folder.iterdir())}
+    if job.model.factory.startswith("hf:"):
+        home = models.find(job.model.factory.removeprefix("hf:"), job.folder, "model.factory")
+        for pattern in TOKENIZER_FILES:
+            found |= {path.name: path for path in sorted(home.glob(pattern)) if path.is_file()}
+    return tuple(found.values())
+
+
+# ---------------------------------------------------------------- to the broker
+
+
+def upload(address: str, prepared: Prepared, say: Say = lambda line: None) -> RunSpec:
+    """Stores what the broker does not have yet; returns the spec to submit.
+
+    Raises BlobTransferError.
+    """
+    job = prepared.job
+    spec = RunSpec(
+        version=1,
+        name=job.name,
+        job=job.to_json(),
+        microbatches=job.train.microbatches,
+        microbatch_size=job.train.microbatch_size,
+        steps=job.train.steps or 0,
+    )
+
+    async def store(blobs: BlobClient) -> None:
+        spec.graph.CopyFrom(await blobs.store(graph_to_bytes(prepared.graph)))
+        if prepared.core is not None:
+            spec.core_graph.CopyFrom(await blobs.store(graph_to_bytes(prepared.core)))
+        spec.data.CopyFrom(await blobs.store(prepared.manifest.to_json().encode()))
+        spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
+        for path in prepared.shards.values():
+            await blobs.store(path)
+
+    size = sum(p.stat().st_size for p in (prepared.weights, *prepared.shards.values()))
+    say(f"uploading what the broker lacks of {size / 1e6:.1f} MB")
+    transfer(address, store)
+    return spec
+
+
+def transfer(address: str, work: Callable[[BlobClient], Coroutine[Any, Any, T]]) -> T:
+    """Runs transfers with a broker's blobs to their end, also from code that has an event loop of
+    its own (a notebook)."""
+
+    async def run() -> T:
+        async with grpc.aio.insecure_channel(address) as channel:
+            return await work(BlobClient(channel))
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(run())
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(run())).result()

@@ -1,0 +1,82 @@
+"""The weights of a finished run: fetched, merged, and written for other programs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from safetensors.torch import load, save_file
+from torch import Tensor
+
+from .net.blobs_client import BlobClient
+from .proto.broker_pb2 import WeightFile
+from .records import replacing
+from .submission import transfer
+
+__all__ = ["ExportError", "fetch", "write"]
+
+
+class ExportError(ValueError):
+    """An export that is not possible as asked; the message says what is."""
+
+
+def fetch(address: str, files: Sequence[WeightFile]) -> dict[str, Tensor]:
+    """The tensors of every part of an export, each part checked against its hash.
+
+    Raises BlobTransferError.
+    """
+
+    async def get(blobs: BlobClient) -> list[bytes]:
+        return [await blobs.fetch(file.blob.hash) for file in files]
+
+    merged: dict[str, Tensor] = {}
+    for part in transfer(address, get):
+        merged |= load(part)
+    return merged
+
+
+def write(
+    weights: Mapping[str, Tensor],
+    folder: Path,
+    path: Path | None,
+    format: Literal["safetensors", "hf"],
+) -> Path:
+    """Writes the weights of the run whose output folder is `folder`; returns where.
+
+    "safetensors": one file, at `path` or FOLDER/model.safetensors. "hf": a folder with the weights
+    and the sidecars that were kept at submission, at `path` or FOLDER/model. A file that was there
+    is replaced as a whole. Raises ExportError when there are no sidecars.
+    """
+    if format == "safetensors":
+        target = path or folder / "model.safetensors"
+        if target.is_dir():
+            target = target / "model.safetensors"
+        _save(weights, target)
+        return target
+    sidecars = sorted((folder / "sidecars").glob("*"))
+    if not any(s.name == "config.json" for s in sidecars):
+        raise ExportError(
+            f"format hf needs the config.json that was kept at submission in {folder}/sidecars: "
+            'export where the run was submitted from, or with format "safetensors"'
+        )
+    target = path or folder / "model"
+    target.mkdir(parents=True, exist_ok=True)
+    for sidecar in sidecars:
+        with replacing(target / sidecar.name) as temporary:
+            shutil.copyfile(sidecar, temporary)
+    _save(weights, target / "model.safetensors")
+    return target
+
+
+def _save(weights: Mapping[str, Tensor], path: Path) -> None:
+    seen: set[int] = set()
+    own: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        # Names of one tensor become two copies: the format knows no sharing, and the user's
+        # load_state_dict wants every name.
+        own[name] = tensor.clone() if tensor.data_ptr() in seen else tensor.contiguous()
+        seen.add(tensor.data_ptr())
+    with replacing(path) as temporary:
+        save_file(own, temporary, metadata={"format": "pt"})
