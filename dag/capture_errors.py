@@ -12,11 +12,15 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator
+from functools import cache
 
 import torch
 from torch.fx import Node
 
-__all__ = ["CaptureError", "Place", "explain", "line_of", "place_of", "user_place"]
+__all__ = ["PLACE", "CaptureError", "Place", "explain", "line_of", "place_of", "user_place"]
+
+PLACE = "shoal_line"
+"""Key under which a node's `custom` metadata has `FILE:LINE: CODE` (capture_places.py)."""
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -29,6 +33,7 @@ class CaptureError(ValueError):
     """A model that cannot become a graph; the message says where and what to write instead."""
 
 
+@cache
 def _is_users(file: str) -> bool:
     return os.path.isfile(file) and not os.path.abspath(file).startswith((_OURS, _TORCH))
 
@@ -37,7 +42,7 @@ def place_of(error: BaseException) -> Place | None:
     """The innermost line of the user's code in an error's traceback."""
     frames = list(traceback.extract_tb(error.__traceback__))
     # The frames above our wrapper are the caller's, not the model's.
-    ours = [i for i, f in enumerate(frames) if os.path.abspath(f.filename).startswith(_OURS)]
+    ours = [i for i, f in enumerate(frames) if f.filename == _OURS + "capture_export.py"]
     below = frames[ours[-1] + 1 :] if ours else []
     for frame in reversed(below):
         if _is_users(frame.filename):
@@ -58,16 +63,18 @@ def user_place() -> Place | None:
 
 def line_of(node: Node) -> str:
     """`FILE:LINE: CODE` of the user's line that made a node, or the path of its module."""
-    for file, line in reversed(_stack(node)):
+    noted = (node.meta.get("custom") or {}).get(PLACE)
+    if noted:
+        return str(noted)
+    for file, line in reversed(re.findall(r'File "(.+)", line (\d+)', _trace(node))):
         if _is_users(file):
-            return f"{file}:{line}: {linecache.getline(file, line).strip()}"
+            return f"{file}:{line}: {linecache.getline(file, int(line)).strip()}"
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return f"module {stack[-1][0]!r}" if stack else "an unknown line"
+    return f"module {stack[-1][0]!r}" if stack else "the model's forward"
 
 
-def _stack(node: Node) -> list[tuple[str, int]]:
-    found = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    return [(file, int(line)) for file, line in found]
+def _trace(node: Node) -> str:
+    return str(node.meta.get("stack_trace") or "")
 
 
 _HINTS: tuple[tuple[str, str, str], ...] = (
@@ -109,6 +116,12 @@ def _first_line(error: BaseException) -> str:
     return lines[0].strip() if lines else type(error).__name__
 
 
+def _rule(guard: str) -> str:
+    """A guard of torch's in the words of the user."""
+    rule = re.sub(r"L\['[^]]*'\](\[\d+\])?\.size\(\)\[0\]", "batch", guard).rstrip(".")
+    return re.sub(r" and batch <= IntInfinity\(\)", "", rule)
+
+
 def _names(error: BaseException) -> Iterator[str]:
     for kind in type(error).__mro__:
         yield kind.__name__
@@ -131,7 +144,7 @@ def explain(error: BaseException, batch_place: Place | None = None) -> CaptureEr
         rule = re.search(r"satisfy the generated guard (.+)", str(error))
         return CaptureError(
             f"{_text(batch_place)}\n  {construct} {how}"
-            + (f" ({rule[1]})" if rule and not what else "")
+            + (f" (it needs {_rule(rule[1])})" if rule and not what else "")
             + ": a microbatch may have any size. Write it for a batch dimension of any size "
             "(x.shape[0], -1 in view), with tensor operations over the whole batch"
         )
@@ -148,7 +161,7 @@ def explain(error: BaseException, batch_place: Place | None = None) -> CaptureEr
                     f"({type(error).__name__}: {_first_line(error)})"
                 )
     return CaptureError(
-        f"{_text(place)}\n  torch.export cannot capture this "
-        f"({type(error).__name__}: {_first_line(error)}): write it with torch operations on "
-        "tensors, without values that depend on data"
+        f"{_text(place)}\n  forward raised {type(error).__name__} while it was captured: "
+        f"{_first_line(error)}; if it runs without Shoal, write this line with torch operations "
+        "that do not depend on the values in a tensor"
     )

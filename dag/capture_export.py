@@ -9,10 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import linecache
 import logging
-import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -23,9 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node
-from torch.overrides import TorchFunctionMode
+from torch.fx.traceback import preserve_node_meta
 
-from .capture_errors import CaptureError, Place, explain, line_of, user_place
+from .capture_errors import CaptureError, Place, explain, line_of
+from .capture_places import Notes, Watch
 
 __all__ = ["Exported", "export"]
 
@@ -72,15 +70,21 @@ class _Wrapper(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self.names, inputs, strict=True))
-        if self.loss is None:
-            returned = self.module(**given)
-        else:
-            takes = inspect.signature(self.module.forward).parameters
-            some = any(p.kind is p.VAR_KEYWORD for p in takes.values())
-            returned = self.loss(
-                self.module(**{k: v for k, v in given.items() if some or k in takes}), given
-            )
+        with Notes():
+            if self.loss is None:
+                returned = self.module(**given)
+            else:
+                taken = _taken(self.module, given)
+                returned = self.loss(self.module(**{k: given[k] for k in taken}), given)
         return _results(returned, self.seen)
+
+
+def _taken(module: nn.Module, given: Mapping[str, Tensor]) -> list[str]:
+    """Those of the inputs that the forward takes."""
+    takes = inspect.signature(module.forward).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+        return list(given)
+    return [name for name in given if name in takes]
 
 
 def _results(returned: Any, seen: _Seen) -> tuple[Tensor, ...]:
@@ -135,6 +139,12 @@ def export(
 ) -> Exported:
     """The module in its present mode as a functional program whose operators are still composite.
     Raises CaptureError. The module's tensors are not changed."""
+    if loss is None and len(_taken(module, inputs)) < len(inputs):
+        raise CaptureError(
+            f"the model's forward takes {inspect.signature(module.forward)}, the example inputs "
+            f"are {', '.join(inputs)}: name the inputs (data.inputs, data.targets) as the "
+            "arguments of forward, or give a loss function that takes the others"
+        )
     seen = _Seen()
     wrapper = _Wrapper(module, tuple(inputs), loss, seen)
     # Two names for one tensor would become one input of the program.
@@ -142,9 +152,10 @@ def export(
     batch = Dim("batch", min=2)
     with _quiet():
         try:
-            program = torch.export.export(
-                wrapper, given, dynamic_shapes={"inputs": tuple({0: batch} for _ in given)}
-            )
+            with preserve_node_meta():
+                program = torch.export.export(
+                    wrapper, given, dynamic_shapes={"inputs": tuple({0: batch} for _ in given)}
+                )
         except CaptureError:
             raise
         except Exception as error:  # whatever torch.export raises is explained to the user
@@ -199,57 +210,12 @@ def _batch_place(
     """Where the batch size was fixed: the export again, with sizes free to be fixed, watched."""
     if "Constraints violated" not in str(error):
         return None
-    watch = _Watch()
+    watch = Watch()
     with watch, contextlib.suppress(Exception):  # only the place is wanted
         torch.export.export(
             wrapper, given, dynamic_shapes={"inputs": tuple({0: Dim.AUTO} for _ in given)}
         )
     return watch.place
-
-
-class _Watch(TorchFunctionMode):
-    """Finds the first line of the user's after which the batch size is no longer free."""
-
-    place: Place | None = None
-    last: Place | None = None
-    guards = 0
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        # A guard that grew since the last call came from Python between the two calls.
-        self._look(args, self.last)
-        here = user_place()
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            self._look(args, here)
-            self.last = here
-
-    def _look(self, args: tuple[Any, ...], place: Place | None) -> None:
-        for arg in args:
-            mode = getattr(arg, "fake_mode", None)
-            env = getattr(mode, "shape_env", None)
-            if env is not None:
-                if len(env.guards) > self.guards and self.place is None:
-                    self.place = _users_guard(env.guards[self.guards :], place) or place
-                self.guards = len(env.guards)
-                return
-
-
-def _users_guard(guards: Any, last: Place | None) -> Place | None:
-    """The place that torch noted for a guard, if it is in the file that ran last (torch keeps only
-    the end of the path)."""
-    for guard in guards:
-        noted = re.match(r"\(?(\S+):(\d+) in", str(guard.sloc))
-        if noted and last and last[0].endswith(os.sep + noted[1].split("/")[-1]):
-            line = int(noted[2])
-            return last[0], line, linecache.getline(last[0], line).strip()
-    return None
 
 
 def _detach_no_grad(program: ExportedProgram) -> None:

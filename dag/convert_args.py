@@ -56,7 +56,7 @@ def size_of(value: Any, node: Node) -> Dim | float | bool:
     symbols = sorted(expression.free_symbols, key=str)
     if any(str(s).startswith(("u", "zuf", "zf")) for s in symbols):
         raise CaptureError(
-            f"{line_of(node)}\n  a size or number that depends on data ({expression}) cannot be "
+            f"{line_of(node)}\n  a size or number that depends on data cannot be "
             "captured: keep shapes fixed, e.g. torch.where or a mask instead of x[mask], "
             "nonzero() or .item()"
         )
