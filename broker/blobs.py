@@ -1,0 +1,350 @@
+"""Content-addressed bytes on disk: graphs, weights, data shards.
+
+Rules.
+
+- A blob is named by the SHA-256 of its content. Nothing that a client says becomes a file name
+  except 64 hexadecimal digits that were checked.
+- An upload is hashed while it is written; a blob appears under its name, by one rename, only when
+  size and hash are right. So whatever is under a name is whole and verified.
+- An upload that breaks leaves its part behind; the next one goes on where it ended (`size_of` says
+  where). While one upload writes a part, another one of the same blob writes a file of its own from
+  offset 0, and whoever ends first wins; both are right.
+- Sizes are bounded: each blob, and all blobs and announced uploads together.
+
+All methods block on the disk: call them in a thread. They may be called from several at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from .wish import HASH
+
+__all__ = ["BlobError", "BlobLimits", "BlobStore", "Upload"]
+
+_READ_BYTES = 1 << 20
+
+
+class BlobError(ValueError):
+    """A request that the store refuses. `code` is the name of a gRPC status."""
+
+    def __init__(
+        self,
+        code: Literal[
+            "INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED", "ABORTED"
+        ],
+        reason: str,
+    ) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlobLimits:
+    """How much the store takes."""
+
+    blob_bytes: int = 64 << 30
+    """Largest blob: the fp32 weights of 16 billion parameters."""
+    total_bytes: int = 512 << 30
+    """All blobs and announced uploads together."""
+    blobs: int = 1_000_000
+    """Number of blobs and parts; each is a file."""
+
+
+class BlobStore:
+    """A folder of blobs. `folder` None: a temporary one, removed by `close`."""
+
+    def __init__(self, folder: Path | None = None, limits: BlobLimits | None = None) -> None:
+        self.limits = limits or BlobLimits()
+        self._given = folder
+        self._folder: Path | None = None
+        self._lock = threading.Lock()
+        self._sizes: dict[str, int] = {}  # Whole blobs.
+        self._held = 0  # Their sum.
+        self._parts: dict[str, int] = {}  # Bytes of parts that nobody writes now.
+        self._open: dict[Upload, int] = {}  # Running uploads and their announced sizes.
+        self._writing: set[str] = set()  # Blobs whose part is being written.
+        self._count = itertools.count()
+
+    def open(self) -> None:
+        """Makes the folder and finds what is in it already. Raises OSError."""
+        if self._given is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="shoal-blobs-"))
+        else:
+            self._folder = self._given
+        for kind in ("whole", "part"):
+            (self._folder / kind).mkdir(parents=True, exist_ok=True)
+        for path in sorted((self._folder / "whole").iterdir()):
+            if HASH.fullmatch(path.name):
+                self._sizes[path.name] = path.stat().st_size
+        self._held = sum(self._sizes.values())
+        for path in sorted((self._folder / "part").iterdir()):
+            if HASH.fullmatch(path.name):
+                self._parts[path.name] = path.stat().st_size
+            else:
+                path.unlink()  # a second upload's own file; only the first one's part goes on
+
+    def close(self) -> None:
+        """Ends running uploads; a temporary folder is gone afterwards."""
+        for upload in list(self._open):
+            upload.stop()
+        if self._given is None and self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = None
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<BlobStore {len(self._sizes)} blobs, {self._held} bytes, {len(self._open)} uploads>"
+        )
+
+    @property
+    def folder(self) -> Path:
+        assert self._folder is not None, "the store is not open"
+        return self._folder
+
+    def _path(self, kind: Literal["whole", "part"], name: str) -> Path:
+        return self.folder / kind / name
+
+    # ------------------------------------------------------------ reading
+
+    def size_of(self, name: str) -> int:
+        """Bytes of a blob that are here: all of it, or the part that an upload can go on from."""
+        with self._lock:
+            if name in self._sizes:
+                return self._sizes[name]
+            return 0 if name in self._writing else self._parts.get(name, 0)
+
+    def whole(self, name: str) -> bool:
+        with self._lock:
+            return name in self._sizes
+
+    def read(
+        self, name: str, offset: int = 0, length: int = 0, piece_bytes: int = _READ_BYTES
+    ) -> Iterator[bytes]:
+        """Bytes [offset, offset + length) of a blob (length 0: to its end) in pieces.
+
+        Raises BlobError at once, not at the first piece, when there is no such blob or range.
+        """
+        with self._lock:
+            size = self._sizes.get(name)
+        if size is None:
+            raise BlobError("NOT_FOUND", f"there is no blob {name[:80]!r} here")
+        stop = offset + length if length else size
+        if not 0 <= offset <= stop <= size:
+            raise BlobError(
+                "OUT_OF_RANGE",
+                f"bytes [{offset}, {stop}) of blob {name}: it has {size} bytes",
+            )
+        return self._pieces(self._path("whole", name), offset, stop, piece_bytes)
+
+    def _pieces(self, path: Path, at: int, stop: int, piece_bytes: int) -> Iterator[bytes]:
+        with path.open("rb", buffering=0) as file:
+            while at < stop:
+                data = os.pread(file.fileno(), min(piece_bytes, stop - at), at)
+                if not data:
+                    raise OSError(f"{path} ends at byte {at}, expected {stop}")
+                at += len(data)
+                yield data
+
+    def get(self, name: str) -> bytes:
+        """A whole blob. Raises BlobError."""
+        return b"".join(self.read(name))
+
+    # ------------------------------------------------------------ writing
+
+    def begin(self, name: str, size: int, offset: int = 0) -> Upload | None:
+        """An upload of a blob that goes on at `offset`; None when the blob is here already.
+
+        Raises BlobError when the name is no SHA-256, a limit would be passed, or the part that is
+        here does not end at `offset` (ABORTED: ask `size_of` and begin again there).
+        """
+        if not HASH.fullmatch(name):
+            raise BlobError(
+                "INVALID_ARGUMENT",
+                f"{name[:80]!r} is no blob hash: expected 64 lowercase hexadecimal digits",
+            )
+        with self._lock:
+            if name in self._sizes:
+                if self._sizes[name] != size:
+                    raise BlobError(
+                        "INVALID_ARGUMENT",
+                        f"blob {name} has {self._sizes[name]} bytes, the upload announces {size}",
+                    )
+                return None
+            self._check_limits(name, size)
+            shared = name not in self._writing
+            here = self._parts.get(name, 0) if shared else 0
+            if offset not in (0, here):
+                raise BlobError(
+                    "ABORTED",
+                    f"an upload of blob {name} would go on at byte {offset}, the part that is here "
+                    f"ends at {here}: begin there",
+                )
+            if shared:
+                self._writing.add(name)
+                self._parts.pop(name, None)
+            file_name = name if shared else f"{name}.{next(self._count)}"
+            upload = Upload(self, name, size, self._path("part", file_name), shared)
+            self._open[upload] = size
+        try:
+            upload.start(offset)
+        except OSError as error:
+            upload.stop()
+            raise BlobError("RESOURCE_EXHAUSTED", f"the broker cannot write: {error}") from error
+        return upload
+
+    def put(self, data: bytes) -> str:
+        """Stores bytes that are at hand; returns their name."""
+        name = hashlib.sha256(data).hexdigest()
+        upload = self.begin(name, len(data))
+        if upload is not None:
+            upload.write(data)
+            upload.finish()
+        return name
+
+    def _check_limits(self, name: str, size: int) -> None:
+        most = self.limits
+        if size > most.blob_bytes:
+            raise BlobError(
+                "RESOURCE_EXHAUSTED",
+                f"blob {name} has {size} bytes: expected at most {most.blob_bytes}",
+            )
+        parts = sum(held for part, held in self._parts.items() if part != name)
+        held = self._held + sum(self._open.values()) + parts
+        if held + size > most.total_bytes:
+            raise BlobError(
+                "RESOURCE_EXHAUSTED",
+                f"blob {name} has {size} bytes; the broker holds {held} of at most "
+                f"{most.total_bytes}, {held + size - most.total_bytes} too many",
+            )
+        if len(self._sizes) + len(self._parts) + len(self._open) >= most.blobs:
+            raise BlobError("RESOURCE_EXHAUSTED", f"the broker holds {most.blobs} blobs, its limit")
+
+    def _ended(self, upload: Upload, *, whole: bool, part_bytes: int | None) -> None:
+        """An upload's file is closed. part_bytes: what of it stays for a later upload."""
+        with self._lock:
+            self._open.pop(upload, None)
+            if upload.shared:
+                self._writing.discard(upload.name)
+            if whole:
+                os.replace(upload.path, self._path("whole", upload.name))
+                if upload.name not in self._sizes:
+                    self._sizes[upload.name] = upload.size
+                    self._held += upload.size
+            elif upload.shared and part_bytes:
+                self._parts[upload.name] = part_bytes
+            else:
+                upload.path.unlink(missing_ok=True)
+
+
+class Upload:
+    """One upload of one blob; ends by `finish` or `stop`. `stop` may come from another thread than
+    `write`, and waits for it."""
+
+    def __init__(self, store: BlobStore, name: str, size: int, path: Path, shared: bool) -> None:
+        self.name = name
+        self.size = size
+        self.path = path
+        self.shared = shared
+        self.written = 0
+        self._store = store
+        self._hash = hashlib.sha256()
+        self._fd: int | None = None
+        self._busy = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"<Upload {self.name[:8]} {self.written}/{self.size} bytes>"
+
+    def start(self, offset: int) -> None:
+        """Opens the file and hashes what is kept of it."""
+        flags = os.O_RDWR | os.O_CREAT | (0 if offset else os.O_TRUNC)
+        self._fd = os.open(self.path, flags, 0o600)
+        while self.written < offset:
+            data = os.pread(self._fd, min(_READ_BYTES, offset - self.written), self.written)
+            if not data:
+                raise OSError(f"{self.path} ends at byte {self.written}, expected {offset}")
+            self._hash.update(data)
+            self.written += len(data)
+
+    def write(self, data: bytes) -> None:
+        """The next bytes. Raises BlobError when they are more than announced, or cannot be kept."""
+        with self._busy:
+            if self._fd is None:
+                raise BlobError(
+                    "ABORTED", f"the upload of blob {self.name} was ended by the broker"
+                )
+            if self.written + len(data) > self.size:
+                raise BlobError(
+                    "INVALID_ARGUMENT",
+                    f"blob {self.name}: {self.written + len(data)} bytes came, {self.size} were "
+                    "announced",
+                )
+            try:
+                view = memoryview(data)
+                while view:
+                    done = os.pwrite(self._fd, view, self.written)
+                    self._hash.update(view[:done])
+                    self.written += done
+                    view = view[done:]
+            except OSError as error:
+                raise BlobError(
+                    "RESOURCE_EXHAUSTED", f"the broker cannot write: {error}"
+                ) from error
+
+    def finish(self) -> None:
+        """All bytes came: the blob is there. Raises BlobError when they are too few (the part is
+        kept) or not the ones that the name says (nothing is kept)."""
+        with self._busy:
+            if self.written < self.size:
+                self.stop()
+                raise BlobError(
+                    "ABORTED",
+                    f"blob {self.name}: {self.written} of {self.size} bytes came; go on there",
+                )
+            found = self._hash.hexdigest()
+            if found != self.name:
+                self.written = 0  # nothing of it is worth keeping
+                self.stop()
+                raise BlobError(
+                    "INVALID_ARGUMENT",
+                    f"the {self.size} bytes have SHA-256 {found}, not {self.name}",
+                )
+            if self._fd is not None:
+                os.fsync(self._fd)  # the name promises the content, also after a power cut
+            self._close()
+            self._store._ended(self, whole=True, part_bytes=None)
+
+    def stop(self) -> None:
+        """Ends it early; what was written can be gone on from. Nothing happens after the end."""
+        with self._busy:
+            if self in self._store._open:
+                self._close()
+                self._store._ended(self, whole=False, part_bytes=self.written)
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None

@@ -1,0 +1,339 @@
+"""The gRPC services of the broker: Attach, Runs and Blobs on one port.
+
+Messages are parsed here and not by gRPC, so that one that does not parse becomes a readable status
+on its own call, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from ..proto.broker_pb2 import (
+    BlobPiece,
+    BlobQuery,
+    BlobRange,
+    BrokerMessage,
+    DescribeRequest,
+    Description,
+    PeerMessage,
+    RunEvent,
+    RunRequest,
+    RunSpec,
+    RunState,
+    Submitted,
+    WatchRequest,
+)
+from ..proto.common_pb2 import BlobRef
+from .blobs import BlobError, Upload
+from .events import (
+    DescribeAsked,
+    PeerSaid,
+    RunCancelled,
+    RunId,
+    RunSubmitted,
+    StreamClosed,
+    StreamId,
+    StreamOpened,
+    WatchAsked,
+    Watched,
+)
+from .shell import Outbox, RejectedError, Shell
+from .wish import HASH
+
+if TYPE_CHECKING:
+    from grpc.aio import ServicerContext
+
+__all__ = ["MOST_MESSAGE_BYTES", "add_services", "server_options"]
+
+MOST_MESSAGE_BYTES = 16 << 20
+"""Largest gRPC message: a plan of 65,536 microbatches, or four pieces of a blob."""
+PIECE_BYTES = 1 << 20
+MOST_PIECE_BYTES = 4 << 20
+MOST_QUERIED = 10_000
+
+M = TypeVar("M", bound=Message)
+
+
+def server_options() -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
+        ("grpc.so_reuseport", 0),  # a second broker on this port is an error, not a lottery
+        ("grpc.keepalive_time_ms", 10_000),  # finds peers whose host went away
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+class MalformedError(Exception):
+    """Bytes that are no message of the expected type; the caller's fault."""
+
+
+def _parser(kind: type[M]) -> Callable[[bytes], M | MalformedError]:
+    """Parses, or gives back the error: an exception here would become gRPC's own unreadable one."""
+
+    def parse(data: bytes) -> M | MalformedError:
+        message = kind()
+        try:
+            message.ParseFromString(data)
+        except DecodeError as error:
+            return MalformedError(f"{len(data)} bytes are no {kind.DESCRIPTOR.name}: {error}")
+        return message
+
+    return parse
+
+
+async def _refuse(context: ServicerContext, error: Exception) -> NoReturn:
+    """Ends a call with the status of an error that is the caller's fault."""
+    code = "INVALID_ARGUMENT" if isinstance(error, MalformedError) else getattr(error, "code", "")
+    await context.abort(getattr(grpc.StatusCode, code), str(error))
+    raise AssertionError("abort raises")
+
+
+_REFUSALS = (MalformedError, RejectedError, BlobError)
+
+
+def _checked(message: M | MalformedError) -> M:
+    if isinstance(message, MalformedError):
+        raise message
+    return message
+
+
+def add_services(server: grpc.aio.Server, shell: Shell) -> None:
+    """Registers all three services."""
+    attach, runs, blobs = AttachService(shell), RunsService(shell), BlobsService(shell)
+    table: dict[str, dict[str, Any]] = {
+        "Attach": {
+            "Attach": grpc.stream_stream_rpc_method_handler(
+                attach.attach, _parser(PeerMessage), BrokerMessage.SerializeToString
+            )
+        },
+        "Runs": {
+            "Submit": _unary(runs.submit, RunSpec, Submitted),
+            "Cancel": _unary(runs.cancel, RunRequest, RunState),
+            "Describe": _unary(runs.describe, DescribeRequest, Description),
+            "Watch": grpc.unary_stream_rpc_method_handler(
+                runs.watch, _parser(WatchRequest), RunEvent.SerializeToString
+            ),
+        },
+        "Blobs": {
+            "Store": grpc.stream_unary_rpc_method_handler(
+                blobs.store, _parser(BlobPiece), BlobRef.SerializeToString
+            ),
+            "Fetch": grpc.unary_stream_rpc_method_handler(
+                blobs.fetch, _parser(BlobRange), BlobPiece.SerializeToString
+            ),
+            "Have": _unary(blobs.have, BlobQuery, BlobQuery),
+        },
+    }
+    for name, methods in table.items():
+        handler = grpc.method_handlers_generic_handler(f"shoal.v1.{name}", methods)
+        server.add_generic_rpc_handlers((handler,))
+
+
+def _unary(
+    behave: Callable[[Any], Awaitable[Message]], request: type[Message], answer: type[Message]
+) -> Any:
+    async def call(message: Any, context: ServicerContext) -> Message:
+        try:
+            return await behave(_checked(message))
+        except _REFUSALS as error:
+            await _refuse(context, error)
+
+    return grpc.unary_unary_rpc_method_handler(call, _parser(request), answer.SerializeToString)
+
+
+class AttachService:
+    """One stream per peer: what it says becomes events, what the machine tells goes out."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._count = 0
+
+    async def attach(
+        self, messages: AsyncIterator[PeerMessage | MalformedError], context: ServicerContext
+    ) -> AsyncIterator[BrokerMessage]:
+        self._count += 1
+        stream = StreamId(f"{self._count} from {context.peer()}")
+        outbox = self._shell.outboxes[stream] = Outbox()
+        self._shell.post(StreamOpened(stream))
+        reader = asyncio.create_task(self._read(stream, outbox, messages))
+        try:
+            while (message := await outbox.take()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+            self._ended(stream, "the connection broke")
+
+    async def _read(
+        self,
+        stream: StreamId,
+        outbox: Outbox,
+        messages: AsyncIterator[PeerMessage | MalformedError],
+    ) -> None:
+        why = "the peer ended it"
+        try:
+            async for message in messages:
+                if outbox.closed:
+                    return
+                # A malformed message becomes one of no kind, which the machine refuses.
+                said = PeerMessage() if isinstance(message, MalformedError) else message
+                self._shell.post(PeerSaid(stream, said))
+        except grpc.aio.AbortError as error:  # what grpc.aio raises when the stream was reset
+            why = f"the connection broke: {error}"
+        self._ended(stream, why)
+
+    def _ended(self, stream: StreamId, why: str) -> None:
+        outbox = self._shell.outboxes.pop(stream, None)
+        if outbox is not None:
+            outbox.close()
+            self._shell.post(StreamClosed(stream, why))
+
+
+class RunsService:
+    """For clients: every call is one event, and its answer the machine's."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    async def submit(self, spec: RunSpec) -> Submitted:
+        whole = self._shell.blobs.whole
+        named = (ref.hash for ref in _blobs_of(spec) if HASH.fullmatch(ref.hash))
+        missing = [name for name in named if not whole(name)]
+        if missing:
+            raise BlobError(
+                "NOT_FOUND",
+                f"{len(missing)} blobs of the run are not here, the first {missing[0]}: "
+                "upload them before the run is submitted",
+            )
+        answer: Submitted = self._shell.ask(lambda request: RunSubmitted(request, spec))
+        return answer
+
+    async def cancel(self, wanted: RunRequest) -> RunState:
+        run = RunId(wanted.run)
+        answer: RunState = self._shell.ask(lambda request: RunCancelled(request, run))
+        return answer
+
+    async def describe(self, _: DescribeRequest) -> Description:
+        answer: Description = self._shell.ask(DescribeAsked)
+        return answer
+
+    async def watch(
+        self, wanted: WatchRequest | MalformedError, context: ServicerContext
+    ) -> AsyncIterator[RunEvent]:
+        try:
+            request = _checked(wanted)
+            run, at = RunId(request.run), request.from_event
+            while True:
+                # Nothing is queued for a slow watcher: it asks again from where it is.
+                watched: Watched = self._shell.ask(partial(WatchAsked, run=run, from_event=at))
+                for event in watched.events:
+                    yield event
+                at = watched.first + len(watched.events)
+                if watched.over:
+                    return
+                if not watched.events:
+                    await self._shell.news(run)
+        except _REFUSALS as error:
+            await _refuse(context, error)
+
+
+def _blobs_of(spec: RunSpec) -> Iterator[BlobRef]:
+    yield spec.graph
+    if spec.HasField("core_graph"):
+        yield spec.core_graph
+    if spec.HasField("data"):
+        yield spec.data
+    for file in spec.weights:
+        yield file.blob
+
+
+class BlobsService:
+    """The store, with its disk work in threads."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._store = shell.blobs
+        self._disk = shell.disk
+
+    async def store(
+        self, pieces: AsyncIterator[BlobPiece | MalformedError], context: ServicerContext
+    ) -> BlobRef:
+        run = asyncio.get_running_loop().run_in_executor
+        upload: Upload | None = None
+        ref = BlobRef()
+        try:
+            async for item in pieces:
+                piece = _checked(item)
+                if not ref.hash:
+                    ref.CopyFrom(piece.ref)
+                    upload = await self._begin(ref, piece.offset)
+                    if upload is None:
+                        return ref
+                assert upload is not None, "a ref came, so an upload began"
+                if piece.offset != upload.written or len(piece.data) > MOST_PIECE_BYTES:
+                    raise BlobError(
+                        "INVALID_ARGUMENT",
+                        f"blob {ref.hash}: a piece of {len(piece.data)} bytes at {piece.offset}: "
+                        f"expected at most {MOST_PIECE_BYTES} bytes at {upload.written}",
+                    )
+                if piece.data:
+                    await run(self._disk, upload.write, piece.data)
+            if upload is None:
+                raise BlobError("INVALID_ARGUMENT", "an upload without a piece: no blob was named")
+            await run(self._disk, upload.finish)
+            return ref
+        except _REFUSALS as error:
+            await _refuse(context, error)
+        finally:
+            if upload is not None:
+                upload.stop()  # keeps what came for the next try; nothing after a finish
+
+    async def _begin(self, ref: BlobRef, offset: int) -> Upload | None:
+        beginning = asyncio.get_running_loop().run_in_executor(
+            self._disk, self._store.begin, ref.hash, ref.size_bytes, offset
+        )
+        try:
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            # The call is gone, its thread is not: end the upload that it will have begun.
+            beginning.add_done_callback(_stop_begun)
+            raise
+
+    async def fetch(
+        self, wanted: BlobRange | MalformedError, context: ServicerContext
+    ) -> AsyncIterator[BlobPiece]:
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            span = _checked(wanted)
+            at = span.offset
+            pieces = self._store.read(span.hash, at, span.length, PIECE_BYTES)
+            while (data := await run(self._disk, next, pieces, None)) is not None:
+                yield BlobPiece(offset=at, data=data)
+                at += len(data)
+        except _REFUSALS as error:
+            await _refuse(context, error)
+
+    async def have(self, query: BlobQuery) -> BlobQuery:
+        if len(query.blobs) > MOST_QUERIED:
+            raise BlobError(
+                "INVALID_ARGUMENT",
+                f"{len(query.blobs)} blobs in one query: expected at most {MOST_QUERIED}",
+            )
+        found = [BlobRef(hash=b.hash, size_bytes=self._store.size_of(b.hash)) for b in query.blobs]
+        return BlobQuery(blobs=found)
+
+
+def _stop_begun(beginning: asyncio.Future[Upload | None]) -> None:
+    upload = None if beginning.cancelled() or beginning.exception() else beginning.result()
+    if upload is not None:
+        upload.stop()

@@ -1,0 +1,217 @@
+"""The shell around the machine.
+
+    Attach stream, client call, timer, finished plan  ->  event  ->  machine  ->  instructions
+
+Everything runs on one event loop; events are handled one after the other (`Shell.post`), and only
+planning and the disk are in threads. Every stream has a bounded queue: a peer that does not read
+loses its stream, and nobody else notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..proto.broker_pb2 import BrokerMessage
+from .blobs import BlobError, BlobStore
+from .events import (
+    Answer,
+    CloseStream,
+    Event,
+    Instruction,
+    Log,
+    MakePlan,
+    PlanFailed,
+    PlanReady,
+    Publish,
+    Reject,
+    RequestId,
+    RunId,
+    SetTimer,
+    Stop,
+    StreamClosed,
+    StreamId,
+    Tell,
+    TimerFired,
+)
+from .machine import BrokerMachine
+
+__all__ = ["OUTBOX_MESSAGES", "Outbox", "RejectedError", "Shell"]
+
+log = logging.getLogger(__name__)
+
+OUTBOX_MESSAGES = 256
+"""Messages that wait for one peer: it gets a handful per run."""
+
+
+class RejectedError(Exception):
+    """The machine refused a client's request; becomes a gRPC status."""
+
+    def __init__(self, reject: Reject) -> None:
+        super().__init__(reject.reason)
+        self.code = reject.code
+        self.reason = reject.reason
+
+
+class Outbox:
+    """Messages on their way to one peer. `take` gives None at the end."""
+
+    def __init__(self) -> None:
+        self._messages: deque[BrokerMessage] = deque()
+        self._news = asyncio.Event()
+        self.closed = False
+
+    def put(self, message: BrokerMessage) -> bool:
+        """False when it is full: the peer does not read."""
+        if len(self._messages) >= OUTBOX_MESSAGES:
+            return False
+        self._messages.append(message)
+        self._news.set()
+        return True
+
+    def close(self) -> None:
+        """Ends the stream after what is in it."""
+        self.closed = True
+        self._news.set()
+
+    async def take(self) -> BrokerMessage | None:
+        while not self._messages:
+            if self.closed:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        return self._messages.popleft()
+
+
+class Shell:
+    """Turns what happens into events, and carries instructions out in order.
+
+    Its tasks belong to the TaskGroup that it is given; `close` ends its timers and threads.
+    """
+
+    def __init__(self, machine: BrokerMachine, blobs: BlobStore, tasks: asyncio.TaskGroup) -> None:
+        self.machine = machine
+        self.blobs = blobs
+        self.stopped = asyncio.Event()  # Set when the machine says Stop.
+        self.outboxes: dict[StreamId, Outbox] = {}
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._events: deque[Event] = deque()
+        self._busy = False
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._answers: dict[RequestId, Answer | Reject] = {}
+        self._news: dict[RunId, asyncio.Event] = {}
+        self._requests = 0
+        self.disk = ThreadPoolExecutor(4, "shoal-broker-disk")
+        self._planner = ThreadPoolExecutor(1, "shoal-broker-plan")
+
+    @property
+    def now(self) -> float:
+        """Seconds since the broker's start."""
+        return self._loop.time() - self._began
+
+    def post(self, event: Event) -> None:
+        """Handles an event, and those that carrying it out brings about, one after the other."""
+        self._events.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._events:
+                for instruction in self.machine.handle(self._events.popleft(), self.now):
+                    self._carry_out(instruction)
+        finally:
+            self._busy = False
+
+    def ask(self, event: Callable[[RequestId], Event]) -> Any:
+        """The machine's answer to a request. Raises RejectedError."""
+        self._requests += 1
+        request = RequestId(f"q{self._requests}")
+        self.post(event(request))
+        answer = self._answers.pop(request)
+        if isinstance(answer, Reject):
+            raise RejectedError(answer)
+        return answer.message
+
+    async def news(self, run: RunId) -> None:
+        """Returns at the next Publish of a run."""
+        await self._news.setdefault(run, asyncio.Event()).wait()
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case Tell(stream, message):
+                outbox = self.outboxes.get(stream)
+                if outbox is not None and not outbox.put(message):
+                    text = f"{OUTBOX_MESSAGES} messages wait for it: it does not read"
+                    self._end_stream(stream, text)
+            case CloseStream(stream, why):
+                self._end_stream(stream, why)
+            case Answer(request) | Reject(request):
+                self._answers[request] = instruction
+            case Publish(run):
+                news = self._news.pop(run, None)
+                if news is not None:
+                    news.set()
+            case MakePlan():
+                self._tasks.create_task(self._plan(instruction))
+            case SetTimer(name, at):
+                old = self._timers.pop(name, None)
+                if old is not None:
+                    old.cancel()
+                self._timers[name] = self._loop.call_at(self._began + at, self._fire, name)
+            case Log():
+                _log(instruction)
+            case Stop():
+                self.stopped.set()
+
+    def _end_stream(self, stream: StreamId, why: str) -> None:
+        outbox = self.outboxes.pop(stream, None)
+        if outbox is not None:
+            outbox.close()
+            self._events.append(StreamClosed(stream, why))  # `post` is running: it comes next
+
+    def _fire(self, name: str) -> None:
+        del self._timers[name]
+        self.post(TimerFired(name))
+
+    async def _plan(self, ask: MakePlan) -> None:
+        answer = await self._loop.run_in_executor(self._planner, self._planned, ask)
+        self.post(answer)
+
+    def _planned(self, ask: MakePlan) -> PlanReady | PlanFailed:
+        # In the planner's thread. torch is imported by the first plan, not at start.
+        began = time.monotonic()
+        try:
+            graph = self.blobs.get(ask.spec.graph.hash)
+            from . import planning
+
+            answer = planning.answer(ask, graph)
+        except BlobError as error:
+            text = f"the graph of the run: {error.reason}: upload it before the run is submitted"
+            return PlanFailed(ask.run, ask.version, text, "graph")
+        except Exception as error:  # a planner's bug must not leave a run waiting forever
+            log.exception("plan_crashed run=%s", ask.run)
+            text = f"planning crashed: {type(error).__name__}: {error}"
+            return PlanFailed(ask.run, ask.version, text, "internal")
+        log.info("plan_made run=%s seconds=%.2f", ask.run, time.monotonic() - began)
+        return answer
+
+    def close(self) -> None:
+        """Ends timers and threads; a plan that is being made is waited for and dropped."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._planner.shutdown(wait=True, cancel_futures=True)
+        self.disk.shutdown(wait=True, cancel_futures=True)
+
+
+def _log(entry: Log) -> None:
+    fields = " ".join(f"{key}={value}" for key, value in entry.fields)
+    level = logging.WARNING if entry.level == "warning" else logging.INFO
+    log.log(level, "%s %s", entry.name, fields, extra={"event": entry.name})
