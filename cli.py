@@ -12,8 +12,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
@@ -52,6 +53,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Train one neural network on GPUs that nobody put in one room.",
 )
+
+
+class Format(Enum):
+    """What `shoal export` writes."""
+
+    SAFETENSORS = "safetensors"
+    HF = "hf"
+
 
 Broker = Annotated[
     str | None,
@@ -94,11 +103,6 @@ def _complain(line: str) -> None:
     typer.echo(f"shoal: {line}", err=True)
 
 
-def _wrong(line: str) -> NoReturn:
-    _complain(line)
-    raise typer.Exit(WRONG)
-
-
 def _print_json(value: Any) -> None:
     typer.echo(json_module.dumps(value))
 
@@ -134,6 +138,26 @@ def sim(
         keep=keep,
     )
     raise typer.Exit(simulate(options))
+
+
+@app.command()
+@_verb
+def broker(
+    insecure: Insecure = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 7077,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder of blobs and identity; default: a temporary one.")
+    ] = None,
+) -> None:
+    """Run the broker; prints the line that a peer pastes. Example: shoal broker --insecure"""
+    import asyncio
+
+    from .broker.server import BrokerConfig, join_line, serve
+
+    config = BrokerConfig(host=host, port=port, insecure=insecure, state=state)
+    # The line goes to stdout by itself, so that a script can read it; logs go to stderr.
+    asyncio.run(serve(config, ready=lambda address: print(join_line(address), flush=True)))
 
 
 @app.command()
@@ -208,16 +232,14 @@ def export(
     path: Annotated[
         Path | None, typer.Argument(help="File, or for hf folder; default: the run's folder.")
     ] = None,
-    format: Annotated[
-        Literal["", "safetensors", "hf"], typer.Option(help="Default: the job's.")
-    ] = "",
+    format: Annotated[Format | None, typer.Option(help="Default: the job's.")] = None,
     broker: Broker = None,
     to: To = Path("runs"),
     json: Json = False,
 ) -> None:
     """Fetch the weights of a finished run. Example: shoal export r-3f2 model.safetensors"""
     with _run(run, broker, to) as (_, found):
-        target = found.export(path, format)
+        target = found.export(path, format.value if format else "")
     if json:
         _print_json({"run": run, "weights": str(target)})
     else:

@@ -159,7 +159,10 @@ def _example(manifest: Manifest) -> dict[str, Tensor]:
 
 def _core(graph: Graph, job: Job, say: Say) -> Graph | None:
     try:
-        return lower(graph.bind(job.train.microbatch_size)).graph
+        lowered = lower(graph.bind(job.train.microbatch_size)).graph
+        # Its sizes are numbers now, so binding it again changes nothing; on the wire a graph is
+        # never bound.
+        return replace(lowered, batch=None)
     except GraphError as error:
         say(f"peers with the core operator set cannot take part: {error}")
         return None
