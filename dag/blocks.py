@@ -6,7 +6,8 @@ Repetition is found from structure alone; only the names come from the modules o
 2. Among consecutive equal token sequences the one that covers most operators is taken, the shorter
    period first, and the rest to its left and right is searched in the same way.
 3. A repeated sequence can begin at any operator of its period. The beginning is taken at which each
-   repetition holds the parameters of one submodule; else the one that fewest values cross.
+   repetition holds the parameters of one submodule and fewest operators of others; else, and among
+   equals, the one that fewest values cross.
 4. Repetitions are blocks of one kind only if they are isomorphic: inside, the same operator reads
    the same operator; from outside, equal specs in the same pattern; and the same results leave.
 5. What does not repeat is named by submodules as deep as those of the repeated blocks.
@@ -14,14 +15,15 @@ Repetition is found from structure alone; only the names come from the modules o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from .graph import Arg, Graph, Operator, Ref
+from .graph import Arg, Graph, Operator, Ref, refs
+from .operators import takes_key
 
 __all__ = ["Block", "blocks", "describe_interval"]
 
@@ -40,14 +42,15 @@ def blocks(graph: Graph) -> tuple[Block, ...]:
     """The blocks of a graph, bound or not, in order; together they are all of its operators."""
     finder = _Finder(graph)
     runs = list(finder.runs(0, len(graph.operators)))
-    # Blocks at `model.layers.3` stand beside `model.norm`: the rest is split at that depth.
+    # Blocks at `model.layers.3` stand beside `model.norm` and an odd `model.layers.4`.
+    containers = {_path(finder.names(run)[0])[:-1] for run in runs}
     common = len(_common([op.module for op in graph.operators if op.module]))
-    depth = max([common + 1, *(len(_path(finder.names(run)[0])) - 1 for run in runs)])
+    depth = max([common + 1, *map(len, containers)])
     found: list[Block] = []
     at = 0
     for run in [*runs, None]:
         stop = len(graph.operators) if run is None else run.start
-        found += _by_module(graph, at, stop, depth)
+        found += _by_module(graph, at, stop, depth, containers)
         if run is not None:
             names = finder.names(run)
             for i, name in enumerate(names):
@@ -138,12 +141,20 @@ class _Finder:
                 continue
             names = self._modules(run)
             aligned = all(names) and len(set(names)) == len(names)
-            options.append((not aligned, -run.times, self._width(at), at, run))
+            strays = self._strays(run, names) if aligned else 0
+            options.append((not aligned, -run.times, strays, self._width(at), at, run))
         for *_, run in sorted(options, key=lambda option: option[:-1]):
             isomorphic = self._isomorphic(run)
             if isomorphic is not None:
                 return isomorphic
         return None
+
+    def _strays(self, run: _Run, names: Sequence[str]) -> int:
+        """How many operators lie outside their repetition's submodule."""
+        return sum(
+            not f"{op.module}.".startswith(f"{names[i // run.period]}.")
+            for i, op in enumerate(self._operators[run.start : run.stop])
+        )
 
     def _width(self, at: int) -> int:
         """How many values cross the cut before operator `at`."""
@@ -180,7 +191,7 @@ class _Finder:
             inside.get(value) or outside.setdefault(value, len(outside))
             for op in self._operators[start:stop]
             for arg in (*op.args, *(a for _, a in op.kwargs))
-            for value in _refs(arg)
+            for value in refs(arg)
         ]
         leaves = tuple(inside[v] for v in inside if self._last.get(v, -1) >= stop)
         return (tuple(edges), leaves)
@@ -210,9 +221,11 @@ class _Finder:
 
 def _token(graph: Graph, op: Operator) -> Any:
     """What two operators must share to stand in one place of two blocks."""
+    # The number of a random operator, its last argument, differs from each to the next.
+    args = op.args[:-1] if takes_key(op.target) else op.args
     return (
         op.target,
-        tuple(_abstract(graph, a) for a in op.args),
+        tuple(_abstract(graph, a) for a in args),
         tuple((k, _abstract(graph, a)) for k, a in op.kwargs),
         op.outputs,
     )
@@ -227,28 +240,27 @@ def _abstract(graph: Graph, arg: Arg) -> Any:
     return (type(arg), arg)
 
 
-def _refs(arg: Arg) -> Iterator[str]:
-    if isinstance(arg, Ref):
-        yield arg.value
-    elif isinstance(arg, tuple):
-        for item in arg:
-            yield from _refs(item)
-
-
-def _by_module(graph: Graph, start: int, stop: int, depth: int) -> Iterator[Block]:
-    """What does not repeat, split where the submodule of the given depth changes. Operators of
-    modules around those belong to the part before them, or to the first one."""
+def _by_module(
+    graph: Graph, start: int, stop: int, depth: int, containers: Collection[tuple[str, ...]]
+) -> Iterator[Block]:
+    """What does not repeat, split where the submodule of the given depth changes (one deeper in the
+    containers of repeated blocks). Operators of modules around those belong to the part before
+    them, or to the first one."""
     around = {_path(op.module)[:i] for op in graph.operators for i in range(len(_path(op.module)))}
     names: list[str] = []
     for op in graph.operators[start:stop]:
         path = _path(op.module)[:depth]
-        inner = len(path) == depth or path not in around
+        size = depth
+        if path in containers:
+            size = depth + 1
+            path = _path(op.module)[:size]
+        inner = len(path) == size or path not in around
         names.append(".".join(path) if inner else names[-1] if names else "")
     first = next((name for name in names if name), "operators")
     for name, group in groupby(name or first for name in names):
-        size = len(list(group))
-        yield Block(name, start, start + size, name)
-        start += size
+        count = len(list(group))
+        yield Block(name, start, start + count, name)
+        start += count
 
 
 def _unique(found: list[Block]) -> Iterator[Block]:

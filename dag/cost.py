@@ -25,6 +25,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .graph import Graph, Operator, Ref
+from .operators import takes_key
 from .trial import FLOPS_PER_BYTE, Lies, Like, Trial, trial
 
 __all__ = ["FLOPS_PER_BYTE", "OperatorCost", "StageCost", "cost", "stage_cost"]
@@ -137,7 +138,8 @@ class _Ledger:
     def _trial(self, op: Operator) -> Trial:
         place = {value: i for i, value in enumerate(op.reads)}
         likes = tuple(self._like[value] for value in op.reads)
-        key = (op.target, _placed(op.args, place), _placed(op.kwargs, place), op.outputs, likes)
+        args = op.args[:-1] if takes_key(op.target) else op.args  # its number changes no cost
+        key = (op.target, _placed(args, place), _placed(op.kwargs, place), op.outputs, likes)
         if key not in self._trials:
             self._trials[key] = trial(op, likes)
         return self._trials[key]
