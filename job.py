@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from .settings import Settings, SettingsError, plain, read_toml
+from .settings import Settings, SettingsError, nearest, plain, read_toml
 from .units import Duration
 
 __all__ = [
@@ -444,9 +444,12 @@ class Job(Settings):
     ) -> None:
         """`model`: a table, a factory such as "file.py:fn", or a live module. `data`: a table, or
         its source. Further keywords are keys of [train]. Raises SettingsError."""
-        unknown = [k for k in train_keys if k not in {f.name for f in fields(Train)}]
-        if unknown:
-            Job.from_table({unknown[0]: None})  # raises, and names the nearest key
+        flat = [f.name for f in fields(Train)]
+        known = [f.name for f in fields(Job) if f.name not in self.OURS] + flat
+        for key in train_keys:
+            if key not in flat:
+                what = f'is not a known key; did you mean "{nearest(key, known)}"?'
+                raise SettingsError(key, what)
         if isinstance(model, str):
             model = {"factory": model}
         elif not isinstance(model, Model | Mapping):

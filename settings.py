@@ -13,13 +13,13 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union
 
 from .units import ByteCount, Duration, Rate, UnitError
 
-__all__ = ["Settings", "SettingsError", "plain", "read_toml"]
+__all__ = ["Settings", "SettingsError", "nearest", "plain", "read_toml"]
 
 _Unit = (Duration, ByteCount, Rate)
 S = TypeVar("S", bound="Settings")
@@ -84,8 +84,12 @@ def _nearest(key: str, cls: type[Settings]) -> str:
     for name, hint in hints.items():
         if isinstance(hint, type) and issubclass(hint, Settings) and key in _hints(hint):
             return f'did you mean "{key}" in [{name}]?'
-    best = difflib.get_close_matches(key, hints, n=1, cutoff=0.0)[0]
-    return f'did you mean "{best}"? (known: {", ".join(hints)})'
+    return f'did you mean "{nearest(key, hints)}"? (known: {", ".join(hints)})'
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """The known name that is most like the key."""
+    return difflib.get_close_matches(key, list(known), n=1, cutoff=0.0)[0]
 
 
 def _describe(hint: Any) -> str:
@@ -201,13 +205,19 @@ def read_toml(cls: type[S], path: Path, defaults: Mapping[str, Any] | None = Non
     Raises SettingsError with file and line for whatever is wrong in it, OSError when it cannot be
     read.
     """
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         match = re.search(r"^(.*) \(at line (\d+)", str(error))
         what, line = match.groups() if match else (str(error), "1")
         raise SettingsError("", f"not valid TOML: {what}", f"{path}:{line}") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            "", f"is not UTF-8: {error.reason} at byte {error.start}", str(path)
+        ) from None
+    except RecursionError:
+        raise SettingsError("", "is nested too deeply", str(path)) from None
     try:
         return cls.from_table({**(defaults or {}), **table})
     except SettingsError as error:

@@ -1,0 +1,282 @@
+"""A job is read strictly: everything wrong is named with file, line, and what to write instead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shoal
+from hypothesis import given
+from hypothesis import strategies as st
+from shoal import job as job_module
+from shoal.job import Data, Job, SettingsError, Train, Training
+from shoal.settings import read_toml
+from shoal.units import ByteCount, Duration, Rate, UnitError
+
+HEAD = 'version = 1\n[model]\nfactory = "a:b"\n'
+
+
+def problem(tmp_path: Path, body: str, head: str = HEAD) -> str:
+    path = tmp_path / "job.toml"
+    path.write_text(head + body)
+    with pytest.raises(SettingsError) as caught:
+        Job.from_toml(path)
+    return str(caught.value).removeprefix(str(tmp_path) + "/")
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_a_file_with_the_required_keys_only_works(tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(HEAD + "[train]\nsteps = 3\n")
+    job = Job.from_toml(path)
+    assert (job.name, job.train.steps, job.train.batch) == ("small", 3, 32)
+    assert job.folder == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "says"),
+    [
+        ("[train]\nsteps = 3\nbacth = 3", 6, '`train.bacth` is not a known key; did you mean "bat'),
+        ("[trian]\nsteps = 3", 4, 'did you mean "train"?'),
+        ('[train]\nsteps = "3"', 5, '`train.steps` is "3": expected an integer'),
+        ("[train]\nsteps = true", 5, "`train.steps` is true: expected an integer"),
+        (
+            "[train]\nsteps = 3\ntokens = 4",
+            6,
+            "exactly one of steps, tokens, passes; got steps and",
+        ),
+        ("[train]\nbatch = 4", 4, "exactly one of steps, tokens, passes; got none"),
+        ("[train]\nsteps = 0", 5, "`train.steps` is 0: expected 1 or more"),
+        ("[train]\nsteps = 3\nlr = nan", 6, "`train.lr` is nan"),
+        ("[train]\nsteps = 3\n\n# why\nmicrobatch = 7", 8, "batch = 32 is not divisible by it"),
+        ("[train]\nsteps = 3\nbetas = [0.9]", 6, "`train.betas` is [0.9]"),
+        ("[train]\nsteps = 3\nbetas = [\n  0.9,\n  3,\n]", 6, "`train.betas[1]` is 3.0"),
+        ('[train]\nsteps = 3\nwarmup = "3"', 6, 'a share such as "3%"'),
+        ("[train]\nsteps = 3\nstop = {los = 3}", 6, 'did you mean "loss"?'),
+        ("[train]\nsteps = 3\nstop = {time = 3}", 6, "3 has no unit"),
+        (
+            "[train]\nsteps = 3\n[recovery]\nlease = 10",
+            7,
+            "10 has no unit: expected a time such as",
+        ),
+        ('[train]\nsteps = 3\n[recovery]\nlease = "1 pc"', 7, 'the unknown unit "pc"'),
+        ("[train]\nsteps 3", 5, "not valid TOML"),
+        ("[train]\nsteps = 3\n[data]\nholdout = 1.0", 7, "expected a share in [0, 1)"),
+        ('[train]\nsteps = 3\n[data]\nkind = "txt"', 7, '"text" | "tokens" | "arrays"'),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(
+    tmp_path: Path, body: str, line: int, says: str
+) -> None:
+    message = problem(tmp_path, body)
+    assert message.startswith(f"job.toml:{line}: ")
+    assert says in message
+
+
+def test_a_key_in_the_wrong_table_is_sent_to_the_right_one(tmp_path: Path) -> None:
+    body = "[train]\nsteps = 3"
+    message = problem(tmp_path, body, 'version = 1\nlr = 3.0\n[model]\nfactory = "a:b"\n')
+    assert message == 'job.toml:2: `lr` is not a known key; did you mean "lr" in [train]?'
+
+
+def test_missing_required_keys_are_named(tmp_path: Path) -> None:
+    train = "[train]\nsteps = 3"
+    assert "`version` is missing: expected 1" in problem(
+        tmp_path, train, '[model]\nfactory="a:b"\n'
+    )
+    assert "`model` is missing" in problem(tmp_path, train, "version = 1\n")
+    assert "`model.factory` is missing" in problem(tmp_path, train, "version = 1\n[model]\n")
+    assert "`version` is 2" in problem(tmp_path, train, 'version = 2\n[model]\nfactory="a:b"\n')
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ("plan", "skip = 0.5"),
+        ("plan", "swap = 1"),
+        ("plan", 'pin = {"blocks.0" = "home"}'),
+        ("plan", "recompute = true"),
+        ("plan", 'scheduler = "milp"'),
+        ("plan", 'schedule = "zero-bubble"'),
+        ("plan", 'peers = ["home-*"]'),
+        ("codec", 'default = "adatopk"'),
+        ("codec", 'activation = "int8"'),
+        ("codec", "ratio = 10.0"),
+        ("sync", 'kind = "local"'),
+        ("sync", "every = 8"),
+        ("recovery", 'lease = "11s"'),
+        ("recovery", 'ladder = ["checkpoint"]'),
+        ("data", 'where = "peer"'),
+        ("data", 'kind = "module"'),
+        ("data", 'partition = {kind = "iid"}'),
+        ("output", "every = 10"),
+        ("output", 'to = "s3://bucket/runs"'),
+        ("train", "stop = {loss = 1.0}"),
+    ],
+)
+def test_what_is_not_built_yet_is_refused_by_name(tmp_path: Path, table: str, line: str) -> None:
+    train = "[train]\nsteps = 3\n"
+    body = f"{train}{line}" if table == "train" else f"{train}[{table}]\n{line}"
+    key = f"{table}.{line.split(' =')[0]}"
+    assert f"`{key}` is not supported yet" in problem(tmp_path, body)
+
+
+def test_a_default_written_out_is_not_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(
+        HEAD + '[train]\nsteps = 3\n[codec]\ndefault = "none"\nsync = "none"\n'
+        '[sync]\nkind = "allreduce"\nevery = 1\n[plan]\nskip = 0.0\n[recovery]\nlease = "10s"\n'
+    )
+    assert Job.from_toml(path).codec.sync == "none"
+
+
+def test_lines_are_found_behind_strings_that_look_like_keys(tmp_path: Path) -> None:
+    head = 'version = 1\nname = """\n[train]\nbatch = 1 # [\n"""\n[model]\nfactory = "a:b"\n'
+    message = problem(tmp_path, '[train] # "\nsteps = 3\n"batch" = "x]"', head)
+    assert message.startswith("job.toml:10: `train.batch`")
+
+
+@given(st.text(max_size=200))
+def test_any_text_gives_a_job_or_one_clear_error(text: str) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.toml"
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        with pytest.raises(SettingsError):
+            read_toml(Job, path)
+
+
+# ---------------------------------------------------------------- Python and JSON
+
+
+def test_the_same_fields_make_a_job_in_python() -> None:
+    job = shoal.Job(model="file.py:fn", data="books/*.txt", steps=300, lr=1e-3, plan={"stages": 2})
+    assert (job.data.source, job.train.steps, job.train.lr, job.plan.stages) == (
+        "books/*.txt",
+        300,
+        1e-3,
+        2,
+    )
+    assert (
+        Job(model={"factory": "a:b"}, data=Data(length=9), train=Train(passes=1)).data.length == 9
+    )
+
+
+def test_a_live_module_is_kept_out_of_the_json() -> None:
+    class Net:
+        pass
+
+    job = Job(model=Net(), steps=1)
+    assert isinstance(job.module, Net)
+    read = Job.from_json(job.to_json())
+    assert read.module is None
+    assert read.model.factory.startswith("live:")
+
+
+def test_an_unknown_keyword_names_the_nearest_key() -> None:
+    with pytest.raises(SettingsError, match='`batches` is not a known key; did you mean "batch"'):
+        Job(model="a:b", steps=1, batches=3)
+
+
+def test_json_brings_back_the_same_job() -> None:
+    job = Job(
+        model={"factory": "a:b", "args": {"layers": 2}, "freeze": ["x.*"]},
+        steps=7,
+        recovery={"lease": "10s"},
+        train={"microbatch": 8},
+    )
+    assert Job.from_json(job.to_json()) == job
+    training = job.resolved(7).training
+    assert Training.from_json(training.to_json()) == training
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "null", '{"version": 1}', '{"version": 1, "x": 2}']
+)
+def test_json_that_is_no_job_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError):
+        Job.from_json(text)
+
+
+def test_every_setting_says_what_it_is() -> None:
+    import ast
+
+    tree = ast.parse(Path(job_module.__file__).read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and is_dataclass(getattr(job_module, node.name)):
+            names = {f.name for f in fields(getattr(job_module, node.name))}
+            pairs = zip(node.body, node.body[1:], strict=False)
+            said = {
+                a.target.id
+                for a, b in pairs
+                if isinstance(a, ast.AnnAssign)
+                and isinstance(a.target, ast.Name)
+                and isinstance(b, ast.Expr)
+            }
+            assert names <= said, f"{node.name}: {names - said} have no docstring"
+
+
+# ---------------------------------------------------------------- what follows from the keys
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"), [(32, 8), (16, 4), (64, 8), (6, 1), (8, 2), (1, 1), (3, 1), (36, 6), (7, 1)]
+)
+def test_auto_takes_the_largest_microbatch_that_leaves_four(batch: int, size: int) -> None:
+    train = Train(steps=1, batch=batch)
+    assert train.microbatch_size == size
+    assert train.microbatches * size == batch
+
+
+def test_warmup_is_steps_or_a_share() -> None:
+    assert Train(steps=200).warmup_steps == 6
+    assert Train(steps=200, warmup=5).warmup_steps == 5
+    assert Train(steps=200, warmup="0%").warmup_steps == 0
+
+
+def test_evaluation_counts_microbatches() -> None:
+    assert Train(steps=1, batch=32, eval_batches=2).evaluation_microbatches == 8
+    assert Train(steps=1, eval_every=0).evaluation_microbatches == 0
+
+
+def test_a_resolved_job_has_numbers_only() -> None:
+    train = Job(model="a:b", tokens=1000).resolved(12).train
+    assert (train.steps, train.tokens, train.microbatch) == (12, None, 8)
+
+
+# ---------------------------------------------------------------- units
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (Duration, "30ms", 0.03),
+        (Duration, "10min", 600.0),
+        (Duration, "1.5 h", 5400.0),
+        (ByteCount, "8GiB", 8 * 2**30),
+        (ByteCount, "2MB", 2_000_000),
+        (Rate, "20Mbit", 2.5e6),
+        (Rate, "1Gbit", 1.25e8),
+    ],
+)
+def test_quantities_are_read_into_base_units(kind: Any, text: str, value: float) -> None:
+    assert kind(text) == pytest.approx(value)
+    assert kind(str(kind(text))) == kind(text)
+
+
+@pytest.mark.parametrize("text", [10, 1.5, "10", "ms", "-3s", "3 furlongs", "", None, "1e999999x"])
+def test_a_quantity_without_a_good_unit_is_refused(text: Any) -> None:
+    with pytest.raises(UnitError):
+        Duration(text)
+
+
+def test_a_job_needs_no_torch() -> None:
+    code = "import sys, shoal.job; assert not {'torch', 'grpc', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
