@@ -16,15 +16,15 @@ _Job = Callable[[], None]
 
 
 class Lane:
-    """See the module. How many jobs wait is bounded by who submits them (the machine has one action
-    in flight, frames have slots). The thread is a daemon: a kernel that hangs, or a fetch, cannot
-    keep the process from ending."""
+    """See the module; used from the loop's thread. How many jobs wait is bounded by who submits
+    them (the machine has one action in flight, frames have slots). The thread is a daemon: a kernel
+    or a fetch that hangs cannot keep the process from ending."""
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self._started = False
 
     def do(
         self,
@@ -42,6 +42,9 @@ class Lane:
             else:
                 self._back(then, result)
 
+        if not self._started:
+            self._started = True
+            self._thread.start()
         self._jobs.put(work)
 
     def _back(self, callback: Callable[[T], None], value: T) -> None:
@@ -59,5 +62,6 @@ class Lane:
             while True:
                 self._jobs.get_nowait()
         self._jobs.put(None)
-        await asyncio.to_thread(self._thread.join, patience_s)
+        if self._started:
+            await asyncio.to_thread(self._thread.join, patience_s)
         return not self._thread.is_alive()

@@ -1,0 +1,107 @@
+"""Settings of `shoal join` and of the worker processes that it starts. Plain data, no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+__all__ = ["DEFAULT_STATE", "JoinConfig", "PeerConfig", "check_address"]
+
+DEFAULT_STATE = Path("~/.local/share/shoal/peers")
+"""One folder per name in it, and in that one per device."""
+
+
+def check_address(address: str) -> str:
+    """The address, when it is HOST:PORT; raises ValueError otherwise."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(
+            f'"{address}" is no address of a broker: expected HOST:PORT, e.g. 127.0.0.1:7077'
+        )
+    return address
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerConfig:
+    """One worker process: one device."""
+
+    broker: str
+    """HOST:PORT."""
+    state: Path
+    """Folder of this peer's identity; one process at a time owns it."""
+    name: str
+    """For people, and the readable part of a new id."""
+    device: str = "cpu"
+    """ "cpu" or "cuda:N"."""
+    place: str = ""
+    owner: str = ""
+    memory_bytes: int | None = None
+    """What runs may use of the device. None: a share of what is free, see profile.py."""
+    operator_set: Literal["full", "core"] = "full"
+    """Operators that it offers to run."""
+    threads: int | None = None
+    """CPU threads of one operator. None: torch's choice."""
+    host: str = "127.0.0.1"
+    """Where its Frames service listens, and what it tells others."""
+    give_up_s: float | None = None
+    """End with code 3 after so long without the broker. None: keep trying."""
+    drain_s: float = 30.0
+    """How long the first stop waits for the end of a step."""
+    log: str = "info"
+    """Lowest level that is logged."""
+    parent: int | None = None
+    """Process that it ends with. None: none."""
+
+    def to_json(self) -> str:
+        """On one line."""
+        return json.dumps(asdict(self) | {"state": str(self.state)})
+
+    @classmethod
+    def from_json(cls, text: str) -> PeerConfig:
+        """Raises ValueError for anything that `to_json` did not write."""
+        table = json.loads(text)
+        known = {f.name for f in fields(cls)}
+        if not isinstance(table, dict) or set(table) != known:
+            raise ValueError(f"expected a JSON object with {', '.join(sorted(known))}")
+        return cls(**table | {"state": Path(table["state"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinConfig:
+    """`shoal join`: one peer per device of this host. Raises ValueError for wrong values."""
+
+    broker: str
+    """HOST:PORT."""
+    insecure: bool = False
+    """Without identity and encryption, on loopback only. The one way that exists by now."""
+    name: str = ""
+    """Of this host's peers. Empty: the host's name."""
+    place: str = ""
+    owner: str = ""
+    devices: Literal["all"] | tuple[str, ...] = "all"
+    """ "all": every GPU, or the CPU where there is none."""
+    memory_bytes: int | None = None
+    """Per device; see PeerConfig."""
+    operator_set: Literal["full", "core"] = "full"
+    threads: int | None = None
+    state: Path | None = None
+    """Folder with one folder per device in it. None: DEFAULT_STATE / name."""
+    give_up_s: float | None = None
+    drain_s: float = 30.0
+    log: str = "info"
+
+    def __post_init__(self) -> None:
+        check_address(self.broker)
+        if not self.insecure:
+            raise ValueError(
+                "joining with an identity is not supported yet: pass --insecure "
+                "(loopback only, no encryption)"
+            )
+        if self.devices != "all" and not self.devices:
+            raise ValueError('devices are empty: expected "all" or names such as "cpu", "cuda:0"')
+        for field in ("memory_bytes", "threads", "give_up_s"):
+            value = getattr(self, field)
+            if value is not None and value <= 0:
+                raise ValueError(f"{field} is {value}: expected a number above 0")

@@ -1,0 +1,395 @@
+"""The worker process's shell: carries the machine's instructions out with asyncio, gRPC and torch.
+
+One event loop owns the machine, the transport and the stream to the broker. Torch never runs in it:
+
+    lane      jobs, in the order in which the machine asked
+    compute   Build, Compute, the copy of UploadWeights, Discard
+    data      Prefetch
+    sending   SendFrame: encode
+    arriving  decode what came, into the device's store; then the machine hears FrameArrived
+
+Every event goes through `_post`: the machine handles one at a time, and what it wants is carried
+out before the next. A bug there ends the process with a traceback; the supervisor starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+
+import grpc.aio
+import torch
+
+from ..dag.plan import PeerId
+from ..net import transport as net
+from ..net.blobs_client import BlobClient, BlobTransferError
+from ..net.frame import Arrived, FrameKey, Payload
+from ..net.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from ..proto import broker_pb2
+from . import events as e
+from .cache import BlobCache
+from .config import PeerConfig
+from .control import ControlStream
+from .device import TorchDevice
+from .identity import Identity, IdentityError, Incarnation
+from .lane import Lane
+from .logs import note, note_heard, note_told
+from .machine import PeerMachine, PeerOptions
+from .order import order_from_assign
+from .profile import measure
+
+__all__ = ["Worker", "work"]
+
+_log = logging.getLogger(__name__)
+_LAST_WORDS_S = 2.0
+"""For what was told and sent to leave, at the end."""
+
+
+async def work(config: PeerConfig, started: Callable[[Worker], None] | None = None) -> int:
+    """Runs one peer to its end; returns the exit code (design §9). `started` gets the worker, so
+    that it can be stopped."""
+    try:
+        with Identity(config.state, config.name) as me:
+            profile = await asyncio.to_thread(_look, config)
+            worker = Worker(config, me, profile)
+            if started is not None:
+                started(worker)
+            return await worker.run()
+    except IdentityError as error:
+        note(_log, logging.ERROR, "refused", why=error)
+        return 4
+    except ValueError as error:  # a device that is not here, memory that is not enough
+        note(_log, logging.ERROR, "wrong input", why=error)
+        return 2
+
+
+def _look(config: PeerConfig) -> broker_pb2.Profile:
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    return measure(
+        config.device,
+        name=config.name,
+        place=config.place,
+        owner=config.owner,
+        core=config.operator_set == "core",
+        memory_bytes=config.memory_bytes,
+    )
+
+
+class Worker:
+    """One peer in one process. Made in its event loop; `run` acts, `stop` ends it."""
+
+    def __init__(self, config: PeerConfig, me: Incarnation, profile: broker_pb2.Profile) -> None:
+        self.config = config
+        self.me = me
+        self._loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[e.Exit] = self._loop.create_future()
+        self._events: deque[e.Event] = deque()
+        self._pumping = False
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+        self._server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        port = self._server.add_insecure_port(f"{config.host}:0")
+        self._transport = GrpcTransport(me.peer, me.boot, self._on_transport)
+        self._transport.attach(self._server)
+        self._unacknowledged: set[FrameKey] = set()
+        self._all_acknowledged = asyncio.Event()  # set whenever the last one was
+        self._stream: ControlStream | None = None
+        self._streaming: asyncio.Task[None] | None = None
+
+        self._device = TorchDevice(config.device)
+        self._compute = Lane("compute", self._loop)
+        self._data = Lane("data", self._loop)
+        self._sending = Lane("sending", self._loop)
+        self._arriving = Lane("arriving", self._loop)
+        self._built: tuple[str, int] | None = None
+        """Run and term that stand on the device; None while they are being built, or gone."""
+        self._blobs: BlobClient | None = None
+        self._cache = BlobCache(me.scratch, self._fetch)
+        self._fetching: set[Future[bytes | None]] = set()
+
+        address = f"{config.host}:{port}"
+        options = PeerOptions(give_up_s=config.give_up_s, drain_s=config.drain_s)
+        self.machine = PeerMachine(
+            me.peer, me.boot, profile, counter=me.counter, address=address, options=options
+        )
+        note(
+            _log,
+            logging.INFO,
+            "peer",
+            peer=me.peer,
+            start=me.counter,
+            device=profile.device,
+            memory_bytes=profile.device_memory_bytes,
+            flops_per_s=profile.flops_per_s,
+            address=address,
+        )
+        note(_log, logging.DEBUG, "settings", config=config)
+
+    def stop(self, now: bool = False) -> None:
+        """The owner wants it to end: after the step that it is in, or at once."""
+        self._post(e.StopAsked(now))
+
+    async def run(self) -> int:
+        """From Started to Exit; leaves no task, thread, port or link behind. Returns the code."""
+        try:
+            async with (
+                grpc.aio.insecure_channel(self.config.broker, options=CHANNEL_OPTIONS) as channel,
+                self._transport,
+            ):
+                self._blobs = BlobClient(channel)
+                await self._server.start()
+                try:
+                    self._post(e.Started())
+                    end = await self._exit
+                    await self._last_words(end)
+                finally:
+                    await self._cancel()
+                    await self._server.stop(grace=None)
+        finally:
+            lanes = (self._compute, self._data, self._sending, self._arriving)
+            ended = await asyncio.gather(*(lane.close(_LAST_WORDS_S) for lane in lanes))
+        if not all(ended):
+            note(_log, logging.WARNING, "a job does not end", peer=self.me.peer)
+        level = logging.INFO if end.code == 0 else logging.ERROR
+        note(_log, level, "ended", peer=self.me.peer, code=end.code, why=end.why)
+        return end.code
+
+    async def _last_words(self, end: e.Exit) -> None:
+        """Lets leave what was told and, after a good end, the frames that others wait for."""
+        if self._stream is not None and self._streaming is not None:
+            self._stream.finish()
+            await asyncio.wait((self._streaming,), timeout=_LAST_WORDS_S)
+        if end.code == 0 and self._unacknowledged:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._all_acknowledged.wait(), _LAST_WORDS_S)
+
+    async def _cancel(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        for future in list(self._fetching):  # a lane waits for it
+            future.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------ events
+
+    def _post(self, event: e.Event) -> None:
+        """Lets the machine handle the event; queued while it handles another one."""
+        self._events.append(event)
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._events and not self._exit.done():
+                event = self._events.popleft()
+                note_heard(_log, self.me.peer, event)
+                for instruction in self.machine.handle(event, self._loop.time()):
+                    self._carry_out(instruction)
+        except Exception as error:  # a bug: ends the process, not only this callback of the loop
+            self._crash(error)
+        finally:
+            self._pumping = False
+
+    def _crash(self, error: BaseException) -> None:
+        if not self._exit.done():
+            self._exit.set_exception(error)
+
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """A task of this worker: ends with it, and ends it when it raises."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._crash(error)
+
+        task.add_done_callback(ended)
+        return task
+
+    def _on_transport(self, event: net.TransportEvent) -> None:
+        match event:
+            case net.LinkUp(peer):
+                self._post(e.LinkUp(PeerId(peer)))
+            case net.LinkDown(peer, why) | net.LinkRefused(peer, why):
+                self._post(e.LinkDown(PeerId(peer), why))
+            case net.FrameArrived(arrived):
+                self._arrived(arrived)
+            case net.FrameAcknowledged(key=key):
+                self._unacknowledged.discard(key)
+                if not self._unacknowledged:
+                    self._all_acknowledged.set()
+
+    def _arrived(self, arrived: Arrived) -> None:
+        key = arrived.key
+        if not self._holds(key.run, key.term):  # the device knows nothing of it: only dropped
+            self._post(e.FrameArrived(key))
+            return
+        self._arriving.do(
+            lambda: self._device.accept(arrived) if self._holds(key.run, key.term) else None,
+            lambda _: self._post(e.FrameArrived(key)),
+            lambda error: self._post(e.FrameRefused(key, _text(error))),
+        )
+
+    def _holds(self, run: str, term: int) -> bool:
+        return self._built == (run, term)
+
+    # ------------------------------------------------------------ instructions
+
+    def _carry_out(self, instruction: e.Instruction) -> None:
+        match instruction:
+            case e.Compute(run, term, step, action):
+                self._compute.do(
+                    lambda: self._device.compute(step, action),
+                    lambda result: self._post(e.Computed(run, term, step, action, result)),
+                    lambda error: self._post(
+                        e.ComputeFailed(run, term, step, action, _text(error))
+                    ),
+                )
+            case e.SendFrame(key):
+                self._sending.do(
+                    lambda: self._device.payload(key) if self._holds(key.run, key.term) else None,
+                    lambda payload: self._send(key, payload),
+                    lambda error: self._post(e.FrameRefused(key, _text(error))),
+                )
+            case e.Release(key):
+                self._device.release(key)
+                if key.source != self.me.peer:
+                    self._transport.release(key.source, key)
+            case e.Prefetch(run, term, step):
+                self._data.do(
+                    lambda: self._device.prefetch(step) if self._holds(run, term) else None,
+                    lambda _: self._post(e.DataReady(run, term, step)),
+                    lambda error: self._post(e.DataFailed(run, term, step, _text(error))),
+                )
+            case e.Build(run, term, assign):
+                self._build(run, term, assign)
+            case e.Discard():
+                self._built = None
+                self._compute.do(self._device.discard, lambda _: None, self._crash)
+            case e.UploadWeights(run, term, step):
+                self._compute.do(
+                    self._device.export,
+                    lambda data: self._start_upload(run, term, step, data),
+                    lambda error: self._post(e.ExportFailed(run, term, step, _text(error))),
+                )
+            case e.Dial(peer, address, generation):
+                self._transport.dial(peer, address, generation)
+            case e.Expect(peer):
+                self._transport.expect(peer)
+            case e.HangUp(peer):
+                self._transport.hang_up(peer)
+                self._unacknowledged = {k for k in self._unacknowledged if k.destination != peer}
+            case e.Allow(peer, role, frames):
+                self._transport.allow(peer, role, frames)
+            case e.Connect():
+                if self._streaming is not None:
+                    self._streaming.cancel()
+                self._streaming = self._start(self._attach())
+            case e.Tell(message):
+                note_told(_log, self.me.peer, message)
+                if self._stream is not None:
+                    self._stream.tell(message)
+            case e.SetTimer(name, at):
+                if name in self._timers:
+                    self._timers[name].cancel()
+                self._timers[name] = self._loop.call_at(at, self._post, e.TimerFired(name))
+            case e.Exit():
+                self._exit.set_result(instruction)
+
+    async def _attach(self) -> None:
+        stream = ControlStream(
+            self.config.broker,
+            opened=lambda: self._post(e.Attached()),
+            heard=lambda message: self._post(e.BrokerSaid(message)),
+        )
+        self._stream = stream
+        why = await stream.run()
+        if self._stream is stream:
+            self._stream = None
+        self._post(e.Detached(why))
+
+    def _build(self, run: str, term: int, assign: broker_pb2.Assign) -> None:
+        def build() -> e.Built:
+            order = order_from_assign(
+                self.me.peer,
+                assign,
+                blob=self._cache.whole,
+                read=self._cache.read,
+                shard=self._cache.path,
+            )
+            return self._device.build(order)
+
+        def done(built: e.Built) -> None:
+            part = self.machine.assignment
+            if part is not None and part.matches(run, term):
+                self._built = run, term
+            self._post(built)
+
+        def failed(error: Exception) -> None:
+            _log.debug("the build failed", exc_info=error)
+            self._post(e.BuildFailed(run, term, _text(error), _code(error)))
+
+        self._compute.do(build, done, failed)
+
+    def _send(self, key: FrameKey, payload: Payload | None) -> None:
+        if payload is None or not self._holds(key.run, key.term):
+            return  # the assignment went while it was encoded
+        self._transport.send(key.destination, key, payload)
+        self._unacknowledged.add(key)
+        self._all_acknowledged.clear()
+        self._post(e.FrameQueued(key, payload.size_bytes))
+
+    # ------------------------------------------------------------ blobs
+
+    def _start_upload(self, run: str, term: int, step: int, data: bytes) -> None:
+        async def upload() -> None:
+            assert self._blobs is not None
+            try:
+                ref = await self._blobs.store(data)
+            except BlobTransferError as error:
+                self._post(e.ExportFailed(run, term, step, _text(error)))
+            else:
+                self._post(e.ExportedWeights(run, term, step, ref))
+
+        self._start(upload())
+
+    def _fetch(self, name: str, offset: int, length: int) -> Iterator[bytes]:
+        """Pieces of a blob, for a lane: the client lives in the event loop."""
+        assert self._blobs is not None
+        pieces = self._blobs.pieces(name, offset, length)
+
+        async def following() -> bytes | None:
+            return await anext(pieces, None)
+
+        while True:
+            future = asyncio.run_coroutine_threadsafe(following(), self._loop)
+            self._fetching.add(future)
+            try:
+                piece = future.result()
+            finally:
+                self._fetching.discard(future)
+            if piece is None:
+                return
+            yield piece
+
+
+def _text(error: Exception) -> str:
+    """What people read of an error: a ValueError explains itself, others need their type."""
+    text = str(error)
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+
+
+def _code(error: Exception) -> str:
+    """A word for programs: why a build failed."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return "memory"
+    return "blob" if isinstance(error, BlobTransferError) else "build"

@@ -1,0 +1,220 @@
+"""`shoal join`: one worker process per device, kept alive, and ended with this process.
+
+- A worker that crashes is started again after a pause (1 s, doubling to 60 s; 1 s again once it has
+  lived for 60 s). It comes back under its persistent id with a higher counter. One that ended on
+  purpose is not: codes 0, 2 (wrong input), 3 (gave up on the broker), 4 (refused).
+- The first SIGINT or SIGTERM lets the workers drain: each ends after the step that it is in, with a
+  countdown here. The second one makes them leave at once; who has not after 5 s is killed.
+- Workers live in sessions of their own, so that a Ctrl-C in the terminal reaches only this process;
+  they end when their standard input does, so this process's death, even by SIGKILL, ends them.
+
+The supervisor never loads torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+
+from .config import DEFAULT_STATE, JoinConfig, PeerConfig
+from .logs import note, to_stderr
+from .profile import find_devices
+
+__all__ = ["peer_configs", "supervise"]
+
+_log = logging.getLogger(__name__)
+_ON_PURPOSE = (0, 2, 3, 4)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _HEALTHY_S = 1.0, 60.0, 60.0
+_KILL_AFTER_S = 5.0
+
+
+def supervise(config: JoinConfig) -> int:
+    """Runs the peers of this host to their end; call it in the main thread. Returns the exit code:
+    0, or that of the first worker that ended otherwise."""
+    to_stderr(config.log)
+    devices = find_devices() if config.devices == "all" else config.devices
+    supervisor = _Supervisor(peer_configs(config, devices), config.drain_s)
+    with _signals() as inbox:
+        return supervisor.run(inbox)
+
+
+def peer_configs(config: JoinConfig, devices: Sequence[str]) -> list[PeerConfig]:
+    """One worker's settings per device. With several, each name says its device."""
+    name = config.name or socket.gethostname()
+    state = (config.state or DEFAULT_STATE / name).expanduser().resolve()
+    return [
+        PeerConfig(
+            broker=config.broker,
+            state=state / device.replace(":", "-"),
+            name=name if len(devices) == 1 else f"{name}-{device.replace(':', '-')}",
+            device=device,
+            place=config.place,
+            owner=config.owner,
+            memory_bytes=config.memory_bytes,
+            operator_set=config.operator_set,
+            threads=config.threads,
+            give_up_s=config.give_up_s,
+            drain_s=config.drain_s,
+            log=config.log,
+        )
+        for device in devices
+    ]
+
+
+@dataclass
+class _Child:
+    """A device's worker: running, waiting for its next start, or ended for good."""
+
+    config: PeerConfig
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    pause_s: float = _FIRST_PAUSE_S
+    start_at: float | None = 0.0
+    """When to start it; None while it runs or after its end."""
+    code: int = 0
+
+    @property
+    def over(self) -> bool:
+        return self.process is None and self.start_at is None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "shoal.peer.worker"]
+        threads = {"OMP_NUM_THREADS": str(self.config.threads)} if self.config.threads else {}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, env=os.environ | threads, start_new_session=True
+        )
+        self.started_at, self.start_at = time.monotonic(), None
+        self.say(replace(self.config, parent=os.getpid()).to_json())
+
+    def say(self, line: str) -> None:
+        """A line down the rope; a worker that is gone already is noticed elsewhere."""
+        assert self.process is not None
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
+
+    def reap(self, ending: bool) -> None:
+        """Takes note of a worker's end, and decides whether there is a next start."""
+        if self.process is None or (code := self.process.poll()) is None:
+            return
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process, self.code = None, code
+        if ending or code in _ON_PURPOSE:
+            return
+        lived = time.monotonic() - self.started_at
+        self.pause_s = _FIRST_PAUSE_S if lived >= _HEALTHY_S else self.pause_s
+        self.start_at = time.monotonic() + self.pause_s
+        how = f"signal {-code}" if code < 0 else f"code {code}"
+        note(
+            _log,
+            logging.ERROR,
+            "worker crashed",
+            device=self.config.device,
+            how=how,
+            lived_s=lived,
+            again_in_s=self.pause_s,
+        )
+        self.pause_s = min(2 * self.pause_s, _LONGEST_PAUSE_S)
+
+
+class _Supervisor:
+    def __init__(self, configs: Sequence[PeerConfig], drain_s: float) -> None:
+        self.children = [_Child(c) for c in configs]
+        self.drain_s = drain_s
+        self.stops = 0
+        self.deadline = 0.0  # of the drain, or of the kill after a second stop
+
+    def run(self, inbox: int) -> int:
+        """`inbox`: where every signal leaves a byte."""
+        try:
+            while True:
+                now = time.monotonic()
+                for child in self.children:
+                    child.reap(ending=self.stops > 0)
+                    if child.start_at is not None and now >= child.start_at and not self.stops:
+                        child.start()
+                if all(child.over for child in self.children):
+                    codes = [c.code for c in self.children if c.code]
+                    return 0 if not codes else codes[0] if codes[0] > 0 else 1
+                for number in _wait(inbox, self._patience(now)):
+                    if number in (signal.SIGINT, signal.SIGTERM):
+                        self._stop()
+                self._hurry()
+        finally:
+            self._kill()
+
+    def _patience(self, now: float) -> float:
+        """How long nothing needs to be done if no signal comes, seconds."""
+        starts = [c.start_at - now for c in self.children if c.start_at is not None]
+        return max(0.0, min([1.0 if self.stops else 60.0, *starts]))
+
+    def _stop(self) -> None:
+        self.stops += 1
+        for child in self.children:
+            child.start_at = None
+            if child.process is not None:
+                child.say("drain" if self.stops == 1 else "stop")
+        self.deadline = time.monotonic() + (self.drain_s if self.stops == 1 else _KILL_AFTER_S)
+        if self.stops == 1 and not all(c.over for c in self.children):
+            print(
+                f"draining: the step in progress ends first, at most {self.drain_s:.0f} s; "
+                "Ctrl-C again leaves at once",
+                file=sys.stderr,
+            )
+
+    def _hurry(self) -> None:
+        """While ending: counts down, and kills who does not end."""
+        if not self.stops:
+            return
+        left = self.deadline - time.monotonic()
+        if self.stops == 1:
+            if sys.stderr.isatty() and left > 0:
+                print(f"\rdraining: {left:3.0f} s ", end="", file=sys.stderr, flush=True)
+            if left <= -_KILL_AFTER_S:
+                self._stop()  # the workers had their own deadline; they are stuck
+        elif left <= 0:
+            self._kill()
+
+    def _kill(self) -> None:
+        for child in self.children:
+            if child.process is not None and child.process.poll() is None:
+                note(_log, logging.WARNING, "worker killed", device=child.config.device)
+                child.process.kill()
+                child.process.wait()
+
+
+@contextmanager
+def _signals() -> Iterator[int]:
+    """A descriptor that gets a byte, its number, for each SIGINT, SIGTERM and SIGCHLD."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+    before = {n: signal.signal(n, lambda *_: None) for n in numbers}
+    descriptor = signal.set_wakeup_fd(writer)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(descriptor)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
+
+
+def _wait(inbox: int, seconds: float) -> bytes:
+    """The signals that came, after at most so long."""
+    ready, _, _ = select.select([inbox], [], [], seconds)
+    return os.read(inbox, 4096) if ready else b""

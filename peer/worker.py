@@ -1,0 +1,81 @@
+"""Entry point of a worker process: `python -m shoal.peer.worker`, started by the supervisor.
+
+Its standard input is the rope to the supervisor: one line of JSON (PeerConfig), then lines that say
+"drain" (end after the step) or "stop" (end now). When the rope ends, or the parent dies, it stops:
+no worker outlives its supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from .config import PeerConfig
+from .logs import to_stderr
+
+if TYPE_CHECKING:
+    from .daemon import Worker
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Reads the config, runs the peer, returns its exit code."""
+    line = sys.stdin.readline()
+    if not line:
+        return 0  # the supervisor went before it said anything
+    config = PeerConfig.from_json(line)
+    to_stderr(config.log)
+    if config.parent is not None and not _tie_to(config.parent):
+        return 0
+    return asyncio.run(_work(config))
+
+
+async def _work(config: PeerConfig) -> int:
+    from .daemon import work  # loads torch
+
+    loop = asyncio.get_running_loop()
+    asked: list[bool] = []  # stops that came before the worker was there
+    workers: list[Worker] = []
+
+    def stop(now: bool) -> None:
+        asked.append(now)
+        for worker in workers:
+            worker.stop(now)
+
+    def started(worker: Worker) -> None:
+        workers.append(worker)
+        if asked:
+            worker.stop(asked[-1])
+
+    def listen() -> None:
+        for word in sys.stdin:
+            if word.strip() in ("drain", "stop"):
+                loop.call_soon_threadsafe(stop, word.strip() == "stop")
+        loop.call_soon_threadsafe(stop, True)
+
+    loop.add_signal_handler(signal.SIGINT, stop, False)
+    loop.add_signal_handler(signal.SIGTERM, stop, True)
+    threading.Thread(target=listen, name="rope", daemon=True).start()
+    return await work(config, started)
+
+
+def _tie_to(parent: int) -> bool:
+    """Asks the kernel for a SIGTERM when the parent dies (Linux; elsewhere the rope must do).
+    False: it is dead already."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+    return os.getppid() == parent
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    # A thread that hangs in a kernel would keep an orderly exit waiting; all else is closed by now.
+    os._exit(code)
