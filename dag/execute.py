@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from .evaluation import evaluation as evaluation_form
 from .graph import Graph, TensorSpec
 from .random import step_key
 from .stage_module import StageModule, build
@@ -82,9 +83,8 @@ class StageExecutor:
     `graph` is bound; `tensors` gives every parameter and buffer of the stage by its own name and is
     read once per name, so a mapping that loads on demand keeps one copy in memory. The executor
     owns copies: two stages never share a parameter. For a core peer, `graph` is the lowered graph
-    and `operators` the interval there; ports and names stay those of `stage`. `evaluation` is the
-    evaluation form of the same graph with its interval; without it, it is derived when first used,
-    which a lowered graph does not allow.
+    and `operators` the interval there; ports and names stay those of `stage`. `evaluation` is an
+    evaluation form with its interval; without it, that of `graph` is derived when first used.
 
     Not thread-safe: one call at a time.
     """
@@ -212,12 +212,14 @@ class StageExecutor:
         """Runs the evaluation form (running batch-norm statistics, no dropout) without autograd;
         keeps nothing and changes nothing."""
         if self._evaluating is None:
-            graph, where = self._evaluation or self._derive_evaluation()
+            graph, where = self._evaluation or (evaluation_form(self._graph), self._operators)
             self._evaluating = self._build(graph, where, ())
         module = self._evaluating
         taken = self._place(ports, inputs)
+        # The core form's attention asks for a key even where it drops nothing.
+        key = (step_key(self._seed, 0, 0),) if module.takes_key else ()
         with torch.no_grad():
-            made = module.run(*(taken[value] for value in module.takes))
+            made = module.run(*(taken[value] for value in module.takes), *key)
         return self._forwarded(dict(zip(module.gives, made, strict=True)))
 
     def apply_updates(self, statistics: Sequence[Mapping[str, Tensor]]) -> None:
@@ -268,12 +270,6 @@ class StageExecutor:
                 part = part.to(self.device, non_blocking=True)
                 total = part if total is None else total + part
         return total
-
-    def _derive_evaluation(self) -> tuple[Graph, tuple[int, int]]:
-        from .evaluation import evaluation  # most executors never evaluate
-
-        assert self._graph.operator_set == "full", "a lowered graph needs its evaluation form given"
-        return evaluation(self._graph), (self.stage.start, self.stage.stop)
 
     def __repr__(self) -> str:
         size = sum(p.numel() for p in self.parameters.values())
