@@ -11,10 +11,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..dag.cut import cut, tied_groups
+from ..dag.cut import Stage, cut, tied_groups
+from ..dag.evaluation import evaluation
 from ..dag.execute import SpecError, StageExecutor
 from ..dag.flow import Flow
 from ..dag.graph import Graph, TensorSpec
+from ..dag.lower import Lowered, lower
 from .data.reader import Reader
 from .exchange import Exchange, Held, Wire
 from .optimizer import StageOptimizer
@@ -105,9 +107,19 @@ def build_work(order: BuildOrder, device: torch.device) -> Work:
     mine = [stages[k] for k in plan.stages_of(order.peer)]
     _check_data(graph, order, {name for stage in mine for name in stage.inputs})
     weights = _Starting(order.weights, graph)
+    own = lower(graph) if order.operator_set == "core" else None
+    eval_own = lower(evaluation(graph)) if own and plan.evaluation_routes else None
     held: dict[int, Held] = {}
     for stage in mine:
-        executor = StageExecutor(graph, stage, weights, device=device, seed=order.training.seed)
+        executor = StageExecutor(
+            own.graph if own else graph,
+            stage,
+            weights,
+            device=device,
+            seed=order.training.seed,
+            operators=_within(own, stage) if own else None,
+            evaluation=(eval_own.graph, _within(eval_own, stage)) if eval_own else None,
+        )
         optimizer = StageOptimizer(order.training.train, executor.parameters)
         held[stage.index] = Held(stage, executor, optimizer)
     wire = Wire(flow, graph)
@@ -122,6 +134,11 @@ def build_work(order: BuildOrder, device: torch.device) -> Work:
         unread = {name: weights[name] for name in lost}
     exchange = Exchange(order.peer, wire, held, device)
     return Work(order, graph, flow, wire, held, exchange, reader, unread)
+
+
+def _within(lowered: Lowered, stage: Stage) -> tuple[int, int]:
+    """The stage's interval of the lowered graph."""
+    return lowered.start[stage.start], lowered.start[stage.stop]
 
 
 def _owners(graph: Graph, flow: Flow) -> dict[str, int]:

@@ -172,9 +172,9 @@ class Exchange:
         holders = self._holders(k)
         vector = vector_of(self.wire.layout(k), _grads(held), self.device, len(holders))
         made: dict[str, Sequence[Tensor]] = {f"S{k}>grad": shards_of(vector, len(holders))}
-        ran = self.wire.microbatches(self.peer, k)
-        statistics = [held.collected[m] for m in ran]
-        made[f"S{k}>stats"] = [self.wire.statistics(k).pack(statistics, self.device)]
+        if held.stage.statistics:
+            found = [held.collected[m] for m in self.wire.microbatches(self.peer, k)]
+            made[f"S{k}>stats"] = [self.wire.statistics(k).pack(found, self.device)]
         return made
 
     def _sync_combine(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ..dag.convert import graph_from_bytes, plan_from_proto
-from ..dag.graph import Graph
+from ..dag.graph import Graph, OperatorSet
 from ..dag.operators import check
 from ..dag.plan import PeerId, Plan
 from ..job import Training
@@ -30,8 +30,8 @@ class BuildOrder:
     plan: Plan
     graph: Graph
     """Full form, for any microbatch size; the plan's intervals count its operators."""
-    own_graph: Graph | None = None
-    """The form that this peer runs; None: the full one."""
+    operator_set: OperatorSet = "full"
+    """What this peer runs; for "core" it decomposes the full graph itself, once it is checked."""
     weights: Mapping[str, Tensor]
     """Starting value of every parameter and buffer by name; read once per name, only those that
     this peer holds."""
@@ -56,12 +56,8 @@ def order_from_assign(
     that does not keep its rules.
     """
     graph = graph_from_bytes(blob(assign.full_graph))
-    own = None
-    if assign.graph.hash != assign.full_graph.hash:
-        own = graph_from_bytes(blob(assign.graph))
-    for form in (graph, own) if own is not None else (graph,):
-        for operator in form.operators:
-            check(operator.target, form.operator_set)
+    for operator in graph.operators:
+        check(operator.target, "full")
     files = [WeightsFile(f.blob.hash, f.blob.size_bytes) for f in assign.weights]
     return BuildOrder(
         run=assign.run,
@@ -69,7 +65,7 @@ def order_from_assign(
         peer=PeerId(peer),
         plan=plan_from_proto(assign.plan),
         graph=graph,
-        own_graph=own,
+        operator_set="full" if assign.graph.hash == assign.full_graph.hash else "core",
         weights=Weights(files, read),
         manifest=Manifest.from_json(blob(assign.data)),
         training=Training.from_json(assign.training),
