@@ -65,9 +65,10 @@ def capture(
         raise CaptureError(str(error)) from None
     if dtype == "bf16":
         graph = mixed(graph, batch)
-    graph = _checked(graph, batch)
+    graph = _checked(graph, batch).validate()
     known = _tensors(module) | converted.constants
-    tensors = {x.name: known[x.name] for x in (*graph.parameters, *graph.buffers)}
+    used = [p.name for p in graph.parameters] + [b.name for b in graph.buffers]
+    tensors = {name: known[name] for name in used}
     return Captured(graph, tensors)
 
 

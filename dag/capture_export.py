@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -115,7 +115,7 @@ def _results(returned: Any, seen: _Seen) -> tuple[Tensor, ...]:
     found = [loss]
     weight: Any = entries.get("weight")
     if isinstance(weight, (int, float, torch.SymInt)):
-        weight = torch.scalar_tensor(weight, dtype=torch.float32, device=loss.device)
+        weight = torch.full((), cast(Any, weight), dtype=torch.float32, device=loss.device)
     if weight is not None:
         if not isinstance(weight, Tensor) or weight.dim() != 0:
             raise CaptureError(

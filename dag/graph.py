@@ -2,9 +2,9 @@
 
 Values have names. What an operator returns is `NAME`, or `NAME.0`, `NAME.1`, … where it returns a
 tuple. What comes from outside carries its kind before a colon: `in:x` (data), `param:emb.weight`,
-`buffer:bn.running_mean`. Sizes that depend on the microbatch size b are `Size(times, plus)`, that is
-times·b + plus; `Graph.bind(b)` turns every one of them into a plain integer, so that nothing symbolic
-ever reaches a stage or a link.
+`buffer:bn.running_mean`. Sizes that depend on the microbatch size b are `Size(times, plus)`, that
+is times·b + plus; `Graph.bind(b)` turns every one of them into a plain integer, so that nothing
+symbolic ever reaches a stage or a link.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ __all__ = [
     "Graph",
     "GraphError",
     "Input",
+    "Lowered",
     "MemoryFormat",
     "Operator",
     "OperatorSet",
@@ -127,6 +128,9 @@ class Dtype:
 
     name: str
 
+    def __repr__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryFormat:
@@ -134,13 +138,21 @@ class MemoryFormat:
 
     name: str
 
+    def __repr__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """An argument that is a device: always the one of the holder that runs the operator."""
 
+    def __repr__(self) -> str:
+        return "device"
 
-Arg = None | bool | int | float | str | Size | Ref | Dtype | MemoryFormat | Device | tuple["Arg", ...]
+
+Arg = (
+    None | bool | int | float | str | Size | Ref | Dtype | MemoryFormat | Device | tuple["Arg", ...]
+)
 """What an operator's argument may be; lists are tuples."""
 
 
@@ -304,6 +316,40 @@ class Graph:
             v for op in self.operators for v, o in zip(op.values, op.outputs, strict=True) if o.grad
         )
 
+    def validate(self) -> Graph:
+        """Returns itself when it keeps every rule; see `validate.py`. Raises GraphError."""
+        from .validate import validate  # which needs this module
+
+        validate(self)
+        return self
+
+    def describe(self) -> str:
+        """The whole graph as text, one operator a line."""
+        lines = [repr(self)]
+        lines += [f"  in {i.name}: {i.spec!r}" for i in self.inputs]
+        for p in self.parameters:
+            tied = f", tied to {', '.join(p.tied)}" if p.tied else ""
+            frozen = "" if p.trainable else ", frozen"
+            lines.append(f"  param {p.name}: {p.spec!r}{frozen}{tied}")
+        for b in self.buffers:
+            update = ""
+            if b.update and b.update.rule == "ema":
+                update = (
+                    f" <- {1 - b.update.factor:g} · it + {b.update.factor:g} · %{b.update.value}"
+                )
+            elif b.update:
+                update = f" <- it + {b.update.factor:g}"
+            lines.append(f"  buffer {b.name}: {b.spec!r}{update}")
+        module = None
+        for op in self.operators:
+            if op.module != module:
+                module = op.module
+                lines.append(f"  {module or 'the model itself'}:")
+            lines.append(f"    {op!r}")
+        lines.append(f"  loss %{self.loss}" + (f", weight %{self.weight}" if self.weight else ""))
+        lines += [f"  metric {name} %{value}" for name, value in self.metrics]
+        return "\n".join(lines)
+
     @property
     def results(self) -> tuple[str, ...]:
         """Values that leave the graph: loss, weight, metrics, and what updates buffers."""
@@ -319,3 +365,16 @@ class Graph:
             f"{len(self.parameters)} parameters ({trainable} trainable), "
             f"{len(self.buffers)} buffers, {batch}>"
         )
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The core form of a bound full graph: operator i of the full form is operators
+    [start[i], start[i + 1]) of `graph`, so a cut of one is a cut of the other."""
+
+    graph: Graph
+    start: tuple[int, ...]
+
+    def interval(self, start: int, stop: int) -> tuple[int, int]:
+        """Operators [start, stop) of the full form, counted in this form."""
+        return self.start[start], self.start[stop]

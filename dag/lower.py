@@ -14,27 +14,19 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
-from torch.func import functionalize
+from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .convert_args import arg_of, is_plain, target_of
-from .graph import Arg, Graph, GraphError, Operator, Output, Ref, TensorSpec, map_arg
+from .graph import Arg, Graph, GraphError, Lowered, Operator, Output, Ref, TensorSpec, map_arg
 from .infer import Inferred, call, outside, results_of, with_grads
 from .operators import allowed
 
-__all__ = ["Lowered", "lower"]
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """Operator i of the full graph is operators [start[i], start[i + 1]) of `graph`."""
-
-    graph: Graph
-    start: tuple[int, ...]
+__all__ = ["lower"]
 
 
 @dataclass(frozen=True)
@@ -145,10 +137,8 @@ def _recipe(op: Operator, template: Operator, specs: list[TensorSpec]) -> _Recip
     # No autograd here: it would leave `detach` in the recipe. In-place steps of a decomposition
     # (the cells of an LSTM) are made functional.
     with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        traced = make_fx(functionalize(run, remove="mutations"), decomposition_table=_table())(
-            *given
-        )
-    traced.graph.eliminate_dead_code()
+        traced = make_fx(dispatch_functionalize(run), decomposition_table=_table())(*given)
+    _tidy(traced.graph)
     env: dict[Node, Any] = {}
     steps: list[_Step] = []
     results: tuple[str | None, ...] = ()
@@ -164,6 +154,21 @@ def _recipe(op: Operator, template: Operator, specs: list[TensorSpec]) -> _Recip
         else:
             _add_step(op, node, env, steps)
     return _Recipe(tuple(steps), results)
+
+
+def _tidy(graph: fx.Graph) -> None:
+    """Takes out uninitialised tensors, which decompositions use as shapes only, and the batch norm
+    that writes to its buffers, where it has none."""
+    aten = torch.ops.aten
+    for node in list(graph.nodes):
+        if node.target is aten.full_like.default:
+            value = node.meta["val"]
+            node.kwargs = {"dtype": value.dtype, "device": value.device}
+            node.args, node.target = (list(value.shape), node.args[1]), aten.full.default
+        elif node.target is aten.native_batch_norm.default and node.args[3:6] == (None, None, True):
+            node.args = (*node.args[:3], *node.args[5:])
+            node.target = aten._native_batch_norm_legit.no_stats
+    graph.eliminate_dead_code()
 
 
 def _add_step(op: Operator, node: Node, env: dict[Node, Any], steps: list[_Step]) -> None:

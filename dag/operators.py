@@ -100,7 +100,7 @@ convolution conv_transpose3d.input
 
 _NETWORK = """
 _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
-_native_batch_norm_legit.no_stats native_batch_norm batch_norm _softmax _log_softmax
+_native_batch_norm_legit.no_stats _softmax _log_softmax
 softmax.int log_softmax.int layer_norm native_layer_norm group_norm native_group_norm
 instance_norm rms_norm _fused_rms_norm scaled_dot_product_attention avg_pool1d avg_pool2d
 avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices adaptive_avg_pool1d
@@ -128,14 +128,15 @@ ge.Scalar gelu gt.Tensor gt.Scalar hardtanh isinf isnan le.Tensor le.Scalar leak
 log1p log2 logical_and logical_not logical_or logical_xor lt.Tensor lt.Scalar masked_fill.Scalar
 maximum minimum mul.Tensor mul.Scalar ne.Tensor ne.Scalar neg pow.Scalar pow.Tensor_Scalar
 pow.Tensor_Tensor reciprocal relu remainder.Tensor remainder.Scalar round rsqrt sigmoid sign sin
-sinh sqrt sub.Tensor sub.Scalar tan tanh trunc where.self
+sinh sqrt sub.Tensor sub.Scalar tan tanh trunc where.self mul.Scalar add.Scalar
 _unsafe_view alias cat clone diagonal expand flip permute repeat select.int slice.Tensor
 split_with_sizes squeeze.dim squeeze.dims unsqueeze view constant_pad_nd _to_copy detach
 reflection_pad1d reflection_pad2d replication_pad2d select_scatter slice_scatter t transpose.int
 embedding gather index.Tensor index_add index_put index_select scatter.src scatter.value
 scatter_add scatter_reduce.two sort topk argmax argmin masked_scatter
 arange.start_step full full_like scalar_tensor copy
-any any.dim any.dims amax amin cumsum max.dim mean mean.dim min.dim prod prod.dim_int sum
+any any.dim any.dims amax amin cumsum linalg_vector_norm
+max.dim mean mean.dim min.dim prod prod.dim_int sum
 sum.dim_IntList var.correction var.dim
 addmm bmm mm dot mv convolution
 _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
