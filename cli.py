@@ -62,6 +62,13 @@ class Format(Enum):
     HF = "hf"
 
 
+class Ops(Enum):
+    """Operator sets of a peer."""
+
+    FULL = "full"
+    CORE = "core"
+
+
 Broker = Annotated[
     str | None,
     typer.Option("--broker", metavar="HOST:PORT", help="The broker; default: SHOAL_BROKER, login."),
@@ -158,6 +165,54 @@ def broker(
     config = BrokerConfig(host=host, port=port, insecure=insecure, state=state)
     # The line goes to stdout by itself, so that a script can read it; logs go to stderr.
     asyncio.run(serve(config, ready=lambda address: print(join_line(address), flush=True)))
+
+
+@app.command()
+@_verb
+def join(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the broker is.")],
+    insecure: Insecure = False,
+    name: Annotated[str, typer.Option(help="Name for people; default: the host's.")] = "",
+    place: Annotated[str, typer.Option(help="Site, for plans; may stay empty.")] = "",
+    owner: Annotated[str, typer.Option(help="Whose it is; may stay empty.")] = "",
+    device: Annotated[
+        list[str] | None,
+        typer.Option(help="cpu or cuda:N, once per peer; default: every GPU, or the CPU."),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="What runs may use of each device, e.g. 10GiB.")
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPU threads of one operator; default: torch's choice."),
+    ] = None,
+    ops: Annotated[Ops, typer.Option(help="Operators that it offers to run.")] = Ops.FULL,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder of the identity; default: by name, in your home.")
+    ] = None,
+) -> None:
+    """Join with one peer per device found here. Example: shoal join 127.0.0.1:7077 --insecure"""
+    from .peer.config import JoinConfig
+    from .peer.supervisor import supervise
+    from .units import ByteCount
+
+    try:
+        config = JoinConfig(
+            broker=address,
+            insecure=insecure,
+            name=name,
+            place=place,
+            owner=owner,
+            devices=tuple(device) if device else "all",
+            memory_bytes=None if memory is None else ByteCount(memory),
+            operator_set=ops.value,
+            threads=threads,
+            state=state,
+        )
+    except ValueError as error:  # each check of these settings is about the flags
+        _complain(str(error))
+        raise typer.Exit(WRONG) from None
+    raise typer.Exit(supervise(config))
 
 
 @app.command()
