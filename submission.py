@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from . import models
 from .dag.capture import capture
-from .dag.convert import graph_to_bytes
-from .dag.graph import Graph, GraphError
+from .dag.convert import graph_to_bytes, lowered_to_bytes
+from .dag.graph import Graph, GraphError, Lowered
 from .dag.lower import lower
 from .job import Job, SettingsError
 from .net.blobs_client import BlobClient
@@ -62,7 +62,7 @@ class Prepared:
 
     job: Job
     graph: Graph
-    core: Graph | None
+    core: Lowered | None
     manifest: Manifest
     shards: dict[str, Path]
     weights: Path
@@ -157,12 +157,9 @@ def _example(manifest: Manifest) -> dict[str, Tensor]:
     }
 
 
-def _core(graph: Graph, job: Job, say: Say) -> Graph | None:
+def _core(graph: Graph, job: Job, say: Say) -> Lowered | None:
     try:
-        lowered = lower(graph.bind(job.train.microbatch_size)).graph
-        # Its sizes are numbers now, so binding it again changes nothing; on the wire a graph is
-        # never bound.
-        return replace(lowered, batch=None)
+        return lower(graph.bind(job.train.microbatch_size))
     except GraphError as error:
         say(f"peers with the core operator set cannot take part: {error}")
         return None
@@ -211,7 +208,7 @@ def upload(address: str, prepared: Prepared, say: Say = lambda line: None) -> Ru
     async def store(blobs: BlobClient) -> None:
         spec.graph.CopyFrom(await blobs.store(graph_to_bytes(prepared.graph)))
         if prepared.core is not None:
-            spec.core_graph.CopyFrom(await blobs.store(graph_to_bytes(prepared.core)))
+            spec.core_graph.CopyFrom(await blobs.store(lowered_to_bytes(prepared.core)))
         spec.data.CopyFrom(await blobs.store(prepared.manifest.to_json().encode()))
         spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
         for path in prepared.shards.values():

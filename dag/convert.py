@@ -8,6 +8,7 @@ are left to others: whether an operator is allowed (`operators.py`), and whether
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,7 @@ from .graph import (
     Graph,
     GraphError,
     Input,
+    Lowered,
     MemoryFormat,
     Operator,
     OperatorSet,
@@ -56,6 +58,8 @@ __all__ = [
     "graph_from_proto",
     "graph_to_bytes",
     "graph_to_proto",
+    "lowered_from_bytes",
+    "lowered_to_bytes",
     "plan_from_proto",
     "plan_to_proto",
     "spec_from_proto",
@@ -245,21 +249,43 @@ def graph_to_bytes(graph: Graph) -> bytes:
 
 def graph_from_bytes(data: bytes) -> Graph:
     """Raises GraphError when the bytes are no valid graph."""
+    return graph_from_proto(_parsed(data))
+
+
+def _parsed(data: bytes) -> graph_pb2.Graph:
     if len(data) > MAX_GRAPH_BYTES:
         _refuse(f"{len(data)} bytes: expected at most {MAX_GRAPH_BYTES}")
     try:
-        message = graph_pb2.Graph.FromString(data)
+        return graph_pb2.Graph.FromString(data)
     except DecodeError as error:
         raise GraphError(
             f"graph message: {len(data)} bytes that are no message: {error}"
         ) from error
-    return graph_from_proto(message)
+
+
+def lowered_to_bytes(lowered: Lowered) -> bytes:
+    """The serialised core form, with its map of intervals."""
+    message = graph_to_proto(lowered.graph)
+    message.starts.extend(lowered.start)
+    return message.SerializeToString(deterministic=True)
+
+
+def lowered_from_bytes(data: bytes) -> Lowered:
+    """Raises GraphError when the bytes are no valid core form."""
+    message = _parsed(data)
+    graph, start = graph_from_proto(message), tuple(message.starts)
+    if graph.operator_set != "core":
+        _refuse(f"operator set {graph.operator_set}: expected the core form")
+    steps = all(a <= b for a, b in itertools.pairwise(start))
+    if not start or not steps or (start[0], start[-1]) != (0, len(graph.operators)):
+        _refuse(
+            f"the starts of the core form are {start[:5]}…: expected ascending numbers from 0 to "
+            f"{len(graph.operators)}"
+        )
+    return Lowered(graph, start)
 
 
 def graph_to_proto(graph: Graph) -> graph_pb2.Graph:
-    """Raises GraphError for a bound graph: what is sent is the graph for any microbatch size."""
-    if graph.batch is not None:
-        raise GraphError(f"the graph is bound to microbatches of {graph.batch}: send it unbound")
     return graph_pb2.Graph(
         version=VERSION,
         inputs=[
@@ -277,6 +303,7 @@ def graph_to_proto(graph: Graph) -> graph_pb2.Graph:
         weight=graph.weight,
         metrics=[graph_pb2.Metric(name=name, value=value) for name, value in graph.metrics],
         operator_set=_OPERATOR_SETS[graph.operator_set],
+        batch=graph.batch or 0,
     )
 
 
@@ -333,6 +360,7 @@ def graph_from_proto(message: graph_pb2.Graph) -> Graph:
         weight=message.weight,
         metrics=tuple((_name(m.name, "a metric's name"), m.value) for m in message.metrics),
         operator_set=sets[0],
+        batch=message.batch or None,
     )
     _check_names(graph)
     _check_values(graph)

@@ -18,7 +18,7 @@ FULL: OperatorSet
 CORE: OperatorSet
 
 class Graph(_message.Message):
-    __slots__ = ("version", "inputs", "parameters", "buffers", "operators", "loss", "weight", "metrics", "operator_set")
+    __slots__ = ("version", "inputs", "parameters", "buffers", "operators", "loss", "weight", "metrics", "operator_set", "batch", "starts")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,8 @@ class Graph(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_SET_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
     version: int
     inputs: _containers.RepeatedCompositeFieldContainer[GraphInput]
     parameters: _containers.RepeatedCompositeFieldContainer[Parameter]
@@ -37,7 +39,9 @@ class Graph(_message.Message):
     weight: str
     metrics: _containers.RepeatedCompositeFieldContainer[Metric]
     operator_set: OperatorSet
-    def __init__(self, version: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[GraphInput, _Mapping]]] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[Buffer, _Mapping]]] = ..., operators: _Optional[_Iterable[_Union[Operator, _Mapping]]] = ..., loss: _Optional[str] = ..., weight: _Optional[str] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., operator_set: _Optional[_Union[OperatorSet, str]] = ...) -> None: ...
+    batch: int
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[GraphInput, _Mapping]]] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., buffers: _Optional[_Iterable[_Union[Buffer, _Mapping]]] = ..., operators: _Optional[_Iterable[_Union[Operator, _Mapping]]] = ..., loss: _Optional[str] = ..., weight: _Optional[str] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., operator_set: _Optional[_Union[OperatorSet, str]] = ..., batch: _Optional[int] = ..., starts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GraphInput(_message.Message):
     __slots__ = ("name", "spec")

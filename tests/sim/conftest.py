@@ -1,0 +1,153 @@
+"""A job in the simulated world, and the same job as a plain loop."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from shoal.dag.convert import graph_to_bytes, lowered_to_bytes, plan_to_proto
+from shoal.dag.graph import Graph
+from shoal.dag.plan import Plan
+from shoal.job import Job
+from shoal.peer.data.reader import Reader
+from shoal.proto import broker_pb2, common_pb2
+from shoal.sim import oracle
+from shoal.sim.world import PeerSpec, World
+from shoal.submission import Prepared, prepare
+
+
+@dataclass
+class Trained:
+    """What a run came to: losses and norms by step, weights under the user's names."""
+
+    losses: list[float]
+    norms: list[float]
+    weights: dict[str, Tensor]
+    evaluations: list[float]
+    log: list[str]
+
+
+class Laboratory:
+    """One captured job that can be trained in any world, under any plan, or by the plain loop."""
+
+    def __init__(self, job: Job, prepared: Prepared, module: nn.Module) -> None:
+        self.job, self.prepared, self.module = prepared.job, prepared, module
+        self.blobs: dict[str, bytes] = {}
+        self.spec = broker_pb2.RunSpec(
+            version=1,
+            name=job.name,
+            job=self.job.to_json(),
+            graph=self._blob(graph_to_bytes(prepared.graph)),
+            core_graph=self._blob(lowered_to_bytes(prepared.core)) if prepared.core else None,
+            data=self._blob(prepared.manifest.to_json().encode()),
+            weights=[broker_pb2.WeightFile(blob=self._blob(prepared.weights.read_bytes()))],
+            microbatches=self.job.train.microbatches,
+            microbatch_size=self.job.train.microbatch_size,
+            steps=self.job.train.steps or 0,
+        )
+        for path in prepared.shards.values():
+            self._blob(path.read_bytes())
+
+    def _blob(self, data: bytes) -> common_pb2.BlobRef:
+        name = hashlib.sha256(data).hexdigest()
+        self.blobs[name] = data
+        return common_pb2.BlobRef(hash=name, size_bytes=len(data))
+
+    @property
+    def graph(self) -> Graph:
+        return self.prepared.graph
+
+    def world(self, peers: int | list[PeerSpec] = 4, **options: Any) -> World:
+        if isinstance(peers, int):
+            peers = [PeerSpec(name=f"p{i}") for i in range(peers)]
+        return World(peers, blobs=self.blobs, **options)
+
+    def train(self, world: World, plan: Plan | None = None) -> Trained:
+        """Runs the job to its end in a world."""
+        spec = broker_pb2.RunSpec()
+        spec.CopyFrom(self.spec)
+        if plan is not None:
+            spec.plan.CopyFrom(plan_to_proto(plan))
+        events = world.finish(world.submit(spec))
+        last = events[-1].state
+        assert last.phase == broker_pb2.DONE, last.reason.text
+        steps = [e.step for e in events if e.HasField("step")]
+        assert [s.step for s in steps] == list(range(spec.steps))
+        files = [e.weights.files for e in events if e.HasField("weights")][-1]
+        weights: dict[str, Tensor] = {}
+        for file in files:
+            tensors = load(world.blobs[file.blob.hash])
+            assert not weights.keys() & tensors.keys(), "a name is exported twice"
+            weights |= tensors
+        return Trained(
+            [s.outcome.loss for s in steps],
+            [s.outcome.grad_norm for s in steps],
+            weights,
+            [s.evaluation.loss for s in steps if s.HasField("evaluation")],
+            world.log,
+        )
+
+    def plain(self) -> Trained:
+        """The oracle: the same job as one loop over the same microbatches."""
+        module, train = copy.deepcopy(self.module), self.job.train
+        reader = self.reader()
+        seen = oracle.train(
+            module,
+            lambda step, m: reader.batch(step, m, train.microbatch_size),
+            train,
+            steps=train.steps or 0,
+            microbatches=train.microbatches,
+        )
+        return Trained(seen.losses, seen.norms, dict(module.state_dict()), [], [])
+
+    def reader(self) -> Reader:
+        return Reader(
+            self.prepared.manifest,
+            self.prepared.shards.__getitem__,
+            seed=self.job.seed,
+            microbatches=self.job.train.microbatches,
+        )
+
+
+@pytest.fixture(scope="session")
+def laboratory() -> Iterator[Callable[..., Laboratory]]:
+    """Makes a Laboratory from a module factory and the keys of a job; one per name and session."""
+    made: dict[str, Laboratory] = {}
+    with ExitStack() as open_jobs:
+
+        def make(name: str, factory: Callable[[], nn.Module], **keys: Any) -> Laboratory:
+            if name not in made:
+                torch.manual_seed(0)
+                module = factory()
+                job = Job(model=copy.deepcopy(module), name=name, **keys)
+                made[name] = Laboratory(job, open_jobs.enter_context(prepare(job)), module)
+            return made[name]
+
+        yield make
+
+
+def assert_equal_training(got: Trained, wanted: Trained, *, loss: float = 1e-5) -> None:
+    """I1: losses agree to a relative 1e-5, weights to a relative 1e-5 together and 1e-3 each."""
+    for step, (a, b) in enumerate(zip(got.losses, wanted.losses, strict=True)):
+        assert abs(a - b) <= loss * abs(b), f"step {step}: loss {a}, the plain loop has {b}"
+    assert got.weights.keys() == wanted.weights.keys()
+    apart = scale = 0.0
+    for name, b in wanted.weights.items():
+        a = got.weights[name]
+        assert a.shape == b.shape and a.dtype == b.dtype, name
+        difference, norm = float((a - b).double().norm()), float(b.double().norm())
+        assert difference <= 1e-3 * norm + 1e-7, f"{name}: {difference} of {norm}"
+        apart, scale = apart + difference**2, scale + norm**2
+    assert apart <= (1e-5) ** 2 * scale, f"weights differ by {(apart / scale) ** 0.5:.1e}"
+
+
