@@ -46,7 +46,9 @@ class Connection:
     ) -> None:
         self._board = board
         self.wake = wake
-        self._link = link  # None: an incoming one before its hello
+        self._link = link  # None before the hello of an incoming one, and when it is over
+        self.peer = link.peer if link else ""
+        """Who is at the other end, as far as it is known."""
         self.dial = dial  # (generation, attempt)
         self.dialled = link is not None
         self.over = False
@@ -56,11 +58,6 @@ class Connection:
         self._last_words: list[bytes] = []
         if link is not None:
             self._last_words.append(encode(link.hello(*dial)))
-
-    @property
-    def peer(self) -> str:
-        """Who is at the other end, as far as it is known."""
-        return self._link.peer if self._link else ""
 
     @property
     def greeted(self) -> bool:
@@ -98,6 +95,7 @@ class Connection:
             self._link = self._board.admit(self, hello)
             if self._link is None:
                 return []
+            self.peer = self._link.peer
             events = self._link.greet(hello)
             self._last_words.append(encode(self._link.hello(*self.dial)))
         elif (hello.generation, hello.attempt) == self.dial:
@@ -140,6 +138,7 @@ class Connection:
         self.over = True
         if self._link is not None:
             self._board.disconnected(self._link, self)
+        self._link = None  # a connection that is still being closed keeps no frames
         self.wake()
         return [LinkDown(self.peer, why)] if was_up else []
 
