@@ -1,0 +1,195 @@
+"""The worker's shell over real gRPC on loopback, in this process, with the real broker's daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+import torch
+from shoal import submission
+from shoal.broker.server import Broker, BrokerConfig
+from shoal.dag.convert import graph_to_bytes
+from shoal.job import Job
+from shoal.net.blobs_client import BlobClient
+from shoal.peer.config import PeerConfig
+from shoal.peer.daemon import Worker, work
+from shoal.peer.identity import Identity
+from shoal.proto import broker_pb2, broker_pb2_grpc
+from torch import nn
+
+
+class Tiny(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.emb = nn.Embedding(256, 16)
+        self.hidden = nn.Linear(16, 32)
+        self.head = nn.Linear(32, 256)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = self.head(torch.relu(self.hidden(self.emb(x))))
+        return nn.functional.cross_entropy(out.flatten(0, 1), y.flatten())
+
+
+@dataclass
+class Cluster:
+    """A broker and workers in this loop."""
+
+    folder: Path
+    broker: Broker
+    channel: grpc.aio.Channel
+    workers: list[Worker] = field(default_factory=list)
+    ends: list[asyncio.Task[int]] = field(default_factory=list)
+
+    def join(self, *names: str) -> None:
+        for name in names:
+            config = PeerConfig(
+                broker=self.broker.address, state=self.folder / name, name=name, threads=1
+            )
+            self.ends.append(asyncio.create_task(work(config, self.workers.append)))
+
+    async def submit(self, **train: Any) -> str:
+        """A job of a tiny model on a page of text, prepared as the client does; its run id."""
+        text = self.folder / "page.txt"
+        text.write_bytes(bytes((i * i // 7 + i) % 250 for i in range(2000)))
+        options = {"batch": 4, "microbatch": 2, **train}
+        job = Job(model=Tiny(), data={"source": str(text), "length": 8, "holdout": 0.1}, **options)
+        blobs = BlobClient(self.channel)
+        with submission.prepare(job) as ready:
+            spec = broker_pb2.RunSpec(
+                version=1,
+                name="tiny",
+                job=ready.job.to_json(),
+                graph=await blobs.store(graph_to_bytes(ready.graph)),
+                weights=[broker_pb2.WeightFile(blob=await blobs.store(ready.weights))],
+                data=await blobs.store(ready.manifest.to_json().encode()),
+                microbatches=ready.job.train.microbatches,
+                microbatch_size=ready.job.train.microbatch_size,
+                steps=ready.job.train.steps,
+            )
+            for path in ready.shards.values():
+                await blobs.store(path)
+        stub: Any = broker_pb2_grpc.RunsStub(self.channel)
+        return (await stub.Submit(spec)).run
+
+    async def watch(self, run: str) -> AsyncIterator[broker_pb2.RunEvent]:
+        stub: Any = broker_pb2_grpc.RunsStub(self.channel)
+        async for event in stub.Watch(broker_pb2.WatchRequest(run=run)):
+            yield event
+
+    async def members(self, count: int) -> None:
+        """Waits until so many peers are in the pool."""
+        stub: Any = broker_pb2_grpc.RunsStub(self.channel)
+        asked = broker_pb2.DescribeRequest()
+        while len((await stub.Describe(asked)).peers) < count:
+            pass  # the broker has no call that waits for peers; each round is one of its own
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """Stops every worker at the end and checks that nothing of them is left."""
+    threads = set(threading.enumerate())
+    async with (
+        Broker(BrokerConfig(port=0, insecure=True)) as broker,
+        grpc.aio.insecure_channel(broker.address) as channel,
+    ):
+        made = Cluster(tmp_path, broker, channel)
+        yield made
+        for worker in made.workers:
+            worker.stop(now=True)
+        assert await asyncio.gather(*made.ends) == [0] * len(made.ends)
+    lanes = {"compute", "data", "sending", "arriving"}
+    left = {t.name for t in set(threading.enumerate()) - threads}
+    assert not left & lanes
+    assert not [w.me.scratch for w in made.workers if os.path.exists(w.me.scratch)]  # noqa: ASYNC240
+
+
+async def test_a_run_goes_from_submission_to_stored_weights(cluster: Cluster) -> None:
+    cluster.join("p0", "p1")
+    await cluster.members(2)
+    run = await cluster.submit(steps=4, eval_every=2, eval_batches=1)
+    steps, phases, weights = [], [], []
+    async for event in cluster.watch(run):
+        match event.WhichOneof("kind"):
+            case "step":
+                steps.append(event.step)
+            case "state":
+                phases.append(broker_pb2.Phase.Name(event.state.phase))
+            case "weights":
+                weights += event.weights.files
+            case "plan":
+                assert len(event.plan.stages) == 2, "both peers take part"
+    assert phases[-1] == "DONE", phases
+    assert [s.step for s in steps] == [0, 1, 2, 3]
+    assert [s.HasField("evaluation") for s in steps] == [False, True, False, True]
+    assert steps[3].outcome.loss < steps[0].outcome.loss
+    assert all(s.sent_bytes > 0 and s.compute_s > 0 for s in steps)
+    assert len(weights) == 2
+    for file in weights:
+        assert len(await BlobClient(cluster.channel).fetch(file.blob.hash)) == file.blob.size_bytes
+
+
+async def test_a_peer_that_is_stopped_ends_the_run_with_a_reason(cluster: Cluster) -> None:
+    cluster.join("p0", "p1")
+    await cluster.members(2)
+    run = await cluster.submit(steps=100_000)
+    last = None
+    async for event in cluster.watch(run):
+        if event.WhichOneof("kind") == "step" and event.step.step == 2:
+            cluster.workers[0].stop()
+        if event.WhichOneof("kind") == "state":
+            last = event.state
+    assert last is not None
+    assert last.phase == broker_pb2.FAILED
+    assert cluster.workers[0].me.peer in last.reason.text
+    assert await cluster.ends[0] == 0
+    await cluster.members(1)
+    assert cluster.workers[1].machine.exit is None, "the other peer goes on"
+
+
+Run = Callable[..., Awaitable[int]]
+
+
+@asynccontextmanager
+async def nowhere() -> AsyncIterator[str]:
+    """An address where nothing listens."""
+    server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    yield f"127.0.0.1:{port}"
+
+
+async def test_a_broker_that_is_not_there_gives_code_3_and_one_clear_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with nowhere() as address:
+        config = PeerConfig(broker=address, state=tmp_path, name="p", give_up_s=0.1)
+        assert await work(config) == 3
+    last = caplog.records[-1]
+    assert last.getMessage() == "ended"
+    assert address in str(last.__dict__["fields"]["why"])
+
+
+async def test_two_processes_on_one_identity_give_code_4(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Identity(tmp_path, "p"):
+        assert await work(PeerConfig(broker="127.0.0.1:9", state=tmp_path, name="p")) == 4
+    assert "--state" in str(caplog.records[-1].__dict__["fields"]["why"])
+
+
+async def test_a_device_that_is_not_here_gives_code_2(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = PeerConfig(broker="127.0.0.1:9", state=tmp_path, name="p", device="cuda:77")
+    assert await work(config) == 2
+    assert "cuda:77" in str(caplog.records[-1].__dict__["fields"]["why"])
