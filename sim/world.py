@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -70,6 +69,7 @@ class PeerSpec:
 
 class World:
     """A broker and peers. `blobs` is what clients uploaded, by SHA-256; exports are added to it.
+    Data shards are written into `folder`, once, as the peers' caches would.
 
     `carry` models the links between peers: see net/memory.py.
     """
@@ -79,6 +79,7 @@ class World:
         peers: Sequence[PeerSpec],
         *,
         blobs: Mapping[str, bytes],
+        folder: Path,
         carry: Carry | None = None,
         control_latency_s: float = 0.02,
         broker_options: BrokerOptions | None = None,
@@ -94,13 +95,9 @@ class World:
         self.network = MemoryNetwork(self.after, lambda: self.now, carry or steady(0.005, 1e8))
         self.broker = _Broker(self, broker_options)
         self.peers = {s.name: _Peer(self, s, peer_options) for s in peers}
-        self._folder = tempfile.TemporaryDirectory(prefix="shoal-world-")
-        self.folder = Path(self._folder.name)
+        self.folder = folder
         for peer in self.peers.values():
             self.after(0.0, peer.start)
-
-    def close(self) -> None:
-        self._folder.cleanup()
 
     def after(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Calls back at a later time; calls of equal time in the order in which they were asked."""

@@ -70,7 +70,7 @@ class Laboratory:
     def world(self, peers: int | list[PeerSpec] = 4, **options: Any) -> World:
         if isinstance(peers, int):
             peers = [PeerSpec(name=f"p{i}") for i in range(peers)]
-        return World(peers, blobs=self.blobs, **options)
+        return World(peers, blobs=self.blobs, folder=self.prepared.weights.parent, **options)
 
     def train(self, world: World, plan: Plan | None = None) -> Trained:
         """Runs the job to its end in a world."""
@@ -151,3 +151,6 @@ def assert_equal_training(got: Trained, wanted: Trained, *, loss: float = 1e-5) 
     assert apart <= (1e-5) ** 2 * scale, f"weights differ by {(apart / scale) ** 0.5:.1e}"
 
 
+@pytest.fixture(scope="session")
+def equal_training() -> Callable[..., None]:
+    return assert_equal_training
