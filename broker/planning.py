@@ -41,6 +41,10 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = equal_flops) -> Pl
     spec = ask.spec
     if graph.operator_set != "full":
         raise GraphError(f"its operator set is {graph.operator_set}: expected the full form")
+    if graph.batch not in (None, spec.microbatch_size):
+        raise GraphError(
+            f"it is bound to microbatches of {graph.batch}, the run has {spec.microbatch_size}"
+        )
     bound = graph.bind(spec.microbatch_size)
     if spec.HasField("plan"):
         plan = _with_ids(plan_from_proto(spec.plan), ask.peers)

@@ -62,6 +62,12 @@ def read_spec(spec: RunSpec) -> Wish:
     ):
         if given != wanted:
             raise SpecError(f"{name} of the run is {given}, its job says {wanted}")
+    pipelines = 1 if job.plan.pipelines == "auto" else job.plan.pipelines
+    if not 1 <= pipelines <= spec.microbatches:
+        raise SpecError(
+            f"plan.pipelines is {pipelines} with {spec.microbatches} microbatches in a step: "
+            "expected at least one microbatch for each pipeline"
+        )
     evaluation = train.evaluation_microbatches
     if evaluation > MOST_MICROBATCHES:
         raise SpecError(
@@ -71,7 +77,7 @@ def read_spec(spec: RunSpec) -> Wish:
         priority=job.priority,
         options=PlanOptions(
             stages=None if job.plan.stages == "auto" else job.plan.stages,
-            pipelines=1 if job.plan.pipelines == "auto" else job.plan.pipelines,
+            pipelines=pipelines,
             schedule="gpipe" if job.plan.schedule == "gpipe" else "1f1b",
             optimizer_slots=2 if train.optimizer == "adamw" else 1,
         ),

@@ -1,0 +1,281 @@
+"""Any events in any order: no exception ever, and the invariants hold after each of them."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+import hypothesis.strategies as st
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from shoal.broker.events import (
+    Answer,
+    DescribeAsked,
+    DrainAsked,
+    MakePlan,
+    PeerSaid,
+    PlanFailed,
+    PlanReady,
+    Reject,
+    RequestId,
+    RunCancelled,
+    RunId,
+    RunSubmitted,
+    SetTimer,
+    StopAsked,
+    StreamClosed,
+    StreamId,
+    StreamOpened,
+    TimerFired,
+    WatchAsked,
+)
+from shoal.broker.machine import BrokerMachine
+from shoal.broker.options import BrokerOptions
+from shoal.broker.validate import validate
+from shoal.broker.wish import SpecError, read_spec
+from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
+from shoal.job import Job
+from shoal.proto.broker_pb2 import (
+    Drained,
+    Exported,
+    Fault,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    PeerMessage,
+    Phase,
+    Profile,
+    Ready,
+    RunSpec,
+    StepReport,
+)
+from shoal.proto.common_pb2 import BlobRef, Reason
+
+PEERS = ["a", "b", "c", ""]
+STREAMS = [StreamId(f"s{i}") for i in range(8)]
+REF = BlobRef(hash="ab" * 32, size_bytes=1)
+
+MUTATIONS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=6)
+
+
+def mutated(data: bytes, changes: list[tuple[int, int]]) -> bytes:
+    """Bytes with some of them replaced."""
+    out = bytearray(data or b"\0")
+    for at, value in changes:
+        out[at % len(out)] = value
+    return bytes(out)
+
+
+def valid_spec(stages: int, steps: int, by_hand: bool) -> RunSpec:
+    plan: dict[str, Any] = {"stages": stages} if stages else {}
+    job = Job(model="m:f", steps=steps, batch=2, microbatch=1, eval_every=0, plan=plan)
+    spec = RunSpec(version=1, job=job.to_json(), graph=REF, data=REF, steps=steps)
+    spec.microbatches, spec.microbatch_size = 2, 1
+    if by_hand:
+        spec.plan.microbatch_size = 1
+        spec.plan.stages.add(start=0, stop=1, holders=["a", "b"])
+        for peer in "ab":
+            spec.plan.routes.add().visits.add(stage=0, peer=peer)
+    return spec
+
+
+def make_plan(peers: list[str]) -> Plan:
+    slots = tuple(StageSlot(i, i + 1, (PeerId(p),)) for i, p in enumerate(peers))
+    return Plan(slots, (tuple(Visit(i, PeerId(p)) for i, p in enumerate(peers)),) * 2, 1)
+
+
+class Driver:
+    """Does one thing after the other; most are likely ones, some are nonsense."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.machine = BrokerMachine(
+            "broker-1",
+            BrokerOptions(kept_events=20, kept_runs=3, most_waiting=4, most_streams=6, most_lead=2),
+        )
+        self.now = 0.0
+        self.asked: list[MakePlan] = []
+        self.timers: list[str] = []
+        self.requests = 0
+        self.seen: set[str] = set()  # Phases and states that were reached.
+
+    def pick(self, *options: Any) -> Any:
+        return self.rng.choice(options)
+
+    def often(self, likely: Any, *others: Any) -> Any:
+        return likely if others == () or self.rng.random() < 0.85 else self.rng.choice(others)
+
+    def run(self) -> RunId:
+        return self.pick(*list(self.machine.runs)[-3:], RunId("r-none"))
+
+    def stream(self) -> StreamId:
+        return self.often(self.pick(*(self.machine.members.streams or STREAMS)), *STREAMS)
+
+    def request(self) -> RequestId:
+        self.requests += 1
+        return RequestId(f"q{self.requests}")
+
+    def said(self) -> PeerSaid:
+        """Something that fits what its speaker does, or that does not."""
+        stream = self.stream()
+        peer = self.machine.members.streams.get(stream)
+        if peer is None and self.rng.random() < 0.9:
+            return PeerSaid(stream, self.hello())
+        member = self.machine.members.members.get(peer) if peer else None
+        mine = (member and member.run) or self.run()
+        run = self.machine.runs.get(mine)
+        term = self.often(run.term if run else 1, 0, 1, 2)
+        step = self.often(run._next.get(peer or PeerId(""), 0) if run else 0, 0, 1, 7)
+        report = PeerMessage(step=StepReport(run=mine, term=term, step=step))
+        steps = run.spec.steps if run else 1
+        weights = Exported(run=mine, term=term, step=self.often(steps, 0, 1), weights=REF)
+        likely = self.pick(
+            PeerMessage(heartbeat=Heartbeat()),
+            PeerMessage(ready=Ready(run=mine, term=term)),
+            report,
+            report,
+            PeerMessage(exported=weights),
+            PeerMessage(drained=Drained(run=mine)),
+        )
+        return PeerSaid(
+            stream,
+            self.often(
+                likely,
+                likely,
+                PeerMessage(),
+                self.hello(),
+                PeerMessage(fault=Fault(run=mine, term=term, step=step, about=self.pick(*PEERS))),
+                PeerMessage(goodbye=Goodbye(reason=Reason(text="\x1b"))),
+            ),
+        )
+
+    def hello(self) -> PeerMessage:
+        return PeerMessage(
+            hello=Hello(
+                version=self.often(1, 2),
+                peer=self.pick(*PEERS),
+                boot=self.pick("x", "y"),
+                counter=self.rng.randrange(self.requests + 3),
+                profile=Profile(name=self.pick(*PEERS), operator_set=self.often(1, 2)),
+                address=self.often("h:1", ""),
+            )
+        )
+
+    def planned(self) -> PlanReady | PlanFailed:
+        ask = self.often(self.asked[-1], *self.asked[-3:])
+        if self.rng.random() < 0.15:
+            code = self.pick("memory", "peers", "model")
+            return PlanFailed(ask.run, ask.version, "no", code)
+        offered = [o.peer for o in ask.peers]
+        some = self.rng.sample(offered, self.rng.randrange(len(offered) + 1))
+        peers = self.often(offered, some, ["z"], [])
+        pairs = self.often((), ((self.pick(*PEERS), self.pick(*PEERS)),))
+        return PlanReady(ask.run, ask.version, make_plan(peers), pairs)
+
+    def event(self) -> Any:
+        rng = self.rng
+        kind = rng.randrange(100)
+        if kind < 10:
+            return StreamOpened(self.pick(*STREAMS))
+        if kind < 60:
+            return self.said()
+        if kind < 62:
+            return StreamClosed(self.stream(), "gone")
+        if kind < 68:
+            spec = valid_spec(rng.randrange(4), rng.randrange(1, 3), rng.random() < 0.2)
+            return RunSubmitted(self.request(), spec)
+        if kind < 70:
+            return RunCancelled(self.request(), self.run())
+        if kind < 90 and self.asked:
+            return self.planned()
+        if kind < 96:
+            self.now += self.pick(0.1, 0.1, 1.0, 700.0)
+            return TimerFired(self.pick(*self.timers[-9:], "x", "run:", "peer:z", "hello:s1"))
+        if kind < 99:
+            return self.pick(DescribeAsked, partial(WatchAsked, run=self.run(), from_event=3))(
+                self.request()
+            )
+        return DrainAsked() if rng.random() < 0.3 else StreamOpened(StreamId("s0"))
+
+    def step(self) -> None:
+        event = self.event()
+        out = self.machine.handle(event, self.now)
+        validate(self.machine)
+        self.asked += [i for i in out if isinstance(i, MakePlan)]
+        self.timers += [i.name for i in out if isinstance(i, SetTimer)]
+        self.seen |= {Phase.Name(run.phase) for run in self.machine.runs.values()}
+        self.seen |= {member.state for member in self.machine.members.members.values()}
+        answers = [i for i in out if isinstance(i, Answer | Reject)]
+        assert [i.request for i in answers] == (
+            [event.request] if hasattr(event, "request") else []
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_any_events_in_any_order_keep_the_invariants(seed) -> None:
+    driver = Driver(seed)
+    for _ in range(150):
+        driver.step()
+    driver.machine.handle(StopAsked(), driver.now)
+    validate(driver.machine)
+    assert all(run.ended for run in driver.machine.runs.values())
+
+
+def test_the_random_events_reach_every_phase_and_state() -> None:
+    seen: set[str] = set()
+    for seed in range(60):
+        driver = Driver(seed)
+        for _ in range(150):
+            driver.step()
+        seen |= driver.seen
+    phases = set(Phase.keys()) - {"PHASE_UNSPECIFIED"}
+    assert seen == phases | {"pool", "assigned", "draining"}
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=200), changes=MUTATIONS, which=st.integers(0, 2))
+def test_bytes_of_any_kind_reach_a_member_s_stream_without_harm(data, changes, which) -> None:
+    """What parses is handled; what does not is refused before (see services)."""
+    hello = Hello(version=1, peer="a", boot="x", counter=1, profile=Profile(operator_set=1))
+    report = StepReport(run="r", term=1, step=0, seconds=1.0)
+    valid = [PeerMessage(hello=hello), PeerMessage(step=report), None][which]
+    message = PeerMessage()
+    try:
+        message.ParseFromString(mutated(valid.SerializeToString(), changes) if valid else data)
+    except DecodeError:
+        return
+    machine = BrokerMachine("broker-1")
+    for stream in STREAMS[:2]:
+        machine.handle(StreamOpened(stream), 0.0)
+    machine.handle(PeerSaid(STREAMS[1], PeerMessage(hello=hello)), 0.0)
+    for stream in STREAMS[:2]:
+        machine.handle(PeerSaid(stream, message), 0.0)
+        validate(machine)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=300), changes=MUTATIONS, whole=st.booleans())
+def test_a_spec_of_any_bytes_is_read_or_refused_with_words(data, changes, whole) -> None:
+    spec = RunSpec()
+    try:
+        valid = valid_spec(2, 3, True).SerializeToString()
+        spec.ParseFromString(mutated(valid, changes) if whole else data)
+    except DecodeError:
+        return
+    try:
+        read_spec(spec)
+    except SpecError as error:
+        assert str(error)  # noqa: PT017 (either outcome is right)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=80))
+def test_a_job_of_any_text_is_refused_with_words(text) -> None:
+    spec = valid_spec(0, 1, False)
+    spec.job = text.encode("utf-8", "replace").decode()
+    try:
+        read_spec(spec)
+    except SpecError as error:
+        assert "job of the run" in str(error)  # noqa: PT017
