@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,7 @@ class Cluster:
     folder: Path
     broker: Broker
     channel: grpc.aio.Channel
+    ready: submission.Prepared
     workers: list[Worker] = field(default_factory=list)
     ends: list[asyncio.Task[int]] = field(default_factory=list)
 
@@ -56,27 +58,24 @@ class Cluster:
             )
             self.ends.append(asyncio.create_task(work(config, self.workers.append)))
 
-    async def submit(self, **train: Any) -> str:
-        """A job of a tiny model on a page of text, prepared as the client does; its run id."""
-        text = self.folder / "page.txt"
-        text.write_bytes(bytes((i * i // 7 + i) % 250 for i in range(2000)))
-        options = {"batch": 4, "microbatch": 2, **train}
-        job = Job(model=Tiny(), data={"source": str(text), "length": 8, "holdout": 0.1}, **options)
-        blobs = BlobClient(self.channel)
-        with submission.prepare(job) as ready:
-            spec = broker_pb2.RunSpec(
-                version=1,
-                name="tiny",
-                job=ready.job.to_json(),
-                graph=await blobs.store(graph_to_bytes(ready.graph)),
-                weights=[broker_pb2.WeightFile(blob=await blobs.store(ready.weights))],
-                data=await blobs.store(ready.manifest.to_json().encode()),
-                microbatches=ready.job.train.microbatches,
-                microbatch_size=ready.job.train.microbatch_size,
-                steps=ready.job.train.steps,
-            )
-            for path in ready.shards.values():
-                await blobs.store(path)
+    async def submit(self, steps: int) -> str:
+        """The tiny job, as the client would submit it; the run's id."""
+        blobs, ready = BlobClient(self.channel), self.ready
+        job = json.loads(ready.job.to_json())
+        job["train"]["steps"] = steps
+        spec = broker_pb2.RunSpec(
+            version=1,
+            name="tiny",
+            job=json.dumps(job),
+            graph=await blobs.store(graph_to_bytes(ready.graph)),
+            weights=[broker_pb2.WeightFile(blob=await blobs.store(ready.weights))],
+            data=await blobs.store(ready.manifest.to_json().encode()),
+            microbatches=ready.job.train.microbatches,
+            microbatch_size=ready.job.train.microbatch_size,
+            steps=steps,
+        )
+        for path in ready.shards.values():
+            await blobs.store(path)
         stub: Any = broker_pb2_grpc.RunsStub(self.channel)
         return (await stub.Submit(spec)).run
 
@@ -93,15 +92,29 @@ class Cluster:
             pass  # the broker has no call that waits for peers; each round is one of its own
 
 
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[submission.Prepared]:
+    """A tiny model on a page of text, captured once."""
+    text = tmp_path_factory.mktemp("data") / "page.txt"
+    text.write_bytes(bytes((i * i // 7 + i) % 250 for i in range(2000)))
+    job = Job(
+        model=Tiny(),
+        data={"source": str(text), "length": 8, "holdout": 0.1},
+        train={"steps": 4, "batch": 4, "microbatch": 2, "eval_every": 2, "eval_batches": 1},
+    )
+    with submission.prepare(job) as prepared:
+        yield prepared
+
+
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+async def cluster(tmp_path: Path, ready: submission.Prepared) -> AsyncIterator[Cluster]:
     """Stops every worker at the end and checks that nothing of them is left."""
     threads = set(threading.enumerate())
     async with (
         Broker(BrokerConfig(port=0, insecure=True)) as broker,
         grpc.aio.insecure_channel(broker.address) as channel,
     ):
-        made = Cluster(tmp_path, broker, channel)
+        made = Cluster(tmp_path, broker, channel, ready)
         yield made
         for worker in made.workers:
             worker.stop(now=True)
@@ -115,7 +128,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 async def test_a_run_goes_from_submission_to_stored_weights(cluster: Cluster) -> None:
     cluster.join("p0", "p1")
     await cluster.members(2)
-    run = await cluster.submit(steps=4, eval_every=2, eval_batches=1)
+    run = await cluster.submit(steps=4)
     steps, phases, weights = [], [], []
     async for event in cluster.watch(run):
         match event.WhichOneof("kind"):
@@ -153,9 +166,6 @@ async def test_a_peer_that_is_stopped_ends_the_run_with_a_reason(cluster: Cluste
     assert await cluster.ends[0] == 0
     await cluster.members(1)
     assert cluster.workers[1].machine.exit is None, "the other peer goes on"
-
-
-Run = Callable[..., Awaitable[int]]
 
 
 @asynccontextmanager
