@@ -10,6 +10,7 @@ import linecache
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from functools import cache
@@ -23,6 +24,7 @@ PLACE = "shoal_line"
 """Key under which a node's `custom` metadata has `FILE:LINE: CODE` (capture_places.py)."""
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 Place = tuple[str, int, str]
@@ -35,7 +37,9 @@ class CaptureError(ValueError):
 
 @cache
 def _is_users(file: str) -> bool:
-    return os.path.isfile(file) and not os.path.abspath(file).startswith((_OURS, _TORCH))
+    file = os.path.abspath(file)
+    library = file.startswith(_STDLIB) and "site-packages" not in file
+    return os.path.isfile(file) and not library and not file.startswith((_OURS, _TORCH))
 
 
 def place_of(error: BaseException) -> Place | None:

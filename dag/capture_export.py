@@ -183,6 +183,8 @@ def _quiet() -> Iterator[None]:
         warnings.filterwarnings("ignore", module=r"torch\..*")
         warnings.filterwarnings("ignore", module=r"copyreg")
         warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec.*")
+        # An LSTM keeps its weights in a list besides; torch takes it for state of the user's.
+        warnings.filterwarnings("ignore", message=r".*_flat_weights\[")
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)
         # torch prints the graph so far to stderr when a branch depends on data.

@@ -78,6 +78,19 @@ def _attention(node: Node) -> Rewrite | None:
     )
 
 
+def _copy(node: Node) -> Rewrite:
+    """Assignment to a part of a tensor. torch has no derivative for the functional `copy`."""
+    target, source = (a.meta["val"] for a in node.args[:2] if isinstance(a, Node))
+    if target.dtype == source.dtype:
+        return Rewrite("aten.expand.default", (node.args[1], tuple(target.shape)))
+    if target.dim() != source.dim():
+        raise CaptureError(
+            f"{line_of(node)}\n  this assignment changes both dtype and shape of "
+            f"{source.dtype}: write .to({target.dtype}) first"
+        )
+    return Rewrite("aten._to_copy.default", (node.args[1],), {"dtype": target.dtype})
+
+
 def _recurrent(node: Node) -> Rewrite | None:
     layers, p, train = node.args[4:7]
     if train and p != 0 and layers != 1:
@@ -116,6 +129,7 @@ _REWRITES: dict[Any, Callable[[Node], Rewrite | None]] = {
     aten.native_dropout.default: _native_dropout,
     aten.mul.Tensor: _feature_dropout,
     aten.scaled_dot_product_attention.default: _attention,
+    aten.copy.default: _copy,
     aten.lstm.input: _recurrent,
     aten.gru.input: _recurrent,
     aten.rnn_tanh.input: _recurrent,

@@ -91,6 +91,10 @@ def results_of(op: Operator, known: Inferred) -> list[tuple[TensorSpec, bool] | 
             f"operator {op.name} ({op.target}) does not take "
             f"{', '.join(repr(known[v][0]) for v in op.reads)}: {error}"
         ) from error
+    for result in results:
+        # torch gives such a result a history that raises as soon as it is used.
+        if isinstance(result, Tensor) and result.grad_fn and "NotImpl" in result.grad_fn.name():
+            raise GraphError(f"operator {op.name} ({op.target}) has no derivative in torch")
     return [_described(result) for result in results]
 
 

@@ -168,6 +168,13 @@ def _tidy(graph: fx.Graph) -> None:
         elif node.target is aten.native_batch_norm.default and node.args[3:6] == (None, None, True):
             node.args = (*node.args[:3], *node.args[5:])
             node.target = aten._native_batch_norm_legit.no_stats
+        elif node.target is aten.copy.default:  # which has no derivative
+            part, source = node.args[:2]
+            shape, dtype = list(part.meta["val"].shape), part.meta["val"].dtype
+            if source.meta["val"].dtype != dtype:
+                with graph.inserting_before(node):
+                    source = graph.call_function(aten._to_copy.default, (source,), {"dtype": dtype})
+            node.target, node.args, node.kwargs = aten.expand.default, (source, shape), {}
     graph.eliminate_dead_code()
 
 

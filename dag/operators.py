@@ -62,7 +62,7 @@ __xor__.Tensor __xor__.Scalar
 """
 
 _SHAPE = """
-_reshape_alias _unsafe_view alias broadcast_to cat chunk clone contiguous detach diagonal expand
+_reshape_alias _unsafe_view alias broadcast_tensors broadcast_to cat chunk clone contiguous detach diagonal expand
 expand_as flatten.using_ints flip lift_fresh_copy movedim.int movedim.intlist narrow permute
 repeat repeat_interleave.self_int reshape roll select.int slice.Tensor split.Tensor split.sizes
 split_with_sizes squeeze squeeze.dim squeeze.dims stack t transpose.int tril triu unbind.int
@@ -82,7 +82,7 @@ index_fill.int_Scalar index_copy _unsafe_index_put
 _CREATE = """
 arange arange.start arange.start_step eye eye.m full full_like linspace new_full new_ones
 new_zeros ones ones_like scalar_tensor tril_indices triu_indices zeros zeros_like fill.Scalar
-fill.Tensor copy
+fill.Tensor
 """
 
 _REDUCE = """
@@ -134,7 +134,7 @@ split_with_sizes squeeze.dim squeeze.dims unsqueeze view constant_pad_nd _to_cop
 reflection_pad1d reflection_pad2d replication_pad2d select_scatter slice_scatter t transpose.int
 embedding gather index.Tensor index_add index_put index_select scatter.src scatter.value
 scatter_add scatter_reduce.two sort topk argmax argmin masked_scatter
-arange.start_step full full_like scalar_tensor copy
+arange.start_step full full_like scalar_tensor
 any any.dim any.dims amax amin cumsum linalg_vector_norm
 max.dim mean mean.dim min.dim prod prod.dim_int sum
 sum.dim_IntList var.correction var.dim
