@@ -11,12 +11,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..dag.cut import Stage, cut, tied_groups
+from ..dag.cut import cut, tied_groups
 from ..dag.evaluation import evaluation
 from ..dag.execute import SpecError, StageExecutor
 from ..dag.flow import Flow
-from ..dag.graph import Graph, TensorSpec
-from ..dag.lower import Lowered, lower
+from ..dag.graph import Graph, GraphError, Lowered, TensorSpec
+from ..dag.infer import infer_operator
 from .data.reader import Reader
 from .exchange import Exchange, Held, Wire
 from .optimizer import StageOptimizer
@@ -52,6 +52,20 @@ class Work:
     def codecs(self) -> dict[tuple[str, str, str], str]:
         """Codec by (source, destination, role); raw/1 where the plan says nothing."""
         return {(c.source, c.destination, c.role): c.codec for c in self.order.plan.codecs}
+
+    @cached_property
+    def reading(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
+        """The stages here that read data, with the names of what they read."""
+        return tuple((k, h.stage.inputs) for k, h in self.held.items() if h.stage.inputs)
+
+    @cached_property
+    def held_out_needs(self) -> tuple[str, ...]:
+        """Hashes of the shards that an evaluation reads here: the same in each."""
+        size, found = self.order.plan.microbatch_size, dict[str, None]()
+        for stage, names in self.reading:
+            ran = self.wire.microbatches(self.order.peer, stage, training=False)
+            found |= dict.fromkeys(self.reader.needs_held_out(ran, size, names))
+        return tuple(found)
 
     @cached_property
     def standing_bytes(self) -> int:
@@ -107,18 +121,21 @@ def build_work(order: BuildOrder, device: torch.device) -> Work:
     mine = [stages[k] for k in plan.stages_of(order.peer)]
     _check_data(graph, order, {name for stage in mine for name in stage.inputs})
     weights = _Starting(order.weights, graph)
-    own = lower(graph) if order.operator_set == "core" else None
-    eval_own = lower(evaluation(graph)) if own and plan.evaluation_routes else None
+    core = _checked_core(order.core, graph) if order.core else None
     held: dict[int, Held] = {}
     for stage in mine:
+        within = (stage.start, stage.stop)
+        if core:
+            within = (core.start[stage.start], core.start[stage.stop])
+        _check_specs(core.graph if core else graph, within)
         executor = StageExecutor(
-            own.graph if own else graph,
+            core.graph if core else graph,
             stage,
             weights,
             device=device,
             seed=order.training.seed,
-            operators=_within(own, stage) if own else None,
-            evaluation=(eval_own.graph, _within(eval_own, stage)) if eval_own else None,
+            operators=within,
+            evaluation=(evaluation(core.graph), within) if core else None,
         )
         optimizer = StageOptimizer(order.training.train, executor.parameters)
         held[stage.index] = Held(stage, executor, optimizer)
@@ -136,9 +153,46 @@ def build_work(order: BuildOrder, device: torch.device) -> Work:
     return Work(order, graph, flow, wire, held, exchange, reader, unread)
 
 
-def _within(lowered: Lowered, stage: Stage) -> tuple[int, int]:
-    """The stage's interval of the lowered graph."""
-    return lowered.start[stage.start], lowered.start[stage.stop]
+def _checked_core(core: Lowered, graph: Graph) -> Lowered:
+    """The core form, when it can stand for the bound full graph: the same data and weights, the
+    same specs wherever the two share a name, and for each operator its results in its interval."""
+    form = core.graph.bind(graph.batch or 0)
+    same = (form.inputs, form.parameters, form.buffers, form.loss, form.weight, form.metrics)
+    if same != (
+        *(graph.inputs, graph.parameters, graph.buffers),
+        *(graph.loss, graph.weight, graph.metrics),
+    ):
+        raise GraphError("the core form has other data, weights or results than the full graph")
+    if len(core.start) != len(graph.operators) + 1:
+        raise GraphError(
+            f"the core form maps {len(core.start) - 1} operators, the graph has "
+            f"{len(graph.operators)}"
+        )
+    read = {v for op in graph.operators for v in op.reads} | set(graph.results)
+    for i, op in enumerate(graph.operators):
+        for value in read.intersection(op.values):
+            at = form.producer.get(value, -1)
+            if not core.start[i] <= at < core.start[i + 1]:
+                raise GraphError(f"the core form does not make {value} where {op.name} stands")
+            if form.spec[value] != graph.spec[value]:
+                raise GraphError(
+                    f"the core form makes {value} as {form.spec[value]!r}, "
+                    f"expected {graph.spec[value]!r}"
+                )
+    return Lowered(form, core.start)
+
+
+def _check_specs(graph: Graph, within: tuple[int, int]) -> None:
+    """Raises GraphError when operators do not make what the graph says: whatever runs afterwards
+    trusts the specs, and kernels with wrong shapes can crash the process."""
+    trained = {f"param:{p.name}" for p in graph.parameters if p.trainable} | graph.grads
+    known = {value: (spec, value in trained) for value, spec in graph.spec.items()}
+    for op in graph.operators[slice(*within)]:
+        for value, (spec, _) in infer_operator(op, known):
+            if spec != graph.spec.get(value):
+                raise GraphError(
+                    f"{value}: the graph says {graph.spec.get(value)!r}, it is {spec!r}"
+                )
 
 
 def _owners(graph: Graph, flow: Flow) -> dict[str, int]:

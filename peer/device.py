@@ -143,12 +143,10 @@ class TorchDevice:
         """Hashes of the shards that this peer's stages read in a step and its evaluation."""
         work = self._now
         size, found = work.order.plan.microbatch_size, dict[str, None]()
-        for stage, names in self._reading():
+        for stage, names in work.reading:
             ran = work.wire.microbatches(work.order.peer, stage)
             found |= dict.fromkeys(work.reader.needs(step, ran, size, names))
-            ran = work.wire.microbatches(work.order.peer, stage, training=False)
-            found |= dict.fromkeys(work.reader.needs_held_out(ran, size, names))
-        return tuple(found)
+        return (*found, *(name for name in work.held_out_needs if name not in found))
 
     def prefetch(self, step: int) -> None:
         """Reads the samples of a step, fetching shards where they are not here yet. Blocks.
@@ -159,18 +157,12 @@ class TorchDevice:
         for name in self.needs(step):
             work.order.shard(name)
         size = work.order.plan.microbatch_size
-        for stage, names in self._reading():
+        for stage, names in work.reading:
             for m in work.wire.microbatches(work.order.peer, stage):
                 batch = work.reader.batch(step, m, size, names)
                 if self.device.type == "cuda":
                     batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
                 work.inputs[step, m, stage] = batch
-
-    def _reading(self) -> Iterator[tuple[int, tuple[str, ...]]]:
-        """The stages here that read data, with the names of what they read."""
-        for k, held in self._now.held.items():
-            if held.stage.inputs:
-                yield k, held.stage.inputs
 
     # ------------------------------------------------------------ actions
 

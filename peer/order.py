@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..dag.convert import graph_from_bytes, plan_from_proto
-from ..dag.graph import Graph, OperatorSet
-from ..dag.operators import check
+from ..dag.convert import graph_from_bytes, lowered_from_bytes, plan_from_proto
+from ..dag.graph import Graph, Lowered
 from ..dag.plan import PeerId, Plan
+from ..dag.validate import validate
 from ..job import Training
 from ..proto import broker_pb2, common_pb2
 from .data.manifest import Manifest
@@ -30,8 +30,9 @@ class BuildOrder:
     plan: Plan
     graph: Graph
     """Full form, for any microbatch size; the plan's intervals count its operators."""
-    operator_set: OperatorSet = "full"
-    """What this peer runs; for "core" it decomposes the full graph itself, once it is checked."""
+    core: Lowered | None = None
+    """The form that a peer with the core operator set runs, for the plan's microbatch size; None:
+    this peer runs the full form."""
     weights: Mapping[str, Tensor]
     """Starting value of every parameter and buffer by name; read once per name, only those that
     this peer holds."""
@@ -52,12 +53,14 @@ def order_from_assign(
     """Reads an assignment. `blob` gives a whole verified blob, `read` a byte range of one; both may
     fetch, and block.
 
-    Raises ValueError (GraphError, PlanError, OperatorError, DataError, SettingsError) for anything
+    Raises ValueError (GraphError, PlanError, DataError, SettingsError) for anything
     that does not keep its rules.
     """
-    graph = graph_from_bytes(blob(assign.full_graph))
-    for operator in graph.operators:
-        check(operator.target, "full")
+    graph, core = graph_from_bytes(blob(assign.full_graph)), None
+    validate(graph)
+    if assign.graph.hash != assign.full_graph.hash:
+        core = lowered_from_bytes(blob(assign.graph))
+        validate(core.graph)
     files = [WeightsFile(f.blob.hash, f.blob.size_bytes) for f in assign.weights]
     return BuildOrder(
         run=assign.run,
@@ -65,7 +68,7 @@ def order_from_assign(
         peer=PeerId(peer),
         plan=plan_from_proto(assign.plan),
         graph=graph,
-        operator_set="full" if assign.graph.hash == assign.full_graph.hash else "core",
+        core=core,
         weights=Weights(files, read),
         manifest=Manifest.from_json(blob(assign.data)),
         training=Training.from_json(assign.training),

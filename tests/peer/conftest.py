@@ -140,14 +140,20 @@ class Case:
     manifest: object
     paths: dict
     train: Train
+    dtype: str = "fp32"
     seed: int = 5
 
     def __post_init__(self):
         read = self.reader().batch(0, 0, 2)
         # Models of tests are seeded by themselves, so equal text means equal weights.
-        known = (type(self.module).__name__, repr(self.module), *(t.shape for t in read.values()))
+        known = (
+            self.dtype,
+            type(self.module).__name__,
+            repr(self.module),
+            *(t.shape for t in read.values()),
+        )
         if known not in CAPTURED:
-            CAPTURED[known] = capture(copy.deepcopy(self.module), read)
+            CAPTURED[known] = capture(copy.deepcopy(self.module), read, dtype=self.dtype)
         self.captured = CAPTURED[known]
         self.operators = len(self.captured.graph.operators)
 
@@ -173,7 +179,8 @@ class Case:
         )  # fmt: skip
         return seen, module
 
-    def world(self, plan, *, device="cpu", seed=0, **changes):
+    def world(self, plan, *, device="cpu", seed=0, of=None, **changes):
+        """`changes` of the order of every peer, `of[peer]` of one's."""
         devices, built = {}, {}
         for peer in plan.peers:
             order = BuildOrder(
@@ -194,7 +201,7 @@ class Case:
 def make_case(tmp_path):
     """make_case(module, x=array, y=array, **train) or make_case(module, length=n, **train)."""
 
-    def make(module, *, x=None, y=None, length=0, **train):
+    def make(module, *, x=None, y=None, length=0, dtype="fp32", **train):
         train = {"steps": 6, "batch": 8, "microbatch": 2, "warmup": 1, "lr": 0.01, **train}
         if length:
             (tmp_path / "t.txt").write_bytes(bytes((i * i // 7 + i) % 250 for i in range(4000)))
@@ -206,7 +213,7 @@ def make_case(tmp_path):
             manifest, paths = resolve(
                 tmp_path / "b", kind="arrays", source=str(tmp_path / "d.npz"), holdout=0.1
             )
-        return Case(module, manifest, paths, Train(**train))
+        return Case(module, manifest, paths, Train(**train), dtype)
 
     return make
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from shoal.dag.lower import lower
 from torch import nn
 from torch.nn import functional as F
 
@@ -178,10 +179,25 @@ class Weighted(nn.Module):
         return {"loss": loss, "weight": mask.sum(), "accuracy": hits, "double": loss.detach() * 2}
 
 
+def plain_weighted(case, microbatches):
+    """Weighted held-out loss and accuracy after the plain loop."""
+    module, read = case.plain()[1].eval(), case.reader()
+    with torch.no_grad():
+        outs = [module(**read.held_out(m, 1)) for m in range(microbatches)]
+    total = sum(float(o["weight"]) for o in outs)
+    return [
+        sum(float(o["weight"]) * float(o[k]) for o in outs) / total for k in ("loss", "accuracy")
+    ]
+
+
 @pytest.mark.parametrize(("stages", "holders"), PLANS)
 def test_weights_make_the_mean_that_of_all_tokens(make_case, stages, holders):
     case = make_case(Weighted(), length=6, microbatch=1, batch=5)
-    world = check(case, case.plan(stages, holders))
+    world = check(case, case.plan(stages, holders, held_out=5))
+    found = world.evaluate(STEPS - 1)
+    expected = plain_weighted(case, 5)
+    assert found.loss == pytest.approx(expected[0], rel=1e-5)
+    assert {m.name: m.value for m in found.metrics}["accuracy"] == pytest.approx(expected[1])
     for outcome in world.outcomes:
         metrics = {m.name: m.value for m in outcome.metrics}
         assert set(metrics) == {"accuracy", "double"}
@@ -234,3 +250,58 @@ def test_an_evaluation_is_the_plain_one_and_changes_nothing(make_case, stages, h
     assert found.weight == 3
     assert all(torch.equal(t, before[n]) for n, t in world.weights().items())
     assert seen.losses == pytest.approx([o.loss for o in world.outcomes], rel=1e-5)
+
+
+@pytest.mark.parametrize(("stages", "holders"), PLANS)
+def test_masks_are_those_of_the_one_stage_run(make_case, stages, holders):
+    case = make_case(Gpt(dropout=0.2), length=8, steps=4)
+    one = case.world(case.plan(1, ["a"]))
+    other = case.world(case.plan(stages, holders))
+    assert other.run(4) == pytest.approx(one.run(4), rel=1e-5)
+    assert one.outcomes[0].loss != pytest.approx(plain_first_loss(case), rel=1e-3)
+
+
+def plain_first_loss(case):
+    """Without dropout."""
+    module, read = case.module.eval(), case.reader()
+    with torch.no_grad():
+        return sum(float(module(**read.batch(0, m, 2))) for m in range(4)) / 4
+
+
+@pytest.mark.parametrize(("stages", "holders"), PLANS[1:])
+@pytest.mark.parametrize("model", ["gpt", "norm"])
+def test_peers_with_the_core_set_mix_with_others(make_case, model, stages, holders):
+    if model == "gpt":
+        case = make_case(Gpt(), length=8, steps=4)
+    else:
+        case = make_case(Mlp(norm=True), **digits(), microbatch=4, batch=16, optimizer="sgd")
+    core = lower(case.captured.graph.bind(case.train.microbatch_size))
+    plan = case.plan(stages, holders, held_out=2)
+    mixed = case.world(plan, of={"b": {"core": core}})
+    full = case.world(plan)
+    seen, _ = case.plain()
+    assert mixed.run(case.train.steps) == pytest.approx(seen.losses, rel=1e-5)
+    full.run(case.train.steps)
+    assert mixed.evaluate(9).loss == pytest.approx(full.evaluate(9).loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(("stages", "holders"), PLANS)
+def test_mixed_precision_flows_as_captured(make_case, stages, holders):
+    case = make_case(Gpt(), length=8, steps=3, dtype="bf16")
+    one, other = case.world(case.plan(1, ["a"])), case.world(case.plan(stages, holders))
+    assert other.run(3) == pytest.approx(one.run(3), rel=1e-3)
+    assert one.outcomes[0].loss == pytest.approx(case.plain()[0].losses[0], rel=1e-2)
+    if stages == 3:
+        assert any(a.spec.dtype == "bfloat16" for k, a in other.frames if k.microbatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("stages", "holders"), PLANS)
+def test_a_cuda_device_trains_as_the_plain_loop(make_case, stages, holders):
+    case = make_case(Gpt(dropout=0.2), length=8, steps=4)
+    plan = case.plan(stages, holders, held_out=2)
+    cpu, cuda = case.world(plan), case.world(plan, device="cuda")
+    assert cuda.run(4) == pytest.approx(cpu.run(4), rel=1e-4)
+    assert cuda.evaluate(3).loss == pytest.approx(cpu.evaluate(3).loss, rel=1e-4)
+    assert all(d.peak_bytes > 0 for d in cuda.devices.values())
