@@ -221,12 +221,21 @@ class Worker:
                 self._post(e.LinkUp(PeerId(peer)))
             case net.LinkDown(peer, why) | net.LinkRefused(peer, why):
                 self._post(e.LinkDown(PeerId(peer), why))
+                if self._exit.done():  # it may have hung up; this process does not wait for it
+                    self._forget_sent(peer)
             case net.FrameArrived(arrived):
                 self._arrived(arrived)
             case net.FrameAcknowledged(key=key):
                 self._unacknowledged.discard(key)
-                if not self._unacknowledged:
-                    self._all_acknowledged.set()
+                self._note_acknowledged()
+
+    def _forget_sent(self, peer: str) -> None:
+        self._unacknowledged = {k for k in self._unacknowledged if k.destination != peer}
+        self._note_acknowledged()
+
+    def _note_acknowledged(self) -> None:
+        if not self._unacknowledged:
+            self._all_acknowledged.set()
 
     def _arrived(self, arrived: Arrived) -> None:
         key = arrived.key
@@ -287,7 +296,7 @@ class Worker:
                 self._transport.expect(peer)
             case e.HangUp(peer):
                 self._transport.hang_up(peer)
-                self._unacknowledged = {k for k in self._unacknowledged if k.destination != peer}
+                self._forget_sent(peer)
             case e.Allow(peer, role, frames):
                 self._transport.allow(peer, role, frames)
             case e.Connect():

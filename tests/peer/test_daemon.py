@@ -49,14 +49,14 @@ class Cluster:
     channel: grpc.aio.Channel
     ready: submission.Prepared
     workers: list[Worker] = field(default_factory=list)
-    ends: list[asyncio.Task[int]] = field(default_factory=list)
+    ends: dict[str, asyncio.Task[int]] = field(default_factory=dict)
 
     def join(self, *names: str) -> None:
         for name in names:
             config = PeerConfig(
                 broker=self.broker.address, state=self.folder / name, name=name, threads=1
             )
-            self.ends.append(asyncio.create_task(work(config, self.workers.append)))
+            self.ends[name] = asyncio.create_task(work(config, self.workers.append))
 
     async def submit(self, steps: int) -> str:
         """The tiny job, as the client would submit it; the run's id."""
@@ -118,7 +118,7 @@ async def cluster(tmp_path: Path, ready: submission.Prepared) -> AsyncIterator[C
         yield made
         for worker in made.workers:
             worker.stop(now=True)
-        assert await asyncio.gather(*made.ends) == [0] * len(made.ends)
+        assert await asyncio.gather(*made.ends.values()) == [0] * len(made.ends)
     lanes = {"compute", "data", "sending", "arriving"}
     left = {t.name for t in set(threading.enumerate()) - threads}
     assert not left & lanes
@@ -154,18 +154,18 @@ async def test_a_peer_that_is_stopped_ends_the_run_with_a_reason(cluster: Cluste
     cluster.join("p0", "p1")
     await cluster.members(2)
     run = await cluster.submit(steps=100_000)
+    stopped, other = cluster.workers
     last = None
     async for event in cluster.watch(run):
         if event.WhichOneof("kind") == "step" and event.step.step == 2:
-            cluster.workers[0].stop()
+            stopped.stop()
         if event.WhichOneof("kind") == "state":
             last = event.state
     assert last is not None
     assert last.phase == broker_pb2.FAILED
-    assert cluster.workers[0].me.peer in last.reason.text
-    assert await cluster.ends[0] == 0
-    await cluster.members(1)
-    assert cluster.workers[1].machine.exit is None, "the other peer goes on"
+    assert stopped.me.peer in last.reason.text
+    assert await cluster.ends[stopped.config.name] == 0
+    assert other.machine.exit is None, "the other peer goes on"
 
 
 @asynccontextmanager
