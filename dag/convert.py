@@ -89,7 +89,8 @@ _SCHEDULES: dict[ScheduleName, broker_pb2.Schedule] = {
     "1f1b": broker_pb2.Schedule.ONE_F_ONE_B,
 }
 _ROLES = {role.value: int(peer_pb2.Role.Value(role.name)) for role in Role}
-_OPERATOR_NAME = re.compile(r"\w[\w.]*")  # no colon: `in:`, `param:` and `eval:` are never theirs
+# No colon: `in:`, `param:` and `eval:` are never theirs. A slash numbers the steps of a core form.
+_OPERATOR_NAME = re.compile(r"\w[\w./]*")
 _TARGET = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.\w+", re.ASCII)
 _KEYWORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -388,7 +389,7 @@ def _buffer_from_proto(message: graph_pb2.Buffer) -> Buffer:
 def _operator_from_proto(message: graph_pb2.Operator) -> Operator:
     name = _name(message.name, "an operator's name")
     if not _OPERATOR_NAME.fullmatch(name):
-        _refuse(f"an operator's name is {name!r}: expected letters, digits, underscores and dots")
+        _refuse(f"an operator's name is {name!r}: expected letters, digits, _ . /")
     if len(message.target) > MAX_NAME or not _TARGET.fullmatch(message.target):
         _refuse(f"{name} has target {message.target[:60]!r}: expected namespace.name.overload")
     if len(message.module) > MAX_NAME:
