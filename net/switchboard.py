@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ..dag.flow import Role
-from .buffers import allocate as _allocate
+from .buffers import Buffers
 from .frame import FrameError, FrameKey, Payload
 from .inbox import Allocate
 from .link import Link, Parts
@@ -152,13 +152,14 @@ class Switchboard:
         boot: str,
         on_event: OnEvent,
         *,
-        allocate: Allocate = _allocate,
+        allocate: Allocate | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
         self.me = me
         self._boot = boot
         self._on_event = on_event
-        self._allocate = allocate
+        self._buffers = Buffers()
+        self._allocate = allocate or self._buffers.take
         self._max_frame_bytes = max_frame_bytes
         self._links: dict[str, Link] = {}
         self._expected: set[str] = set()  # never iterated
@@ -193,6 +194,8 @@ class Switchboard:
             connection.end(f"{self.me} hung up")
         self._links.pop(peer, None)
         self._last_dial.pop(peer, None)
+        if not self._links:
+            self._buffers.trim()
 
     def link(self, peer: str) -> Link:
         """The link to `peer`, made if there is none."""

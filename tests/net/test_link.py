@@ -7,7 +7,7 @@ import itertools
 import pytest
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec
-from shoal.net.buffers import allocate
+from shoal.net.buffers import Buffers
 from shoal.net.frame import FrameError, FrameHeader, FrameKey, Payload
 from shoal.net.link import Link
 from shoal.net.messages import (
@@ -25,7 +25,7 @@ ACT, GRAD, SYNC, SNAP = Role.ACTIVATION, Role.ACTIVATION_GRAD, Role.SYNC, Role.S
 
 
 def link(me="a", peer="b", session="s", limit=1 << 30):
-    return Link(me, peer, session, allocate, limit)
+    return Link(me, peer, session, Buffers().take, limit)
 
 
 def key(role, n=0, source="a", destination="b"):
