@@ -301,6 +301,27 @@ def export(
         typer.echo(f"weights of run {run}: {target}")
 
 
+@app.command("eval")
+@_verb
+def evaluate(
+    run: RunId,
+    batches: Annotated[
+        int | None, typer.Option(min=1, help="Held-out batches; default: the job's eval_batches.")
+    ] = None,
+    broker: Broker = None,
+    to: To = Path("runs"),
+    json: Json = False,
+) -> None:
+    """Compute the held-out loss of a finished run's weights here. Example: shoal eval r-3f2"""
+    with _run(run, broker, to) as (_, found):
+        numbers = found.evaluate(batches=batches)
+    if json:
+        _print_json({"run": run, **numbers})
+    else:
+        figures = " · ".join(f"{k} {v:.6g}" for k, v in numbers.items())
+        typer.echo(f"held-out of run {run}: {figures}")
+
+
 @app.command()
 @_verb
 def status(broker: Broker = None, json: Json = False) -> None:

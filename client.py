@@ -16,6 +16,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -102,6 +103,10 @@ def find_address(address: str | None = None) -> str:
             "`shoal login HOST:PORT` once"
         )
     return _checked(str(found))
+
+
+class RecordError(ValueError):
+    """What this machine kept of a run is not there."""
 
 
 class AddressError(ValueError):
@@ -348,3 +353,26 @@ class Run:
         chosen = format or read_run(self.folder).get("job", {}).get("output", {}).get("format", "")
         target = None if path is None else Path(path)
         return write(self.weights(), self.folder, target, "hf" if chosen == "hf" else "safetensors")
+
+    def evaluate(
+        self, module: nn.Module | None = None, batches: int | None = None
+    ) -> dict[str, float]:
+        """Held-out loss and metrics of the exported weights, computed here by the plain module:
+        `module` (its weights are replaced), or what the job's factory makes.
+
+        Raises ValueError where this run was not submitted from `folder`, RunFailed without weights.
+        """
+        from . import evaluate, models
+
+        record = read_run(self.folder)
+        if not record:
+            raise RecordError(
+                f"there is no {self.folder}/run.json: evaluate where the run was submitted from, "
+                "or pass the folder that holds the runs' folders (--to)"
+            )
+        job = Job(**record["job"], module=module, folder=record["folder"])
+        job = replace(job, model=replace(job.model, weights="init"))  # others come in a moment
+        built = models.build(job)
+        models.load_named(built, self.weights())
+        with self.client.translated():
+            return evaluate.held_out(self.client.address, built, job, record["data"], batches)

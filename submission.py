@@ -8,6 +8,7 @@ uploaded by content hash.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
@@ -79,7 +80,14 @@ class Prepared:
         for path in self.sidecars:
             (folder / "sidecars").mkdir(exist_ok=True)
             shutil.copyfile(path, folder / "sidecars" / path.name)
-        record = {"run": run, "job": plain(self.job), "tokens_per_step": self.tokens_per_step}
+        data = hashlib.sha256(self.manifest.to_json().encode()).hexdigest()
+        record = {
+            "run": run,
+            "job": plain(self.job),
+            "folder": str(self.job.folder.resolve()),
+            "tokens_per_step": self.tokens_per_step,
+            "data": data,
+        }
         write_run(folder, record)
 
 

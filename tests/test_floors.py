@@ -17,6 +17,7 @@ FLOORS = {
     "sim": 4,
     "cli": 5,
     "client": 5,
+    "evaluate": 5,
     "models": 5,
     "progress": 5,
     "records": 5,

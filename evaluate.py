@@ -1,0 +1,86 @@
+"""The held-out loss of weights, computed on this machine by the plain module.
+
+It reads the run's own held-out samples (by content hash, from the broker) and the module as its
+factory makes it, so it shows what the exported weights are worth to whoever loads them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import models
+from .job import Job
+from .net.blobs_client import BlobClient
+from .peer.data.manifest import DataError, Manifest
+from .peer.data.reader import Reader
+from .submission import transfer
+
+__all__ = ["held_out"]
+
+
+def held_out(
+    address: str, module: nn.Module, job: Job, data_hash: str, batches: int | None = None
+) -> dict[str, float]:
+    """Weighted means over `batches` held-out batches (default: the job's eval_batches): "loss", the
+    module's metrics, and "weight", the sum of weights. The first batches are those that the run
+    itself evaluated.
+
+    `module` has the weights and is as it was afterwards. Raises DataError when nothing is held out,
+    BlobTransferError.
+    """
+    train = job.train
+    count = (train.eval_batches if batches is None else batches) * train.microbatches
+    text = transfer(address, lambda blobs: blobs.fetch(data_hash))
+    manifest = Manifest.from_json(text)
+    if not manifest.held_out or not count:
+        raise DataError("nothing is held out in this run: set holdout and eval_batches above 0")
+    with tempfile.TemporaryDirectory(prefix="shoal-eval-") as name:
+        folder = Path(name)
+        reader = Reader(manifest, folder.joinpath, seed=job.seed, microbatches=train.microbatches)
+        wanted = reader.needs_held_out(range(count), train.microbatch_size)
+
+        async def fetch(blobs: BlobClient) -> None:
+            for shard in wanted:
+                await blobs.fetch_to(shard, folder / shard)
+
+        transfer(address, fetch)
+        return _evaluate(module, job, reader, count)
+
+
+def _evaluate(module: nn.Module, job: Job, reader: Reader, count: int) -> dict[str, float]:
+    loss_of = models.loss_function(job)
+    sums: dict[str, float] = {}
+    weights = 0.0
+    modes = {part: part.training for part in module.modules()}
+    with models.ready(module, job), torch.no_grad():
+        module.eval()
+        try:
+            for m in range(count):
+                batch = reader.held_out(m, job.train.microbatch_size)
+                output = module(**batch)
+                weight, numbers = _numbers(output if loss_of is None else loss_of(output, batch))
+                weights += weight
+                for name, value in numbers.items():
+                    sums[name] = sums.get(name, 0.0) + weight * value
+        finally:
+            for part, mode in modes.items():
+                part.training = mode
+    return {name: total / weights for name, total in sums.items()} | {"weight": weights}
+
+
+def _numbers(output: Any) -> tuple[float, dict[str, float]]:
+    """(weight, loss and metrics) of one microbatch; the capture has seen that a loss is there."""
+    found = {"loss": output} if isinstance(output, Tensor) else output
+    entries = found if isinstance(found, Mapping) else vars(found)
+    weight = entries.get("weight")
+    scalars = {
+        str(k): float(v) for k, v in entries.items() if isinstance(v, Tensor) and v.dim() == 0
+    }
+    scalars.pop("weight", None)
+    return (1.0 if weight is None else float(weight)), scalars
