@@ -7,6 +7,7 @@ on its own call, and nothing else.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -57,6 +58,8 @@ MOST_MESSAGE_BYTES = 16 << 20
 PIECE_BYTES = 1 << 20
 MOST_PIECE_BYTES = 4 << 20
 MOST_QUERIED = 10_000
+
+log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Message)
 
@@ -163,6 +166,7 @@ class AttachService:
         self, messages: AsyncIterator[PeerMessage | MalformedError], context: ServicerContext
     ) -> AsyncIterator[BrokerMessage]:
         self._count += 1
+        self._shell.warm_up()  # somebody is here to be planned for
         stream = StreamId(f"{self._count} from {context.peer()}")
         outbox = self._shell.outboxes[stream] = Outbox()
         self._shell.post(StreamOpened(stream))
@@ -172,7 +176,9 @@ class AttachService:
                 yield message
         finally:
             reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+            (end,) = await asyncio.gather(reader, return_exceptions=True)
+            if isinstance(end, Exception):  # a bug of ours; it ends this stream only
+                log.error("stream_failed stream=%s", stream, exc_info=end)
             self._ended(stream, "the connection broke")
 
     async def _read(
@@ -181,7 +187,7 @@ class AttachService:
         outbox: Outbox,
         messages: AsyncIterator[PeerMessage | MalformedError],
     ) -> None:
-        why = "the peer ended it"
+        why = "the connection broke"
         try:
             async for message in messages:
                 if outbox.closed:
@@ -189,9 +195,9 @@ class AttachService:
                 # A malformed message becomes one of no kind, which the machine refuses.
                 said = PeerMessage() if isinstance(message, MalformedError) else message
                 self._shell.post(PeerSaid(stream, said))
-        except grpc.aio.AbortError as error:  # what grpc.aio raises when the stream was reset
-            why = f"the connection broke: {error}"
-        self._ended(stream, why)
+            why = "the peer ended it"
+        finally:
+            self._ended(stream, why)
 
     def _ended(self, stream: StreamId, why: str) -> None:
         outbox = self._shell.outboxes.pop(stream, None)

@@ -10,6 +10,7 @@ loses its stream, and nobody else notices.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import time
 from collections import deque
@@ -108,6 +109,7 @@ class Shell:
         self._answers: dict[RequestId, Answer | Reject] = {}
         self._news: dict[RunId, asyncio.Event] = {}
         self._requests = 0
+        self._warm = False
         self.disk = ThreadPoolExecutor(4, "shoal-broker-disk")
         self._planner = ThreadPoolExecutor(1, "shoal-broker-plan")
 
@@ -179,6 +181,13 @@ class Shell:
     def _fire(self, name: str) -> None:
         del self._timers[name]
         self.post(TimerFired(name))
+
+    def warm_up(self) -> None:
+        """Loads what planning needs, once, beside everything else: seconds of importing torch that
+        the first run need not wait for."""
+        if not self._warm:
+            self._warm = True
+            self._planner.submit(importlib.import_module, f"{__package__}.planning")
 
     async def _plan(self, ask: MakePlan) -> None:
         answer = await self._loop.run_in_executor(self._planner, self._planned, ask)
