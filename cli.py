@@ -245,14 +245,15 @@ def train(
 
     with clients.connect(broker) as client:
         run = client.submit(loaded, say=lambda line: typer.echo(line, err=True))
-        if json:
-            _print_json({"run": run.id, "folder": str(run.folder)})
-        else:
-            typer.echo(f"run {run.id}: {loaded.name}")
-        if detach:
-            typer.echo(_how_to_follow(client, run), err=True)
-            return
-        _follow(client, run, json=json, export=True)
+        with _detachable(client, run):
+            if json:
+                _print_json({"run": run.id, "folder": str(run.folder)})
+            else:
+                typer.echo(f"run {run.id}: {loaded.name}")
+            if detach:
+                typer.echo(_how_to_follow(client, run), err=True)
+                return
+            _follow(run, json=json, export=True)
 
 
 @app.command()
@@ -264,8 +265,8 @@ def watch(
     json: Json = False,
 ) -> None:
     """Follow a run until it has ended; Ctrl-C leaves it alone. Example: shoal watch r-3f2"""
-    with _run(run, broker, to) as (client, found):
-        _follow(client, found, json=json, export=False)
+    with _run(run, broker, to) as (client, found), _detachable(client, found):
+        _follow(found, json=json, export=False)
 
 
 @app.command()
@@ -363,16 +364,22 @@ def _how_to_follow(client: Client, run: Run) -> str:
     )
 
 
-def _follow(client: Client, run: Run, *, json: bool, export: bool) -> None:
-    """Shows a run until it has ended, then exports. Ctrl-C leaves it running."""
-    from .progress import follow
-
+@contextmanager
+def _detachable(client: Client, run: Run) -> Iterator[None]:
+    """Ctrl-C in the block leaves the run alone and says how to come back to it."""
     try:
-        state = run.checked(follow(run, json=json))
-        target = run.export() if export else None
+        yield
     except KeyboardInterrupt:
         typer.echo("\n" + _how_to_follow(client, run), err=True)
         raise typer.Exit(DETACHED) from None
+
+
+def _follow(run: Run, *, json: bool, export: bool) -> None:
+    """Shows a run until it has ended, then exports."""
+    from .progress import follow
+
+    state = run.checked(follow(run, json=json))
+    target = run.export() if export else None
     if json:
         _print_json({"state": _state(state), "weights": target and str(target)})
     elif target is not None:

@@ -105,6 +105,9 @@ class LocalCluster:
                         continue  # asked again, more firmly, in the next round
                 if all(p.poll() is not None for p in group):
                     break
+        for process in self.processes.values():
+            if process.stdout is not None:
+                process.stdout.close()
         self.processes.clear()
         if not self.keep and self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
