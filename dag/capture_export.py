@@ -87,6 +87,14 @@ def _taken(module: nn.Module, given: Mapping[str, Tensor]) -> list[str]:
     return [name for name in given if name in takes]
 
 
+def _said(value: Any) -> str:
+    """A value in an error: dtype and shape of a tensor (batch: the size that may vary)."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    shape = ", ".join(str(d) if isinstance(d, int) else "batch" for d in value.shape)
+    return f"{str(value.dtype).removeprefix('torch.')}[{shape}]"
+
+
 def _results(returned: Any, seen: _Seen) -> tuple[Tensor, ...]:
     """(loss, weight?, metrics…); fills `seen`. Raises CaptureError where no scalar loss is."""
     if isinstance(returned, Tensor):
@@ -109,8 +117,7 @@ def _results(returned: Any, seen: _Seen) -> tuple[Tensor, ...]:
         )
     if loss.dim() != 0 or not loss.is_floating_point():
         raise CaptureError(
-            f"the loss is {str(loss.dtype).removeprefix('torch.')}{list(loss.shape)}: expected a "
-            "floating scalar; reduce it, e.g. with .mean()"
+            f"the loss is {_said(loss)}: expected a floating scalar; reduce it, e.g. with .mean()"
         )
     found = [loss]
     weight: Any = entries.get("weight")
@@ -118,10 +125,7 @@ def _results(returned: Any, seen: _Seen) -> tuple[Tensor, ...]:
         weight = torch.full((), cast(Any, weight), dtype=torch.float32, device=loss.device)
     if weight is not None:
         if not isinstance(weight, Tensor) or weight.dim() != 0:
-            raise CaptureError(
-                f"the weight is {type(weight).__name__}"
-                f"{list(getattr(weight, 'shape', []))}: expected a scalar, e.g. mask.sum()"
-            )
+            raise CaptureError(f"the weight is {_said(weight)}: expected a scalar, e.g. mask.sum()")
         seen.has_weight = True
         found.append(weight.float())
     for name, value in entries.items():

@@ -79,7 +79,8 @@ def _attention(node: Node) -> Rewrite | None:
 
 
 def _copy(node: Node) -> Rewrite:
-    """Assignment to a part of a tensor. torch has no derivative for the functional `copy`."""
+    """Assignment to a part of a tensor: the part's shape and dtype, the source's elements. (torch
+    has no derivative for the functional `copy`, and a zero one for `fill`.)"""
     target, source = (a.meta["val"] for a in node.args[:2] if isinstance(a, Node))
     if target.dtype == source.dtype:
         return Rewrite("aten.expand.default", (node.args[1], tuple(target.shape)))
@@ -89,6 +90,15 @@ def _copy(node: Node) -> Rewrite:
             f"{source.dtype}: write .to({target.dtype}) first"
         )
     return Rewrite("aten._to_copy.default", (node.args[1],), {"dtype": target.dtype})
+
+
+def _fill(node: Node) -> Rewrite:
+    value = node.meta["val"]
+    return Rewrite(
+        "aten.full.default",
+        (tuple(value.shape), node.args[1]),
+        {"dtype": value.dtype, "device": value.device},
+    )
 
 
 def _recurrent(node: Node) -> Rewrite | None:
@@ -130,6 +140,8 @@ _REWRITES: dict[Any, Callable[[Node], Rewrite | None]] = {
     aten.mul.Tensor: _feature_dropout,
     aten.scaled_dot_product_attention.default: _attention,
     aten.copy.default: _copy,
+    aten.fill.Tensor: _copy,
+    aten.fill.Scalar: _fill,
     aten.lstm.input: _recurrent,
     aten.gru.input: _recurrent,
     aten.rnn_tanh.input: _recurrent,

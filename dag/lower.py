@@ -76,8 +76,13 @@ def lower(graph: Graph) -> Lowered:
 def _with_same_ports(lowered: Graph, graph: Graph, known: Inferred) -> Graph:
     """Gradients of the lowered graph; where the full one has a value, it is that value's."""
     full = {v: o for op in graph.operators for v, o in zip(op.values, op.outputs, strict=True)}
+    read = {v for op in graph.operators for v in op.reads} | set(graph.results)
     for value, output in full.items():
-        if value in known and (known[value][0] != output.spec or known[value][1] < output.grad):
+        if (
+            value in known
+            and value in read
+            and (known[value][0] != output.spec or known[value][1] < output.grad)
+        ):
             raise GraphError(
                 f"the core form of value {value} is {known[value][0]} with gradient "
                 f"{known[value][1]}, expected {output.spec} with {output.grad}"
