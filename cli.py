@@ -122,7 +122,7 @@ def _print_json(value: Any) -> None:
 def sim(
     peers: Annotated[int, typer.Option(min=1, help="How many peers.")] = 4,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps instead of the job's.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the job.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed instead of the job's.")] = None,
     job: Annotated[
         Path | None, typer.Option(help="A job.toml instead of the built-in one.")
     ] = None,
@@ -132,6 +132,7 @@ def sim(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the report only.")] = False,
 ) -> None:
     """Train on a cluster of real processes on this machine. Example: shoal sim --peers 4"""
+    from .front import SimulationFront
     from .sim.cluster import SimOptions, simulate
 
     options = SimOptions(
@@ -144,7 +145,11 @@ def sim(
         quiet=quiet,
         keep=keep,
     )
-    raise typer.Exit(simulate(options))
+    front = SimulationFront()
+    try:
+        raise typer.Exit(simulate(options, front))
+    finally:
+        front.close()
 
 
 @app.command()

@@ -32,6 +32,8 @@ from .records import Recorder, read_run, replacing
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from .submission import Prepared
+
 __all__ = [
     "BrokerUnreachable",
     "Client",
@@ -181,14 +183,22 @@ class Client:
         that cannot run (SettingsError, ModelError, CaptureError, DataError), Refused when the
         broker does not take it.
         """
-        from .submission import prepare, upload  # needs torch
+        from .submission import prepare  # needs torch
 
         with prepare(job, say) as prepared:
-            with self.translated():
-                spec = upload(self.address, prepared, say)
-                submitted = self._runs.Submit(spec, timeout=CALL_S)
-            run = Run(self, submitted.run, Path(job.output.to))
-            prepared.keep(run.folder, run.id)
+            return self.submit_prepared(prepared, Path(job.output.to), say)
+
+    def submit_prepared(
+        self, prepared: Prepared, to: Path, say: Callable[[str], None] = lambda line: None
+    ) -> Run:
+        """Uploads and starts a job that is captured; its outputs go to a folder in `to`."""
+        from .submission import upload
+
+        with self.translated():
+            spec = upload(self.address, prepared, say)
+            submitted = self._runs.Submit(spec, timeout=CALL_S)
+        run = Run(self, submitted.run, to)
+        prepared.keep(run.folder, run.id)
         return run
 
     def run(self, run: str, to: Path | str = "runs/") -> Run:
