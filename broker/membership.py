@@ -259,7 +259,9 @@ class Membership:
         return [Log("peer_lost", fields)], [Lost(member, cause, code)]
 
     def goodbye(self, member: Member, why: str) -> tuple[list[Instruction], list[Lost]]:
-        out, lost = self._lose(member, f"it said goodbye ({clean(why)})", "goodbye")
+        out, lost = self._lose(
+            member, f"it said goodbye ({clean(why) or 'no reason given'})", "goodbye"
+        )
         self.streams.pop(member.stream)
         return [*out, CloseStream(member.stream, "goodbye")], lost
 

@@ -10,8 +10,8 @@ Rules.
 
 - A plan makes a new term. A message of another term, or of a peer that the plan does not name, has
   no effect: it is counted and logged (I3). A late report of a committed step is history only.
-- A peer reports its steps in order, each once. A step is committed when every holder of the plan
-  has reported it; commits are in order and become StepDone events.
+- A step is committed when every holder of the plan has reported it (`steps.py`); commits become
+  StepDone events. All events are numbered and kept for watchers (`history.py`).
 - The export is complete when every peer that is the first holder of some stage sent its weights
   with all updates in them; they may come before the last report of another peer.
 - A lost peer or a fault ends the run: FAILED, with a reason that names peer, step and cause. All
@@ -19,15 +19,11 @@ Rules.
 - Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
   `step_floor_s` and `step_factor` medians of the measured steps since the last report, and
   `first_step_s` before a step was measured.
-- Events are numbered from 0 without gaps; the newest `kept_events` are kept.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import islice
-from statistics import median
 
 from ..dag.convert import plan_to_proto
 from ..dag.plan import PeerId, Plan
@@ -51,7 +47,6 @@ from ..proto.broker_pb2 import (
     RunSpec,
     RunState,
     Start,
-    StepDone,
     StepReport,
     WeightFile,
     Weights,
@@ -59,8 +54,10 @@ from ..proto.broker_pb2 import (
 from ..proto.common_pb2 import Reason
 from ..proto.graph_pb2 import CORE
 from .events import Instruction, Log, Publish, RunId, SetTimer, Tell, Watched
+from .history import History
 from .membership import Lost, Member, Membership, clean
 from .options import BrokerOptions
+from .steps import StepLedger, WrongStepError
 from .wish import Wish
 
 __all__ = ["Run"]
@@ -90,15 +87,10 @@ class Run:
         self.peers: tuple[PeerId, ...] = ()
         self.asked: int | None = None
         self.offered: dict[PeerId, tuple[str, int]] = {}
-        self.committed = 0
-        self.events: deque[RunEvent] = deque(maxlen=options.kept_events)
-        self._numbered = 0
+        self.history = History(options.kept_events)
+        self.ledger: StepLedger | None = None  # Of the current term, from RUNNING on.
         self._ready: dict[PeerId, Ready] = {}
-        self._next: dict[PeerId, int] = {}  # The step that each peer reports next.
-        self._reports: dict[int, dict[PeerId, StepReport]] = {}  # Of uncommitted steps.
         self._exports: dict[PeerId, Exported] = {}
-        self._seconds: deque[float] = deque(maxlen=64)  # Of the newest committed steps.
-        self._committed_at = 0.0
         self._since = 0.0  # Begin of what the deadline counts from.
         self._armed: float | None = None
 
@@ -109,6 +101,11 @@ class Run:
     @property
     def ended(self) -> bool:
         return self.phase in _ENDED
+
+    @property
+    def committed(self) -> int:
+        """Number of committed steps."""
+        return self.ledger.committed if self.ledger else 0
 
     @property
     def active(self) -> bool:
@@ -130,16 +127,12 @@ class Run:
     # ------------------------------------------------------------ events for watchers
 
     def watched(self, start: int) -> Watched:
-        first = self.events[0].number if self.events else self._numbered
-        start = min(max(start, first), self._numbered)
-        events = tuple(islice(self.events, start - first, None))
-        return Watched(self.id, start, events, self.ended)
+        first, events = self.history.read(start)
+        return Watched(self.id, first, events, self.ended)
 
     def _publish(self, event: RunEvent, now: float) -> Publish:
-        event.number, event.at_s, event.term = self._numbered, now, self.term
-        self._numbered += 1
-        self.events.append(event)
-        return Publish(self.id, event)
+        event.at_s, event.term = now, self.term
+        return Publish(self.id, self.history.add(event))
 
     def _enter(self, phase: Phase, now: float, code: str = "", text: str = "") -> list[Instruction]:
         self.phase = phase
@@ -177,7 +170,6 @@ class Run:
         assert self.phase == WAITING, self
         self.term += 1
         self.plan, self.peers, self.asked, self.offered = plan, plan.peers, None, {}
-        self._next = dict.fromkeys(self.peers, 0)
         joined = [members.members[p] for p in self.peers]
         dials: dict[PeerId, list[DialOrder]] = {p: [] for p in self.peers}
         for i, (a, b) in enumerate(pairs):
@@ -219,7 +211,7 @@ class Run:
         self._ready[member.id] = message
         if len(self._ready) < len(self.peers):
             return []
-        self._committed_at = now
+        self.ledger = StepLedger(self.peers, self.spec.steps, self.options.most_lead, now)
         start = BrokerMessage(start=Start(run=self.id, term=self.term))
         out: list[Instruction] = [Tell(m.stream, start) for m in self._holders(members)]
         return out + self._enter(RUNNING, now)
@@ -230,48 +222,22 @@ class Run:
         stale = self._stale("step", member, report.term, RUNNING)
         if stale:
             return stale
-        step, wanted = report.step, self._next[member.id]
-        if step < wanted:
-            return [self._ignored("step_again", member, f"step {step} was reported before")]
-        if step > wanted or step >= self.spec.steps:
-            text = (
-                f"peer {member.label} reported step {step}: expected step {wanted} of "
-                f"{self.spec.steps}"
-            )
-            return self.fail("protocol", text, members, now)
-        if step - self.committed >= self.options.most_lead:
-            text = (
-                f"peer {member.label} reported step {step} while step {self.committed} is not "
-                f"committed: expected a lead below {self.options.most_lead} steps"
-            )
-            return self.fail("protocol", text, members, now)
-        self._next[member.id] = step + 1
-        self._reports.setdefault(step, {})[member.id] = report
+        assert self.ledger is not None, self
+        try:
+            if not self.ledger.report(member.id, report):
+                text = f"step {report.step} was reported before"
+                return [self._ignored("step_again", member, text)]
+        except WrongStepError as error:
+            return self.fail("protocol", f"peer {member.label} reported {error}", members, now)
         self._since = now
         out: list[Instruction] = []
-        while len(self._reports.get(self.committed, {})) == len(self.peers):
-            out.append(self._commit(now))
+        while (done := self.ledger.commit(now)) is not None:
+            out.append(self._publish(RunEvent(step=done), now))
         if self.committed == self.spec.steps:
             files = len(self._exporters)
             out += self._enter(EXPORTING, now, "exporting", f"{files} peers upload their weights")
             out += self._finish_export(members, now)
         return out
-
-    def _commit(self, now: float) -> Instruction:
-        reports = self._reports.pop(self.committed)
-        done = StepDone(step=self.committed, seconds=now - self._committed_at)
-        for peer in self.peers:  # in the plan's order, so that sums and the hub are determined
-            report = reports[peer]
-            done.sent_bytes = min(done.sent_bytes + report.sent_bytes, 2**64 - 1)
-            done.compute_s += report.compute_s
-            if report.HasField("outcome") and not done.HasField("outcome"):
-                done.outcome.CopyFrom(report.outcome)
-            if report.HasField("evaluation") and not done.HasField("evaluation"):
-                done.evaluation.CopyFrom(report.evaluation)
-        self._seconds.append(done.seconds)
-        self._committed_at = now
-        self.committed += 1
-        return self._publish(RunEvent(step=done), now)
 
     def exported(
         self, member: Member, message: Exported, members: Membership, now: float
@@ -343,7 +309,7 @@ class Run:
             out.append(Tell(member.stream, BrokerMessage(leave=leave)))
             out += members.drain(member, now)
         self.asked, self.offered = None, {}
-        self._ready, self._reports, self._exports, self._next = {}, {}, {}, {}
+        self._ready, self._exports = {}, {}
         return out + self._enter(phase, now, code, text)
 
     # ------------------------------------------------------------ time
@@ -361,9 +327,10 @@ class Run:
 
     @property
     def _allowance(self) -> float:
-        if not self._seconds:
+        measured = self.ledger.median_s if self.ledger else None
+        if measured is None:
             return self.options.first_step_s
-        return max(self.options.step_floor_s, self.options.step_factor * median(self._seconds))
+        return max(self.options.step_floor_s, self.options.step_factor * measured)
 
     def arm(self) -> list[Instruction]:
         """Sets the timer when nothing is armed, or the deadline has come nearer than the timer."""
@@ -386,8 +353,10 @@ class Run:
             missing = [p for p in self._exporters if p not in self._exports]
             text = f"no weights came for {waited:.0f} s: they are missing from {{}}"
         else:
-            missing = [p for p in self.peers if self._next[p] <= self.committed]
-            known = f"median {median(self._seconds):.2f} s" if self._seconds else "none measured"
+            assert self.ledger is not None, self
+            missing = list(self.ledger.missing)
+            measured = self.ledger.median_s
+            known = "none measured" if measured is None else f"median {measured:.2f} s"
             text = (
                 f"step {self.committed} made no progress for {waited:.0f} s (steps so far: "
                 f"{known}): no report came from {{}}"

@@ -195,7 +195,7 @@ class AttachService:
                 # A malformed message becomes one of no kind, which the machine refuses.
                 said = PeerMessage() if isinstance(message, MalformedError) else message
                 self._shell.post(PeerSaid(stream, said))
-            why = "the peer ended it"
+            why = "its process ended it or its connection broke"
         finally:
             self._ended(stream, why)
 

@@ -40,7 +40,9 @@ def validate(machine: BrokerMachine) -> None:
         )
 
     asked = [run.id for run in machine.runs.values() if run.asked is not None]
-    assert asked == ([machine.planning] if machine.planning else []), "one plan at a time"
+    assert asked == ([machine.placing.planning] if machine.placing.planning else []), (
+        "one plan at a time"
+    )
     open_runs = [run for run in machine.runs.values() if not run.ended]
     assert len(open_runs) <= machine.options.most_waiting
     assert len(machine.members.streams) <= machine.options.most_streams
@@ -58,9 +60,11 @@ def _validate_run(run: Run) -> None:
         assert run.term >= 1, run
     if run.phase == EXPORTING:
         assert run.committed == run.spec.steps, run
-    numbers = [event.number for event in run.events]
+    numbers = [event.number for event in run.history.events]
     first = numbers[0] if numbers else 0
     assert numbers == list(range(first, first + len(numbers))), f"{run}: gaps in {numbers}"
-    assert len(run.events) <= run.options.kept_events
+    assert len(run.history.events) <= run.options.kept_events
     if run.ended:
-        assert run.events[-1].state.phase == run.phase, f"{run}: its last event is not its end"
+        assert run.history.events[-1].state.phase == run.phase, (
+            f"{run}: its last event is not its end"
+        )

@@ -112,6 +112,10 @@ class Driver:
     def stream(self) -> StreamId:
         return self.often(self.pick(*(self.machine.members.streams or STREAMS)), *STREAMS)
 
+    def next_step(self, run: Any, peer: PeerId | None) -> int:
+        holds = run is not None and run.ledger is not None and peer in run.ledger.peers
+        return run.ledger.next_of(peer) if holds else 0
+
     def request(self) -> RequestId:
         self.requests += 1
         return RequestId(f"q{self.requests}")
@@ -126,7 +130,7 @@ class Driver:
         mine = (member and member.run) or self.run()
         run = self.machine.runs.get(mine)
         term = self.often(run.term if run else 1, 0, 1, 2)
-        step = self.often(run._next.get(peer or PeerId(""), 0) if run else 0, 0, 1, 7)
+        step = self.often(self.next_step(run, peer), 0, 1, 7)
         report = PeerMessage(step=StepReport(run=mine, term=term, step=step))
         steps = run.spec.steps if run else 1
         weights = Exported(run=mine, term=term, step=self.often(steps, 0, 1), weights=REF)

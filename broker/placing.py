@@ -1,0 +1,168 @@
+"""Giving the pool to the runs that wait.
+
+Rules.
+
+- Runs get peers in the order of `waiting.py`, which also says why one has to wait.
+- One plan is made at a time, so that no peer is promised twice. MakePlan carries a version; an
+  answer with another version is dropped. An answer whose peers are not all free any more is stale:
+  it is dropped too and asked for again.
+- When no plan exists, the run has failed, unless peers that were not asked could make a difference.
+- Dial generations only grow, over all runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..dag.plan import PeerId, PlanError
+from .events import Instruction, Log, MakePlan, PlanFailed, PlanReady, RunId
+from .membership import Member, Membership
+from .runs import Run
+from .waiting import Waits, consider, in_order, suited
+
+__all__ = ["Placing"]
+
+
+class Placing:
+    """planning: the run whose MakePlan is not answered yet. `draining`: nothing new starts."""
+
+    def __init__(self, members: Membership) -> None:
+        self.members = members
+        self.planning: RunId | None = None
+        self.draining = False
+        self._versions = 0
+        self._generations = 0
+        self._changes = 0  # Grows with everything besides the members that `place` depends on.
+        self._placed: tuple[int, int] = (-1, -1)  # What `place` saw last.
+
+    def changed(self) -> None:
+        """A run came, or the broker began to drain."""
+        self._changes += 1
+
+    def closed(self, run: Run) -> None:
+        """A run ended that may have waited for peers or for its plan."""
+        self._changes += 1
+        if self.planning == run.id:
+            self.planning = None
+
+    def place(self, runs: Iterable[Run], now: float) -> list[Instruction]:
+        """Asks for the next plan, and shows every waiting run why it waits."""
+        seen = (self.members.version, self._changes)
+        if seen == self._placed:
+            return []
+        self._placed = seen
+        out: list[Instruction] = []
+        ahead: Run | None = None  # A run that nobody behind it may overtake.
+        for run in in_order(r for r in runs if not r.ended and not r.active):
+            if self.draining:
+                out += run.waits("broker", "the broker is leaving and starts nothing new", now)
+            elif run.id == self.planning:
+                ahead = ahead or run
+            elif ahead is not None:
+                text = f"waits behind run {ahead.id} (priority {ahead.wish.priority})"
+                out += run.waits("queue", text, now)
+            elif isinstance(verdict := consider(run, self.members), Waits):
+                out += run.waits(verdict.code, verdict.reason, now)
+                ahead = run if verdict.blocks else None
+            elif self.planning is not None:
+                out += run.waits("queue", f"waits for the plan of run {self.planning}", now)
+                ahead = run
+            else:
+                out += self._ask(run, verdict.members, now)
+                ahead = run
+        return out
+
+    def _ask(self, run: Run, members: Sequence[Member], now: float) -> list[Instruction]:
+        self._versions += 1
+        self.planning, run.asked = run.id, self._versions
+        run.offered = {m.id: (m.boot, m.counter) for m in members}
+        text = f"is planned over {len(members)} peer{'' if len(members) == 1 else 's'}"
+        out = run.waits("planning", text, now)
+        offers = tuple(m.offer for m in members)
+        return [*out, MakePlan(run.id, self._versions, run.spec, offers)]
+
+    def _answered(self, run: Run | None, event: PlanReady | PlanFailed) -> Run | None:
+        """The run that this answers, no longer asked for; None for an answer nobody waits for."""
+        if run is None or run.id != self.planning or run.asked != event.version:
+            return None
+        self.planning, run.asked = None, None
+        self._changes += 1
+        return run
+
+    def planned(self, found: Run | None, event: PlanReady, now: float) -> list[Instruction]:
+        run = self._answered(found, event)
+        if run is None:
+            return [_dropped(event, "nobody waits for it")]
+        if self.draining:
+            return [_dropped(event, "the broker is leaving")]
+        plan = event.plan
+        gone = [p for p in plan.peers if not self._still_free(run, p)]
+        foreign = [p for p in gone if p not in run.offered]
+        pairs = event.pairs or tuple(
+            (a, b) for i, a in enumerate(plan.peers) for b in plan.peers[i + 1 :]
+        )
+        problem = f"the plan names peers that were not offered: {foreign}" if foreign else ""
+        problem = problem or _bad_plan(event, pairs)
+        if problem:
+            return run.fail("plan", f"the plan cannot be used: {problem}", self.members, now)
+        if gone:
+            # `place` runs behind every event and asks again over the peers that are there now.
+            return [_dropped(event, f"{', '.join(gone)} left the pool meanwhile")]
+        mute = [
+            f"{a} and {b}"
+            for a, b in pairs
+            if not (self.members.members[a].address or self.members.members[b].address)
+        ]
+        if mute:
+            text = (
+                f"no side of {mute[0]} can be dialled: neither announced an address, and relays "
+                "are not built yet"
+            )
+            return run.fail("address", text, self.members, now)
+        first = self._generations + 1
+        self._generations += len(pairs)
+        fields = (("run", run.id), ("stages", len(plan.stages)), ("why", "; ".join(plan.reasons)))
+        return [
+            Log("run_planned", fields),
+            *run.waiting_to_building(plan, pairs, self.members, first, now),
+        ]
+
+    def _still_free(self, run: Run, peer: PeerId) -> bool:
+        member = self.members.members.get(peer)
+        if member is None or member.state != "pool":
+            return False
+        return run.offered.get(peer) == (member.boot, member.counter)
+
+    def unplanned(self, found: Run | None, event: PlanFailed, now: float) -> list[Instruction]:
+        run = self._answered(found, event)
+        if run is None:
+            return [_dropped(event, "nobody waits for it")]
+        others = [m for m in suited(run, self.members) if m.id not in run.offered]
+        busy = sum(m.state != "pool" for m in others)
+        if event.code not in ("peers", "memory") or run.wish.wanted or not others:
+            return run.fail(event.code, event.reason, self.members, now)
+        # More peers are here than were offered. Those that joined meanwhile are asked for at once;
+        # while all of them work, the pool must change first.
+        if busy == len(others):
+            self._placed = (self.members.version, self._changes)
+        text = f"{event.reason}; {busy} more peers work for other runs"
+        return run.waits(event.code, text, now)
+
+
+def _bad_plan(event: PlanReady, pairs: Sequence[tuple[PeerId, PeerId]]) -> str:
+    plan = event.plan
+    try:
+        plan.validate(plan.stages[-1].stop if plan.stages else 0)
+    except PlanError as error:
+        return str(error)
+    peers = plan.peers
+    if any(a == b or a not in peers or b not in peers for a, b in pairs):
+        return "it names links between peers that hold no stage"
+    if len({frozenset(pair) for pair in pairs}) != len(pairs):
+        return "it names a link twice"
+    return ""
+
+
+def _dropped(event: PlanReady | PlanFailed, why: str) -> Log:
+    fields = (("message", "plan"), ("run", event.run), ("version", event.version), ("why", why))
+    return Log("message_ignored", fields)

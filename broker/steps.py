@@ -1,0 +1,85 @@
+"""Who has reported which step of a run, and what a committed step came to.
+
+Every holder reports its steps in order, each once. A step is committed when all have reported it,
+so commits are in order too. Reports ahead of the commit are bounded by `most_lead`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from ..dag.plan import PeerId
+from ..proto.broker_pb2 import StepDone, StepReport
+
+__all__ = ["StepLedger", "WrongStepError"]
+
+
+class WrongStepError(ValueError):
+    """A report that cannot be: a step left out, after the end, or too far ahead."""
+
+
+class StepLedger:
+    """Steps [0, steps) of one term, reported by `peers` in the order in which they are summed."""
+
+    def __init__(self, peers: tuple[PeerId, ...], steps: int, most_lead: int, now: float) -> None:
+        self.peers = peers
+        self.steps = steps
+        self.committed = 0
+        self._most_lead = most_lead
+        self._next = dict.fromkeys(peers, 0)  # The step that each peer reports next.
+        self._reports: dict[int, dict[PeerId, StepReport]] = {}  # Of uncommitted steps.
+        self._seconds: deque[float] = deque(maxlen=64)  # Of the newest committed steps.
+        self._committed_at = now
+
+    def next_of(self, peer: PeerId) -> int:
+        """The step that a peer reports next."""
+        return self._next[peer]
+
+    @property
+    def missing(self) -> tuple[PeerId, ...]:
+        """Peers that have not reported the step that is committed next."""
+        return tuple(p for p in self.peers if self._next[p] <= self.committed)
+
+    @property
+    def median_s(self) -> float | None:
+        """Median seconds of the newest steps, evaluations included; None before the first."""
+        return median(self._seconds) if self._seconds else None
+
+    def report(self, peer: PeerId, report: StepReport) -> bool:
+        """Enters a report; False when the peer has reported this step before. Raises
+        WrongStepError."""
+        step, wanted = report.step, self._next[peer]
+        if step < wanted:
+            return False
+        if step > wanted or step >= self.steps:
+            raise WrongStepError(f"step {step}: expected step {wanted} of {self.steps}")
+        if step - self.committed >= self._most_lead:
+            raise WrongStepError(
+                f"step {step} while step {self.committed} is not committed: expected a lead below "
+                f"{self._most_lead} steps"
+            )
+        self._next[peer] = step + 1
+        self._reports.setdefault(step, {})[peer] = report
+        return True
+
+    def commit(self, now: float) -> StepDone | None:
+        """The next step that every peer has reported, with sums over peers; None if there is none.
+        The outcome and the evaluation are the hub's, the only one that fills them."""
+        reports = self._reports.get(self.committed, {})
+        if len(reports) < len(self.peers):
+            return None
+        del self._reports[self.committed]
+        done = StepDone(step=self.committed, seconds=now - self._committed_at)
+        for peer in self.peers:  # in the plan's order, so that the sums are determined
+            report = reports[peer]
+            done.sent_bytes = min(done.sent_bytes + report.sent_bytes, 2**64 - 1)
+            done.compute_s += report.compute_s
+            if report.HasField("outcome") and not done.HasField("outcome"):
+                done.outcome.CopyFrom(report.outcome)
+            if report.HasField("evaluation") and not done.HasField("evaluation"):
+                done.evaluation.CopyFrom(report.evaluation)
+        self._seconds.append(done.seconds)
+        self._committed_at = now
+        self.committed += 1
+        return done
