@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 __all__ = [
     "OPERATORS",
@@ -58,15 +59,16 @@ def _word(key: int, operator: int) -> int:
 
 
 def _premix(count: int, device: torch.device) -> Tensor:
-    kept = _premixed.get(device)
+    # Where only shapes are computed, no real tensor may come in and no other one be kept.
+    shapes_only = device.type == "meta" or _get_current_dispatch_mode() is not None
+    kept = None if shapes_only else _premixed.get(device)
     if kept is not None and kept.numel() >= count:
         return kept[:count]
     x = torch.arange(count, dtype=torch.int32, device=device)
     x = (x ^ ((x >> 16) & 0xFFFF)) * _M1
     x = (x ^ ((x >> 15) & 0x1FFFF)) * _M2
     x = x ^ ((x >> 16) & 0xFFFF)
-    # A shape-only tensor (meta, fake, under a tracing mode) must not be kept for real ones.
-    if type(x) is Tensor and not x.is_meta:
+    if not shapes_only:
         _premixed[device] = x
     return x
 
@@ -100,7 +102,7 @@ def dropout(x: Tensor, p: float, operator: int, *, key: int) -> Tensor:
     if p >= 1.0:
         return x * 0.0
     drop = _below(p, x.shape, operator, key, x.device)
-    return (x * (1.0 / (1.0 - p))).masked_fill(drop, 0.0)
+    return (x * (1.0 / (1.0 - p))).masked_fill_(drop, 0.0)  # of the product, not of x
 
 
 def feature_dropout(x: Tensor, p: float, operator: int, *, key: int) -> Tensor:
@@ -141,7 +143,8 @@ def attention(
         scores = scores.masked_fill(~mask, -math.inf)
     elif mask is not None:
         scores = scores + mask
-    return dropout(torch.softmax(scores, -1), p, operator, key=key) @ v
+    weights = torch.softmax(scores.float(), -1).to(v.dtype)  # in float32, as autocast does
+    return dropout(weights, p, operator, key=key) @ v
 
 
 def bernoulli(

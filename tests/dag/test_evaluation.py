@@ -1,0 +1,81 @@
+"""The eval form: same operators, same names, known flags only."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from shoal.dag.capture import CaptureError, capture
+from shoal.dag.evaluation import evaluation
+from shoal.dag.graph import Graph
+from torch import Tensor, nn
+
+
+class Everything(nn.Module):
+    """One of each operator that knows the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 1), nn.BatchNorm2d(4, momentum=0.3)
+        self.maps, self.drop = nn.Dropout2d(0.2), nn.Dropout(0.1)
+        self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.maps(self.norm(self.conv(x))).flatten(2)
+        h = self.drop(self.lstm(h.transpose(1, 2))[0])[:, None]
+        p = 0.5 if self.training else 0.0
+        return F.scaled_dot_product_attention(h, h, h, dropout_p=p, is_causal=True).sum()
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return capture(Everything(), {"x": torch.randn(4, 1, 2, 2)}).graph
+
+
+def test_operators_keep_their_number_names_and_order(graph: Graph) -> None:
+    derived = evaluation(graph)
+    assert [op.name for op in derived.operators] == [op.name for op in graph.operators]
+    assert [op.module for op in derived.operators] == [op.module for op in graph.operators]
+
+
+def test_only_known_flags_change(graph: Graph) -> None:
+    derived = evaluation(graph)
+    changed = {
+        (a.target, b.target)
+        for a, b in zip(graph.operators, derived.operators, strict=True)
+        if (a.target, a.args) != (b.target, b.args)
+    }
+    assert changed == {
+        ("shoal.dropout.default", "aten.alias.default"),
+        ("shoal.feature_dropout.default", "aten.alias.default"),
+        ("shoal.attention.default", "aten.scaled_dot_product_attention.default"),
+        (
+            "aten._native_batch_norm_legit_functional.default",
+            "aten._native_batch_norm_legit_no_training.default",
+        ),
+        ("aten.lstm.input", "aten.lstm.input"),
+    }
+
+
+def test_nothing_is_updated_or_differentiated(graph: Graph) -> None:
+    derived = evaluation(graph)
+    assert not any(b.update for b in derived.buffers)
+    assert not derived.grads
+    derived.bind(2).validate()
+
+
+def test_the_norm_keeps_the_users_momentum(graph: Graph) -> None:
+    (norm,) = (op for op in evaluation(graph).operators if "batch_norm" in op.target)
+    assert norm.args[5:] == (0.3, 1e-05)
+
+
+def test_a_mode_that_does_more_is_refused() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.linear(x)
+            return (h * 2 if self.training else h).mean()
+
+    with pytest.raises(CaptureError, match="eval mode"):
+        capture(Noisy(), {"x": torch.randn(4, 4)})
