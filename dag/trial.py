@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+from torch.utils.flop_counter import (
+    conv_flop_count,
+    flop_registry,
+    sdpa_backward_flop,
+    sdpa_flop,
+)
 
 from .graph import Device, Dtype, MemoryFormat, Operator, Ref
 from .operators import resolve, takes_key
@@ -29,8 +34,22 @@ HASH_BYTES = 36
 """Memory traffic per element of the integer hash behind a random mask (dag/random.py)."""
 
 _aten = torch.ops.aten
+
+
+def _convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, *args: Any, out_val: Any = None
+) -> int:
+    """As much as the forward for each of the two gradients. (The formula of torch 2.13 forgets that
+    groups divide the work for the weight's: a depthwise one would count channels times too much.)
+    """
+    transposed, needed = args[4], args[7]
+    forward: int = conv_flop_count(list(x.shape), list(weight.shape), list(grad.shape), transposed)
+    return forward * (int(needed[0]) + int(needed[1]))
+
+
 _FORMULAS: dict[Any, Callable[..., int]] = {
     **flop_registry,
+    _aten.convolution_backward: _convolution_backward,
     _aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
 }
