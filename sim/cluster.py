@@ -1,0 +1,263 @@
+"""`shoal sim`: a broker and peers as real processes of this machine train a job, then a report.
+
+The floors above hand in what only they can do (`Front`): submit a job as a client does, and build
+its module for the plain loop.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..job import Job
+from ..peer.data.reader import Reader
+from ..proto import broker_pb2
+from . import oracle
+from .processes import PATIENCE_S, ClusterError, LocalCluster
+from .report import Summary, render, unigram_entropy, write_json
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["Front", "RunHandle", "SimOptions", "simulate"]
+
+BUILTIN = Path(__file__).parent / "builtin.toml"
+
+
+class RunHandle(Protocol):
+    """A submitted run, as its client sees it."""
+
+    id: str
+
+    def watch(self) -> Iterator[broker_pb2.RunEvent]:
+        """Every event, until the run has ended."""
+
+    def export(self, path: Path) -> Path:
+        """Writes the weights."""
+
+
+class Front(Protocol):
+    """What the floors above do for a simulation."""
+
+    def peers(self, address: str) -> int:
+        """How many peers the broker at an address has; raises ConnectionError without a broker."""
+
+    def submit(self, address: str, job: Job, folder: Path) -> tuple[RunHandle, Mapping[str, Any]]:
+        """Submits a job whose outputs go to `folder`. The facts about it: `operators` and
+        `parameters` (how many), `tokens_per_step`, `random` (whether its graph draws masks),
+        `manifest` (the data's), and `shards` (paths by hash, in `folder`)."""
+
+    @contextmanager
+    def module(self, job: Job) -> Iterator[nn.Module]:
+        """The job's module with its starting weights, callable with a microbatch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimOptions:
+    """What `shoal sim` was asked for."""
+
+    peers: int = 4
+    steps: int | None = None
+    """Steps instead of the job's."""
+    seed: int | None = None
+    job: Path | None = None
+    """None: the built-in job."""
+    json: Path | None = None
+    verify: bool = False
+    keep: Path | None = None
+    """Where logs, state and outputs stay; None: in a temporary folder that is removed."""
+    quiet: bool = False
+
+
+def simulate(options: SimOptions, front: Front) -> int:
+    """Runs it and prints the report; returns the exit code. Leaves no process and no file behind
+    but what was asked for, also when it is interrupted."""
+    job = Job.from_toml(options.job or BUILTIN)
+    if options.steps is not None:
+        train = replace(job.train, steps=options.steps, tokens=None, passes=None)
+        job = replace(job, train=train)
+    if options.seed is not None:
+        job = replace(job, seed=options.seed)
+    summary = Summary(
+        name=job.name,
+        world="real processes, loopback",
+        seed=job.seed,
+        peers=options.peers,
+        cores=os.cpu_count() or 1,
+        again=_again(options),
+    )
+    began = time.monotonic()
+    say = _quiet if options.quiet else _say
+    with _interruptible(), ExitStack() as cleanup:
+        folder = options.keep
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="shoal-sim-"))
+            cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            _run(job, options, front, folder, summary, say)
+        except (ClusterError, ConnectionError) as error:
+            summary.exit, summary.error = 1, str(error)
+    summary.seconds = time.monotonic() - began
+    print(render(summary))
+    if options.json is not None:
+        write_json(summary, options.json)
+    return summary.exit
+
+
+def _run(
+    job: Job,
+    options: SimOptions,
+    front: Front,
+    folder: Path,
+    summary: Summary,
+    say: Callable[[str], None],
+) -> None:
+    threads = max(1, summary.cores // options.peers)
+    say(f"starting a broker and {options.peers} peers")
+    with LocalCluster(peers=options.peers, threads=threads, folder=folder) as cluster:
+        _wait_for_peers(cluster, front, options.peers)
+        say(f"submitting {job.name}")
+        run, facts = front.submit(cluster.address, job, folder)
+        reader = _reader(job, facts)
+        summary.run, summary.params = run.id, facts["parameters"]
+        summary.operators = facts["operators"]
+        if reader.manifest.kind == "text":
+            summary.unigram_entropy = unigram_entropy(p.read_bytes() for p in facts["shards"].values())
+        losses = _follow(run, cluster, summary, say)
+        if summary.step_s:
+            summary.tokens_per_s = facts["tokens_per_step"] / summary.step_s
+        if summary.exit:
+            return
+        if options.keep is not None:
+            summary.weights = str(run.export(folder / "model.safetensors"))
+        if not options.verify:
+            return
+        if facts["random"]:
+            # Native dropout draws other masks than ours: one stage is the boring version then.
+            say("training it once more as one stage")
+            alone = replace(job, plan=replace(job.plan, stages=1))
+            again, _ = front.submit(cluster.address, alone, folder / "alone")
+            wanted = _follow(again, cluster, Summary(name="", world="", seed=0), _quiet)
+            summary.verified_against = "one-stage run"
+    if not facts["random"]:
+        say("training the plain loop")
+        with front.module(job) as module:
+            wanted = oracle.train(
+                module,
+                lambda step, m: reader.batch(step, m, job.train.microbatch_size),
+                job.train,
+                steps=len(losses),
+                microbatches=job.train.microbatches,
+            ).losses
+        summary.verified_against = "single process"
+    pairs = zip(losses, wanted, strict=True)
+    summary.max_loss_difference = max(abs(a - b) for a, b in pairs)
+
+
+def _reader(job: Job, facts: Mapping[str, Any]) -> Reader:
+    shards: Mapping[str, Path] = facts["shards"]
+    return Reader(
+        facts["manifest"],
+        shards.__getitem__,
+        seed=job.seed,
+        microbatches=job.train.microbatches,
+    )
+
+
+def _wait_for_peers(cluster: LocalCluster, front: Front, wanted: int) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while (found := front.peers(cluster.address)) < wanted:
+        cluster.check()
+        if time.monotonic() > end:
+            raise ClusterError(f"{found} of {wanted} peers joined within {PATIENCE_S:.0f} s")
+        time.sleep(0.1)  # people wait here, not a protocol
+
+
+def _follow(
+    run: RunHandle,
+    cluster: LocalCluster,
+    summary: Summary,
+    say: Callable[[str], None],
+) -> list[float]:
+    """Watches a run to its end and fills the summary; returns the loss of every step."""
+    losses: list[float] = []
+    times: list[float] = []
+    compute_s = 0.0
+    for event in run.watch():
+        kind = event.WhichOneof("kind")
+        if kind == "plan":
+            summary.stages = len(event.plan.stages)
+            summary.spares = tuple(f"{s.peer}: {s.reason}" for s in event.plan.spares)
+            for reason in event.plan.reasons:
+                say(f"plan: {reason}")
+        elif kind == "step":
+            step = event.step
+            losses.append(step.outcome.loss)
+            times.append(step.seconds)
+            compute_s += step.compute_s
+            summary.bytes_on_wire += step.sent_bytes
+            text = f"step {step.step}: loss {step.outcome.loss:.3f}"
+            if step.HasField("evaluation"):
+                summary.eval_loss = step.evaluation.loss
+                text += f", held-out {step.evaluation.loss:.3f}"
+            if step.HasField("evaluation") or step.step % 50 == 0:
+                say(text)
+        elif kind == "state":
+            state = event.state
+            summary.steps = state.step
+            if state.phase in (broker_pb2.FAILED, broker_pb2.CANCELLED):
+                summary.exit, summary.error = 1, state.reason.text
+            elif state.phase == broker_pb2.WAITING and state.reason.text:
+                say(f"waiting: {state.reason.text}")
+        cluster.check()
+    if losses:
+        summary.loss_first, summary.loss_last = losses[0], losses[-1]
+    if len(times) > 1:
+        summary.step_s = statistics.median(times[1:])
+        summary.compute_share = compute_s / (sum(times) * summary.cores)
+    return losses
+
+
+def _again(options: SimOptions) -> str:
+    words = ["shoal sim"]
+    if options.job is not None:
+        words.append(f"--job {options.job}")
+    words.append(f"--peers {options.peers}")
+    if options.steps is not None:
+        words.append(f"--steps {options.steps}")
+    if options.seed is not None:
+        words.append(f"--seed {options.seed}")
+    return " ".join(words)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _quiet(line: str) -> None:
+    pass
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """A termination ends like Ctrl-C: through every `finally`."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
