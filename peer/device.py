@@ -86,8 +86,10 @@ class TorchDevice:
         )
 
     def discard(self) -> None:
-        """Forgets the assignment, if there is one."""
+        """Forgets the assignment, if there is one, and gives its memory back."""
         self._work = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     # ------------------------------------------------------------ values
 
