@@ -19,8 +19,9 @@ from .capture_errors import CaptureError
 from .capture_export import export
 from .convert_fx import Names, convert
 from .evaluation import EvaluationError, check_evaluation
-from .graph import Graph
+from .graph import Graph, Lowered
 from .infer import infer, with_grads
+from .lower import lower
 from .precision import mixed
 from .simplify import simplify
 
@@ -30,10 +31,12 @@ __all__ = ["CaptureError", "Captured", "capture"]
 @dataclass(frozen=True)
 class Captured:
     """A model as data. `tensors`: parameters, buffers and constants under the names that the graph
-    has for them, each once; they are the module's own, not copies."""
+    has for them, each once; they are the module's own, not copies. `core`: the core form at the
+    example's microbatch size, if it was asked for."""
 
     graph: Graph
     tensors: dict[str, Tensor]
+    core: Lowered | None = None
 
 
 def capture(
@@ -42,6 +45,7 @@ def capture(
     *,
     loss: Callable[..., Any] | None = None,
     dtype: Literal["fp32", "bf16"] = "fp32",
+    core: bool = False,
 ) -> Captured:
     """The training graph of a module, for microbatches of any size.
 
@@ -49,8 +53,9 @@ def capture(
     first dimension of each is the batch. `loss(output, inputs)` makes the result where the forward
     does not; it returns what a forward may: a scalar loss, or a dict, dataclass or Hugging Face
     output with `loss`, optionally `weight`, and scalar metrics. `dtype="bf16"`: the casts of mixed
-    precision are operators of the graph; weights and the loss stay fp32. Tensors on `meta` give
-    the same graph. Raises CaptureError.
+    precision are operators of the graph; weights and the loss stay fp32. `core`: also the form for
+    peers with the core operator set, at the example's microbatch size. Tensors on `meta` give the
+    same graph. Raises CaptureError, and GraphError for an operator without core form.
     """
     batch = _batch_of(inputs)
     names = _names(module)
@@ -69,7 +74,7 @@ def capture(
     known = _tensors(module) | converted.constants
     used = [p.name for p in graph.parameters] + [b.name for b in graph.buffers]
     tensors = {name: known[name] for name in used}
-    return Captured(graph, tensors)
+    return Captured(graph, tensors, lower(graph.bind(batch)) if core else None)
 
 
 def _batch_of(inputs: Mapping[str, Tensor]) -> int:
@@ -93,6 +98,7 @@ def _batch_of(inputs: Mapping[str, Tensor]) -> int:
 
 
 def _names(module: nn.Module) -> Names:
+    _refuse_shared_memory(module)
     first: dict[int, str] = {id(p): n for n, p in module.named_parameters()}
     parameters = {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
     first = {id(b): n for n, b in module.named_buffers()}
@@ -103,6 +109,21 @@ def _names(module: nn.Module) -> Names:
         frozenset(n for n, p in module.named_parameters() if p.requires_grad),
         frozenset(module.state_dict(keep_vars=True)),
     )
+
+
+def _refuse_shared_memory(module: nn.Module) -> None:
+    """Two parameters over the same memory would silently become two weights."""
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, p in module.named_parameters():
+        if p.is_meta or p.numel() == 0:
+            continue
+        where = (p.device, p.data_ptr(), p.stride(), p.shape)
+        if where in seen:
+            raise CaptureError(
+                f"parameters {seen[where]!r} and {name!r} are two Parameters over the same memory: "
+                "tie them by assigning the same Parameter object to both"
+            )
+        seen[where] = name
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

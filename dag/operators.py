@@ -62,7 +62,8 @@ __xor__.Tensor __xor__.Scalar
 """
 
 _SHAPE = """
-_reshape_alias _unsafe_view alias broadcast_tensors broadcast_to cat chunk clone contiguous detach diagonal expand
+_reshape_alias _unsafe_view alias broadcast_tensors broadcast_to cat chunk clone contiguous detach
+diagonal expand
 expand_as flatten.using_ints flip lift_fresh_copy movedim.int movedim.intlist narrow permute
 repeat repeat_interleave.self_int reshape roll select.int slice.Tensor split.Tensor split.sizes
 split_with_sizes squeeze squeeze.dim squeeze.dims stack t transpose.int tril triu unbind.int

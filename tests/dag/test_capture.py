@@ -306,3 +306,18 @@ def test_recurrent_dropout_is_refused() -> None:
             lambda s, x: s.lstm(s.linear(x)[:, None])[0].mean(),
             lstm=nn.LSTM(4, 4, num_layers=2, dropout=0.5, batch_first=True),
         )
+
+
+def test_parameters_over_the_same_memory_are_refused() -> None:
+    module = Model(lambda s, x: s.other(s.linear(x)).mean(), other=nn.Linear(4, 4))
+    module.other.weight = nn.Parameter(module.linear.weight.data)
+    with pytest.raises(CaptureError, match=r"'linear.weight' and 'other.weight'.*same Parameter"):
+        capture(module, {"x": torch.randn(4, 4)})
+
+
+def test_the_core_form_comes_on_demand() -> None:
+    module = Model(lambda s, x: F.silu(s.linear(x)).mean())
+    captured = capture(module, {"x": torch.randn(4, 4)}, core=True)
+    assert captured.core is not None
+    assert captured.core.graph.operator_set == "core"
+    assert captured.core.graph.batch == 4
