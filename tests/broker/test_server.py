@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from shoal.broker.blobs import BlobLimits
+from shoal.broker.blobs import BlobError, BlobLimits
 from shoal.broker.options import BrokerOptions
 from shoal.broker.server import Broker, BrokerConfig, BrokerConfigError, join_line
 from shoal.net.blobs_client import BlobClient, BlobTransferError, blob_ref
@@ -457,3 +457,25 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         BrokerOptions(lease_s=3.0, heartbeat_s=2.0)
     with pytest.raises(ValueError, match="drained_s is 0"):
         BrokerOptions(drained_s=0.0)
+
+
+async def test_a_download_that_breaks_goes_on_where_it_was(monkeypatch) -> None:
+    data = os.urandom(2_500_000)
+    asked: list[int] = []
+    async with running() as (broker, channel):
+        client = BlobClient(channel)
+        ref = await client.store(data)
+        read = broker.blobs.read
+
+        def breaks(name: str, offset: int, length: int, piece_bytes: int) -> Iterator[bytes]:
+            asked.append(offset)
+            pieces = read(name, offset, length, piece_bytes)
+            if len(asked) > 2:
+                yield from pieces
+            else:
+                yield next(pieces)
+                raise BlobError("ABORTED", "broken on purpose")
+
+        monkeypatch.setattr(broker.blobs, "read", breaks)
+        assert await client.fetch(ref.hash) == data
+        assert asked == [0, 2**20, 2**21]
