@@ -8,13 +8,15 @@ nor what autograd saved of that tensor. Nobody has to give it back, and nobody c
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import sys
 from collections import OrderedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Buffers"]
+__all__ = ["Buffers", "keep_heap_warm"]
 
 _PAGE_BYTES = 4096
 _SMALL_BYTES = 64 * 1024
@@ -83,3 +85,21 @@ def _is_free(arrays: list[Array], i: int) -> bool:
     """Whether only the list refers to the array. A memoryview refers to its array, a tensor made
     with torch.frombuffer to its memoryview; so the count of CPython says it all."""
     return _references(arrays, i) == _UNSHARED
+
+
+def keep_heap_warm() -> None:
+    """Makes glibc keep freed memory for the next message instead of giving it back at once.
+
+    A message of 1 MiB is allocated twice on its way out (by Python and by gRPC). With glibc's first
+    settings each comes with fresh pages: 1.65 s of CPU per GB sent instead of 0.6 (measured). The
+    settings are those that glibc itself comes to once a block of 32 MiB was freed; at most 64 MiB
+    stay unused for it. Elsewhere than on glibc nothing happens.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # another C library
+            mallopt = ctypes.CDLL(None).mallopt
+            mallopt(_M_MMAP_THRESHOLD, 32 * 1024**2)
+            mallopt(_M_TRIM_THRESHOLD, 64 * 1024**2)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h

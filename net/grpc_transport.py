@@ -24,6 +24,7 @@ import grpc
 import grpc.aio
 
 from ..dag.flow import Role
+from .buffers import keep_heap_warm
 from .frame import FrameKey, Payload
 from .messages import MAX_MESSAGE_BYTES
 from .switchboard import MAX_FRAME_BYTES, Connection, Switchboard, backoff_s
@@ -87,6 +88,7 @@ class GrpcTransport:
         self._serving = 0
 
     async def __aenter__(self) -> Self:
+        keep_heap_warm()
         return self
 
     async def __aexit__(

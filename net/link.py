@@ -23,7 +23,18 @@ from collections.abc import Sequence
 from ..dag.flow import Role
 from .frame import FrameError, FrameHeader, FrameKey, Payload
 from .inbox import Allocate, Inbox
-from .messages import Ack, Credit, Hello, Message, Piece, Refusal, encode
+from .messages import (
+    MIN_CHUNK_BYTES,
+    Ack,
+    Credit,
+    Hello,
+    Message,
+    Parts,
+    Piece,
+    Refusal,
+    record,
+    seal,
+)
 from .outbox import Outbox
 from .transport import FrameAcknowledged, FrameArrived, TransportEvent
 
@@ -31,9 +42,6 @@ __all__ = ["Link"]
 
 _UNREAD_ACKS = 65536
 """Only a sender that announces duplicates and never reads lets so many wait."""
-
-Parts = tuple[bytes | memoryview, ...]
-"""One message in parts, to be put together by whoever writes it."""
 
 
 class Link:
@@ -127,13 +135,22 @@ class Link:
         return [FrameArrived(a) for a in arrived]
 
     def pull(self, now: float) -> Parts | None:
-        """The next message to write, or None: nothing to say, or the link is down."""
+        """The next message to write, or None: nothing to say, or the link is down. Small records
+        share a message, since each costs both sides as much as 50 KiB do; a piece ends it."""
+        parts: list[bytes | memoryview] = []
+        size = 0
+        while size < MIN_CHUNK_BYTES and (found := self._next(now)) is not None:
+            parts += found
+            size += sum(len(part) for part in found)
+        return seal(parts) if parts else None
+
+    def _next(self, now: float) -> Parts | None:
         if not self._up:
             return None
         if self._credits:
-            return (encode(self._credits.pop(next(iter(self._credits)))),)
+            return (record(self._credits.pop(next(iter(self._credits)))),)
         if self._acks:
-            return (encode(self._acks.popleft()),)
+            return (record(self._acks.popleft()),)
         return self._outbox.pull(now)
 
     def is_with(self, session: str) -> bool:

@@ -12,6 +12,7 @@ simulated world's virtual clock drives it, in the same order for the same calls.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from ..dag.flow import Role
@@ -254,6 +255,7 @@ class _Pipe:
         self._names = (source_name, destination_name)
         self._busy = False
         self._last_arrival = 0.0
+        self._on_the_way: deque[Callable[[], None]] = deque()
 
     def wake(self) -> None:
         """There may be something to take. Taken in its own turn, so that no call nests."""
@@ -268,17 +270,21 @@ class _Pipe:
         parts = self._source.pull(self._network.now())
         if parts is None:
             if self._source.over:
-                # The last words are on the way; the stream ends behind them.
-                self._network.schedule(self._network.carry(*self._names, 0)[1], self._end)
+                self._after(self._network.carry(*self._names, 0)[1], self._end)
             return
         message = b"".join(parts)
         busy_s, arrives_s = self._network.carry(*self._names, len(message))
         self._busy = True
-        # A stream keeps its order, even where the delay varies from one message to the next.
-        now = self._network.now()
-        self._last_arrival = max(self._last_arrival, now + arrives_s)
-        self._network.schedule(self._last_arrival - now, lambda: self._deliver(message))
+        self._after(arrives_s, lambda: self._deliver(message))
         self._network.schedule(busy_s, self._next)
+
+    def _after(self, delay_s: float, arrive: Callable[[], None]) -> None:
+        """A stream keeps its order, even where the delay varies from one message to the next, or
+        rounding lets two calls change places."""
+        now = self._network.now()
+        self._last_arrival = max(self._last_arrival, now + delay_s)
+        self._on_the_way.append(arrive)
+        self._network.schedule(self._last_arrival - now, lambda: self._on_the_way.popleft()())
 
     def _deliver(self, message: bytes) -> None:
         if not self._stream.open:

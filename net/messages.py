@@ -1,16 +1,21 @@
 """The messages of a link: bytes ⇄ records (see proto/peer.proto for what they mean).
 
-`encode` gives the small bytes of one message, `piece` the prefix of a piece of a frame; `decode`
-gives back a checked record, or raises FrameError, and nothing else, whatever the bytes are.
+A message is a checksum and one or more records. `record` and `piece_prefix` give the bytes of a
+record, `seal` makes a message of them, `decode` gives the checked records of a message, or raises
+FrameError, and nothing else, whatever the bytes are.
+
+The checksum is XXH3: 43 GB/s where CRC-32 of the same machine's zlib has 4, which was a quarter of
+all time spent on the wire.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from ..dag.flow import Role
 from ..proto import common_pb2, peer_pb2
@@ -32,11 +37,13 @@ __all__ = [
     "Credit",
     "Hello",
     "Message",
+    "Parts",
     "Piece",
     "Refusal",
     "decode",
-    "encode",
-    "piece",
+    "piece_prefix",
+    "record",
+    "seal",
 ]
 
 VERSION = 1
@@ -47,11 +54,15 @@ MAX_CONTROL_BYTES = 64 * 1024
 MAX_LISTED = 256
 """Entries of a list in a hello."""
 
-_ENVELOPE = struct.Struct("<BI")  # kind, checksum of what follows
+_CHECKSUM = struct.Struct("<Q")  # of what follows
+_RECORD = struct.Struct("<BI")  # kind, length of what follows
 _PIECE = struct.Struct("<QQ")  # frame number, offset
 _CONTROL, _BYTES = 1, 2
-PIECE_PREFIX_BYTES = _ENVELOPE.size + _PIECE.size
-MAX_MESSAGE_BYTES = PIECE_PREFIX_BYTES + MAX_CHUNK_BYTES
+MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + 4 * MAX_CONTROL_BYTES
+"""One piece of the largest size and some small records."""
+
+Parts = tuple[bytes | memoryview, ...]
+"""A record or a message in parts, to be put together by whoever writes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,42 +113,57 @@ Control = Hello | FrameHeader | Ack | Credit | Refusal
 Message = Control | Piece
 
 
-def encode(message: Control) -> bytes:
+def record(message: Control) -> bytes:
     body = _to_proto(message).SerializeToString()
-    return _ENVELOPE.pack(_CONTROL, zlib.crc32(body)) + body
+    return _RECORD.pack(_CONTROL, len(body)) + body
 
 
-def piece(number: int, offset: int, parts: list[memoryview]) -> bytes:
-    """The prefix of a message with these bytes of a frame; the parts follow it."""
-    place = _PIECE.pack(number, offset)
-    checksum = zlib.crc32(place)
+def piece_prefix(number: int, offset: int, size_bytes: int) -> bytes:
+    """What stands before so many bytes of a frame to make them a record."""
+    return _RECORD.pack(_BYTES, _PIECE.size + size_bytes) + _PIECE.pack(number, offset)
+
+
+def seal(parts: Sequence[bytes | memoryview]) -> Parts:
+    """A message of these records, which may lie in several parts."""
+    checksum = xxh3_64()
     for part in parts:
-        checksum = zlib.crc32(part, checksum)
-    return _ENVELOPE.pack(_BYTES, checksum) + place
+        checksum.update(part)
+    return (_CHECKSUM.pack(checksum.intdigest()), *parts)
 
 
-def decode(message: bytes) -> Message:
-    """The record in a message that came. Raises FrameError."""
-    if not _ENVELOPE.size <= len(message) <= MAX_MESSAGE_BYTES:
+def decode(message: bytes) -> list[Message]:
+    """The records in a message that came. Raises FrameError."""
+    if not _CHECKSUM.size <= len(message) <= MAX_MESSAGE_BYTES:
         raise FrameError(
-            f"a message of {len(message)} bytes: expected {_ENVELOPE.size} to {MAX_MESSAGE_BYTES}"
+            f"a message of {len(message)} bytes: expected {_CHECKSUM.size} to {MAX_MESSAGE_BYTES}"
         )
-    kind, said = _ENVELOPE.unpack_from(message)
-    body = memoryview(message)[_ENVELOPE.size :]
-    if kind not in (_CONTROL, _BYTES):
-        raise FrameError(f"message kind {kind}: expected {_CONTROL} or {_BYTES}")
-    if (computed := zlib.crc32(body)) != said:
+    (said,) = _CHECKSUM.unpack_from(message)
+    rest = memoryview(message)[_CHECKSUM.size :]
+    if (computed := xxh3_64_intdigest(rest)) != said:
         raise FrameError(
-            f"checksum of a message of {len(message)} bytes is {computed:08x}, it says {said:08x}: "
-            f"the bytes changed on their way"
+            f"checksum of a message of {len(message)} bytes is {computed:016x}, it says "
+            f"{said:016x}: the bytes changed on their way"
         )
+    records: list[Message] = []
+    while rest:
+        if len(rest) < _RECORD.size:
+            raise FrameError(f"{len(rest)} bytes at the end of a message are no record")
+        kind, length = _RECORD.unpack_from(rest)
+        body, rest = rest[_RECORD.size :][:length], rest[_RECORD.size + length :]
+        if len(body) < length:
+            raise FrameError(f"a record of {length} bytes: only {len(body)} came")
+        records.append(_decode_record(kind, body))
+    return records
+
+
+def _decode_record(kind: int, body: memoryview) -> Message:
     if kind == _BYTES:
         if len(body) <= _PIECE.size:
-            raise FrameError(
-                f"a piece of a frame in {len(body)} bytes: over {_PIECE.size} expected"
-            )
+            raise FrameError(f"a piece of {len(body)} bytes in all: expected over {_PIECE.size}")
         number, offset = _PIECE.unpack_from(body)
         return Piece(number, offset, body[_PIECE.size :])
+    if kind != _CONTROL:
+        raise FrameError(f"record kind {kind}: expected {_CONTROL} or {_BYTES}")
     if len(body) > MAX_CONTROL_BYTES:
         raise FrameError(f"a link message of {len(body)} bytes: at most {MAX_CONTROL_BYTES}")
     try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from ..dag.flow import Role
 from .frame import FrameError, FrameHeader, FrameKey, Payload
-from .messages import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Hello, encode, piece
+from .messages import MIN_CHUNK_BYTES, Hello, Parts, piece_prefix, record
 from .transport import LinkError
 
 __all__ = ["Outbox"]
@@ -30,6 +30,8 @@ _REMEMBERED_KEYS = 4096
 _QUEUED_FRAMES = 65536
 _CHUNK_S = 0.05
 """A piece should take at most this long on the link."""
+_MAX_PIECE_BYTES = 1024 * 1024
+"""Larger ones cost the same per byte (measured from 1 to 4 MiB), but more memory and more delay."""
 
 
 @dataclass(slots=True)
@@ -179,8 +181,8 @@ class Outbox:
         """Whether `pull` has something."""
         return any(lane.ready for lane in self._lanes.values())
 
-    def pull(self, now: float) -> tuple[bytes | memoryview, ...] | None:
-        """The next message in parts, or None when nothing may go. `now`: seconds, to learn from
+    def pull(self, now: float) -> Parts | None:
+        """The next record in parts, or None when nothing may go. `now`: seconds, to learn from
         when the link asks again how large pieces may be."""
         lane = self._next_lane()
         if lane is None:
@@ -194,15 +196,16 @@ class Outbox:
             self._unacknowledged[frame.number] = frame
             if frame.whole:
                 lane.queue.popleft()
-            return (encode(frame.header.numbered(frame.number)),)
+            return (record(frame.header.numbered(frame.number)),)
         size = min(self._rate.chunk_bytes(now), frame.header.size_bytes - frame.sent)
-        parts = list(_slices(frame.buffers, frame.sent, size))
-        prefix = piece(frame.number, frame.sent, parts)
+        parts = _slices(frame.buffers, frame.sent, size)
+        prefix = piece_prefix(frame.number, frame.sent, size)
+        piece: Parts = (prefix, *parts)
         frame.sent += size
         self._rate.handed_out(size, now)
         if frame.whole:
             lane.queue.popleft()
-        return (prefix, *parts)
+        return piece
 
     def _next_lane(self) -> _Lane | None:
         ready = [role for role in self._turns if self._lanes[role].ready]
@@ -246,14 +249,15 @@ class _Rate:
                 rate if not self._bytes_per_s else 0.8 * self._bytes_per_s + 0.2 * rate
             )
         wanted = int(self._bytes_per_s * _CHUNK_S)
-        return min(max(wanted, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+        return min(max(wanted, MIN_CHUNK_BYTES), _MAX_PIECE_BYTES)
 
     def idle(self) -> None:
         """Nothing more to send: the time until the next request says nothing."""
         self._last = None
 
     def handed_out(self, size_bytes: int, now: float) -> None:
-        self._last = (size_bytes, now)
+        together = self._last[0] if self._last is not None and self._last[1] == now else 0
+        self._last = (together + size_bytes, now)
 
 
 def _slices(buffers: tuple[memoryview, ...], start: int, size: int) -> Iterator[memoryview]:

@@ -16,8 +16,8 @@ from ..dag.flow import Role
 from .buffers import Buffers
 from .frame import FrameError, FrameKey, Payload
 from .inbox import Allocate
-from .link import Link, Parts
-from .messages import Hello, Message, Refusal, decode, encode
+from .link import Link
+from .messages import Hello, Message, Parts, Refusal, decode, record, seal
 from .transport import (
     LinkDown,
     LinkError,
@@ -55,26 +55,37 @@ class Connection:
         """Nothing is received any more; the stream is closed once `pull` gives None."""
         self.useful = False
         """Whether it moved a whole frame; a dialler that gets nowhere comes back more slowly."""
-        self._last_words: list[bytes] = []
+        self._last_words: list[Parts] = []
         if link is not None:
-            self._last_words.append(encode(link.hello(*dial)))
+            self._say(link.hello(*dial))
 
     @property
     def greeted(self) -> bool:
         return self._link is not None and self._board.uses(self._link, self)
+
+    def _say(self, message: Hello | Refusal) -> None:
+        self._last_words.append(seal([record(message)]))
 
     def receive(self, message: bytes) -> None:
         """A message came. Nothing is raised, whatever it is."""
         if self.over:
             return
         try:
-            events = self._take(decode(message))
+            records = decode(message)
         except FrameError as e:
             self.refuse("protocol", str(e))
-        else:
+            return
+        for part in records:
+            try:
+                events = self._take(part)
+            except FrameError as e:
+                self.refuse("protocol", str(e))
+                return
             self._board.emit(events)
 
     def _take(self, message: Message) -> list[TransportEvent]:
+        if self.over:  # by what came before it, or by the owner in a callback
+            return []
         if isinstance(message, Refusal):
             why = f"{self.peer or 'the other side'} refuses: {message.text}"
             return [LinkRefused(self.peer, why), *self.end(why)]
@@ -97,7 +108,7 @@ class Connection:
                 return []
             self.peer = self._link.peer
             events = self._link.greet(hello)
-            self._last_words.append(encode(self._link.hello(*self.dial)))
+            self._say(self._link.hello(*self.dial))
         elif (hello.generation, hello.attempt) == self.dial:
             events = self._link.greet(hello)
         else:
@@ -112,7 +123,7 @@ class Connection:
     def pull(self, now: float) -> Parts | None:
         """The next message to write, in parts; None when there is nothing now."""
         if self._last_words:
-            return (self._last_words.pop(0),)
+            return self._last_words.pop(0)
         if self.over or not self.greeted:
             return None
         assert self._link is not None
@@ -120,7 +131,7 @@ class Connection:
 
     def refuse(self, code: str, why: str, peer: str = "") -> None:
         """The other side broke a rule or is not wanted: it is told, and so is our owner."""
-        self._last_words.append(encode(Refusal(code, why)))
+        self._say(Refusal(code, why))
         self._board.emit([LinkRefused(peer or self.peer, why), *self.end(why)])
 
     def closed(self, why: str) -> None:

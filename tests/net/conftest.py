@@ -214,7 +214,7 @@ class MemoryOutsider(Outsider):
         return (self._out.pop(0),) if self._out else None
 
     def receive(self, message):
-        self.heard.append(decode(message))
+        self.heard += decode(message)
 
     def closed(self, why):
         self.ended = True
@@ -318,7 +318,7 @@ class GrpcOutsider(Outsider):
     async def _read(self):
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
-                self.heard.append(decode(message))
+                self.heard += decode(message)
                 self._happened.set()
         except grpc.RpcError:
             pass

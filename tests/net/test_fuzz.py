@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from contextlib import suppress
 
 import pytest
@@ -26,8 +24,9 @@ from shoal.net.messages import (
     Piece,
     Refusal,
     decode,
-    encode,
-    piece,
+    piece_prefix,
+    record,
+    seal,
 )
 from shoal.net.switchboard import Switchboard
 from shoal.net.transport import FrameArrived, LinkRefused, LinkUp
@@ -78,7 +77,11 @@ pieces = st.tuples(numbers, numbers, st.binary(min_size=1, max_size=100))
 
 def whole_piece(parts):
     number, offset, content = parts
-    return piece(number, offset, [memoryview(content)]) + content
+    return b"".join(seal([piece_prefix(number, offset, len(content)), content]))
+
+
+def encode(*messages):
+    return b"".join(seal([record(message) for message in messages]))
 
 
 valid = st.one_of(controls.map(encode), pieces.map(whole_piece))
@@ -86,7 +89,7 @@ valid = st.one_of(controls.map(encode), pieces.map(whole_piece))
 
 def sealed(message: bytes) -> bytes:
     """The same message under a right checksum, so that what is behind it is looked at."""
-    return message[:1] + struct.pack("<I", zlib.crc32(message[5:])) + message[5:]
+    return b"".join(seal([message[8:]]))
 
 
 @st.composite
@@ -113,13 +116,21 @@ anything = st.one_of(st.binary(max_size=300), st.binary(max_size=300).map(sealed
 
 @given(controls)
 def test_every_message_comes_back_as_it_was(message):
-    assert decode(encode(message)) == message
+    assert decode(encode(message)) == [message]
+
+
+@given(st.lists(controls, max_size=5), pieces)
+def test_records_of_one_message_come_back_in_their_order(messages, parts):
+    number, offset, content = parts
+    together = [record(m) for m in messages] + [piece_prefix(number, offset, len(content)), content]
+    expected = [*messages, Piece(number, offset, memoryview(content))]
+    assert decode(b"".join(seal(together))) == expected
 
 
 @given(pieces)
 def test_every_piece_comes_back_as_it_was(parts):
     number, offset, content = parts
-    assert decode(whole_piece(parts)) == Piece(number, offset, memoryview(content))
+    assert decode(whole_piece(parts)) == [Piece(number, offset, memoryview(content))]
 
 
 @given(headers())
@@ -146,7 +157,7 @@ def test_any_header_message_gives_a_header_or_a_frame_error(content):
 @given(st.binary(min_size=1, max_size=60), st.integers(0, 2**32 - 1), st.integers(0, 2**40))
 def test_a_changed_byte_never_goes_unnoticed(content, number, where):
     message = bytearray(whole_piece((number + 1, 0, content)))
-    message[5 + where % (len(message) - 5)] ^= 1 + where % 255
+    message[where % len(message)] ^= 1 + where % 255
     with pytest.raises(FrameError, match="checksum"):
         decode(bytes(message))
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import struct
-import zlib
 from dataclasses import replace
 
 import pytest
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec
 from shoal.net.frame import FrameHeader, FrameKey
-from shoal.net.messages import Ack, Credit, Hello, Refusal, encode, piece
+from shoal.net.messages import Ack, Credit, Hello, Refusal, piece_prefix, record, seal
 
 ACT = Role.ACTIVATION
 
@@ -23,12 +22,16 @@ def header(number=1, size=100, **changes):
     return replace(header, **changes)
 
 
+def encode(message):
+    return b"".join(seal([record(message)]))
+
+
 def data(number, offset, content):
-    return piece(number, offset, [memoryview(content)]) + content
+    return b"".join(seal([piece_prefix(number, offset, len(content)), content]))
 
 
-def envelope(kind, body):
-    return struct.pack("<BI", kind, zlib.crc32(body)) + body
+def sealed(kind, body):
+    return b"".join(seal([struct.pack("<BI", kind, len(body)), body]))
 
 
 @pytest.fixture
@@ -43,7 +46,7 @@ async def two(world):
 WRONG = {
     "corrupted": ([encode(header()), data(1, 0, b"x" * 100)[:-1] + b"y"], "checksum"),
     "truncated": ([encode(header()), data(1, 0, b"x" * 100)[:-7]], "checksum"),
-    "short_of_an_envelope": ([b"\x01\x02"], "a message of 2 bytes"),
+    "short_of_a_checksum": ([b"\x01\x02"], "a message of 2 bytes"),
     "longer_than_its_header": ([encode(header()), data(1, 0, b"x" * 101)], "header says 100"),
     "not_where_it_was": ([encode(header()), data(1, 1, b"x" * 10)], "expected 0"),
     "bytes_of_no_frame": ([data(1, 0, b"x")], "not announced"),
@@ -61,9 +64,11 @@ WRONG = {
     ),
     "acknowledges_what_was_not_sent": ([encode(Ack(1))], "only 1 to 0"),
     "a_second_hello": ([encode(HELLO)], "in the middle"),
-    "no_protobuf": ([envelope(1, b"\xff" * 9)], "no LinkMessage"),
-    "of_no_kind": ([envelope(1, b"")], "no known kind"),
-    "of_another_kind": ([envelope(3, b"")], "message kind 3"),
+    "no_protobuf": ([sealed(1, b"\xff" * 9)], "no LinkMessage"),
+    "of_no_kind": ([sealed(1, b"")], "no known kind"),
+    "short_of_a_record": ([b"".join(seal([b"\x01\x05"]))], "are no record"),
+    "shorter_than_it_says": ([b"".join(seal([b"\x01\x05\0\0\0abc"]))], "only 3 came"),
+    "of_another_kind": ([sealed(3, b"")], "record kind 3"),
 }
 
 
@@ -160,7 +165,7 @@ async def test_a_sender_goes_on_behind_what_the_receiver_has_and_sends_nothing_t
     first = await world.outsider(b)
     credit = ((ACT, 2),)
     first.say(encode(HELLO), encode(Credit(ACT, 2)))
-    await world.until(lambda: len(first.heard) >= 4)  # hello, our credit, header, a piece
+    await world.until(lambda: len(first.heard) >= 4)  # hello, two credits, the header, …
     session = first.heard[0].session
     first.hang_up()
     await world.until(lambda: b.downs("out") == 1)
