@@ -29,7 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from .graph import Arg, Device, Dtype, Graph, MemoryFormat, Operator, Ref, Size
+from .graph import Graph, Operator
+from .infer import python_arg
 from .operators import resolve, takes_key
 
 __all__ = ["StageModule", "build"]
@@ -121,8 +122,8 @@ def _add(
     device: torch.device,
 ) -> None:
     """Adds one operator, and the picking of those of its results that are used."""
-    args = tuple(_argument(a, nodes, device) for a in op.args)
-    kwargs = {k: _argument(a, nodes, device) for k, a in op.kwargs}
+    args = tuple(python_arg(a, nodes, device) for a in op.args)
+    kwargs = {k: python_arg(a, nodes, device) for k, a in op.kwargs}
     if op.target in _RESHAPES:
         function, count = _RESHAPES[op.target]
         args = args[:count]
@@ -139,20 +140,3 @@ def _add(
             nodes[value] = built.create_node(
                 "call_function", operator.getitem, (node, i), name=f"op_{value}"
             )
-
-
-def _argument(arg: Arg, nodes: Mapping[str, fx.Node], device: torch.device) -> Any:
-    """What the operator is called with: torch's own types."""
-    match arg:
-        case tuple():
-            return [_argument(item, nodes, device) for item in arg]
-        case Ref(value):
-            return nodes[value]
-        case Dtype(name) | MemoryFormat(name):
-            return getattr(torch, name)
-        case Device():
-            return device
-        case Size():
-            raise AssertionError(f"{arg!r} in a bound graph")
-        case _:
-            return arg

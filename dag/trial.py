@@ -21,14 +21,15 @@ from torch.utils.flop_counter import (
     sdpa_flop,
 )
 
-from .graph import Device, Dtype, MemoryFormat, Operator, Ref
-from .operators import resolve, takes_key
+from .graph import Operator
+from .infer import call
+from .operators import takes_key
 
 __all__ = ["FLOPS_PER_BYTE", "Lies", "Like", "Trial", "trial"]
 
 FLOPS_PER_BYTE = 4
-"""FLOPs that a device does in the time in which it moves one byte. A rough figure for a CPU core;
-cards lie higher, and a scheduler that knows the device fits its own."""
+"""FLOPs that a device does in the time in which it moves one byte: a CPU core with 80 GFLOP/s in
+matrix products moves some 18 GB/s. Cards lie higher; a scheduler that knows the device fits it."""
 
 HASH_BYTES = 36
 """Memory traffic per element of the integer hash behind a random mask (dag/random.py)."""
@@ -97,12 +98,7 @@ def trial(op: Operator, reads: Sequence[Like]) -> Trial:
     for name, like in zip(op.reads, reads, strict=True):
         tensor = torch.empty_strided(like.shape, like.strides, dtype=getattr(torch, like.dtype))
         inputs[name] = tensor.requires_grad_() if like.grad else tensor
-    args = [_argument(a, inputs) for a in op.args]
-    kwargs = {k: _argument(a, inputs) for k, a in op.kwargs}
     random = takes_key(op.target)
-    if random:
-        kwargs["key"] = 0
-
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -111,8 +107,7 @@ def trial(op: Operator, reads: Sequence[Like]) -> Trial:
 
     forward, backward = _Count(random), _Count(random)
     with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor), forward:
-        out = resolve(op.target)(*args, **kwargs)
-    results: list[Tensor | None] = list(out) if op.returns_tuple else [out]
+        results: list[Tensor | None] = call(op, inputs, torch.device("cpu"))
     roots = [
         t
         for t, output in zip(results, op.outputs, strict=True)
@@ -146,20 +141,6 @@ def _storage(tensor: Tensor) -> int:
 
 def _storage_bytes(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
-
-
-def _argument(arg: Any, inputs: dict[str, Tensor]) -> Any:
-    match arg:
-        case tuple():
-            return [_argument(item, inputs) for item in arg]
-        case Ref(value):
-            return inputs[value]
-        case Dtype(name) | MemoryFormat(name):
-            return getattr(torch, name)
-        case Device():
-            return torch.device("cpu")
-        case _:
-            return arg
 
 
 class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
