@@ -18,6 +18,7 @@ FLOORS = {
     "cli": 5,
     "client": 5,
     "evaluate": 5,
+    "front": 5,
     "models": 5,
     "progress": 5,
     "records": 5,
@@ -25,7 +26,7 @@ FLOORS = {
     "weights": 5,
     "__init__": 5,
 }
-PLAIN_DATA = {"job", "settings", "units"}  # roots that hold data only; may be read from floor 3 up
+PLAIN_DATA = {"job", "settings", "tables", "units"}  # roots that hold data only; may be read from floor 3 up
 FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "dag": {"compression"}}
 
 

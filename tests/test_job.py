@@ -13,6 +13,7 @@ import shoal
 from hypothesis import given
 from hypothesis import strategies as st
 from shoal import job as job_module
+from shoal import tables
 from shoal.job import Data, Job, SettingsError, Train, Training
 from shoal.settings import read_toml
 from shoal.units import ByteCount, Duration, Rate, UnitError
@@ -208,8 +209,12 @@ def test_json_that_is_no_job_is_refused(text: str) -> None:
 def test_every_setting_says_what_it_is() -> None:
     import ast
 
-    tree = ast.parse(Path(job_module.__file__).read_text())
-    for node in tree.body:
+    nodes = [
+        node
+        for path in (job_module.__file__, tables.__file__)
+        for node in ast.parse(Path(path).read_text()).body
+    ]
+    for node in nodes:
         if isinstance(node, ast.ClassDef) and is_dataclass(getattr(job_module, node.name)):
             names = {f.name for f in fields(getattr(job_module, node.name))}
             pairs = zip(node.body, node.body[1:], strict=False)
