@@ -14,7 +14,6 @@ receiver  kernel -> gRPC's slices -> message -> the frame's buffer, which the te
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator
 from types import TracebackType
@@ -31,8 +30,6 @@ from .switchboard import MAX_FRAME_BYTES, Connection, Switchboard, backoff_s
 from .transport import OnEvent
 
 __all__ = ["CHANNEL_OPTIONS", "GrpcTransport"]
-
-logger = logging.getLogger(__name__)
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -124,6 +121,7 @@ class GrpcTransport:
         task = asyncio.get_running_loop().create_task(
             self._keep_dialling(peer, address, generation), name=f"dial {peer}"
         )
+        task.add_done_callback(_report)
         self._dials[peer] = (generation, task)
 
     def expect(self, peer: str) -> None:
@@ -199,14 +197,15 @@ class GrpcTransport:
 
 async def _carry(connection: Connection, stream: Any, wake: asyncio.Event, who: str) -> None:
     """Writes and reads until the connection is over and has said its last words. A stream that
-    breaks ends the connection; nothing else is raised."""
+    breaks ends the connection; only what the owner's callback raised comes out of this."""
     reader = asyncio.get_running_loop().create_task(_read(connection, stream, who))
+    reader.add_done_callback(lambda _: wake.set())
     try:
         while True:
             wake.clear()
             while (parts := connection.pull(time.monotonic())) is not None:
                 await stream.write(b"".join(parts))
-            if connection.over:
+            if connection.over or reader.done():
                 return
             await wake.wait()
     except _BROKEN as e:
@@ -232,6 +231,14 @@ async def _read(connection: Connection, stream: Any, who: str) -> None:
         connection.refuse("silent", f"no hello of {who} in {_HELLO_S:.0f} s")
     except _BROKEN as e:
         connection.closed(f"{who}: {_why(e)}")
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A dial never ends by itself: what ended it is the owner's bug, and must be seen."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        task.get_loop().call_exception_handler(
+            {"message": f"{task.get_name()} failed", "exception": error, "task": task}
+        )
 
 
 def _why(error: BaseException) -> str:
