@@ -1,4 +1,4 @@
-"""A room imports only from lower floors, and never from its neighbour where the design forbids it."""
+"""A room imports only from lower floors, never from a neighbour where the design forbids it."""
 
 import ast
 from pathlib import Path
@@ -26,7 +26,8 @@ FLOORS = {
     "weights": 5,
     "__init__": 5,
 }
-PLAIN_DATA = {"job", "settings", "tables", "units"}  # roots that hold data only; may be read from floor 3 up
+# Roots that hold data only; may be read from floor 3 up.
+PLAIN_DATA = {"job", "settings", "tables", "units"}
 FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "dag": {"compression"}}
 
 
