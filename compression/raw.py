@@ -59,8 +59,10 @@ class RawCodec:
             raise CodecError(f"raw/1 cannot read memory of device {flat.device}: cpu or cuda")
         if flat.numel() == 0:
             return Encoded(b"", ())
+        # Contiguous, but a dimension of one element may have any stride, so the stride is given.
         # numpy has no bfloat16, so the bytes are viewed before they go through it.
-        view = flat.reshape(-1).view(torch.uint8).numpy().data
+        row = flat.as_strided((flat.numel(),), (1,))
+        view = row.view(torch.uint8).numpy().data
         return Encoded(b"", (view.toreadonly(),))
 
     def decode(

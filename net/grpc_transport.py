@@ -24,9 +24,10 @@ import grpc.aio
 
 from ..dag.flow import Role
 from .buffers import keep_heap_warm
+from .connection import Connection
 from .frame import FrameKey, Payload
 from .messages import MAX_MESSAGE_BYTES
-from .switchboard import MAX_FRAME_BYTES, Connection, Switchboard, backoff_s
+from .switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
 from .transport import OnEvent
 
 __all__ = ["CHANNEL_OPTIONS", "GrpcTransport"]

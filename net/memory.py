@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Callable
 
 from ..dag.flow import Role
+from .connection import Connection
 from .frame import FrameKey, Payload
-from .switchboard import MAX_FRAME_BYTES, Connection, Switchboard, backoff_s
+from .switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
 from .transport import OnEvent
 
 __all__ = ["Carry", "MemoryNetwork", "MemoryTransport", "Tamper", "steady"]

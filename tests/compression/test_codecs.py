@@ -132,6 +132,11 @@ def test_raw_copies_nothing_in_either_direction():
     assert data[2:4] == b"\x80\x3f"
 
 
+def test_raw_takes_one_element_of_any_stride():
+    raw, tensor = CODECS["raw/1"], torch.randn(4, 2, dtype=torch.float32).bfloat16()[:1, 1]
+    assert torch.equal(raw.decode(spec_of(tensor), b"", over_the_wire(raw.encode(tensor))), tensor)
+
+
 def test_raw_takes_tensors_that_require_a_gradient():
     raw, tensor = CODECS["raw/1"], torch.randn(3, requires_grad=True)
     back = raw.decode(spec_of(tensor), b"", over_the_wire(raw.encode(tensor)))

@@ -135,10 +135,10 @@ def test_a_piece_grows_to_fifty_milliseconds_of_the_link_and_no_further(pair):
         now += sizes[-1] / speed
     assert sizes[0] == MIN_CHUNK_BYTES
     assert sizes[-1] == pytest.approx(0.05 * speed, rel=0.05)
-    for _ in range(60):
+    for _ in range(20):
         size = piece_at(now)
         now += size / 1e12
-    assert size == 1 << 20
+    assert size == 2 << 20
 
 
 def test_after_idling_the_first_piece_does_not_take_the_link_for_slow(pair):

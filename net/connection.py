@@ -1,0 +1,137 @@
+"""One stream of a link without I/O, from its hello to its last words.
+
+A transport gives a connection each message that comes (`receive`), writes what it has to say
+(`pull`), tells it when the stream ended (`closed`), and closes the stream when the connection is
+`over` and has nothing more to say. What it may do with its link the switchboard decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .frame import FrameError
+from .link import Link
+from .messages import Hello, Message, Parts, Refusal, decode, record, seal
+from .transport import LinkDown, LinkRefused, LinkUp, TransportEvent
+
+if TYPE_CHECKING:
+    from .switchboard import Switchboard
+
+__all__ = ["Connection"]
+
+
+class Connection:
+    """One stream of a link, from the hello on. `wake` is called when there is something to pull."""
+
+    def __init__(
+        self, board: Switchboard, wake: Callable[[], None], link: Link | None, dial: tuple[int, int]
+    ) -> None:
+        self._board = board
+        self.wake = wake
+        self._link = link  # None before the hello of an incoming one, and when it is over
+        self.peer = link.peer if link else ""
+        """Who is at the other end, as far as it is known."""
+        self.dial = dial  # (generation, attempt)
+        self.dialled = link is not None
+        self.over = False
+        """Nothing is received any more; the stream is closed once `pull` gives None."""
+        self.useful = False
+        """Whether it moved a whole frame; a dialler that gets nowhere comes back more slowly."""
+        self._last_words: list[Parts] = []
+        if link is not None:
+            self._say(link.hello(*dial))
+
+    @property
+    def greeted(self) -> bool:
+        return self._link is not None and self._board.uses(self._link, self)
+
+    def _say(self, message: Hello | Refusal) -> None:
+        self._last_words.append(seal([record(message)]))
+
+    def receive(self, message: bytes) -> None:
+        """A message came. Nothing is raised, whatever it is."""
+        if self.over:
+            return
+        try:
+            records = decode(message)
+        except FrameError as e:
+            self.refuse("protocol", str(e))
+            return
+        for part in records:
+            try:
+                events = self._take(part)
+            except FrameError as e:
+                self.refuse("protocol", str(e))
+                return
+            self._board.emit(events)
+
+    def _take(self, message: Message) -> list[TransportEvent]:
+        if self.over:  # by what came before it, or by the owner in a callback
+            return []
+        if isinstance(message, Refusal):
+            why = f"{self.peer or 'the other side'} refuses: {message.text}"
+            return [LinkRefused(self.peer, why), *self.end(why)]
+        if self.greeted:
+            assert self._link is not None
+            events = self._link.receive(message)
+            self.useful |= bool(events)
+            if self._link.ready:
+                self.wake()
+            return events
+        if not isinstance(message, Hello):
+            raise FrameError(f"a {type(message).__name__} before the hello")
+        return self._greet(message)
+
+    def _greet(self, hello: Hello) -> list[TransportEvent]:
+        if self._link is None:
+            self.dial = (hello.generation, hello.attempt)
+            self._link = self._board.admit(self, hello)
+            if self._link is None:
+                return []
+            self.peer = self._link.peer
+            events = self._link.greet(hello)
+            self._say(self._link.hello(*self.dial))
+        elif (hello.generation, hello.attempt) == self.dial:
+            events = self._link.greet(hello)
+        else:
+            raise FrameError(
+                f"{self.peer} answers dial {hello.generation}, attempt {hello.attempt}: "
+                f"this is dial {self.dial[0]}, attempt {self.dial[1]}"
+            )
+        self._board.connected(self._link, self)
+        self.wake()
+        return [LinkUp(self._link.peer, self.dial[0]), *events]
+
+    def pull(self, now: float) -> Parts | None:
+        """The next message to write, in parts; None when there is nothing now."""
+        if self._last_words:
+            return self._last_words.pop(0)
+        if self.over or not self.greeted:
+            return None
+        assert self._link is not None
+        return self._link.pull(now)
+
+    def refuse(self, code: str, why: str, peer: str = "") -> None:
+        """The other side broke a rule or is not wanted: it is told, and so is our owner."""
+        self._say(Refusal(code, why))
+        self._board.emit([LinkRefused(peer or self.peer, why), *self.end(why)])
+
+    def closed(self, why: str) -> None:
+        """The stream ended, or could not be opened."""
+        if not self.over:
+            unreached = self.dialled and not self.greeted
+            events = self.end(why)
+            self._board.emit([LinkDown(self.peer, why)] if unreached else events)
+
+    def end(self, why: str) -> list[TransportEvent]:
+        """It is over; returns what is to be said of it."""
+        if self.over:
+            return []
+        was_up = self.greeted
+        self.over = True
+        if self._link is not None:
+            self._board.disconnected(self._link, self)
+        self._link = None  # a connection that is still being closed keeps no frames
+        self.wake()
+        return [LinkDown(self.peer, why)] if was_up else []
