@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from shoal import models
 from shoal.dag.convert import graph_to_bytes, lowered_to_bytes, plan_to_proto
 from shoal.dag.graph import Graph
 from shoal.dag.plan import Plan
@@ -101,13 +101,14 @@ class Laboratory:
         """The oracle: the same job as one loop over the same microbatches."""
         module, train = copy.deepcopy(self.module), self.job.train
         reader = self.reader()
-        seen = oracle.train(
-            module,
-            lambda step, m: reader.batch(step, m, train.microbatch_size),
-            train,
-            steps=train.steps or 0,
-            microbatches=train.microbatches,
-        )
+        with models.ready(module, self.job):
+            seen = oracle.train(
+                module,
+                lambda step, m: reader.batch(step, m, train.microbatch_size),
+                train,
+                steps=train.steps or 0,
+                microbatches=train.microbatches,
+            )
         return Trained(seen.losses, seen.norms, dict(module.state_dict()), [], [])
 
     def reader(self) -> Reader:
@@ -120,18 +121,17 @@ class Laboratory:
 
 
 @pytest.fixture(scope="session")
-def laboratory() -> Iterator[Callable[..., Laboratory]]:
-    """Makes a Laboratory from a module factory and the keys of a job; one per name and session."""
+def laboratory() -> Iterator[Callable[[Job], Laboratory]]:
+    """Makes a Laboratory for a job; one per name and session."""
     made: dict[str, Laboratory] = {}
     with ExitStack() as open_jobs:
 
-        def make(name: str, factory: Callable[[], nn.Module], **keys: Any) -> Laboratory:
-            if name not in made:
-                torch.manual_seed(0)
-                module = factory()
-                job = Job(model=copy.deepcopy(module), name=name, **keys)
-                made[name] = Laboratory(job, open_jobs.enter_context(prepare(job)), module)
-            return made[name]
+        def make(job: Job) -> Laboratory:
+            if job.name not in made:
+                module = models.build(job)
+                prepared = open_jobs.enter_context(prepare(job))
+                made[job.name] = Laboratory(job, prepared, module)
+            return made[job.name]
 
         yield make
 

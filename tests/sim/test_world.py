@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.examples.gpt import GPT
+from shoal.job import Job
 from shoal.net.memory import steady
 from shoal.peer.events import StopAsked
 from shoal.peer.machine import PeerOptions
 from shoal.proto import broker_pb2
 from shoal.sim.world import PeerSpec
 
-KEYS = {"data": {"kind": "text", "length": 16}, "steps": 4, "batch": 8, "microbatch": 2, "lr": 1e-2}
+JOB = Job.from_table(
+    {
+        "version": 1,
+        "name": "gpt",
+        "model": {
+            "factory": "shoal.examples.gpt:gpt",
+            "args": {"layers": 2, "width": 16, "heads": 2, "length": 16, "dropout": 0.0},
+        },
+        "data": {"kind": "text", "length": 16},
+        "train": {"steps": 4, "batch": 8, "microbatch": 2, "lr": 1e-2},
+    }
+)
 
 
 @pytest.fixture
 def gpt(laboratory):
-    return laboratory("gpt", lambda: GPT(2, 16, 2, 16, 0.0), **KEYS)
+    return laboratory(JOB)
 
 
 def test_a_run_equals_the_plain_loop(gpt, equal_training):
@@ -83,7 +94,7 @@ def test_nobody_with_enough_memory_ends_the_run_and_says_how_much_is_short(gpt):
     last = world.finish(world.submit(gpt.spec))[-1].state
     assert last.phase == broker_pb2.FAILED
     assert "memory" in last.reason.text
-    assert "tiny" in last.reason.text
+    assert "short by" in last.reason.text
 
 
 def test_a_broken_link_is_dialled_again_and_loses_nothing(gpt, equal_training):
