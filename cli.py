@@ -132,7 +132,7 @@ def sim(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the report only.")] = False,
 ) -> None:
     """Train on a cluster of real processes on this machine. Example: shoal sim --peers 4"""
-    from .front import SimulationFront
+    from .client.front import SimulationFront
     from .sim.cluster import SimOptions, simulate
 
     options = SimOptions(
@@ -197,9 +197,9 @@ def join(
     ] = None,
 ) -> None:
     """Join with one peer per device found here. Example: shoal join 127.0.0.1:7077 --insecure"""
+    from .job.units import ByteCount
     from .peer.config import JoinConfig
     from .peer.supervisor import supervise
-    from .units import ByteCount
 
     try:
         config = JoinConfig(
@@ -381,7 +381,7 @@ def _detachable(client: Client, run: Run) -> Iterator[None]:
 
 def _follow(run: Run, *, json: bool, export: bool) -> None:
     """Shows a run until it has ended, then exports."""
-    from .progress import follow
+    from .client.progress import follow
 
     state = run.checked(follow(run, json=json))
     target = run.export() if export else None
@@ -436,7 +436,7 @@ def _describe(broker: str | None, json: bool, *, peers: bool, runs: bool) -> Non
         parts = {"peers": peer_rows} if peers else {}
         _print_json({**parts, **({"runs": run_rows} if runs else {})})
         return
-    from .progress import print_table
+    from .client.progress import print_table
 
     if peers:
         print_table(f"{len(peer_rows)} peers at {client.address}", PEER_COLUMNS, peer_rows)

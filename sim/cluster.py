@@ -133,7 +133,9 @@ def _run(
         summary.run, summary.params = run.id, facts["parameters"]
         summary.operators = facts["operators"]
         if reader.manifest.kind == "text":
-            summary.unigram_entropy = unigram_entropy(p.read_bytes() for p in facts["shards"].values())
+            summary.unigram_entropy = unigram_entropy(
+                p.read_bytes() for p in facts["shards"].values()
+            )
         losses = _follow(run, cluster, summary, say)
         if summary.step_s:
             summary.tokens_per_s = facts["tokens_per_step"] / summary.step_s

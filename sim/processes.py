@@ -73,7 +73,10 @@ class LocalCluster:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -81,19 +84,29 @@ class LocalCluster:
         """Raises ClusterError when a process has ended that should run."""
         for name, process in self.processes.items():
             if process.poll() is not None:
-                raise ClusterError(f"{name} ended with exit code {process.returncode}:\n{self.log(name)}")
+                raise ClusterError(
+                    f"{name} ended with exit code {process.returncode}:\n{self.log(name)}"
+                )
 
     def log(self, name: str, lines: int = 20) -> str:
         """The last lines that a process wrote."""
         assert self.folder is not None
         path = self.folder / f"{name}.log"
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+        return (
+            "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+            if path.exists()
+            else ""
+        )
 
     def stop(self) -> None:
         """Ends every process, peers first; returns when none is left."""
         for names in ([n for n in self.processes if n != "broker"], ["broker"]):
             group = [self.processes[n] for n in names if n in self.processes]
-            for sign, patience_s in ((signal.SIGINT, 3.0), (signal.SIGINT, 5.0), (signal.SIGKILL, 5.0)):
+            for sign, patience_s in (
+                (signal.SIGINT, 3.0),
+                (signal.SIGINT, 5.0),
+                (signal.SIGKILL, 5.0),
+            ):
                 for process in group:
                     if process.poll() is None:
                         os.killpg(process.pid, sign)

@@ -73,7 +73,11 @@ def _si(n: float) -> str:
 def render(s: Summary) -> str:
     """The report of the files page, as far as its lines were measured."""
     state = "OK" if s.exit == 0 else f"FAILED: {s.error}"
-    lines = [f"{s.name} · seed {s.seed} · {s.world}" + (f" · run {s.run}" if s.run else "") + f" · {state}"]
+    lines = [
+        f"{s.name} · seed {s.seed} · {s.world}"
+        + (f" · run {s.run}" if s.run else "")
+        + f" · {state}"
+    ]
     if s.stages:
         spare = f"; in pool: {'; '.join(s.spares)}" if s.spares else ""
         lines.append(

@@ -314,9 +314,7 @@ class _Peer:
     def _tell(self, message: broker_pb2.PeerMessage) -> None:
         stream, data = self._stream, message.SerializeToString(deterministic=True)
         self.world.note(self.name, f"says {message.WhichOneof('kind')}")
-        self.world.after(
-            self.world.control_latency_s, lambda: self.world.broker.said(stream, data)
-        )
+        self.world.after(self.world.control_latency_s, lambda: self.world.broker.said(stream, data))
 
     # ------------------------------------------------------------ links
 

@@ -256,7 +256,7 @@ def test_a_live_module_trains_and_gets_its_weights_back(
 
 
 def shoal_module(job: Path) -> torch.nn.Module:
-    from shoal import models
+    from shoal.client import models
 
     return models.build(shoal.Job(model="net.py:net", steps=1, folder=job.parent))
 

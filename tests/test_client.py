@@ -16,14 +16,14 @@ import pytest
 import shoal
 import torch
 from safetensors.torch import load_file
-from shoal import client as client_module
-from shoal import models, weights
-from shoal.client import AddressError, BrokerUnreachable, Client, Refused, RunFailed, find_address
+from shoal.client import BrokerUnreachable, Client, Refused, RunFailed, models, weights
+from shoal.client import session as client_module
+from shoal.client.records import Recorder, read_run
+from shoal.client.session import AddressError, find_address
+from shoal.client.submission import prepare, transfer
 from shoal.job import Job, SettingsError
 from shoal.proto import broker_pb2 as pb
 from shoal.proto.broker_pb2_grpc import RunsServicer, add_RunsServicer_to_server
-from shoal.records import Recorder, read_run
-from shoal.submission import prepare, transfer
 from torch import Tensor, nn
 
 # ---------------------------------------------------------------- a scripted broker

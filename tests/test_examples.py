@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from shoal import models
+from shoal.client import models
 from shoal.dag.capture import capture
 from shoal.examples import resnet_digits, unet
 from shoal.job import Job

@@ -17,23 +17,15 @@ FLOORS = {
     "sim": 4,
     "cli": 5,
     "client": 5,
-    "evaluate": 5,
-    "front": 5,
-    "models": 5,
-    "progress": 5,
-    "records": 5,
-    "submission": 5,
-    "weights": 5,
     "__init__": 5,
 }
-# Roots that hold data only; may be read from floor 3 up.
-PLAIN_DATA = {"job", "settings", "tables", "units"}
+PLAIN_DATA = {"job"}  # holds data only; may be read from floor 3 up
 FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "dag": {"compression"}}
 
 
 def rooms() -> list[tuple[str, Path]]:
     files = [(p.stem, p) for p in ROOT.glob("*.py")]
-    for room in FLOORS:
+    for room in (*FLOORS, *PLAIN_DATA):
         files += [(room, p) for p in sorted((ROOT / room).rglob("*.py"))]
     return [(room, p) for room, p in files if "_pb2" not in p.name]
 

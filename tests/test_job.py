@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import shoal
+import shoal.job
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal import job as job_module
-from shoal import tables
-from shoal.job import Data, Job, SettingsError, Train, Training
-from shoal.settings import read_toml
-from shoal.units import ByteCount, Duration, Rate, UnitError
+from shoal.job import Data, Job, SettingsError, Train, Training, tables
+from shoal.job import spec as job_module
+from shoal.job.settings import read_toml
+from shoal.job.units import ByteCount, Duration, Rate, UnitError
 
 HEAD = 'version = 1\n[model]\nfactory = "a:b"\n'
 
@@ -215,8 +215,8 @@ def test_every_setting_says_what_it_is() -> None:
         for node in ast.parse(Path(path).read_text()).body
     ]
     for node in nodes:
-        if isinstance(node, ast.ClassDef) and is_dataclass(getattr(job_module, node.name)):
-            names = {f.name for f in fields(getattr(job_module, node.name))}
+        if isinstance(node, ast.ClassDef) and is_dataclass(getattr(shoal.job, node.name)):
+            names = {f.name for f in fields(getattr(shoal.job, node.name))}
             pairs = zip(node.body, node.body[1:], strict=False)
             said = {
                 a.target.id

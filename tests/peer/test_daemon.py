@@ -15,8 +15,8 @@ from typing import Any
 import grpc.aio
 import pytest
 import torch
-from shoal import submission
 from shoal.broker.server import Broker, BrokerConfig
+from shoal.client import submission
 from shoal.dag.convert import graph_to_bytes
 from shoal.job import Job
 from shoal.net.blobs_client import BlobClient

@@ -7,14 +7,12 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load
-from torch import Tensor, nn
-
-from shoal import models
+from shoal.client import models
+from shoal.client.submission import Prepared, prepare
 from shoal.dag.convert import graph_to_bytes, lowered_to_bytes, plan_to_proto
 from shoal.dag.graph import Graph
 from shoal.dag.plan import Plan
@@ -23,7 +21,7 @@ from shoal.peer.data.reader import Reader
 from shoal.proto import broker_pb2, common_pb2
 from shoal.sim import oracle
 from shoal.sim.world import PeerSpec, World
-from shoal.submission import Prepared, prepare
+from torch import Tensor, nn
 
 
 @dataclass

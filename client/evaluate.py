@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..job import Job
+from ..net.blobs_client import BlobClient
+from ..peer.data.manifest import DataError, Manifest
+from ..peer.data.reader import Reader
 from . import models
-from .job import Job
-from .net.blobs_client import BlobClient
-from .peer.data.manifest import DataError, Manifest
-from .peer.data.reader import Reader
 from .submission import transfer
 
 __all__ = ["held_out"]

@@ -10,8 +10,8 @@ from typing import Literal
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from .net.blobs_client import BlobClient
-from .proto.broker_pb2 import WeightFile
+from ..net.blobs_client import BlobClient
+from ..proto.broker_pb2 import WeightFile
 from .records import replacing
 from .submission import transfer
 

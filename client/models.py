@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .job import LIVE, Job
+from ..job import LIVE, Job
 
 __all__ = [
     "ModelError",

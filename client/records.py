@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .proto.broker_pb2 import StepDone
+from ..proto.broker_pb2 import StepDone
 
 __all__ = ["Recorder", "read_run", "replacing", "step_numbers", "write_run"]
 

@@ -23,19 +23,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ..dag.capture import capture
+from ..dag.convert import graph_to_bytes, lowered_to_bytes
+from ..dag.graph import Graph, GraphError, Lowered
+from ..dag.lower import lower
+from ..job import Job, SettingsError
+from ..job.settings import plain
+from ..net.blobs_client import BlobClient
+from ..peer.data.manifest import Manifest
+from ..peer.data.sampler import steps_for
+from ..peer.data.sources import resolve
+from ..proto.broker_pb2 import RunSpec, WeightFile
 from . import models
-from .dag.capture import capture
-from .dag.convert import graph_to_bytes, lowered_to_bytes
-from .dag.graph import Graph, GraphError, Lowered
-from .dag.lower import lower
-from .job import Job, SettingsError
-from .net.blobs_client import BlobClient
-from .peer.data.manifest import Manifest
-from .peer.data.sampler import steps_for
-from .peer.data.sources import resolve
-from .proto.broker_pb2 import RunSpec, WeightFile
 from .records import write_run
-from .settings import plain
 
 __all__ = ["Prepared", "prepare", "transfer", "upload"]
 

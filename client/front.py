@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import nn
 
+from ..dag.operators import takes_key
+from ..job import Job
 from . import models
-from .client import Client, Run
-from .dag.operators import takes_key
-from .job import Job
+from .session import Client, Run
 from .submission import prepare
 
 __all__ = ["SimulationFront"]

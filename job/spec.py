@@ -22,38 +22,17 @@ from .tables import (
     LIVE,
     Codec,
     Data,
-    Federated,
     Model,
-    Outer,
     Output,
-    Partition,
     PlanOptions,
     Recovery,
-    Stop,
     Sync,
     Train,
     Training,
     json_object,
 )
 
-__all__ = [
-    "LIVE",
-    "Codec",
-    "Data",
-    "Federated",
-    "Job",
-    "Model",
-    "Outer",
-    "Output",
-    "Partition",
-    "PlanOptions",
-    "Recovery",
-    "SettingsError",
-    "Stop",
-    "Sync",
-    "Train",
-    "Training",
-]
+__all__ = ["Job"]
 
 
 @dataclass(frozen=True, kw_only=True, init=False)

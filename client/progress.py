@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .client import Run
-from .proto.broker_pb2 import Phase, RunEvent, RunState
+from ..proto.broker_pb2 import Phase, RunEvent, RunState
 from .records import step_numbers
+from .session import Run
 
 __all__ = ["follow", "print_table"]
 

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import grpc
 
-from .job import Job
-from .proto import broker_pb2
-from .proto.broker_pb2 import Description, RunEvent, RunState
-from .proto.broker_pb2_grpc import RunsStub
+from ..job import Job
+from ..proto import broker_pb2
+from ..proto.broker_pb2 import Description, RunEvent, RunState
+from ..proto.broker_pb2_grpc import RunsStub
 from .records import Recorder, read_run, replacing
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class Client:
     @contextmanager
     def translated(self) -> Iterator[None]:
         """gRPC's errors as ours; the only place that knows its status codes."""
-        from .net.blobs_client import BlobTransferError
+        from ..net.blobs_client import BlobTransferError
 
         try:
             yield

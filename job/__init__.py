@@ -1,0 +1,39 @@
+"""The job as plain data: every key of job.toml, read strictly, with units and refusals by name."""
+
+from .settings import SettingsError
+from .spec import Job
+from .tables import (
+    LIVE,
+    Codec,
+    Data,
+    Federated,
+    Model,
+    Outer,
+    Output,
+    Partition,
+    PlanOptions,
+    Recovery,
+    Stop,
+    Sync,
+    Train,
+    Training,
+)
+
+__all__ = [
+    "LIVE",
+    "Codec",
+    "Data",
+    "Federated",
+    "Job",
+    "Model",
+    "Outer",
+    "Output",
+    "Partition",
+    "PlanOptions",
+    "Recovery",
+    "SettingsError",
+    "Stop",
+    "Sync",
+    "Train",
+    "Training",
+]
