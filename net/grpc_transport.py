@@ -26,7 +26,7 @@ from ..dag.flow import Role
 from .buffers import keep_heap_warm
 from .connection import Connection
 from .frame import FrameKey, Payload
-from .messages import MAX_MESSAGE_BYTES
+from .messages import MAX_CHUNK_BYTES, MAX_MESSAGE_BYTES
 from .switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
 from .transport import OnEvent
 
@@ -35,6 +35,8 @@ __all__ = ["CHANNEL_OPTIONS", "GrpcTransport"]
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # HTTP/2's 16 KiB frames cost a twentieth of the throughput (measured, 16 MiB tensors).
+    ("grpc.http2.max_frame_size", MAX_CHUNK_BYTES),
     # Else channels to one address share a connection, and with it its flow control and backoff.
     ("grpc.use_local_subchannel_pool", 1),
     # A peer that vanished without a word is noticed within 20 s, with or without traffic.
