@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json as json_module
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -450,6 +451,8 @@ RUN_COLUMNS = ("run", "name", "phase", "step", "steps", "reason")
 
 def main() -> None:
     """The `shoal` command."""
+    # gRPC's core reports to stderr what comes back as a status too, and is said there in words.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     app()
 
 

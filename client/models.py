@@ -102,8 +102,11 @@ def _call(function: Callable[..., Any], args: Mapping[str, Any], factory: str) -
 
 def _story(error: BaseException) -> str:
     """The error and the line of the user's code that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is ours
+    users = [f for f in frames if not f.filename.startswith("<frozen importlib")]
+    where = f" ({users[-1].filename}, line {users[-1].lineno})" if users else ""
+    if isinstance(error, SyntaxError):  # its text names the place
+        where = ""
     return f"{type(error).__name__}: {error}{where}"
 
 

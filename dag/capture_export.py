@@ -18,6 +18,7 @@ from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch._decomp import decomposition_table
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.traceback import preserve_node_meta
@@ -154,7 +155,7 @@ def export(
     # Two names for one tensor would become one input of the program.
     given = tuple(t.detach().clone() for t in inputs.values())
     batch = Dim("batch", min=2)
-    with _quiet():
+    with _quiet(), _right_losses():
         try:
             with preserve_node_meta():
                 program = torch.export.export(
@@ -172,6 +173,20 @@ def export(
     # The forward ran more than once if torch asked for it; the names of one pass are enough.
     metrics = tuple(dict.fromkeys(seen.metrics))
     return Exported(program, tuple(inputs), seen.has_weight, metrics)
+
+
+@contextlib.contextmanager
+def _right_losses() -> Iterator[None]:
+    """While a loss stays composite, torch (2.13) takes its shape from a Python reference whose
+    `reduction` is text, and hands it the operator's number: an unreduced loss gets the shape of a
+    scalar, or an error. Without the reference it takes the shape from the operator itself."""
+    aten = torch.ops.aten
+    losses = (aten.nll_loss, aten.margin_ranking_loss, aten.hinge_embedding_loss)
+    kept = {x.default: decomposition_table.pop(x.default, None) for x in losses}
+    try:
+        yield
+    finally:
+        decomposition_table.update({k: f for k, f in kept.items() if f is not None})
 
 
 @contextlib.contextmanager

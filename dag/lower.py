@@ -256,4 +256,21 @@ def _renaming(names: dict[str, str]) -> Callable[[Arg], Arg]:
 
 @cache
 def _table() -> dict[Any, Callable[..., Any]]:
-    return dict(core_aten_decompositions())
+    """torch's rules for core ATen, and those that it has not. The gradient of each is that of the
+    operator in its place (max and amax share it evenly among equal elements)."""
+    aten = torch.ops.aten
+    return dict(core_aten_decompositions()) | {
+        aten.max.default: lambda x: aten.amax.default(x),
+        aten.min.default: lambda x: aten.amin.default(x),
+        aten.exp2.default: lambda x: aten.pow.Scalar(2.0, x),
+        aten.var_mean.correction: _var_mean,
+    }
+
+
+def _var_mean(
+    x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    aten = torch.ops.aten
+    dims = list(range(x.dim())) if dim is None else dim
+    var = aten.var.correction(x, dims, correction=correction, keepdim=keepdim)
+    return var, aten.mean.dim(x, dims, keepdim)

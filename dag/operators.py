@@ -112,7 +112,7 @@ col2im lstm.input gru.input rnn_tanh.input rnn_relu.input lstm_cell gru_cell cos
 pairwise_distance cdist mse_loss l1_loss smooth_l1_loss huber_loss cross_entropy_loss
 nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward binary_cross_entropy
 binary_cross_entropy_with_logits kl_div soft_margin_loss cosine_embedding_loss
-triplet_margin_loss margin_ranking_loss poisson_nll_loss
+triplet_margin_loss margin_ranking_loss poisson_nll_loss hinge_embedding_loss
 """
 
 FULL = _names(_POINTWISE, _SHAPE, _INDEX, _CREATE, _REDUCE, _MATRIX, _NETWORK) | RANDOM

@@ -31,13 +31,14 @@ LOWER = _aten(
 HIGHER = _aten(
     """_fused_rms_norm _log_softmax _softmax acos asin binary_cross_entropy
     binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity
-    cross_entropy_loss cumprod cumsum erfinv exp expm1 group_norm huber_loss kl_div l1_loss
-    layer_norm linalg_vector_norm log log10 log1p log2 log_softmax.int logsumexp logcumsumexp
-    margin_ranking_loss mean mean.dim mse_loss native_layer_norm native_group_norm nll_loss
-    nll_loss2d nll_loss_nd norm.Scalar norm.ScalarOpt_dim pairwise_distance poisson_nll_loss
-    pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor prod prod.dim_int reciprocal rms_norm rsqrt sinh
-    smooth_l1_loss soft_margin_loss softmax.int softplus std.correction std.dim sum
-    sum.dim_IntList tan triplet_margin_loss var.correction var.dim var_mean.correction"""
+    cross_entropy_loss cumprod cumsum erfinv exp expm1 group_norm hinge_embedding_loss
+    huber_loss kl_div l1_loss layer_norm linalg_vector_norm log log10 log1p log2 log_softmax.int
+    logcumsumexp logsumexp margin_ranking_loss mean mean.dim mse_loss native_group_norm
+    native_layer_norm nll_loss nll_loss2d nll_loss_nd norm.Scalar norm.ScalarOpt_dim
+    pairwise_distance poisson_nll_loss pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor prod
+    prod.dim_int reciprocal rms_norm rsqrt sinh smooth_l1_loss soft_margin_loss softmax.int
+    softplus std.correction std.dim sum sum.dim_IntList tan triplet_margin_loss var.correction
+    var.dim var_mean.correction"""
 )
 """Run in float32: reductions, norms, losses and what has a large range."""
 

@@ -46,6 +46,9 @@ class Duration(float):
     def __str__(self) -> str:
         return f"{float(self)!r}s"
 
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
+        return type(self), (str(self),)  # copies are made from text: a bare number is refused
+
 
 class ByteCount(int):
     """An amount of memory in bytes: `ByteCount("8GiB")`, `ByteCount("2MB")`."""
@@ -70,6 +73,9 @@ class ByteCount(int):
     def __str__(self) -> str:
         return f"{int(self)}B"
 
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
+        return type(self), (str(self),)  # see Duration
+
 
 class Rate(float):
     """A speed in bytes per second: `Rate("20Mbit")` is 2.5e6, `Rate("2MB/s")` is 2e6."""
@@ -91,3 +97,6 @@ class Rate(float):
 
     def __str__(self) -> str:
         return f"{float(self)!r}B/s"
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
+        return type(self), (str(self),)  # see Duration

@@ -47,6 +47,8 @@ class PeerConfig:
     """Where its Frames service listens, and what it tells others."""
     give_up_s: float | None = None
     """End with code 3 after so long without the broker. None: keep trying."""
+    first_s: float | None = None
+    """The same before it has reached the broker for the first time. None: as give_up_s."""
     drain_s: float = 30.0
     """How long the first stop waits for the end of a step."""
     log: str = "info"
@@ -89,6 +91,9 @@ class JoinConfig:
     state: Path | None = None
     """Folder with one folder per device in it. None: DEFAULT_STATE / name."""
     give_up_s: float | None = None
+    first_s: float | None = 30.0
+    """See PeerConfig; of the first start of a worker. A wrong address is told soon, and a peer
+    that was a member waits for its broker however long that is away."""
     drain_s: float = 30.0
     log: str = "info"
 
@@ -101,7 +106,7 @@ class JoinConfig:
             )
         if self.devices != "all" and not self.devices:
             raise ValueError('devices are empty: expected "all" or names such as "cpu", "cuda:0"')
-        for field in ("memory_bytes", "threads", "give_up_s"):
+        for field in ("memory_bytes", "threads", "give_up_s", "first_s"):
             value = getattr(self, field)
             if value is not None and value <= 0:
                 raise ValueError(f"{field} is {value}: expected a number above 0")

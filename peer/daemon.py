@@ -114,7 +114,9 @@ class Worker:
         self._fetching: set[Future[bytes | None]] = set()
 
         address = f"{config.host}:{port}"
-        options = PeerOptions(give_up_s=config.give_up_s, drain_s=config.drain_s)
+        options = PeerOptions(
+            give_up_s=config.give_up_s, first_s=config.first_s, drain_s=config.drain_s
+        )
         self.machine = PeerMachine(
             me.peer, me.boot, profile, counter=me.counter, address=address, options=options
         )

@@ -64,6 +64,9 @@ class PeerOptions:
     backoff_max_s: float = 30.0
     give_up_s: float | None = None
     """Exit with code 3 when no Welcome came for so long. None: keep trying, as a daemon should."""
+    first_s: float | None = None
+    """The same before the first Welcome of all: an address is more often wrong than a broker is
+    late. None: as give_up_s."""
     drain_s: float = 30.0
     """How long the owner's first stop waits for the end of a step."""
     outbox: int = 1024
@@ -105,6 +108,7 @@ class PeerMachine:
         self._state: Literal["new", "waiting", "connecting", "greeting", "member"] = "new"
         self._heartbeat_s = 1.0  # of the last Welcome
         self._failures = 0  # connections without a Welcome in a row
+        self._was_member = False
         self._away_since: float | None = None  # since when it is no member; None while it is one
         self._outbox: deque[e.Tell] = deque()
         self._terms: dict[str, int] = {}  # highest term seen of the latest runs, oldest first
@@ -239,6 +243,8 @@ class PeerMachine:
             self._away_since = now
         away = now - self._away_since
         give_up = self.options.give_up_s
+        if not self._was_member and self.options.first_s is not None:
+            give_up = self.options.first_s
         if give_up is not None and away >= give_up:
             text = f"no broker for {away:.0f} s ({self._failures + 1} attempts), the last: {why}"
             return [*self._drop_assignment(), self._exit(3, text)]
@@ -281,6 +287,7 @@ class PeerMachine:
 
     def _welcomed(self, welcome: broker_pb2.Welcome, now: float) -> list[e.Instruction]:
         self._state = "member"
+        self._was_member = True
         self._heartbeat_s = welcome.heartbeat_s or 1.0
         self._failures = 0
         self._away_since = None

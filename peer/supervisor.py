@@ -63,6 +63,7 @@ def peer_configs(config: JoinConfig, devices: Sequence[str]) -> list[PeerConfig]
             operator_set=config.operator_set,
             threads=config.threads,
             give_up_s=config.give_up_s,
+            first_s=config.first_s,
             drain_s=config.drain_s,
             log=config.log,
         )
@@ -113,6 +114,7 @@ class _Child:
         self.process, self.code = None, code
         if ending or code in _ON_PURPOSE:
             return
+        self.config = replace(self.config, first_s=None)  # it may have been a member
         lived = time.monotonic() - self.started_at
         self.pause_s = _FIRST_PAUSE_S if lived >= _HEALTHY_S else self.pause_s
         self.start_at = time.monotonic() + self.pause_s

@@ -30,7 +30,7 @@ class Trained:
 
 
 def learning_rate(t: Train, step: int, steps: int) -> float:
-    """The rate of an update, counted from 0: linear warm-up, then the named schedule to lr_final."""
+    """The rate of an update, counted from 0: linear warm-up, then the schedule to lr_final."""
     warm = t.warmup if isinstance(t.warmup, int) else round(float(t.warmup[:-1]) / 100 * steps)
     if step < warm:
         return t.lr * (step + 1) / warm
@@ -48,7 +48,8 @@ def learning_rate(t: Train, step: int, steps: int) -> float:
 
 
 def optimizer_of(module: nn.Module, t: Train) -> torch.optim.Optimizer:
-    decay, plain = [], []
+    decay: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for name, p in module.named_parameters():
         if p.requires_grad:
             (plain if any(fnmatch(name, glob) for glob in t.no_decay) else decay).append(p)
@@ -58,7 +59,7 @@ def optimizer_of(module: nn.Module, t: Train) -> torch.optim.Optimizer:
     ]
     if t.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=t.lr, momentum=t.momentum)
-    return torch.optim.AdamW(groups, lr=t.lr, betas=tuple(t.betas), eps=t.eps)
+    return torch.optim.AdamW(groups, lr=t.lr, betas=(t.betas[0], t.betas[1]), eps=t.eps)
 
 
 def train(

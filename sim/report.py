@@ -17,7 +17,7 @@ __all__ = ["Summary", "render", "unigram_entropy", "write_json"]
 
 @dataclass(kw_only=True)
 class Summary:
-    """Everything measured in one run. Losses in nats per token, times in seconds, sizes in bytes."""
+    """What one run measured. Losses in nats per token, times in seconds, sizes in bytes."""
 
     name: str
     world: str

@@ -33,7 +33,7 @@ from ..peer.machine import PeerMachine, PeerOptions
 from ..peer.order import BuildOrder, order_from_assign
 from ..proto import broker_pb2, common_pb2, graph_pb2
 
-__all__ = ["PeerSpec", "Stalled", "World"]
+__all__ = ["PeerSpec", "StalledError", "World"]
 
 OVERHEAD_S = 1e-4
 """Computing time of an action besides its FLOPs."""
@@ -41,7 +41,7 @@ PLANNING_S = 0.05
 """How long a plan takes to make, in the world's time."""
 
 
-class Stalled(RuntimeError):
+class StalledError(RuntimeError):
     """Nothing is left to happen, or too much time went by, before what was waited for."""
 
 
@@ -108,11 +108,11 @@ class World:
         self.log.append(f"{self.now:.9f} {who} {what}")
 
     def until(self, done: Callable[[], bool], limit_s: float = 3600.0) -> None:
-        """Lets the world go on until `done()`. Raises Stalled when it never will."""
+        """Lets the world go on until `done()`. Raises StalledError when it never will."""
         end = self.now + limit_s
         while not done():
             if not self._heap or self._heap[0][0] > end:
-                raise Stalled(f"at {self.now:.3f} s: {self.broker.machine!r}\n" + self._tail())
+                raise StalledError(f"at {self.now:.3f} s: {self.broker.machine!r}\n" + self._tail())
             self.now, _, callback = heapq.heappop(self._heap)
             callback()
 

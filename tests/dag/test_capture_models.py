@@ -155,6 +155,25 @@ class EncoderDecoder(nn.Module):
         return F.cross_entropy(self.head(h).transpose(1, 2), target[:, 1:])
 
 
+class Masked(nn.Module):
+    """Losses per token, flat and in the shape of the batch again, weighted by masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.head = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        logits, mask = self.head(self.emb(x)), (y > 2).float()
+        flat = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+        loss = (flat * mask.flatten()).sum() / mask.sum().clamp(min=1)
+        logs = logits.flatten(0, 1).log_softmax(-1)
+        each = F.nll_loss(logs, y.flatten(), reduction="none").view(x.shape[0], x.shape[1])
+        each = each + F.margin_ranking_loss(each, each.detach() + 1, mask, reduction="none")
+        each = each + F.hinge_embedding_loss(each, 1 - 2 * mask, reduction="none")
+        worst = (each * mask).amax(1).mean() + each.max()
+        return {"loss": loss + 0.1 * worst, "weight": mask.sum(), "worst": worst}
+
+
 class InPlace(nn.Module):
     """In-place operators on activations, a no_grad target, and a detached path."""
 
@@ -228,6 +247,7 @@ CASES = {
         lambda b: {"x": torch.randn(b, 1, 4, 4), "mask": (torch.rand(b, 1, 4, 4) > 0.3).float()},
     ),
     "encoder_decoder": Case(EncoderDecoder, lambda b: _words(b, "source", "target", words=9)),
+    "masked": Case(Masked, lambda b: _words(b, "x", "y", length=5, words=9)),
     "in_place": Case(InPlace, lambda b: {"x": torch.randn(b, 4)}),
     "gpt2": Case(_gpt2, lambda b: _words(b, "input_ids", "labels")),
     "llama": Case(_llama, lambda b: _words(b, "input_ids", "labels")),

@@ -64,6 +64,13 @@ FULL_FORMS = {
     "leaky_relu": ("aten.leaky_relu.default", [A], ()),
     "log_sigmoid": ("aten.log_sigmoid.default", [A], ()),
     "glu": ("aten.glu.default", [A], (1,)),
+    "max": ("aten.max.default", [A], ()),
+    "min": ("aten.min.default", [A], ()),
+    "max_of_two": ("aten.max.other", [A, A], ()),
+    "amax": ("aten.amax.default", [A], ((1, 3),)),
+    "amin": ("aten.amin.default", [A], ((-1,), True)),
+    "exp2": ("aten.exp2.default", [A], ()),
+    "var_mean": ("aten.var_mean.correction", [A], ((1, 2),)),
     "pixel_shuffle": ("aten.pixel_shuffle.default", [A], (2,)),
 }  # fmt: skip
 """Name → target, shapes of the tensors it takes first, further arguments."""
@@ -79,7 +86,7 @@ def world(target: str, shapes, further) -> Graph:
         args = (args[0], (4,), *args[1:])
     else:
         args += further
-    single = target.split(".")[1] not in ("chunk", "unbind")
+    single = target.split(".")[1] not in ("chunk", "unbind", "var_mean")
     probe = Operator("y", target, args, (), (Output(None),), returns_tuple=not single)
     values = {f"param:{p.name}": torch.empty(p.spec.shape) for p in parameters}
     results = call(probe, values, CPU)
@@ -117,6 +124,13 @@ def test_the_core_form_has_the_value_and_the_gradients_of_the_full_one(form: str
     lowered = lower(graph).graph.validate()
     assert all(op.target in CORE for op in lowered.operators)
     torch.testing.assert_close(gradients(lowered), gradients(graph), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_equal_extremes_share_the_gradient_in_the_core_form_too(name: str, monkeypatch) -> None:
+    graph = world(f"aten.{name}.default", [A], ())
+    monkeypatch.setattr(torch, "randn", torch.ones)
+    torch.testing.assert_close(gradients(lower(graph).graph), gradients(graph))
 
 
 def test_equal_operators_share_a_recipe_and_keep_their_names() -> None:

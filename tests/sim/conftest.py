@@ -142,7 +142,7 @@ def assert_equal_training(got: Trained, wanted: Trained, *, loss: float = 1e-5) 
     apart = scale = 0.0
     for name, b in wanted.weights.items():
         a = got.weights[name]
-        assert a.shape == b.shape and a.dtype == b.dtype, name
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), name
         difference, norm = float((a - b).double().norm()), float(b.double().norm())
         assert difference <= 1e-3 * norm + 1e-7, f"{name}: {difference} of {norm}"
         apart, scale = apart + difference**2, scale + norm**2

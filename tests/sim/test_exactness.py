@@ -7,6 +7,7 @@ microbatches on a route of their own.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from shoal.client import models
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.examples import resnet_digits, unet
 from shoal.job import Job, Train
+from shoal.sim import oracle
 from shoal.sim.world import PeerSpec
+from torch import Tensor
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PEERS = [PeerSpec(name=f"p{i}", core=i == 4) for i in range(5)]
@@ -92,8 +97,8 @@ def exact(laboratory: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
 
 
 def random_plan(rng: random.Random, operators: int, stages: int, train: Train) -> Plan:
-    """`stages` intervals cut anywhere, 1 to 3 holders each (not all alike), one peer with two stages,
-    one microbatch on a route of its own or all of them scattered."""
+    """`stages` intervals cut anywhere, 1 to 3 holders each, not all alike; a peer with two stages;
+    one microbatch on a route of its own, or all of them scattered."""
     cuts = sorted(rng.sample(range(1, operators), stages - 1))
     bounds = [0, *cuts, operators]
     names = [PeerId(p.name) for p in PEERS]
@@ -150,6 +155,25 @@ def test_many_plans_give_the_plain_loops_losses_and_weights(
     check(exact, equal_training, name, stages, seed)
 
 
+@pytest.mark.parametrize("name", ["gpt_bytes", "hf_gpt2", "hf_llama", "unet"])
+def test_a_step_is_that_of_one_full_batch(exact, name):
+    """The second oracle, where nothing depends on the microbatches: one batch, one backward."""
+    lab, _ = exact(name)
+    train, reader = lab.job.train, lab.reader()
+
+    def whole(step: int, _: int) -> dict[str, Tensor]:
+        parts = [reader.batch(step, m, train.microbatch_size) for m in range(train.microbatches)]
+        return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+
+    module = copy.deepcopy(lab.module)
+    with models.ready(module, lab.job) as ready:
+        wanted = oracle.train(ready, whole, train, steps=2, microbatches=1)
+    plan = random_plan(random.Random(name), len(lab.graph.operators), 3, train)
+    got = lab.train(lab.world(PEERS), plan)
+    assert got.losses[:2] == pytest.approx(wanted.losses, rel=1e-5)
+    assert got.norms[:2] == pytest.approx(wanted.norms, rel=1e-4)
+
+
 @pytest.mark.parametrize("holders", [1, 2, 3])
 def test_any_number_of_holders_gives_the_plain_loop(exact, equal_training, holders):
     lab, wanted = exact("gpt_bytes")
@@ -167,7 +191,7 @@ def test_any_number_of_holders_gives_the_plain_loop(exact, equal_training, holde
 
 
 def test_dropout_is_the_same_under_every_plan(laboratory, equal_training, tmp_path):
-    """Masks come from (seed, step, microbatch, operator, element): three peers, one of them with the
+    """Masks come from (seed, step, microbatch, operator, element): three peers, one with the
     core set, drop what one peer drops."""
     job = small_job("gpt_bytes", tmp_path)
     args = {**job.model.args, "dropout": 0.3}
