@@ -216,7 +216,7 @@ class Driver:
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_any_events_in_any_order_keep_the_invariants(seed) -> None:
     driver = Driver(seed)
@@ -238,7 +238,7 @@ def test_the_random_events_reach_every_phase_and_state() -> None:
     assert seen == phases | {"pool", "assigned", "draining"}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=200), changes=MUTATIONS, which=st.integers(0, 2))
 def test_bytes_of_any_kind_reach_a_member_s_stream_without_harm(data, changes, which) -> None:
     """What parses is handled; what does not is refused before (see services)."""
@@ -259,7 +259,7 @@ def test_bytes_of_any_kind_reach_a_member_s_stream_without_harm(data, changes, w
         validate(machine)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.binary(max_size=300), changes=MUTATIONS, whole=st.booleans())
 def test_a_spec_of_any_bytes_is_read_or_refused_with_words(data, changes, whole) -> None:
     spec = RunSpec()
@@ -274,7 +274,7 @@ def test_a_spec_of_any_bytes_is_read_or_refused_with_words(data, changes, whole)
         assert str(error)  # noqa: PT017 (either outcome is right)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(max_size=80))
 def test_a_job_of_any_text_is_refused_with_words(text) -> None:
     spec = valid_spec(0, 1, False)

@@ -113,7 +113,7 @@ def test_a_planner_s_refusal_becomes_its_code_and_reason(world) -> None:
     assert "short by" in failed.reason
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_bytes_that_are_no_graph_are_a_failed_plan(data) -> None:
     valid = bytearray(graph_to_bytes(make_graph()))

@@ -40,7 +40,7 @@ UNARY = ["Runs/Submit", "Runs/Cancel", "Runs/Describe", "Blobs/Have"]
 STREAMED = ["Runs/Watch", "Blobs/Fetch"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     data=st.binary(max_size=120) | st.just(VALID.SerializeToString()),
     changes=st.lists(st.tuples(st.integers(0, 120), st.integers(0, 255)), max_size=4),

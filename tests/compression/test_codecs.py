@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shoal.compression.codec import CODECS, CodecError
 from shoal.compression.raw import DTYPES
@@ -49,7 +49,6 @@ def over_the_wire(encoded):
 
 
 @codecs
-@settings(deadline=None)
 @given(tensor=tensors())
 def test_what_is_decoded_is_what_was_encoded_within_the_stated_bound(codec, tensor):
     spec, encoded = spec_of(tensor), codec.encode(tensor)
@@ -65,7 +64,6 @@ def test_what_is_decoded_is_what_was_encoded_within_the_stated_bound(codec, tens
 
 
 @codecs
-@settings(deadline=None)
 @given(tensor=tensors())
 def test_the_size_is_known_without_encoding(codec, tensor):
     assert codec.encode(tensor).size_bytes <= codec.size_bytes(spec_of(tensor))
@@ -86,7 +84,6 @@ def test_bytes_that_do_not_belong_to_the_spec_are_refused(codec, tensor, change,
 
 
 @codecs
-@settings(deadline=None)
 @given(spec=st.builds(TensorSpec, shapes, st.sampled_from(sorted(ITEM_BYTES))), data=st.data())
 def test_any_bytes_give_a_tensor_or_a_codec_error(codec, spec, data):
     size = data.draw(st.sampled_from([codec.size_bytes(spec), 0, 1, 100]))

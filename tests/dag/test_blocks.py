@@ -125,7 +125,7 @@ def test_equal_operators_wired_otherwise_are_not_one_kind() -> None:
     assert len({b.kind for b in blocks(other)}) == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 1 << 32), size=st.integers(1, 24))
 def test_blocks_cover_every_operator_once_under_unique_names(seed: int, size: int) -> None:
     rng = random.Random(seed)

@@ -207,7 +207,7 @@ def assert_same_grads(got: dict[str, Tensor | None], want: dict[str, Tensor | No
 
 @pytest.mark.parametrize("core", [False, True])
 @pytest.mark.parametrize("name", ["skips", "tied"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_every_cut_has_the_losses_and_gradients_of_the_module(
     name: str, core: bool, data: st.DataObject
@@ -234,7 +234,7 @@ def test_one_stage_is_bit_identical_to_the_module(name: str) -> None:
         assert grad is expected is None or torch.equal(grad, expected), key  # type: ignore[arg-type]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_the_cut_changes_no_dropout_mask_and_no_gradient(data: st.DataObject) -> None:
     whole, parts = Line("norms", [], seed=3), Line("norms", some_cuts("norms", data), seed=3)
@@ -256,7 +256,7 @@ def test_a_mask_depends_on_seed_step_and_microbatch() -> None:
     assert float(again) == losses[1, 0, 0]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_running_statistics_follow_in_microbatch_order(data: st.DataObject) -> None:
     module, _, _ = model("norms")

@@ -135,7 +135,7 @@ def test_bernoulli_follows_its_probabilities() -> None:
     assert abs(float(random.bernoulli((N,), 0.9, 0, key=KEY).mean()) - 0.9) < 0.01
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     shape=st.lists(st.integers(0, 5), max_size=4),
     p=st.floats(0, 1),

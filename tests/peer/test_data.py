@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from shoal.peer.data import DataError, Manifest, Reader
@@ -89,7 +89,6 @@ def reference_keys(*words):
     return found
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.integers(1, 300), st.integers(0, 2**64 - 1))
 def test_permute_is_a_permutation(count, seed):
     found = permute(np.arange(count), count, key(seed))
@@ -199,7 +198,6 @@ def test_a_manifest_from_the_network_is_checked(text):
             Manifest.from_json(text_)
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.recursive(st.none() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(
     st.sampled_from(["version", "kind", "columns", "shards", "total"]), c)))  # fmt: skip
 def test_random_json_is_refused_cleanly(raw):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load
 from shoal.peer.weights import WeightError, Weights, WeightsFile, serialize
@@ -70,7 +70,6 @@ def test_a_damaged_file_is_refused(data):
         reading(data)["a"]
 
 
-@settings(deadline=None)  # the machine may be busy
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused_cleanly(noise):
     data = file_of(noise)

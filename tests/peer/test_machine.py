@@ -513,7 +513,7 @@ def test_the_brokers_drain_waits_for_the_run(running: Make) -> None:
 # ---------------------------------------------------------------- any order
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32))
 def test_actions_run_in_list_order_whatever_comes_when(seed: int) -> None:
     """Frames of two steps in any order, some twice, as far as another peer can be ahead; between

@@ -255,7 +255,7 @@ def build(seed: int, **run: int) -> World:
     return World(graph, random_plan(rng, len(graph.operators), *sizes, held_out), rng, **run)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), eval_every=st.sampled_from((0, 1, 2)))
 def test_any_plan_runs_to_its_end_whatever_the_order_of_arrival(seed: int, eval_every: int) -> None:
     world = build(seed, steps=3, eval_every=eval_every)
@@ -278,7 +278,7 @@ def test_any_plan_runs_to_its_end_whatever_the_order_of_arrival(seed: int, eval_
     assert sorted(world.drained) == sorted(world.machines)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**32))
 def test_results_do_not_depend_on_the_order_of_arrival(seed: int) -> None:
     logs = []

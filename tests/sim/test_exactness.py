@@ -147,7 +147,7 @@ def test_a_plan_gives_the_plain_loops_losses_and_weights(exact, equal_training, 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", sorted(SMALL))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(stages=st.integers(1, 8), seed=st.integers(0, 2**32))
 def test_many_plans_give_the_plain_loops_losses_and_weights(
     exact, equal_training, name, stages, seed

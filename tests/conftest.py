@@ -1,0 +1,11 @@
+"""How property tests run: HYPOTHESIS_PROFILE chooses, "automation" is the default."""
+
+import os
+
+from hypothesis import settings
+
+# A busy machine is no failure, and neither is an example that nobody has seen before: the same
+# commit gives the same result. "long" looks for new examples instead.
+settings.register_profile("automation", derandomize=True, deadline=None)
+settings.register_profile("long", max_examples=2000, deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "automation"))
