@@ -9,12 +9,15 @@ from __future__ import annotations
 import functools
 import json as json_module
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
@@ -28,23 +31,54 @@ __all__ = ["app", "main"]
 P = ParamSpec("P")
 
 DONE, FAILED, WRONG, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
-DETACHED = 130
-"""What a shell expects of a program that Ctrl-C ended; the run itself goes on."""
+INTERRUPTED = 130
+"""What a shell expects of a program that Ctrl-C ended. A run that was submitted goes on."""
 
 
 def _verb(function: Callable[P, None]) -> Callable[P, None]:
-    """Turns whatever a verb raises into one line and an exit code."""
+    """Turns whatever a verb raises into one line and an exit code; a termination and a closed
+    terminal end it like Ctrl-C does, through every `finally`."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            function(*args, **kwargs)
+            with _interruptible():
+                function(*args, **kwargs)
         except (typer.Exit, typer.Abort):
             raise
+        except KeyboardInterrupt:
+            _complain("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
         except Exception as error:  # sorted by whose fault it is; a bug of ours shows its traceback
             raise typer.Exit(_explain(error)) from None
 
     return run
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """The first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt. The second one must not break
+    the cleaning up that follows, so it does nothing; the third one does. Daemons put handlers of
+    their own in the place of these."""
+    came: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) != 2:
+            raise KeyboardInterrupt
+
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    ours = [n for n, handler in before.items() if handler in usual]  # not what nohup ignores
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+    for number in ours:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])
 
 
 app = typer.Typer(
@@ -377,7 +411,7 @@ def _detachable(client: Client, run: Run) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         typer.echo("\n" + _how_to_follow(client, run), err=True)
-        raise typer.Exit(DETACHED) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _follow(run: Run, *, json: bool, export: bool) -> None:

@@ -195,7 +195,12 @@ def _quiet() -> Iterator[None]:
     CaptureError, and nothing else here is the user's doing."""
     loggers = [
         logging.getLogger(name)
-        for name in ("torch.fx.experimental.symbolic_shapes", "torch.export", "torch._export")
+        for name in (
+            "torch.fx.experimental.symbolic_shapes",
+            "torch._subclasses.fake_tensor",
+            "torch.export",
+            "torch._export",
+        )
     ]
     levels = [x.level for x in loggers]
     with warnings.catch_warnings():

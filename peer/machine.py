@@ -244,7 +244,8 @@ class PeerMachine:
         away = now - self._away_since
         give_up = self.options.give_up_s
         if not self._was_member and self.options.first_s is not None:
-            give_up = self.options.first_s
+            first = self.options.first_s
+            give_up = first if give_up is None else min(give_up, first)
         if give_up is not None and away >= give_up:
             text = f"no broker for {away:.0f} s ({self._failures + 1} attempts), the last: {why}"
             return [*self._drop_assignment(), self._exit(3, text)]

@@ -6,9 +6,9 @@ its module for the plain loop.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..job import Job
 from ..peer.data.reader import Reader
 from ..proto import broker_pb2
 from . import oracle
-from .processes import PATIENCE_S, ClusterError, LocalCluster
+from .processes import PATIENCE_S, ClusterError, LocalCluster, uninterrupted
 from .report import Summary, render, unigram_entropy, write_json
 
 if TYPE_CHECKING:
@@ -82,7 +81,8 @@ class SimOptions:
 
 def simulate(options: SimOptions, front: Front) -> int:
     """Runs it and prints the report; returns the exit code. Leaves no process and no file behind
-    but what was asked for, also when it is interrupted."""
+    but what was asked for, also when KeyboardInterrupt ends it. Raises ValueError for a job that
+    cannot run, OSError for a file that cannot be read or written."""
     job = Job.from_toml(options.job or BUILTIN)
     if options.steps is not None:
         train = replace(job.train, steps=options.steps, tokens=None, passes=None)
@@ -99,11 +99,14 @@ def simulate(options: SimOptions, front: Front) -> int:
     )
     began = time.monotonic()
     say = _quiet if options.quiet else _say
-    with _interruptible(), ExitStack() as cleanup:
+    if options.json is not None:  # better now than after the run
+        _check_writable(options.json)
+    with ExitStack() as cleanup:
         folder = options.keep
         if folder is None:
-            folder = Path(tempfile.mkdtemp(prefix="shoal-sim-"))
-            cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+            with uninterrupted():
+                folder = Path(tempfile.mkdtemp(prefix="shoal-sim-"))
+                cleanup.callback(_remove, folder)
         try:
             _run(job, options, front, folder, summary, say)
         except (ClusterError, ConnectionError) as error:
@@ -251,15 +254,14 @@ def _quiet(line: str) -> None:
     pass
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """A termination ends like Ctrl-C: through every `finally`."""
+def _check_writable(path: Path) -> None:
+    """Raises OSError when no file can be written there; makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    problem = errno.EISDIR if path.is_dir() else errno.EACCES
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise OSError(problem, os.strerror(problem), str(path))
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _remove(folder: Path) -> None:
+    with uninterrupted():
+        shutil.rmtree(folder, ignore_errors=True)

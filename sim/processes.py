@@ -15,12 +15,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["ClusterError", "LocalCluster"]
+__all__ = ["ClusterError", "LocalCluster", "uninterrupted"]
 
 PATIENCE_S = 60.0
 """How long a process may take to start: importing torch on a busy laptop is slow."""
@@ -56,9 +58,10 @@ class LocalCluster:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> LocalCluster:
-        self.folder = self.folder or Path(tempfile.mkdtemp(prefix="shoal-sim-"))
-        self.folder.mkdir(parents=True, exist_ok=True)
         try:
+            with uninterrupted():
+                self.folder = self.folder or Path(tempfile.mkdtemp(prefix="shoal-sim-"))
+            self.folder.mkdir(parents=True, exist_ok=True)
             state = str(self.folder / "broker")
             self._start("broker", ["broker", "--insecure", "--port", "0", "--state", state])
             self.address = self._join_line()
@@ -99,7 +102,11 @@ class LocalCluster:
         )
 
     def stop(self) -> None:
-        """Ends every process, peers first; returns when none is left."""
+        """Ends every process, peers first; returns when none is left, whatever signals come."""
+        with uninterrupted():
+            self._stop()
+
+    def _stop(self) -> None:
         for names in ([n for n in self.processes if n != "broker"], ["broker"]):
             group = [self.processes[n] for n in names if n in self.processes]
             for sign, patience_s in (
@@ -128,7 +135,7 @@ class LocalCluster:
     def _start(self, name: str, arguments: list[str]) -> None:
         assert self.folder is not None
         environment = os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"}
-        with open(self.folder / f"{name}.log", "wb") as log:
+        with open(self.folder / f"{name}.log", "wb") as log, uninterrupted():
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "shoal.cli", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -136,7 +143,7 @@ class LocalCluster:
                 stderr=log,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=_die_with(os.getpid()) if sys.platform == "linux" else None,
             )
 
     def _join_line(self) -> str:
@@ -157,6 +164,34 @@ class LocalCluster:
         raise ClusterError(f"the broker printed no join line, but {text!r}\n{self.log('broker')}")
 
 
-def _die_with_parent() -> None:
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Signals that would end this process wait for the end of the block: what was made in it has an
+    owner then, and what it removes is gone. Short blocks only; in another thread than the main one
+    it does nothing, signals do not come there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {n: signal.signal(n, lambda number, frame: came.append(number)) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """For a child before it runs its program: the kernel ends it with `parent` (Linux)."""
+    library = ctypes.CDLL(None)
+
+    def tie() -> None:
+        pr_set_pdeathsig = 1
+        library.prctl(pr_set_pdeathsig, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return tie

@@ -111,6 +111,7 @@ def render(s: Summary) -> str:
 
 
 def write_json(s: Summary, path: Path) -> None:
-    """The same figures as one JSON object."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(s), indent=1) + "\n")
+    """The same figures as one JSON object; the file is there whole or not at all."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(json.dumps(asdict(s), indent=1) + "\n")
+    new.replace(path)
