@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable
 
 import torch
+from table import Figure, arguments, report
+from torch import Tensor, nn
+
 from shoal.dag.capture import capture
 from shoal.dag.cut import cut
 from shoal.dag.execute import StageExecutor
 from shoal.examples.gpt import gpt
-from table import Figure, arguments, report
-from torch import Tensor, nn
 
 LAYERS, WIDTH, HEADS, LENGTH, BATCH = 12, 256, 8, 128, 8
 

@@ -16,13 +16,14 @@ import time
 from pathlib import Path
 
 import torch
+from table import Figure, arguments, report
+
 from shoal.client import connect, models
 from shoal.client.submission import Prepared, prepare
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
 from shoal.proto.broker_pb2 import StepDone
 from shoal.sim.processes import LocalCluster
-from table import Figure, arguments, report
 
 WARM_UP = 3
 """Steps at the beginning that are not counted: first allocations, connections."""

@@ -21,12 +21,13 @@ from multiprocessing.connection import Connection as Pipe
 
 import grpc
 import numpy as np
+from table import Figure, arguments, report
+
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec
 from shoal.net.frame import FrameKey, Payload
 from shoal.net.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shoal.net.transport import FrameAcknowledged, FrameArrived, TransportEvent
-from table import Figure, arguments, report
 
 SIZES = {"64KiB": 1 << 16, "1MiB": 1 << 20, "16MiB": 1 << 24, "256MiB": 1 << 28}
 RUN_BYTES = 256 << 20

@@ -1,6 +1,7 @@
 """Capture: an ordinary `nn.Module` becomes a Graph (design §3).
 
-    module --torch.export--> functional fx program --convert--> Graph --infer--> Graph with grads
+    module --torch.export--> fx program --functional--> fx program --convert--> Graph --infer-->
+    Graph with grads
 
 The module is exported twice, in train and in eval mode: the eval form that `evaluation.py` derives
 must be what the module does in eval mode, or the capture is refused.
@@ -16,8 +17,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from .capture_errors import CaptureError
-from .capture_export import export
-from .convert_fx import Names, convert
+from .capture_export import export, functional
+from .capture_modes import differing_constant, only_flags_differ
+from .convert_fx import Converted, Names, convert
 from .evaluation import EvaluationError, check_evaluation
 from .graph import Graph, Lowered
 from .infer import infer, with_grads
@@ -60,14 +62,14 @@ def capture(
     batch = _batch_of(inputs)
     names = _names(module)
     with _mode(module, train=True):
-        converted = convert(export(module, inputs, loss), names)
-    with _mode(module, train=False):
-        in_eval = convert(export(module, inputs, loss), names)
+        trained = export(module, inputs, loss)
+        converted = convert(functional(trained), names)
     graph = simplify(converted.graph)
-    try:
-        check_evaluation(graph, in_eval.graph)
-    except EvaluationError as error:
-        raise CaptureError(str(error)) from None
+    with _mode(module, train=False):
+        evaluated = export(module, inputs, loss)
+        if not only_flags_differ(trained, evaluated):
+            in_eval = convert(functional(evaluated), names)
+            _check_evaluation(graph, converted.constants, in_eval)
     if dtype == "bf16":
         graph = mixed(graph, batch)
     graph = _checked(graph, batch).validate()
@@ -143,6 +145,21 @@ def _mode(module: nn.Module, train: bool) -> Iterator[None]:
     finally:
         for m, flag in before.items():
             m.training = flag
+
+
+def _check_evaluation(graph: Graph, constants: Mapping[str, Tensor], in_eval: Converted) -> None:
+    """Raises CaptureError where the module in eval mode is not the eval form of the graph."""
+    try:
+        check_evaluation(graph, in_eval.graph)
+    except EvaluationError as error:
+        raise CaptureError(str(error)) from None
+    read = {v.removeprefix("buffer:"): op for op in graph.operators for v in op.reads}
+    used = {n: t for n, t in constants.items() if n in read}
+    if name := differing_constant(used, in_eval.constants):
+        raise CaptureError(
+            f"module {read[name].module!r} makes a tensor with other values in eval mode: let forward do the same in "
+            "both modes, apart from dropout and batch norm"
+        )
 
 
 def _checked(graph: Graph, batch: int) -> Graph:

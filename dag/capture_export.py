@@ -26,7 +26,7 @@ from torch.fx.traceback import preserve_node_meta
 from .capture_errors import CaptureError, Place, explain, line_of
 from .capture_places import Notes, Watch
 
-__all__ = ["Exported", "export"]
+__all__ = ["Exported", "export", "functional"]
 
 PREFIX = "module."
 """What the wrapper puts before every name of the user's module."""
@@ -34,7 +34,7 @@ PREFIX = "module."
 
 @dataclass
 class Exported:
-    """A functional program; its first outputs are loss, then weight if `has_weight`, then the
+    """A program; its first outputs are loss, then weight if `has_weight`, then the
     metrics in the order of their names. Names of values carry PREFIX."""
 
     program: ExportedProgram
@@ -142,8 +142,8 @@ def export(
     inputs: Mapping[str, Tensor],
     loss: Callable[..., Any] | None,
 ) -> Exported:
-    """The module in its present mode as a functional program whose operators are still composite.
-    Raises CaptureError. The module's tensors are not changed."""
+    """The module in its present mode as torch.export gives it, in-place operators and views
+    included. Raises CaptureError. The module's tensors are not changed."""
     if loss is None and len(_taken(module, inputs)) < len(inputs):
         raise CaptureError(
             f"the model's forward takes {inspect.signature(module.forward)}, the example inputs "
@@ -166,13 +166,18 @@ def export(
         except Exception as error:  # whatever torch.export raises is explained to the user
             raise explain(error, _batch_place(wrapper, given, error)) from error
         _detach_no_grad(program)
-        try:
-            program = program.run_decompositions({})
-        except Exception as error:  # as above
-            raise explain(error) from error
     # The forward ran more than once if torch asked for it; the names of one pass are enough.
     metrics = tuple(dict.fromkeys(seen.metrics))
     return Exported(program, tuple(inputs), seen.has_weight, metrics)
+
+
+def functional(exported: Exported) -> Exported:
+    """The program without in-place operators; what is no view stays composite. Raises CaptureError."""
+    with _quiet(), _right_losses():
+        try:
+            return dataclasses.replace(exported, program=exported.program.run_decompositions({}))
+        except Exception as error:  # whatever torch.export raises is explained to the user
+            raise explain(error) from error
 
 
 @contextlib.contextmanager

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import shoal
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import shoal
 from shoal import cli
 from shoal.sim.processes import LocalCluster
-from typer.testing import CliRunner
 
 VERBS = ["broker", "cancel", "eval", "export", "join", "login", "peers", "runs"]
 VERBS += ["sim", "status", "train", "watch"]

@@ -13,9 +13,11 @@ from typing import Any
 
 import grpc
 import pytest
-import shoal
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import shoal
 from shoal.client import BrokerUnreachable, Client, Refused, RunFailed, models, weights
 from shoal.client import session as client_module
 from shoal.client.records import Recorder, read_run
@@ -24,7 +26,6 @@ from shoal.client.submission import prepare, transfer
 from shoal.job import Job, SettingsError
 from shoal.proto import broker_pb2 as pb
 from shoal.proto.broker_pb2_grpc import RunsServicer, add_RunsServicer_to_server
-from torch import Tensor, nn
 
 # ---------------------------------------------------------------- a scripted broker
 

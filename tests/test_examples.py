@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+
 from shoal.client import models
 from shoal.dag.capture import capture
 from shoal.examples import resnet_digits, unet
 from shoal.job import Job
-from torch import Tensor
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 JOBS = sorted(path.stem for path in EXAMPLES.glob("*.toml"))

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shoal
-import shoal.job
 from hypothesis import given
 from hypothesis import strategies as st
+
+import shoal
+import shoal.job
 from shoal.job import Data, Job, SettingsError, Train, Training, tables
 from shoal.job import spec as job_module
 from shoal.job.settings import read_toml

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+
 from shoal.broker.events import (
     Answer,
     CloseStream,

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from shoal.broker.blobs import BlobError, BlobLimits, BlobStore
 
 

@@ -7,6 +7,7 @@ import itertools
 import random
 
 import pytest
+
 from shoal.broker.scheduler.equal import equal_flops
 from shoal.broker.scheduler.interface import NoPlan, PeerOffer, PlanOptions, PlanRequest
 from shoal.broker.scheduler.partition import SLACK, Chain, Room

@@ -9,6 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
+
 from shoal.broker.events import (
     Answer,
     DescribeAsked,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from shoal.broker.events import CloseStream, PeerSaid, StreamClosed, StreamId, StreamOpened, Tell
 from shoal.proto.broker_pb2 import (
     FAILED,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from shoal.broker.events import MakePlan, PlanFailed, PlanReady, RunId
 from shoal.broker.planning import answer, frame_pairs
 from shoal.broker.scheduler.interface import PeerOffer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from shoal.broker.events import (
     Answer,
     DescribeAsked,

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+
 from shoal.broker.blobs import BlobError, BlobLimits
 from shoal.broker.options import BrokerOptions
 from shoal.broker.server import Broker, BrokerConfig, BrokerConfigError, join_line

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from google.protobuf.message import Message
 from hypothesis import given, settings
+
 from shoal.broker.server import Broker, BrokerConfig
 from shoal.broker.services import MalformedError, _parser
 from shoal.proto.broker_pb2 import (

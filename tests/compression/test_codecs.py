@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from shoal.compression.codec import CODECS, CodecError
 from shoal.compression.raw import DTYPES
 from shoal.dag.graph import ITEM_BYTES, TensorSpec

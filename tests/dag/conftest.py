@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 from hypothesis import strategies as st
+
 from shoal.dag.cut import Stage, TiedGroup, cut, tied_groups
 from shoal.dag.graph import (
     Buffer,

@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
+
 from shoal.dag.blocks import Block, blocks, describe_interval
 from shoal.dag.capture import capture
 from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 from shoal.examples.gpt import gpt
 from shoal.examples.resnet_digits import resnet
-from torch import Tensor, nn
 
 ROW = TensorSpec((4,), "float32")
 

@@ -6,9 +6,10 @@ import linecache
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from shoal.dag.capture import CaptureError, capture
 from shoal.dag.graph import BufferUpdate, Graph, Size
-from torch import Tensor, nn
 
 
 class Model(nn.Module):

@@ -9,12 +9,13 @@ from functools import cached_property
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from shoal.dag.capture import Captured, capture
 from shoal.dag.evaluation import evaluation
 from shoal.dag.graph import Device, Dtype, Graph, MemoryFormat, Ref, Size
 from shoal.dag.lower import lower
 from shoal.dag.operators import resolve, takes_key
-from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
 

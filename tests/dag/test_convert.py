@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from shoal.dag.convert import (
     graph_from_bytes,
     graph_from_proto,

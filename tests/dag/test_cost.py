@@ -5,14 +5,15 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
 from shoal.dag import random as shoal_random
 from shoal.dag.capture import Captured, capture
 from shoal.dag.cost import FLOPS_PER_BYTE, OperatorCost, StageCost, cost, stage_cost
 from shoal.dag.cut import cut
 from shoal.dag.execute import StageExecutor
 from shoal.dag.graph import Graph
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 B, T, D, V = 3, 5, 8, 11  # batch, positions, width, vocabulary
 ITEM = 4  # bytes of a float32

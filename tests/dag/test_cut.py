@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from shoal.dag.cut import cut, stage_graph, tied_groups
 from shoal.dag.graph import Buffer, BufferUpdate, GraphError, Operator, Output, Ref, TensorSpec
 from shoal.dag.plan import PlanError

@@ -3,10 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from shoal.dag.capture import CaptureError, capture
 from shoal.dag.evaluation import evaluation
 from shoal.dag.graph import Graph
-from torch import Tensor, nn
 
 
 class Everything(nn.Module):

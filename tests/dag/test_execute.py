@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
+
 from shoal.dag.capture import Captured, capture
 from shoal.dag.cut import Stage, cut
 from shoal.dag.execute import SpecError, StageExecutor, check_spec
 from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 from shoal.dag.lower import Lowered, lower
-from torch import Tensor, nn
 
 BATCH = 3
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from shoal.dag.check import check
 from shoal.dag.cut import cut, tied_groups
 from shoal.dag.flow import Flow, Role, Transfer

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from shoal.dag.graph import (
     Buffer,
     BufferUpdate,

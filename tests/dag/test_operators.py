@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from shoal.dag import random
 from shoal.dag.operators import CORE, FULL, OperatorError, allowed, check, resolve, takes_key
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from shoal.dag.plan import CodecChoice, PeerId, PlanError, Spare, StageSlot, Visit
 
 A, B = PeerId("a"), PeerId("b")

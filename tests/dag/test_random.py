@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from shoal.dag import random
 from shoal.dag.random import step_key
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 N = 1 << 18
 KEY = step_key(0, 0, 0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from shoal.dag.check import _Replay, bubble, check, slots, table, timeline
 from shoal.dag.flow import Flow, Role
 from shoal.dag.plan import PeerId, StageSlot, Visit

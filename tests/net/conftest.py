@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import grpc
 import pytest
 import torch
+
 from shoal.compression.codec import CODECS
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import torch
+
 from shoal.compression.codec import CODECS
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec

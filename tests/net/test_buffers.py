@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from shoal.net.buffers import Buffers
 
 MIB = 1 << 20

@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 import torch
+
 from shoal.dag.flow import Role
 from shoal.net.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shoal.net.messages import Hello, Refusal, record, seal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec
 from shoal.net.buffers import Buffers

@@ -6,6 +6,7 @@ import struct
 from dataclasses import replace
 
 import pytest
+
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec
 from shoal.net.frame import FrameHeader, FrameKey

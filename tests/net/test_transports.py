@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+
 from shoal.compression.codec import CODECS
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+
 from shoal.dag.capture import capture
 from shoal.dag.flow import Role
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from shoal.peer.cache import BlobCache, BlobError
 from shoal.proto import common_pb2
 

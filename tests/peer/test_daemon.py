@@ -15,6 +15,8 @@ from typing import Any
 import grpc.aio
 import pytest
 import torch
+from torch import nn
+
 from shoal.broker.server import Broker, BrokerConfig
 from shoal.client import submission
 from shoal.dag.convert import graph_to_bytes
@@ -24,7 +26,6 @@ from shoal.peer.config import PeerConfig
 from shoal.peer.daemon import Worker, work
 from shoal.peer.identity import Identity
 from shoal.proto import broker_pb2, broker_pb2_grpc
-from torch import nn
 
 
 class Tiny(nn.Module):

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+
 from shoal.peer.data import DataError, Manifest, Reader
 from shoal.peer.data.sampler import key, permute, steps_for
 from shoal.peer.data.sources import resolve

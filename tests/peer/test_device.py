@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from shoal.dag.lower import lower
 from torch import nn
 from torch.nn import functional as F
+
+from shoal.dag.lower import lower
 
 STEPS = 6
 

@@ -7,6 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
+
 from shoal.compression.codec import CodecError
 from shoal.dag.convert import graph_to_bytes, lowered_to_bytes, plan_to_proto
 from shoal.dag.graph import GraphError, TensorSpec
@@ -17,8 +20,6 @@ from shoal.peer.device import SpecError, TorchDevice
 from shoal.peer.order import order_from_assign
 from shoal.peer.weights import WeightError, serialize
 from shoal.proto import broker_pb2, common_pb2
-from torch import nn
-from torch.nn import functional as F
 
 
 class Net(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load
+
 from shoal.peer.weights import WeightError, Weights, WeightsFile, serialize
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from shoal.dag.cut import cut, tied_groups
 from shoal.dag.flow import Flow, Role
 from shoal.dag.graph import Graph, Operator, Output, Parameter, Ref, TensorSpec

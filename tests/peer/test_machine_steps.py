@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from shoal.dag.check import slots
 from shoal.dag.cut import cut, tied_groups
 from shoal.dag.flow import Flow, Transfer

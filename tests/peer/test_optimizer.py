@@ -7,10 +7,11 @@ import math
 
 import pytest
 import torch
+from torch import nn
+
 from shoal.job import Train
 from shoal.peer.optimizer import StageOptimizer, clip_factor, learning_rate
 from shoal.sim import oracle
-from torch import nn
 
 
 def model():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from shoal.peer import profile
 from shoal.peer.identity import Identity, IdentityError
 from shoal.peer.lane import Lane

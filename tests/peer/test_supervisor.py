@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from shoal.peer.config import JoinConfig, PeerConfig
 from shoal.peer.supervisor import peer_configs
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from shoal.dag.graph import TensorSpec
 from shoal.peer.sync import norm
 from shoal.peer.sync.allreduce import Layout, add, grads_of, shards_of, vector_of

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load
+from torch import Tensor, nn
+
 from shoal.client import models
 from shoal.client.submission import Prepared, prepare
 from shoal.dag.convert import graph_to_bytes, lowered_to_bytes, plan_to_proto
@@ -21,7 +23,6 @@ from shoal.peer.data.reader import Reader
 from shoal.proto import broker_pb2, common_pb2
 from shoal.sim import oracle
 from shoal.sim.world import PeerSpec, World
-from torch import Tensor, nn
 
 
 @dataclass

@@ -18,13 +18,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from shoal.client import models
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.examples import resnet_digits, unet
 from shoal.job import Job, Train
 from shoal.sim import oracle
 from shoal.sim.world import PeerSpec
-from torch import Tensor
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PEERS = [PeerSpec(name=f"p{i}", core=i == 4) for i in range(5)]

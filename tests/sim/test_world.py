@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from shoal.job import Job
 from shoal.net.memory import steady
 from shoal.peer.events import StopAsked
