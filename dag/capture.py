@@ -157,8 +157,8 @@ def _check_evaluation(graph: Graph, constants: Mapping[str, Tensor], in_eval: Co
     used = {n: t for n, t in constants.items() if n in read}
     if name := differing_constant(used, in_eval.constants):
         raise CaptureError(
-            f"module {read[name].module!r} makes a tensor with other values in eval mode: let forward do the same in "
-            "both modes, apart from dropout and batch norm"
+            f"module {read[name].module!r} makes a tensor with other values in eval mode: let "
+            "forward do the same in both modes, apart from dropout and batch norm"
         )
 
 
