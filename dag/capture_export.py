@@ -172,7 +172,8 @@ def export(
 
 
 def functional(exported: Exported) -> Exported:
-    """The program without in-place operators; what is no view stays composite. Raises CaptureError."""
+    """The program without in-place operators; what is no view stays composite.
+    Raises CaptureError."""
     with _quiet(), _right_losses():
         try:
             return dataclasses.replace(exported, program=exported.program.run_decompositions({}))
