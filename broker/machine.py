@@ -65,11 +65,15 @@ MOST_MESSAGE_BYTES = 64 * 1024
 
 class BrokerMachine:
     """members: who is here. runs: by id, in order of submission, the newest ended ones included.
-    ignored: number of messages without effect, by kind.
+    ignored: number of messages without effect, by kind. boot: differs between two starts of one
+    broker, and so do its runs' ids.
     """
 
-    def __init__(self, broker_id: str, options: BrokerOptions | None = None) -> None:
+    def __init__(
+        self, broker_id: str, options: BrokerOptions | None = None, *, boot: str = ""
+    ) -> None:
         self.broker_id = broker_id
+        self._boot = boot
         self.options = options or BrokerOptions()
         self.members = Membership(broker_id, self.options)
         self.runs: dict[RunId, Run] = {}
@@ -161,16 +165,16 @@ class BrokerMachine:
             why = message.goodbye.reason.text
             return self._losing(*self.members.goodbye(member, why), now)
         about = getattr(message, str(kind)).run
+        if kind == "drained":  # also of a run that only an earlier start of this broker knew
+            if self.members.drained(member, about):
+                return [Log("peer_free", (("peer", member.id), ("run", about)))]
+            text = f"the peer is {member.state} for {member.run or 'no run'}"
+            return [Log("message_ignored", (("message", kind), ("peer", member.id), ("why", text)))]
         run = self.runs.get(RunId(about))
         if run is None:
             text = f"the run {clean(about, 60)!r} is not known"
             fields = (("message", str(kind)), ("peer", member.id), ("why", text))
             return [Log("message_ignored", fields)]
-        if kind == "drained":
-            if self.members.drained(member, about):
-                return [Log("peer_free", (("peer", member.id), ("run", about)))]
-            text = f"the peer is {member.state} for {member.run or 'no run'}"
-            return [Log("message_ignored", (("message", kind), ("peer", member.id), ("why", text)))]
         if kind == "ready":
             return run.ready(member, message.ready, self.members, now)
         if kind == "step":
@@ -221,8 +225,10 @@ class BrokerMachine:
         return [Log("run_submitted", fields), Answer(event.request, Submitted(run=run_id))]
 
     def _new_id(self) -> RunId:
-        # Differs between brokers and between starts of one, so that output folders do not collide.
-        digest = hashlib.sha256(f"{self.broker_id}/{self._submitted}".encode()).hexdigest()
+        # Differs between brokers and between starts of one, so that output folders do not collide,
+        # and peers do not take a new run's terms for those of one that they have left.
+        seed = f"{self.broker_id}/{self._boot}/{self._submitted}"
+        digest = hashlib.sha256(seed.encode()).hexdigest()
         length = next(n for n in range(4, 65) if f"r-{digest[:n]}" not in self.runs)
         return RunId(f"r-{digest[:length]}")
 

@@ -7,7 +7,7 @@ Rules.
   counter wins; the older incarnation is *fenced*: told Refused(again=False) and closed. Among equal
   counters the one that came last is the newest.
 - An incarnation that attaches again on another stream replaces its own stream; what it executed is
-  lost with the old stream.
+  lost with the old stream. Whoever still holds a run when it joins is told to leave that first.
 - Two live processes that keep claiming one identity (more than `takeovers` changes of hands within
   `takeover_window_s`) are both refused, and the identity stays closed for one window.
 - A peer is in one state: `pool` (free), `assigned` (to one run), `draining` (told to leave a run
@@ -26,7 +26,15 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ..dag.plan import PeerId
-from ..proto.broker_pb2 import BrokerMessage, Hello, Profile, Refused, Welcome
+from ..proto.broker_pb2 import (
+    BrokerMessage,
+    Hello,
+    Holding,
+    Leave,
+    Profile,
+    Refused,
+    Welcome,
+)
 from ..proto.common_pb2 import Reason
 from ..proto.graph_pb2 import CORE, FULL
 from .events import CloseStream, Instruction, Log, RunId, SetTimer, StreamId, Tell
@@ -244,12 +252,25 @@ class Membership:
             lease_s=self.options.lease_s,
             heartbeat_s=self.options.heartbeat_s,
         )
-        return [
+        out: list[Instruction] = [
             Log(
                 "peer_joined", (("peer", peer), ("name", profile.name), ("counter", hello.counter))
             ),
             Tell(stream, BrokerMessage(welcome=welcome)),
             SetTimer(f"peer:{peer}", now + self.options.lease_s),
+        ]
+        return out + self._free_of(member, hello.holding, now) if hello.holding.run else out
+
+    def _free_of(self, member: Member, holding: Holding, now: float) -> list[Instruction]:
+        """It joined while it still holds a run, which ended here when its stream did, or which an
+        earlier start of this broker began: it is free once it has given that up."""
+        member.state, member.run, member.draining_since = "draining", RunId(holding.run), now
+        text = "the run ended when this peer lost its stream to the broker"
+        reason = Reason(code="lost", text=text)
+        leave = Leave(run=holding.run, term=holding.term, reason=reason)
+        return [
+            Tell(member.stream, BrokerMessage(leave=leave)),
+            SetTimer(f"peer:{member.id}", self._due(member)),
         ]
 
     def _lose(self, member: Member, cause: str, code: str) -> tuple[list[Instruction], list[Lost]]:
@@ -350,6 +371,7 @@ def _problem(hello: Hello) -> tuple[str, str] | None:
         ("peer", hello.peer, 1, 128),
         ("boot", hello.boot, 1, 128),
         ("address", hello.address, 0, 300),
+        ("holding.run", hello.holding.run, 0, 128),
         ("profile.name", hello.profile.name, 0, 128),
         ("profile.place", hello.profile.place, 0, 128),
         ("profile.owner", hello.profile.owner, 0, 128),

@@ -221,9 +221,14 @@ class Worker:
         match event:
             case net.LinkUp(peer):
                 self._post(e.LinkUp(PeerId(peer)))
-            case net.LinkDown(peer, why) | net.LinkRefused(peer, why):
+            case net.LinkDown(peer, why):
                 self._post(e.LinkDown(PeerId(peer), why))
                 if self._exit.done():  # it may have hung up; this process does not wait for it
+                    self._forget_sent(peer)
+            case net.LinkRefused(peer, why):
+                # Anybody can claim to be `peer`: a link that this ended gets a LinkDown of its own.
+                note(_log, logging.INFO, "link refused", peer=self.me.peer, of=peer, why=why)
+                if self._exit.done():
                     self._forget_sent(peer)
             case net.FrameArrived(arrived):
                 self._arrived(arrived)

@@ -139,6 +139,10 @@ class World:
         """The process of a peer is gone from now on, without a word."""
         self.peers[name].die()
 
+    def cut(self, name: str) -> None:
+        """The control stream of a peer breaks; it attaches again."""
+        self.peers[name].cut()
+
     def _tail(self) -> str:
         machines = [repr(peer.machine) for peer in self.peers.values()]
         return "\n".join([*machines, *self.log[-10:]])
@@ -284,6 +288,10 @@ class _Peer:
         self._transport.close()
         self.world.after(0.0, lambda: self.world.broker.closed(self._stream, "the peer died"))
 
+    def cut(self) -> None:
+        self.world.broker.closed(self._stream, "the connection was cut")
+        self.detached(self._connection, "the connection was cut")
+
     def handle(self, event: p.Event) -> None:
         if self.alive:
             for instruction in self.machine.handle(event, self.world.now):
@@ -322,8 +330,10 @@ class _Peer:
         match event:
             case LinkUp(peer):
                 self.handle(p.LinkUp(PeerId(peer)))
-            case LinkDown(peer, why) | LinkRefused(peer, why):
+            case LinkDown(peer, why):
                 self.handle(p.LinkDown(PeerId(peer), why))
+            case LinkRefused(peer, why):  # a link that this ended gets a LinkDown of its own
+                self.world.note(self.name, f"refused link of {peer}: {why}")
             case FrameArrived(arrived):
                 part = self.machine.assignment
                 try:

@@ -122,6 +122,7 @@ class World:
         self.streams[peer] = stream
         version = keys.pop("version", 1)
         address = keys.pop("address", f"{peer}:1")
+        holding = keys.pop("holding", None)
         profile = {"name": peer, "device_memory_bytes": 2**30, "operator_set": FULL, **keys}
         hello = Hello(
             version=version,
@@ -130,6 +131,7 @@ class World:
             counter=counter,
             profile=Profile(**profile),
             address=address,
+            holding=holding,
         )
         out = self.handle(StreamOpened(stream))
         return out + self.handle(PeerSaid(stream, PeerMessage(hello=hello)))

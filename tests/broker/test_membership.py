@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from shoal.broker.events import CloseStream, PeerSaid, StreamClosed, StreamId, StreamOpened, Tell
+from shoal.broker.machine import BrokerMachine
 from shoal.proto.broker_pb2 import (
     FAILED,
     Goodbye,
     Heartbeat,
     Hello,
+    Holding,
     PeerMessage,
     Ready,
 )
@@ -219,3 +221,32 @@ def test_streams_are_bounded(make_world) -> None:
     out = world.join("c")
     assert world.told(out, "c")[0].refused.reason.code == "full"
     assert world.told(out, "c")[0].refused.again
+
+
+def test_who_attaches_again_and_still_holds_a_run_is_free_once_it_has_left_that(world) -> None:
+    run = world.start("a", "b")
+    world.close("a")
+    assert world.state(run).phase == FAILED
+    out = world.join("a", holding=Holding(run=run, term=1, step=2))
+    assert world.kinds(out, "a") == ["welcome", "leave"]
+    leave = world.told(out, "a")[1].leave
+    assert (leave.run, leave.term, leave.reason.code) == (run, 1, "lost")
+    assert [m.id for m in world.machine.members.pool] == []
+    world.drained("b", run)
+    world.drained("a", run)
+    assert [m.id for m in world.machine.members.pool] == ["b", "a"]
+
+
+def test_a_run_that_only_an_earlier_start_of_the_broker_knew_is_left_too(world) -> None:
+    out = world.join("a", holding=Holding(run="r-old", term=3, step=2))
+    assert world.told(out, "a")[1].leave.term == 3
+    world.drained("a", "r-other")
+    assert not world.machine.members.pool
+    world.drained("a", "r-old")
+    assert len(world.machine.members.pool) == 1
+
+
+def test_runs_of_two_starts_of_one_broker_have_different_ids(make_world) -> None:
+    first, second = make_world(), make_world()
+    second.machine = BrokerMachine("broker-1", boot="2")
+    assert first.submit()[0] != second.submit()[0]

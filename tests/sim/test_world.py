@@ -122,3 +122,25 @@ def test_a_peer_stopped_by_its_owner_leaves_after_its_step(gpt):
     assert "p1" in last.reason.text
     assert world.peers["p1"].exit is not None
     assert world.peers["p1"].exit.code == 0
+
+
+def test_a_peer_whose_stream_to_the_broker_broke_takes_part_in_the_next_run(gpt, equal_training):
+    world = gpt.world(3)
+    run = world.submit(gpt.spec)
+    world.until(lambda: any(e.HasField("step") for e in world.events(run)))
+    world.cut("p1")
+    assert world.finish(run)[-1].state.phase == broker_pb2.FAILED
+    equal_training(gpt.train(world), gpt.plain())
+
+
+def test_a_stranger_that_claims_to_be_a_neighbour_takes_no_link_down(gpt):
+    world = gpt.world(2, carry=steady(0.05, 2e3))
+    run = world.submit(gpt.spec)
+    world.until(lambda: any(e.HasField("step") for e in world.events(run)))
+    stranger = world.network.transport("p1", "other", lambda _: None, address="elsewhere")
+    stranger.dial("p0", "p0", 1)
+    world.after(5.0, stranger.close)
+    began = world.now
+    assert world.finish(run)[-1].state.phase == broker_pb2.DONE
+    assert world.now > began + 30
+    assert any("refused link of p1" in line for line in world.log)
