@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,15 +58,17 @@ def _verb(function: Callable[P, None]) -> Callable[P, None]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """The first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt. The second one must not break
-    the cleaning up that follows, so it does nothing; the third one does. Daemons put handlers of
-    their own in the place of these."""
-    came: list[int] = []
+    """SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt. Another one within a second must not
+    break the cleaning up that follows, so it does nothing. Daemons put handlers of their own in the
+    place of these."""
+    came: list[float] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        if len(came) != 2:
-            raise KeyboardInterrupt
+        now = time.monotonic()
+        if came and now - came[-1] < 1.0:
+            return
+        came.append(now)
+        raise KeyboardInterrupt
 
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     usual = (signal.SIG_DFL, signal.default_int_handler)
@@ -76,6 +79,12 @@ def _interruptible() -> Iterator[None]:
         signal.signal(number, stop)
     try:
         yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception:
+        if came:  # C++ code of a library has made an error of its own of it
+            raise KeyboardInterrupt from None
+        raise
     finally:
         for number in ours:
             signal.signal(number, before[number])

@@ -1,7 +1,7 @@
 """The broker's daemon: its settings, its life, and its end.
 
-The first SIGINT or SIGTERM drains (active runs may end, with a countdown), the second leaves. What
-is left behind is the state folder, if one was given, and nothing else.
+The first SIGINT, SIGTERM or SIGHUP drains (active runs may end, with a countdown), the second
+leaves. What is left behind is the state folder, if one was given, and nothing else.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _broker_id(state: Path | None) -> str:
 
 
 async def serve(config: BrokerConfig, *, ready: Callable[[str], None]) -> None:
-    """Runs the daemon until SIGINT or SIGTERM; calls `ready` with its address when it listens.
+    """Runs the daemon until it is told to end; calls `ready` with its address when it listens.
 
     Call it in the main thread. Raises BrokerConfigError, OSError.
     """
@@ -178,7 +178,11 @@ async def serve(config: BrokerConfig, *, ready: Callable[[str], None]) -> None:
     # Logs go to stderr, unless the caller has arranged something else.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     loop = asyncio.get_running_loop()
-    signals = (signal.SIGINT, signal.SIGTERM)
+    signals = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup
+    ]
     for number in signals:
         loop.add_signal_handler(number, asked)
     try:

@@ -3,8 +3,9 @@
 - A worker that crashes is started again after a pause (1 s, doubling to 60 s; 1 s again once it has
   lived for 60 s). It comes back under its persistent id with a higher counter. One that ended on
   purpose is not: codes 0, 2 (wrong input), 3 (gave up on the broker), 4 (refused).
-- The first SIGINT or SIGTERM lets the workers drain: each ends after the step that it is in, with a
-  countdown here. The second one makes them leave at once; who has not after 5 s is killed.
+- The first SIGINT, SIGTERM or SIGHUP lets the workers drain: each ends after the step that it is
+  in, with a countdown here. The second one makes them leave at once; who has not after 5 s is
+  killed.
 - Workers live in sessions of their own, so that a Ctrl-C in the terminal reaches only this process;
   they end when their standard input does, so this process's death, even by SIGKILL, ends them.
 
@@ -33,6 +34,7 @@ __all__ = ["peer_configs", "supervise"]
 
 _log = logging.getLogger(__name__)
 _ON_PURPOSE = (0, 2, 3, 4)
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _HEALTHY_S = 1.0, 60.0, 60.0
 _KILL_AFTER_S = 5.0
 
@@ -151,7 +153,7 @@ class _Supervisor:
                     codes = [c.code for c in self.children if c.code]
                     return 0 if not codes else codes[0] if codes[0] > 0 else 1
                 for number in _wait(inbox, self._patience(now)):
-                    if number in (signal.SIGINT, signal.SIGTERM):
+                    if number in _STOPS:
                         self._stop()
                 self._hurry()
         finally:
@@ -199,11 +201,12 @@ class _Supervisor:
 
 @contextmanager
 def _signals() -> Iterator[int]:
-    """A descriptor that gets a byte, its number, for each SIGINT, SIGTERM and SIGCHLD."""
+    """A descriptor that gets a byte, its number, for each signal to stop and each SIGCHLD. One that
+    is ignored (nohup) stays so."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+    numbers = [n for n in _STOPS if signal.getsignal(n) is not signal.SIG_IGN] + [signal.SIGCHLD]
     before = {n: signal.signal(n, lambda *_: None) for n in numbers}
     descriptor = signal.set_wakeup_fd(writer)
     try:
