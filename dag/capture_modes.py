@@ -51,10 +51,11 @@ def _lines(program: GraphModule, in_eval: bool) -> Iterator[tuple[str, ...]]:
     for path, module in program.named_modules():
         for node in module.graph.nodes if isinstance(module, GraphModule) else ():
             args = node.args
+            if node.target is _aten.scaled_dot_product_attention.default:
+                args = (*args, *(None, 0.0, False)[len(args) - 3 :])  # torch leaves defaults out
             if in_eval and node.target in _FLAGS:
                 place, value = _FLAGS[node.target]
-                if len(args) > place:
-                    args = (*args[:place], value, *args[place + 1 :])
+                args = (*args[:place], value, *args[place + 1 :])
             yield path, node.op, node.name, str(node.target), repr(args), repr(node.kwargs)
 
 

@@ -1,11 +1,14 @@
 """The eval form: same operators, same names, known flags only."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.dag.capture import CaptureError, capture
+from shoal.dag.capture_export import functional
 from shoal.dag.evaluation import evaluation
 from shoal.dag.graph import Graph
 
@@ -28,7 +31,7 @@ class Everything(nn.Module):
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    return capture(Everything(), {"x": torch.randn(4, 1, 2, 2)}).graph
+    return capture(Everything(), {"x": torch.randn(4, 1, 1, 2)}).graph
 
 
 def test_operators_keep_their_number_names_and_order(graph: Graph) -> None:
@@ -68,15 +71,67 @@ def test_the_norm_keeps_the_users_momentum(graph: Graph) -> None:
     assert norm.args[5:] == (0.3, 1e-05)
 
 
-def test_a_mode_that_does_more_is_refused() -> None:
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
+class Flags(nn.Module):
+    """The mode is in arguments only."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.linear(x)
-            return (h * 2 if self.training else h).mean()
+    def __init__(self) -> None:
+        super().__init__()
+        self.maps, self.drop = nn.Dropout2d(0.2), nn.Dropout(0.1)
+        self.cold, self.lstm = nn.Dropout(0.3).eval(), nn.RNN(4, 4, batch_first=True)
 
-    with pytest.raises(CaptureError, match="eval mode"):
-        capture(Noisy(), {"x": torch.randn(4, 4)})
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.cold(self.maps(x)).flatten(2)
+        h = self.drop(self.lstm(h.transpose(1, 2))[0])[:, None]
+        p = 0.5 if self.training else 0.0
+        return F.scaled_dot_product_attention(h, h, h, dropout_p=p).sum() * torch.tensor(3.0)
+
+
+@pytest.mark.parametrize(("module", "times"), [(Flags, 1), (Everything, 2)])
+def test_only_what_differs_in_more_than_flags_is_decomposed_twice(
+    module: type[nn.Module], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr(
+        "shoal.dag.capture.functional", lambda given: calls.append(given) or functional(given)
+    )
+    x = torch.randn(4, 4 if module is Flags else 1, 1, 2)
+    graph = capture(module(), {"x": x}).graph
+    assert len(calls) == times
+
+    # The comparison after the decomposition comes to the same.
+    if times == 1:
+        monkeypatch.setattr("shoal.dag.capture.only_flags_differ", lambda *_: False)
+        assert capture(module(), {"x": x}).graph == graph
+        assert len(calls) == 3
+
+
+class Linear(nn.Module):
+    """A function of a linear layer's output and of the mode."""
+
+    def __init__(self, function: Callable[[Tensor, bool], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear(x), self.training).mean()
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda h, training: h * 2 if training else h, "eval mode"),
+        (lambda h, training: h * (2 if training else 1), "something else in eval mode"),
+        (lambda h, training: h * torch.tensor([2.0, 1.0, 1.0, 1.0 + training]), "other values"),
+        (lambda h, training: F.dropout(h, 0.5), "drops in eval mode too"),
+        (lambda h, training: F.dropout(h, 0.5, not training), "drops in eval mode too"),
+        (
+            lambda h, training: F.scaled_dot_product_attention(*[h[:, None]] * 3, dropout_p=0.5),
+            "something else in eval mode",
+        ),
+    ],
+)
+def test_a_mode_that_does_more_is_refused(
+    function: Callable[[Tensor, bool], Tensor], says: str
+) -> None:
+    with pytest.raises(CaptureError, match=says):
+        capture(Linear(function), {"x": torch.randn(4, 4)})
