@@ -17,8 +17,8 @@ Rules.
 - A lost peer or a fault ends the run: FAILED, with a reason that names peer, step and cause. All
   other holders are told to leave. (Going on without it is a later capability.)
 - Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
-  `step_floor_s` and `step_factor` medians of the measured steps since the last report, and
-  `first_step_s` before a step was measured.
+  `step_floor_s` and `step_factor` medians of the measured steps since the last report, with one
+  more median for each batch of an evaluation, and `first_step_s` before a step was measured.
 """
 
 from __future__ import annotations
@@ -330,7 +330,9 @@ class Run:
         measured = self.ledger.median_s if self.ledger else None
         if measured is None:
             return self.options.first_step_s
-        return max(self.options.step_floor_s, self.options.step_factor * measured)
+        # The median hides a rare evaluation, each batch of which takes at most as long as a step.
+        batches = self.wish.evaluation_microbatches / self.spec.microbatches
+        return max(self.options.step_floor_s, (self.options.step_factor + batches) * measured)
 
     def arm(self) -> list[Instruction]:
         """Sets the timer when nothing is armed, or the deadline has come nearer than the timer."""

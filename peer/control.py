@@ -15,6 +15,11 @@ __all__ = ["ControlStream"]
 
 _REACH_S = 10.0
 """For a connection to come up; a host that is off answers nothing at all."""
+_LONGEST_MESSAGE = 16 * 1024**2
+"""Bytes; as much as the broker sends: the plan of a run with very many microbatches."""
+_OPTIONS = tuple(
+    (dict(CHANNEL_OPTIONS) | {"grpc.max_receive_message_length": _LONGEST_MESSAGE}).items()
+)
 _WAITING = 4096
 """Messages that wait for a broker that does not read. More: the stream counts as broken."""
 
@@ -47,7 +52,7 @@ class ControlStream:
         self._out.put_nowait(None)
 
     async def run(self) -> str:
-        async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
             try:
                 async with asyncio.timeout(_REACH_S):
                     reached = await _reach(channel)

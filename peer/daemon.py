@@ -359,7 +359,11 @@ class Worker:
     def _send(self, key: FrameKey, payload: Payload | None) -> None:
         if payload is None or not self._holds(key.run, key.term):
             return  # the assignment went while it was encoded
-        self._transport.send(key.destination, key, payload)
+        try:
+            self._transport.send(key.destination, key, payload)
+        except net.LinkError as error:  # its queue is full: without the frame the run would hang
+            self._post(e.FrameRefused(key, _text(error)))
+            return
         self._unacknowledged.add(key)
         self._all_acknowledged.clear()
         self._post(e.FrameQueued(key, payload.size_bytes))

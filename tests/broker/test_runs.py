@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.broker.events import (
@@ -408,6 +410,21 @@ def test_a_step_without_progress_ends_by_the_measured_speed(make_world) -> None:
     text = world.state(run).reason.text
     assert "step 5 made no progress for 15 s" in text
     assert text.endswith("no report came from a")
+
+
+def test_a_long_evaluation_is_progress(make_world) -> None:
+    world = make_world(step_floor_s=10.0, step_factor=5.0)
+    run = world.start("a", "b", steps=50)
+    found = world.machine.runs[run]
+    found.wish = replace(found.wish, evaluation_microbatches=20 * found.spec.microbatches)
+    for step in range(5):
+        beat(world, 3, "a", "b")
+        world.report("a", run, step)
+        world.report("b", run, step)
+    beat(world, 74, "a", "b")  # (5 + 20) medians of 3 s
+    assert world.state(run).phase == RUNNING
+    beat(world, 2, "a", "b")
+    assert world.state(run).phase == FAILED
 
 
 def test_the_first_step_has_its_own_allowance(make_world) -> None:
