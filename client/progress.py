@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..proto.broker_pb2 import Phase, RunEvent, RunState
+from ..proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
 from .records import step_numbers
 from .session import Run
 
@@ -87,6 +87,12 @@ def _note(event: RunEvent) -> str:
     return ""
 
 
+def _said(event: RunEvent) -> str:
+    """What people read of an event while it goes on: a bad end is said once, as the error."""
+    bad = event.HasField("state") and event.state.phase in (FAILED, CANCELLED)
+    return "" if bad else _note(event)
+
+
 class _Lines:
     """Plain lines on stderr."""
 
@@ -99,7 +105,7 @@ class _Lines:
 
     def show(self, event: RunEvent, state: RunState) -> None:
         if not event.HasField("step"):
-            if note := _note(event):
+            if note := _said(event):
                 print(note, file=sys.stderr, flush=True)
         elif event.step.HasField("evaluation") or time.monotonic() >= self.next_at:
             self.next_at = time.monotonic() + LINE_EVERY_S
@@ -139,7 +145,7 @@ class _Bar:
         if event.HasField("state"):
             phase = Phase.Name(event.state.phase).lower()
             self.bar.update(self.task, description=phase, total=event.state.steps or None)
-        if note := _note(event):
+        if note := _said(event):
             self.console.print(note, markup=False, highlight=False)
 
 
