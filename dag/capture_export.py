@@ -19,12 +19,15 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 from torch._decomp import decomposition_table
-from torch.export import Dim, ExportedProgram
+from torch.export import Dim, ExportedProgram, default_decompositions
+from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 from torch.fx.traceback import preserve_node_meta
 
 from .capture_errors import CaptureError, Place, explain, line_of
 from .capture_places import Notes, Watch
+from .convert_args import name_of
+from .operators import allowed
 
 __all__ = ["Exported", "export", "functional"]
 
@@ -176,9 +179,34 @@ def functional(exported: Exported) -> Exported:
     Raises CaptureError."""
     with _quiet(), _right_losses():
         try:
-            return dataclasses.replace(exported, program=exported.program.run_decompositions({}))
+            program = exported.program.run_decompositions({})
+            tried: set[Any] = set()
+            while rules := _unlisted(program, tried):
+                plainer = program.run_decompositions(rules)
+                kinds = {spec.kind for spec in plainer.graph_signature.input_specs}
+                if InputKind.TOKEN in kinds:  # it checks values at run time (linalg.inv does)
+                    break
+                program = plainer
+                tried |= rules.keys()
+            return dataclasses.replace(exported, program=program)
         except Exception as error:  # whatever torch.export raises is explained to the user
             raise explain(error) from error
+
+
+def _unlisted(program: ExportedProgram, tried: set[Any]) -> dict[Any, Callable[..., Any]]:
+    """torch's own decompositions of the operators of the program that no peer would run, apart from
+    those tried before: so the allow-list need not name every alias and composite that there is."""
+    targets = [n.target for n in program.graph_module.graph.nodes if n.op == "call_function"]
+    missing = {
+        t: None  # in their order
+        for t in targets
+        if isinstance(t, torch._ops.OpOverload)
+        and t not in tried
+        and torch.Tag.nondeterministic_seeded not in t.tags  # these get masks of ours
+        and not allowed(name_of(t), "full")
+    }
+    known = default_decompositions() if missing else {}
+    return {t: known[t] for t in missing if t in known}
 
 
 @contextlib.contextmanager

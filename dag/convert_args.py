@@ -13,7 +13,16 @@ from torch.fx import Node
 from .capture_errors import CaptureError, line_of
 from .graph import ITEM_BYTES, Arg, Device, Dim, Dtype, MemoryFormat, Size, TensorSpec
 
-__all__ = ["arg_of", "dtype_name", "is_plain", "module_of", "size_of", "spec_of", "target_of"]
+__all__ = [
+    "arg_of",
+    "dtype_name",
+    "is_plain",
+    "module_of",
+    "name_of",
+    "size_of",
+    "spec_of",
+    "target_of",
+]
 
 _PROBES = (1, 2, 3, 5, 8, 13, 64, 97, 1000, 4096, 99991, 2**20, 2**31 - 1)
 """Batch sizes at which an expression must be affine."""
@@ -25,10 +34,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def target_of(node: Node) -> str:
     """`aten.linear.default`; Python functions and higher-order operators keep their own name."""
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return f"{target.namespace}.{target._schema.name.split('::')[1]}.{target._overloadname}"
-    return getattr(target, "__name__", str(target))
+    if isinstance(node.target, torch._ops.OpOverload):
+        return name_of(node.target)
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def name_of(operator: torch._ops.OpOverload[..., Any]) -> str:
+    return f"{operator.namespace}.{operator._schema.name.split('::')[1]}.{operator._overloadname}"
 
 
 def module_of(node: Node, prefix: str) -> str:

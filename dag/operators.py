@@ -58,7 +58,7 @@ sigmoid sign sgn silu mish sin sinh softplus sqrt square sub.Tensor sub.Scalar t
 where.self where.ScalarOther where.ScalarSelf where.Scalar threshold log_sigmoid softshrink
 hardshrink addcmul addcdiv nan_to_num xlogy.Tensor erfinv glu true_divide.Tensor special_expm1
 _prelu_kernel log_sigmoid_forward __and__.Tensor __and__.Scalar __or__.Tensor __or__.Scalar
-__xor__.Tensor __xor__.Scalar
+__xor__.Tensor __xor__.Scalar hypot copysign.Tensor lgamma digamma logaddexp2
 """
 
 _SHAPE = """
@@ -71,13 +71,14 @@ unflatten.int unfold unsqueeze view view_as constant_pad_nd pad _to_copy to.dtyp
 to.device type_as reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d
 pixel_shuffle pixel_unshuffle select_scatter slice_scatter diag_embed tensor_split.sections
 swapaxes view.dtype unsafe_split.Tensor unsafe_chunk split_copy.Tensor unsafe_split_with_sizes
+diagonal_copy
 """
 
 _INDEX = """
 embedding gather index.Tensor index_add index_put index_select one_hot scatter.src scatter.value
 scatter_add scatter_reduce.two sort sort.stable topk argsort argmax argmin masked_scatter
 take_along_dim bucketize.Tensor searchsorted.Tensor masked_select_backward _unsafe_index.Tensor
-index_fill.int_Scalar index_copy _unsafe_index_put
+index_fill.int_Scalar index_copy _unsafe_index_put kthvalue
 """
 
 _CREATE = """
@@ -90,13 +91,13 @@ _REDUCE = """
 all all.dim amax amin any any.dim any.dims cummax cummin cumprod cumsum logcumsumexp logsumexp max
 max.dim max.other diff mean mean.dim min min.dim min.other norm.Scalar norm.ScalarOpt_dim
 linalg_vector_norm prod prod.dim_int std.correction std.dim sum sum.dim_IntList var.correction
-var.dim var_mean.correction median.dim
+var.dim var_mean.correction std_mean.correction median.dim
 """
 
 _MATRIX = """
 addbmm addmm baddbmm bmm dot einsum linear matmul mm mv outer addmv bilinear _trilinear
 conv1d conv2d conv3d conv2d.padding conv1d.padding conv_transpose1d conv_transpose2d.input
-convolution conv_transpose3d.input
+convolution conv_transpose3d.input linalg_cross _weight_norm _weight_norm_interface
 """
 
 _NETWORK = """
@@ -105,7 +106,8 @@ _native_batch_norm_legit.no_stats _softmax _log_softmax
 softmax.int log_softmax.int layer_norm native_layer_norm group_norm native_group_norm
 instance_norm rms_norm _fused_rms_norm scaled_dot_product_attention avg_pool1d avg_pool2d
 avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices adaptive_avg_pool1d
-adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d upsample_nearest1d.vec
+adaptive_avg_pool2d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d
+upsample_nearest1d.vec
 upsample_nearest2d upsample_nearest2d.vec upsample_bilinear2d upsample_bilinear2d.vec
 upsample_bicubic2d upsample_bicubic2d.vec upsample_nearest1d grid_sampler_2d grid_sampler im2col
 col2im lstm.input gru.input rnn_tanh.input rnn_relu.input lstm_cell gru_cell cosine_similarity
