@@ -71,6 +71,7 @@ def server_options() -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),  # a second broker on this port is an error, not a lottery
         ("grpc.keepalive_time_ms", 10_000),  # finds peers whose host went away
         ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),  # else a ping waits for a minute
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),

@@ -149,6 +149,12 @@ class Client:
                 ("grpc.max_receive_message_length", 64 * 2**20),
                 ("grpc.initial_reconnect_backoff_ms", 200),
                 ("grpc.max_reconnect_backoff_ms", 2000),
+                # A broker that vanished without a word is noticed within 20 s: watching has no
+                # deadline of its own.
+                ("grpc.keepalive_time_ms", 10_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.ping_timeout_ms", 10_000),
+                ("grpc.http2.max_pings_without_data", 0),
             ],
         )
         self._runs = RunsStub(self.channel)  # type: ignore[no-untyped-call]

@@ -42,6 +42,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # A peer that vanished without a word is noticed within 20 s, with or without traffic.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # else a ping waits for a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),

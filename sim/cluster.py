@@ -153,7 +153,10 @@ def _run(
             say("training it once more as one stage")
             alone = replace(job, plan=replace(job.plan, stages=1))
             again, _ = front.submit(cluster.address, alone, folder / "alone")
-            wanted = _follow(again, cluster, Summary(name="", world="", seed=0), _quiet)
+            beside = Summary(name="", world="", seed=0)
+            wanted = _follow(again, cluster, beside, _quiet)
+            if beside.exit:
+                raise ClusterError(f"the one-stage run beside it: {beside.error}")
             summary.verified_against = "one-stage run"
     if not facts["random"]:
         say("training the plain loop")
