@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,3 +28,13 @@ def test_the_stubs_are_generated_from_the_specification(tmp_path):
         assert (ROOT / "proto" / name).read_bytes() == content, (
             f"{name} is stale: bash proto/generate.sh"
         )
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "proto").glob("*.proto")), ids=lambda f: f.stem)
+def test_every_message_and_field_has_a_sentence(file):
+    """The files are the specification: what a field is, in which unit, and who fills it."""
+    lines = file.read_text(encoding="utf-8").splitlines()
+    for above, line in itertools.pairwise(lines):
+        declares = re.match(r"\s*message \w+ \{", line) or re.search(r" = \d+;", line)
+        told = "//" in line or above.strip().startswith("//")
+        assert not declares or told, f"{file.name}: nothing is said about {line.strip()!r}"
