@@ -45,7 +45,7 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = equal_flops) -> Pl
         raise GraphError(
             f"it is bound to microbatches of {graph.batch}, the run has {spec.microbatch_size}"
         )
-    bound = graph.bind(spec.microbatch_size)
+    bound = graph.validate().bind(spec.microbatch_size)
     if spec.HasField("plan"):
         plan = _with_ids(plan_from_proto(spec.plan), ask.peers)
         plan.validate(len(bound.operators))
