@@ -14,6 +14,7 @@ from ..dag.cut import cut, tied_groups
 from ..dag.flow import Flow
 from ..dag.graph import Graph, GraphError
 from ..dag.plan import PeerId, Plan, PlanError, Visit
+from ..dag.validate import validate
 from .events import MakePlan, PlanFailed, PlanReady
 from .scheduler.equal import equal_flops
 from .scheduler.interface import NoPlan, PeerOffer, Planner, PlanRequest
@@ -45,7 +46,7 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = equal_flops) -> Pl
         raise GraphError(
             f"it is bound to microbatches of {graph.batch}, the run has {spec.microbatch_size}"
         )
-    bound = graph.validate().bind(spec.microbatch_size)
+    bound = validate(graph).bind(spec.microbatch_size)
     if spec.HasField("plan"):
         plan = _with_ids(plan_from_proto(spec.plan), ask.peers)
         plan.validate(len(bound.operators))

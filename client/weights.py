@@ -25,7 +25,7 @@ class ExportError(ValueError):
 def fetch(address: str, files: Sequence[WeightFile]) -> dict[str, Tensor]:
     """The tensors of every part of an export, each part checked against its hash.
 
-    Raises BlobTransferError.
+    Raises BlobTransferError; ExportError when two peers exported one name.
     """
 
     async def get(blobs: BlobClient) -> list[bytes]:
@@ -33,7 +33,10 @@ def fetch(address: str, files: Sequence[WeightFile]) -> dict[str, Tensor]:
 
     merged: dict[str, Tensor] = {}
     for part in transfer(address, get):
-        merged |= load(part)
+        tensors = load(part)
+        if twice := sorted(merged.keys() & tensors.keys()):
+            raise ExportError(f"{twice[0]!r} was exported by two peers: expected one for each name")
+        merged |= tensors
     return merged
 
 

@@ -26,6 +26,7 @@ from .infer import infer, with_grads
 from .lower import lower
 from .precision import mixed
 from .simplify import simplify
+from .validate import validate
 
 __all__ = ["CaptureError", "Captured", "capture"]
 
@@ -72,7 +73,7 @@ def capture(
             _check_evaluation(graph, converted.constants, in_eval)
     if dtype == "bf16":
         graph = mixed(graph, batch)
-    graph = _checked(graph, batch).validate()
+    graph = validate(_checked(graph, batch))
     known = _tensors(module) | converted.constants
     used = [p.name for p in graph.parameters] + [b.name for b in graph.buffers]
     tensors = {name: known[name] for name in used}

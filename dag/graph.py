@@ -316,13 +316,6 @@ class Graph:
             v for op in self.operators for v, o in zip(op.values, op.outputs, strict=True) if o.grad
         )
 
-    def validate(self) -> Graph:
-        """Returns itself when it keeps every rule; see `validate.py`. Raises GraphError."""
-        from .validate import validate  # which needs this module
-
-        validate(self)
-        return self
-
     def describe(self) -> str:
         """The whole graph as text, one operator a line."""
         lines = [repr(self)]

@@ -11,8 +11,9 @@ from .operators import OperatorError, check, takes_key
 __all__ = ["validate"]
 
 
-def validate(graph: Graph) -> None:
-    """Raises GraphError naming the operator or value and the rule that is broken.
+def validate(graph: Graph) -> Graph:
+    """Returns the graph when it keeps every rule; raises GraphError naming the operator or value
+    and the rule that is broken.
 
     Names are unique; an operator reads only values made before it; specs have known dtypes and, in
     a bound graph, no Size; every operator is on the allow-list of its set; loss, weight and metrics
@@ -32,6 +33,7 @@ def validate(graph: Graph) -> None:
     _operators(graph, {value for value, _ in outside})
     _results(graph)
     _updates(graph)
+    return graph
 
 
 def _unique(kind: str, names: Iterable[str]) -> None:

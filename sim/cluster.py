@@ -7,6 +7,7 @@ its module for the plain loop.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 import statistics
@@ -169,8 +170,9 @@ def _run(
                 microbatches=job.train.microbatches,
             ).losses
         summary.verified_against = "single process"
-    pairs = zip(losses, wanted, strict=True)
-    summary.max_loss_difference = max(abs(a - b) for a, b in pairs)
+    apart = [abs(a - b) for a, b in zip(losses, wanted, strict=True)]
+    # max() would pass over a NaN that does not come first.
+    summary.max_loss_difference = max(apart) if all(map(math.isfinite, apart)) else math.inf
 
 
 def _reader(job: Job, facts: Mapping[str, Any]) -> Reader:

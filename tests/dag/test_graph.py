@@ -21,6 +21,7 @@ from shoal.dag.graph import (
     Size,
     TensorSpec,
 )
+from shoal.dag.validate import validate
 
 X = TensorSpec((Size(1), 4), "float32")
 ROW = TensorSpec((4,), "float32")
@@ -77,8 +78,8 @@ def with_op(index: int, **changes) -> Graph:
 
 def test_a_right_graph_is_returned_itself() -> None:
     right = graph()
-    assert right.validate() is right
-    assert right.bind(3).validate().batch == 3
+    assert validate(right) is right
+    assert validate(right.bind(3)).batch == 3
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_a_right_graph_is_returned_itself() -> None:
 )
 def test_a_broken_rule_is_named(wrong: Graph, says: str) -> None:
     with pytest.raises(GraphError, match=f"(?s){says}"):
-        wrong.validate()
+        validate(wrong)
 
 
 @given(st.integers(1, 64), st.integers(0, 7), st.integers(-7, 7))

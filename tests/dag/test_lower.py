@@ -19,6 +19,7 @@ from shoal.dag.graph import (
 from shoal.dag.infer import call, infer, with_grads
 from shoal.dag.lower import lower
 from shoal.dag.operators import CORE, allowed
+from shoal.dag.validate import validate
 
 CPU = torch.device("cpu")
 A = (2, 4, 4, 4)
@@ -122,7 +123,7 @@ def gradients(graph: Graph) -> tuple[torch.Tensor, list[torch.Tensor]]:
 @pytest.mark.parametrize("form", FULL_FORMS)
 def test_the_core_form_has_the_value_and_the_gradients_of_the_full_one(form: str) -> None:
     graph = world(*FULL_FORMS[form])
-    lowered = lower(graph).graph.validate()
+    lowered = validate(lower(graph).graph)
     assert all(op.target in CORE for op in lowered.operators)
     torch.testing.assert_close(gradients(lowered), gradients(graph), rtol=1e-5, atol=1e-5)
 
