@@ -61,6 +61,7 @@ def capture(
     same graph. Raises CaptureError, and GraphError for an operator without core form.
     """
     batch = _batch_of(inputs)
+    _refuse_hooks(module)
     names = _names(module)
     with _mode(module, train=True):
         trained = export(module, inputs, loss)
@@ -127,6 +128,21 @@ def _refuse_shared_memory(module: nn.Module) -> None:
                 "tie them by assigning the same Parameter object to both"
             )
         seen[where] = name
+
+
+def _refuse_hooks(module: nn.Module) -> None:
+    """A hook that changes gradients is Python that no peer runs."""
+    hooked = [f"parameter {n!r}" for n, p in module.named_parameters() if p._backward_hooks]
+    hooked += [
+        f"module {n!r}"
+        for n, m in module.named_modules()
+        if m._backward_hooks or m._backward_pre_hooks
+    ]
+    if hooked:
+        raise CaptureError(
+            f"{hooked[0]} has a backward hook, which no peer would run: remove it, and write what "
+            "it does to the gradient into the forward"
+        )
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

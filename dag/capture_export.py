@@ -24,7 +24,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 from torch.fx.traceback import preserve_node_meta
 
-from .capture_errors import CaptureError, Place, explain, line_of
+from .capture_errors import CaptureError, Place, explain, line_of, user_place
 from .capture_places import Notes, Watch
 from .convert_args import name_of
 from .operators import allowed
@@ -136,7 +136,7 @@ def _results(returned: Any, seen: _Seen) -> tuple[Tensor, ...]:
         scalar = isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex()
         if scalar and name not in ("loss", "weight"):
             seen.metrics.append(str(name))
-            found.append(value.float())
+            found.append(value.float().clone())  # a parameter as metric: a value of its own
     return tuple(found)
 
 
@@ -158,7 +158,7 @@ def export(
     # Two names for one tensor would become one input of the program.
     given = tuple(t.detach().clone() for t in inputs.values())
     batch = Dim("batch", min=2)
-    with _quiet(), _right_losses():
+    with _quiet(), _right_losses(), _own_gradients():
         try:
             with preserve_node_meta():
                 program = torch.export.export(
@@ -207,6 +207,30 @@ def _unlisted(program: ExportedProgram, tried: set[Any]) -> dict[Any, Callable[.
     }
     known = default_decompositions() if missing else {}
     return {t: known[t] for t in missing if t in known}
+
+
+@contextlib.contextmanager
+def _own_gradients() -> Iterator[None]:
+    """While a module is traced, refuses a gradient of the user's own making: torch.export sees only
+    the operators of its forward, so a graph would train with another gradient and say nothing."""
+    apply = torch.autograd.Function.__dict__["apply"]
+
+    def watched(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        if not cls.__module__.startswith("torch."):  # torch's own (checkpoint) change no gradient
+            place = user_place()
+            where = f"{place[0]}:{place[1]}: {place[2]}" if place else "the model's forward"
+            raise CaptureError(
+                f"{where}\n  torch.autograd.Function {cls.__name__} has a backward of its own, "
+                "which a graph of operators cannot hold: write the forward so that autograd gives "
+                "this gradient, e.g. x + (y - x).detach() for a straight-through estimate"
+            )
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    setattr(torch.autograd.Function, "apply", classmethod(watched))  # noqa: B010 (mypy)
+    try:
+        yield
+    finally:
+        setattr(torch.autograd.Function, "apply", apply)  # noqa: B010 (mypy)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.dag.capture import capture
+from shoal.dag.capture import CaptureError, capture
 from shoal.dag.cut import cut
 from shoal.dag.execute import StageExecutor
 
@@ -51,3 +51,40 @@ def test_what_torch_can_decompose_is_captured(name: str) -> None:
     torch.testing.assert_close(found, loss.detach())
     for parameter, p in module.named_parameters():
         torch.testing.assert_close(executor.parameters[parameter].grad, p.grad)
+
+
+class Reversal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad
+
+
+def test_a_gradient_of_ones_own_making_is_refused_and_never_lost() -> None:
+    batch = {"x": torch.zeros(2, 5, 8)}
+    with pytest.raises(CaptureError, match=r"(?s)Reversal\.apply\(h\).*backward of its own"):
+        capture(Applied(lambda h: Reversal.apply(h)), batch)
+    assert Reversal.apply(torch.ones(1)).item() == 1  # as before, outside of a capture
+
+    module = Applied(torch.tanh)
+    hook = module.linear.weight.register_hook(lambda grad: 3 * grad)
+    with pytest.raises(CaptureError, match=r"'linear\.weight' has a backward hook"):
+        capture(module, batch)
+    hook.remove()
+    capture(module, batch)
+
+
+def test_a_parameter_may_be_a_metric() -> None:
+    class Scaled(Applied):
+        def __init__(self) -> None:
+            super().__init__(torch.tanh)
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"loss": super().forward(self.scale * x), "scale": self.scale}
+
+    graph = capture(Scaled(), {"x": torch.zeros(2, 5, 8)}).graph
+    assert [name for name, _ in graph.metrics] == ["scale"]
