@@ -256,7 +256,7 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., again: _Optional[bool] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("run", "term", "plan", "graph", "full_graph", "weights", "data", "training", "dials", "first_step", "lower_batch")
+    __slots__ = ("run", "term", "plan", "graph", "full_graph", "weights", "data", "training", "dials", "first_step")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -267,7 +267,6 @@ class Assign(_message.Message):
     TRAINING_FIELD_NUMBER: _ClassVar[int]
     DIALS_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
-    LOWER_BATCH_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     plan: Plan
@@ -278,8 +277,7 @@ class Assign(_message.Message):
     training: str
     dials: _containers.RepeatedCompositeFieldContainer[DialOrder]
     first_step: int
-    lower_batch: int
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., lower_batch: _Optional[int] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ...) -> None: ...
 
 class WeightFile(_message.Message):
     __slots__ = ("blob",)
