@@ -195,6 +195,21 @@ def test_it_gives_up_on_a_missing_broker_when_it_is_told_to(machine: Make) -> No
     assert "b:1 refused the connection" in out[-1].why
 
 
+def test_before_the_first_welcome_it_gives_up_sooner(machine: Make) -> None:
+    one = machine(first_s=5.0)
+    one.handle(e.Started(), 0.0)
+    assert of(one.handle(e.Detached("refused"), 0.0), e.SetTimer)
+    assert one.handle(e.TimerFired("connect"), 5.0) == [e.Connect()]
+    assert of(one.handle(e.Detached("refused"), 5.0), e.Exit)[0].code == 3
+
+
+def test_one_that_was_a_member_waits_for_its_broker(member: Make) -> None:
+    one = member(first_s=5.0)
+    assert of(one.handle(e.Detached("refused"), 1.0), e.SetTimer)
+    assert one.handle(e.TimerFired("connect"), 1000.0) == [e.Connect()]
+    assert of(one.handle(e.Detached("refused"), 1000.0), e.SetTimer)
+
+
 def test_a_broker_that_does_not_answer_hello_counts_as_missing(machine: Make) -> None:
     one = machine()
     one.handle(e.Started(), 0.0)
