@@ -1,7 +1,8 @@
 """A broker and its peers as real processes of this host, on loopback, that leave nothing behind.
 
 Each child runs in its own session, so that a Ctrl-C in the terminal reaches only us, and dies with
-us: on the way out they get one interrupt (drain), a second one, and then a kill.
+us: on the way out they are asked to drain, asked again, and then killed. Asked by SIGTERM: a child
+of a shell's background job ignores SIGINT.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ class LocalCluster:
         for names in ([n for n in self.processes if n != "broker"], ["broker"]):
             group = [self.processes[n] for n in names if n in self.processes]
             for sign, patience_s in (
-                (signal.SIGINT, 3.0),
-                (signal.SIGINT, 5.0),
+                (signal.SIGTERM, 3.0),
+                (signal.SIGTERM, 5.0),
                 (signal.SIGKILL, 5.0),
             ):
                 for process in group:

@@ -1,6 +1,7 @@
 """How property tests run: HYPOTHESIS_PROFILE chooses, "automation" is the default."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -9,3 +10,8 @@ from hypothesis import settings
 settings.register_profile("automation", derandomize=True, deadline=None)
 settings.register_profile("long", max_examples=2000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "automation"))
+
+# A shell's background job ignores SIGINT, its children do too, and our daemons respect that: the
+# processes that tests interrupt must not inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
