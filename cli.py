@@ -115,7 +115,9 @@ class Ops(Enum):
 
 Broker = Annotated[
     str | None,
-    typer.Option("--broker", metavar="HOST:PORT", help="The broker; default: SHOAL_BROKER, login."),
+    typer.Option(
+        "--broker", metavar="HOST:PORT", help="Default: SHOAL_BROKER, login, 127.0.0.1:7077."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.")]

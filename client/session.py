@@ -47,6 +47,8 @@ __all__ = [
 
 PATIENCE_S = 60.0
 """How long a stream that broke is dialled again before the broker counts as gone."""
+LOCAL = "127.0.0.1:7077"
+"""Where `shoal broker` listens when no port is given."""
 CALL_S = 30.0
 """Deadline of one short call."""
 REFUSALS = (
@@ -92,19 +94,15 @@ def login(address: str) -> Path:
 
 
 def find_address(address: str | None = None) -> str:
-    """The broker's HOST:PORT: the argument, else SHOAL_BROKER, else what `login` remembered.
+    """The broker's HOST:PORT: the argument, else SHOAL_BROKER, else what `login` remembered, else
+    where `shoal broker` listens on this machine when nothing else is said.
 
-    Raises ValueError when there is none, or when it is no address.
+    Raises ValueError when it is no address.
     """
     found = address or os.environ.get("SHOAL_BROKER")
     if not found and settings_path().is_file():
         found = tomllib.loads(settings_path().read_text(encoding="utf-8")).get("broker")
-    if not found:
-        raise AddressError(
-            "no broker is known: pass --broker HOST:PORT, set SHOAL_BROKER, or run "
-            "`shoal login HOST:PORT` once"
-        )
-    return _checked(str(found))
+    return _checked(str(found or LOCAL))
 
 
 class RecordError(ValueError):
@@ -125,7 +123,7 @@ def _checked(address: str) -> str:
 
 
 def connect(address: str | None = None) -> Client:
-    """A client of the broker at `address` (default: SHOAL_BROKER, then what `shoal login` saved).
+    """A client of the broker at `address` (default: see `find_address`).
 
     Raises BrokerUnreachable when nobody answers there.
     """

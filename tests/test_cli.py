@@ -132,7 +132,6 @@ def test_every_verb_says_what_it_does_with_an_example(verb: str) -> None:
         ["train"],
         ["train", "no.toml"],
         ["train", "--nonsense", "x"],
-        ["status"],  # no broker is known
         ["status", "--broker", "nonsense"],
         ["login", "nonsense"],
         ["sim", "--peers", "0"],
