@@ -89,7 +89,8 @@ class JoinConfig:
     operator_set: Literal["full", "core"] = "full"
     threads: int | None = None
     state: Path | None = None
-    """Folder with one folder per device in it. None: DEFAULT_STATE / name."""
+    """Folder with one folder per device in it. None: DEFAULT_STATE / name, or name-2, name-3, …
+    while others of this host run there."""
     give_up_s: float | None = None
     first_s: float | None = 30.0
     """See PeerConfig; of the first start of a worker. A wrong address is told soon, and a peer

@@ -8,11 +8,14 @@ FOLDER/scratch/    what this process fetched; emptied at every start and at the 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import re
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,11 +23,27 @@ from typing import IO
 
 from ..dag.plan import PeerId
 
-__all__ = ["Identity", "IdentityError"]
+__all__ = ["Identity", "IdentityError", "seat"]
 
 
 class IdentityError(ValueError):
     """The folder is in use, or what lies in it is no identity."""
+
+
+@contextmanager
+def seat(folder: Path, name: str) -> Iterator[int]:
+    """The lowest number, from 1 up, that no other living process has taken for this name; taken
+    until the end of the block. So the same join line, pasted again, makes another peer, and after
+    a restart each has the identity of its number again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        with open(folder / f"{name}.{number}.seat", "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield number
+            return
 
 
 @dataclass(frozen=True)

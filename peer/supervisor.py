@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from .config import DEFAULT_STATE, JoinConfig, PeerConfig
+from .identity import seat
 from .logs import note, to_stderr
 from .profile import find_devices
 
@@ -44,9 +45,20 @@ def supervise(config: JoinConfig) -> int:
     0, or that of the first worker that ended otherwise."""
     to_stderr(config.log)
     devices = find_devices() if config.devices == "all" else config.devices
-    supervisor = _Supervisor(peer_configs(config, devices), config.drain_s)
-    with _signals() as inbox:
-        return supervisor.run(inbox)
+    with _seated(config) as config, _signals() as inbox:
+        return _Supervisor(peer_configs(config, devices), config.drain_s).run(inbox)
+
+
+@contextmanager
+def _seated(config: JoinConfig) -> Iterator[JoinConfig]:
+    """Without a folder of its own, the second `shoal join` on a host is NAME-2, and so on."""
+    if config.state is not None:
+        yield config
+        return
+    name, folder = config.name or socket.gethostname(), DEFAULT_STATE.expanduser()
+    with seat(folder, name) as number:
+        numbered = name if number == 1 else f"{name}-{number}"
+        yield replace(config, name=numbered, state=folder / numbered)
 
 
 def peer_configs(config: JoinConfig, devices: Sequence[str]) -> list[PeerConfig]:

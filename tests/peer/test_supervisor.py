@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from shoal.peer.config import JoinConfig, PeerConfig
+from shoal.peer.identity import seat
 from shoal.peer.supervisor import peer_configs
 
 BROKER = "127.0.0.1:9"  # nobody listens there
@@ -156,3 +157,13 @@ def test_giving_up_on_the_broker_ends_all_with_code_3(start: Callable[..., Joine
     joined.all_gone()
     assert joined.process.returncode == 3
     assert joined.starts() == 1
+
+
+def test_the_same_name_again_gets_the_next_seat_and_a_free_one_is_taken_again(tmp_path):
+    with seat(tmp_path, "home") as first:
+        with seat(tmp_path, "home") as second, seat(tmp_path, "other") as other:
+            assert (first, second, other) == (1, 2, 1)
+        with seat(tmp_path, "home") as again:
+            assert again == 2
+    with seat(tmp_path, "home") as alone:
+        assert alone == 1
