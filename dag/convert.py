@@ -40,7 +40,9 @@ from .graph import (
     TensorSpec,
 )
 from .plan import (
+    Alternative,
     CodecChoice,
+    LinkPrediction,
     PeerId,
     PeerPrediction,
     Plan,
@@ -461,7 +463,10 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
             raise PlanError(f"a codec is chosen for role {choice.role!r}: expected {list(_ROLES)}")
     return broker_pb2.Plan(
         stages=[
-            broker_pb2.StageSlot(start=s.start, stop=s.stop, holders=s.holders) for s in plan.stages
+            broker_pb2.StageSlot(
+                start=s.start, stop=s.stop, holders=s.holders, recompute=s.recompute
+            )
+            for s in plan.stages
         ],
         routes=_routes_to_proto(plan.routes),
         schedule=_SCHEDULES[plan.schedule],
@@ -480,13 +485,26 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
                     compute_s=p.compute_s,
                     device_bytes=p.device_bytes,
                     host_bytes=p.host_bytes,
+                    bubble=p.bubble,
                 )
                 for p in plan.predicted.peers
+            ],
+            links=[
+                broker_pb2.LinkPrediction(
+                    source=x.source, destination=x.destination, bytes=x.bytes, busy_s=x.busy_s
+                )
+                for x in plan.predicted.links
+            ],
+            bottlenecks=plan.predicted.bottlenecks,
+            alternatives=[
+                broker_pb2.Alternative(name=a.name, step_s=a.step_s, text=a.text)
+                for a in plan.predicted.alternatives
             ],
         ),
         reasons=plan.reasons,
         spares=[broker_pb2.Spare(peer=s.peer, reason=s.reason) for s in plan.spares],
         evaluation_routes=_routes_to_proto(plan.evaluation_routes),
+        head_parts=plan.head_parts,
     )
 
 
@@ -505,7 +523,8 @@ def plan_from_proto(message: broker_pb2.Plan) -> Plan:
         _refuse_plan(f"schedule {message.schedule} is unknown")
     plan = Plan(
         stages=tuple(
-            StageSlot(s.start, s.stop, tuple(map(_peer, s.holders))) for s in message.stages
+            StageSlot(s.start, s.stop, tuple(map(_peer, s.holders)), s.recompute)
+            for s in message.stages
         ),
         routes=_routes_from_proto(message.routes),
         microbatch_size=message.microbatch_size,
@@ -514,13 +533,29 @@ def plan_from_proto(message: broker_pb2.Plan) -> Plan:
         predicted=Prediction(
             _seconds(message.predicted.step_s),
             tuple(
-                PeerPrediction(_peer(p.peer), _seconds(p.compute_s), p.device_bytes, p.host_bytes)
+                PeerPrediction(
+                    _peer(p.peer),
+                    _seconds(p.compute_s),
+                    p.device_bytes,
+                    p.host_bytes,
+                    _seconds(p.bubble),
+                )
                 for p in message.predicted.peers
+            ),
+            tuple(
+                LinkPrediction(_peer(x.source), _peer(x.destination), x.bytes, _seconds(x.busy_s))
+                for x in message.predicted.links
+            ),
+            tuple(map(_text, message.predicted.bottlenecks)),
+            tuple(
+                Alternative(_text(a.name), _seconds(a.step_s), _text(a.text))
+                for a in message.predicted.alternatives
             ),
         ),
         reasons=tuple(map(_text, message.reasons)),
         spares=tuple(Spare(_peer(s.peer), _text(s.reason)) for s in message.spares),
         evaluation_routes=_routes_from_proto(message.evaluation_routes),
+        head_parts=message.head_parts,
     )
     return plan.validate(plan.stages[-1].stop if plan.stages else 0)
 

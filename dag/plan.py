@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Literal, NewType
 
 __all__ = [
+    "Alternative",
     "CodecChoice",
+    "LinkPrediction",
     "PeerId",
     "PeerPrediction",
     "Plan",
@@ -25,7 +27,7 @@ __all__ = [
 ]
 
 PeerId = NewType("PeerId", str)
-ScheduleName = Literal["gpipe", "1f1b"]
+ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 
 
 class PlanError(ValueError):
@@ -40,6 +42,8 @@ class StageSlot:
     start: int
     stop: int
     holders: tuple[PeerId, ...]
+    recompute: bool = False
+    """Whether its backward computes the forward again, so that only its inputs are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,29 @@ class PeerPrediction:
     compute_s: float
     device_bytes: int
     host_bytes: int
+    bubble: float = 0.0
+    """Share of the step in which it does not compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPrediction:
+    """What the plan expects of a directed link: encoded bytes per step, and seconds per step in
+    which it carries them."""
+
+    source: PeerId
+    destination: PeerId
+    bytes: int
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Another way to train the same model with these peers. `step_s`: seconds for the same samples;
+    0: it does not fit."""
+
+    name: str
+    step_s: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +105,10 @@ class Prediction:
 
     step_s: float = 0.0
     peers: tuple[PeerPrediction, ...] = ()
+    links: tuple[LinkPrediction, ...] = ()
+    bottlenecks: tuple[str, ...] = ()
+    """What the step time hangs on, the heaviest first, one sentence each."""
+    alternatives: tuple[Alternative, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +133,8 @@ class Plan:
     reasons: tuple[str, ...] = ()
     spares: tuple[Spare, ...] = ()
     evaluation_routes: tuple[Route, ...] = ()
+    head_parts: int = 0
+    """Column blocks that the vocabulary head is split into before the graph is cut; 0: whole."""
 
     @property
     def peers(self) -> tuple[PeerId, ...]:

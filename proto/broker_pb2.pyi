@@ -14,6 +14,7 @@ class Schedule(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SCHEDULE_UNSPECIFIED: _ClassVar[Schedule]
     GPIPE: _ClassVar[Schedule]
     ONE_F_ONE_B: _ClassVar[Schedule]
+    INTERLEAVED: _ClassVar[Schedule]
 
 class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -28,6 +29,7 @@ class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 SCHEDULE_UNSPECIFIED: Schedule
 GPIPE: Schedule
 ONE_F_ONE_B: Schedule
+INTERLEAVED: Schedule
 PHASE_UNSPECIFIED: Phase
 WAITING: Phase
 BUILDING: Phase
@@ -38,7 +40,7 @@ FAILED: Phase
 CANCELLED: Phase
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained")
+    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +49,7 @@ class PeerMessage(_message.Message):
     FAULT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     DRAINED_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     ready: Ready
@@ -55,7 +58,8 @@ class PeerMessage(_message.Message):
     fault: Fault
     goodbye: Goodbye
     drained: Drained
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ...) -> None: ...
+    link: LinkReport
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "peer", "boot", "counter", "profile", "address", "holding")
@@ -76,7 +80,7 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[int] = ..., peer: _Optional[str] = ..., boot: _Optional[str] = ..., counter: _Optional[int] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., address: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ...) -> None: ...
 
 class Profile(_message.Message):
-    __slots__ = ("name", "place", "owner", "device", "device_memory_bytes", "host_memory_bytes", "flops_per_s", "operator_set", "software")
+    __slots__ = ("name", "place", "owner", "device", "device_memory_bytes", "host_memory_bytes", "flops_per_s", "operator_set", "software", "speeds", "host", "cores", "threads", "up_bytes_per_s", "down_bytes_per_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +90,12 @@ class Profile(_message.Message):
     FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_SET_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    SPEEDS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    UP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DOWN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     place: str
     owner: str
@@ -95,7 +105,31 @@ class Profile(_message.Message):
     flops_per_s: float
     operator_set: _graph_pb2.OperatorSet
     software: str
-    def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., owner: _Optional[str] = ..., device: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., flops_per_s: _Optional[float] = ..., operator_set: _Optional[_Union[_graph_pb2.OperatorSet, str]] = ..., software: _Optional[str] = ...) -> None: ...
+    speeds: Speeds
+    host: str
+    cores: int
+    threads: int
+    up_bytes_per_s: float
+    down_bytes_per_s: float
+    def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., owner: _Optional[str] = ..., device: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., flops_per_s: _Optional[float] = ..., operator_set: _Optional[_Union[_graph_pb2.OperatorSet, str]] = ..., software: _Optional[str] = ..., speeds: _Optional[_Union[Speeds, _Mapping]] = ..., host: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ...) -> None: ...
+
+class Speeds(_message.Message):
+    __slots__ = ("product_flops_per_s", "convolution_flops_per_s", "attention_flops_per_s", "memory_bytes_per_s", "special_bytes_per_s", "call_s", "error")
+    PRODUCT_FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CONVOLUTION_FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SPECIAL_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CALL_S_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    product_flops_per_s: float
+    convolution_flops_per_s: float
+    attention_flops_per_s: float
+    memory_bytes_per_s: float
+    special_bytes_per_s: float
+    call_s: float
+    error: float
+    def __init__(self, product_flops_per_s: _Optional[float] = ..., convolution_flops_per_s: _Optional[float] = ..., attention_flops_per_s: _Optional[float] = ..., memory_bytes_per_s: _Optional[float] = ..., special_bytes_per_s: _Optional[float] = ..., call_s: _Optional[float] = ..., error: _Optional[float] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("run", "term", "step")
@@ -128,7 +162,7 @@ class Ready(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation")
+    __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation", "stages", "update_s")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +172,8 @@ class StepReport(_message.Message):
     PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_S_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     step: int
@@ -147,7 +183,37 @@ class StepReport(_message.Message):
     peak_bytes: int
     outcome: Outcome
     evaluation: Evaluation
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., seconds: _Optional[float] = ..., compute_s: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ...) -> None: ...
+    stages: _containers.RepeatedCompositeFieldContainer[StageTime]
+    update_s: float
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., seconds: _Optional[float] = ..., compute_s: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageTime, _Mapping]]] = ..., update_s: _Optional[float] = ...) -> None: ...
+
+class StageTime(_message.Message):
+    __slots__ = ("stage", "visits", "forward_s", "backward_s")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    VISITS_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_S_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
+    stage: int
+    visits: int
+    forward_s: float
+    backward_s: float
+    def __init__(self, stage: _Optional[int] = ..., visits: _Optional[int] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ...) -> None: ...
+
+class LinkReport(_message.Message):
+    __slots__ = ("peer", "probe", "latency_s", "bytes_per_s", "size_bytes", "problem")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    probe: int
+    latency_s: float
+    bytes_per_s: float
+    size_bytes: int
+    problem: _common_pb2.Reason
+    def __init__(self, peer: _Optional[str] = ..., probe: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("loss", "weight", "grad_norm", "lr", "metrics")
@@ -220,7 +286,7 @@ class Drained(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class BrokerMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export")
+    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +294,7 @@ class BrokerMessage(_message.Message):
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     EXPORT_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     assign: Assign
@@ -235,7 +302,8 @@ class BrokerMessage(_message.Message):
     drain: Drain
     leave: Leave
     export: Export
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ...) -> None: ...
+    probe: Probe
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("broker", "lease_s", "heartbeat_s")
@@ -327,8 +395,24 @@ class Export(_message.Message):
     term: int
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
+class Probe(_message.Message):
+    __slots__ = ("number", "peer", "address", "generation", "sizes", "patience_s")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    peer: str
+    address: str
+    generation: int
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    patience_s: float
+    def __init__(self, number: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ..., sizes: _Optional[_Iterable[int]] = ..., patience_s: _Optional[float] = ...) -> None: ...
+
 class Plan(_message.Message):
-    __slots__ = ("stages", "routes", "schedule", "microbatch_size", "codecs", "predicted", "reasons", "spares", "evaluation_routes")
+    __slots__ = ("stages", "routes", "schedule", "microbatch_size", "codecs", "predicted", "reasons", "spares", "evaluation_routes", "head_parts")
     STAGES_FIELD_NUMBER: _ClassVar[int]
     ROUTES_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_FIELD_NUMBER: _ClassVar[int]
@@ -338,6 +422,7 @@ class Plan(_message.Message):
     REASONS_FIELD_NUMBER: _ClassVar[int]
     SPARES_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_ROUTES_FIELD_NUMBER: _ClassVar[int]
+    HEAD_PARTS_FIELD_NUMBER: _ClassVar[int]
     stages: _containers.RepeatedCompositeFieldContainer[StageSlot]
     routes: _containers.RepeatedCompositeFieldContainer[Route]
     schedule: Schedule
@@ -347,17 +432,20 @@ class Plan(_message.Message):
     reasons: _containers.RepeatedScalarFieldContainer[str]
     spares: _containers.RepeatedCompositeFieldContainer[Spare]
     evaluation_routes: _containers.RepeatedCompositeFieldContainer[Route]
-    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., reasons: _Optional[_Iterable[str]] = ..., spares: _Optional[_Iterable[_Union[Spare, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ...) -> None: ...
+    head_parts: int
+    def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., reasons: _Optional[_Iterable[str]] = ..., spares: _Optional[_Iterable[_Union[Spare, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ...) -> None: ...
 
 class StageSlot(_message.Message):
-    __slots__ = ("start", "stop", "holders")
+    __slots__ = ("start", "stop", "holders", "recompute")
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     start: int
     stop: int
     holders: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
+    recompute: bool
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., recompute: _Optional[bool] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("visits",)
@@ -386,24 +474,54 @@ class CodecChoice(_message.Message):
     def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., role: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class Prediction(_message.Message):
-    __slots__ = ("step_s", "peers")
+    __slots__ = ("step_s", "peers", "links", "bottlenecks", "alternatives")
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    BOTTLENECKS_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     step_s: float
     peers: _containers.RepeatedCompositeFieldContainer[PeerPrediction]
-    def __init__(self, step_s: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[PeerPrediction, _Mapping]]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkPrediction]
+    bottlenecks: _containers.RepeatedScalarFieldContainer[str]
+    alternatives: _containers.RepeatedCompositeFieldContainer[Alternative]
+    def __init__(self, step_s: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[PeerPrediction, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkPrediction, _Mapping]]] = ..., bottlenecks: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ...) -> None: ...
+
+class LinkPrediction(_message.Message):
+    __slots__ = ("source", "destination", "bytes", "busy_s")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    destination: str
+    bytes: int
+    busy_s: float
+    def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., bytes: _Optional[int] = ..., busy_s: _Optional[float] = ...) -> None: ...
+
+class Alternative(_message.Message):
+    __slots__ = ("name", "step_s", "text")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    step_s: float
+    text: str
+    def __init__(self, name: _Optional[str] = ..., step_s: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
 class PeerPrediction(_message.Message):
-    __slots__ = ("peer", "compute_s", "device_bytes", "host_bytes")
+    __slots__ = ("peer", "compute_s", "device_bytes", "host_bytes", "bubble")
     PEER_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUBBLE_FIELD_NUMBER: _ClassVar[int]
     peer: str
     compute_s: float
     device_bytes: int
     host_bytes: int
-    def __init__(self, peer: _Optional[str] = ..., compute_s: _Optional[float] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ...) -> None: ...
+    bubble: float
+    def __init__(self, peer: _Optional[str] = ..., compute_s: _Optional[float] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., bubble: _Optional[float] = ...) -> None: ...
 
 class Spare(_message.Message):
     __slots__ = ("peer", "reason")
@@ -414,7 +532,7 @@ class Spare(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RunSpec(_message.Message):
-    __slots__ = ("version", "name", "job", "graph", "core_graph", "weights", "data", "microbatches", "microbatch_size", "steps", "plan")
+    __slots__ = ("version", "name", "job", "graph", "core_graph", "weights", "data", "microbatches", "microbatch_size", "steps", "plan", "microbatch_sizes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -426,6 +544,7 @@ class RunSpec(_message.Message):
     MICROBATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_SIZES_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     job: str
@@ -437,7 +556,36 @@ class RunSpec(_message.Message):
     microbatch_size: int
     steps: int
     plan: Plan
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., core_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., microbatches: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., steps: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ...) -> None: ...
+    microbatch_sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., core_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., microbatches: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., steps: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., microbatch_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PreviewAnswer(_message.Message):
+    __slots__ = ("plan", "reason", "peers", "operators", "notes")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    OPERATORS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    plan: Plan
+    reason: _common_pb2.Reason
+    peers: _containers.RepeatedCompositeFieldContainer[PeerState]
+    operators: _containers.RepeatedCompositeFieldContainer[OperatorSpan]
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, plan: _Optional[_Union[Plan, _Mapping]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., operators: _Optional[_Iterable[_Union[OperatorSpan, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class OperatorSpan(_message.Message):
+    __slots__ = ("first", "last", "modules", "share", "parameter_bytes")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    MODULES_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    first: str
+    last: str
+    modules: str
+    share: float
+    parameter_bytes: int
+    def __init__(self, first: _Optional[str] = ..., last: _Optional[str] = ..., modules: _Optional[str] = ..., share: _Optional[float] = ..., parameter_bytes: _Optional[int] = ...) -> None: ...
 
 class Submitted(_message.Message):
     __slots__ = ("run",)
@@ -526,14 +674,30 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("broker", "peers", "runs")
+    __slots__ = ("broker", "peers", "runs", "links")
     BROKER_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     broker: str
     peers: _containers.RepeatedCompositeFieldContainer[PeerState]
     runs: _containers.RepeatedCompositeFieldContainer[RunState]
-    def __init__(self, broker: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkState]
+    def __init__(self, broker: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ...) -> None: ...
+
+class LinkState(_message.Message):
+    __slots__ = ("source", "destination", "latency_s", "bytes_per_s", "age_s")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    destination: str
+    latency_s: float
+    bytes_per_s: float
+    age_s: float
+    def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class PeerState(_message.Message):
     __slots__ = ("peer", "profile", "address", "run", "silent_s", "membership")

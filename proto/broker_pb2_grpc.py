@@ -131,6 +131,11 @@ class RunsStub:
                 request_serializer=shoal_dot_proto_dot_broker__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=shoal_dot_proto_dot_broker__pb2.Description.FromString,
                 _registered_method=True)
+        self.Preview = channel.unary_unary(
+                '/shoal.v1.Runs/Preview',
+                request_serializer=shoal_dot_proto_dot_broker__pb2.RunSpec.SerializeToString,
+                response_deserializer=shoal_dot_proto_dot_broker__pb2.PreviewAnswer.FromString,
+                _registered_method=True)
 
 
 class RunsServicer:
@@ -163,6 +168,13 @@ class RunsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Preview(self, request, context):
+        """The plan that a run would get now; starts nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -185,6 +197,11 @@ def add_RunsServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=shoal_dot_proto_dot_broker__pb2.DescribeRequest.FromString,
                     response_serializer=shoal_dot_proto_dot_broker__pb2.Description.SerializeToString,
+            ),
+            'Preview': grpc.unary_unary_rpc_method_handler(
+                    servicer.Preview,
+                    request_deserializer=shoal_dot_proto_dot_broker__pb2.RunSpec.FromString,
+                    response_serializer=shoal_dot_proto_dot_broker__pb2.PreviewAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -296,6 +313,33 @@ class Runs:
             '/shoal.v1.Runs/Describe',
             shoal_dot_proto_dot_broker__pb2.DescribeRequest.SerializeToString,
             shoal_dot_proto_dot_broker__pb2.Description.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Preview(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Runs/Preview',
+            shoal_dot_proto_dot_broker__pb2.RunSpec.SerializeToString,
+            shoal_dot_proto_dot_broker__pb2.PreviewAnswer.FromString,
             options,
             channel_credentials,
             insecure,
