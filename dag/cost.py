@@ -1,12 +1,15 @@
 """What each operator costs, from shapes alone: every operator runs once on fake tensors, forward
 and backward (`trial.py`), and nothing is computed.
 
-    flops(op)       = Σ over the ATen operators that it becomes:
-                        2·m·n·k for matrix products, convolution and attention likewise
+    forward(op)     = Σ over the ATen operators that it becomes, each in its class of Work:
+                        2·m·n·k FLOPs for matrix products, convolution and attention likewise
                           (formulas of torch.utils.flop_counter; attention counts the full square),
                         0 for views,
-                        bytes read and written · FLOPS_PER_BYTE for others (they wait for memory)
-    flops_backward  = the same sum over what autograd runs for the gradients that are needed
+                        bytes read and written for others (they wait for memory; those that compute
+                          a function per element are a class of their own),
+                        and one call each
+    backward        = the same sum over what autograd runs for the gradients that are needed
+    flops_forward   = one number for it: a byte counts FLOPS_PER_BYTE; flops_backward likewise
     saved_bytes(op) = bytes of the storages that autograd keeps from its forward to its backward
                       and that no earlier operator kept; parameters, buffers, data not counted
     parameter_bytes = bytes of the parameters that it is the first to read
@@ -26,7 +29,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .graph import Graph, Operator, Ref
 from .operators import takes_key
-from .trial import FLOPS_PER_BYTE, Lies, Like, Trial, trial
+from .speed import FLOPS_PER_BYTE, Work
+from .trial import Lies, Like, Trial, trial
 
 __all__ = ["FLOPS_PER_BYTE", "OperatorCost", "StageCost", "cost", "stage_cost"]
 
@@ -35,8 +39,8 @@ __all__ = ["FLOPS_PER_BYTE", "OperatorCost", "StageCost", "cost", "stage_cost"]
 class OperatorCost:
     """Cost of one operator for one microbatch; the formulas are in the module's docstring."""
 
-    flops_forward: int
-    flops_backward: int
+    forward: Work
+    backward: Work
     parameter_bytes: int
     output_bytes: int
     """Sum of the sizes of its results, views included: what would cross a cut behind it."""
@@ -46,16 +50,32 @@ class OperatorCost:
     saves: tuple[tuple[int, int], ...] = ()
     """Storages that it keeps for its backward: (number in the graph, bytes)."""
 
+    @property
+    def flops_forward(self) -> int:
+        return int(self.forward.flops)
+
+    @property
+    def flops_backward(self) -> int:
+        return int(self.backward.flops)
+
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
     """Cost of an interval of operators for one microbatch; bytes of shared things count once."""
 
-    flops_forward: int
-    flops_backward: int
+    forward: Work
+    backward: Work
     parameter_bytes: int
     buffer_bytes: int
     saved_bytes: int
+
+    @property
+    def flops_forward(self) -> int:
+        return int(self.forward.flops)
+
+    @property
+    def flops_backward(self) -> int:
+        return int(self.backward.flops)
 
 
 def cost(graph: Graph) -> tuple[OperatorCost, ...]:
@@ -73,8 +93,8 @@ def stage_cost(costs: Sequence[OperatorCost], start: int, stop: int) -> StageCos
     reads = dict(item for c in part for item in c.reads)
     saves = dict(item for c in part for item in c.saves)
     return StageCost(
-        sum(c.flops_forward for c in part),
-        sum(c.flops_backward for c in part),
+        sum((c.forward for c in part), Work()),
+        sum((c.backward for c in part), Work()),
         sum(size for value, size in reads.items() if value.startswith("param:")),
         sum(size for value, size in reads.items() if value.startswith("buffer:")),
         sum(saves.values()),
@@ -120,8 +140,8 @@ class _Ledger:
         self._counted_parameters |= parameters
         self._counted_storages |= storages
         return OperatorCost(
-            found.flops_forward,
-            found.flops_backward,
+            found.forward,
+            found.backward,
             sum(outside[v] for v in parameters),
             sum(o.spec.size_bytes for o in op.outputs if o.spec),
             sum(saves[n] for n in storages),

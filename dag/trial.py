@@ -24,15 +24,14 @@ from torch.utils.flop_counter import (
 from .graph import Operator
 from .infer import call
 from .operators import takes_key
+from .speed import Work
 
-__all__ = ["FLOPS_PER_BYTE", "Lies", "Like", "Trial", "trial"]
-
-FLOPS_PER_BYTE = 4
-"""FLOPs that a device does in the time in which it moves one byte: a CPU core with 80 GFLOP/s in
-matrix products moves some 18 GB/s. Cards lie higher; a scheduler that knows the device fits it."""
+__all__ = ["Counter", "Lies", "Like", "Trial", "trial"]
 
 HASH_BYTES = 36
 """Memory traffic per element of the integer hash behind a random mask (dag/random.py)."""
+HASH_CALLS = 8
+"""Kernels of that hash."""
 
 _aten = torch.ops.aten
 
@@ -54,6 +53,19 @@ _FORMULAS: dict[Any, Callable[..., int]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
 }
+_CONVOLUTIONS = frozenset({_aten.convolution, _aten._convolution, _aten.convolution_backward})
+_SPECIAL = frozenset(
+    {
+        *(_aten.exp, _aten.exp2, _aten.expm1, _aten.log, _aten.log2, _aten.log1p, _aten.pow),
+        *(_aten.sin, _aten.cos, _aten.tanh, _aten.sigmoid, _aten.erf, _aten.erfc),
+        *(_aten.gelu, _aten.gelu_backward, _aten.silu, _aten.silu_backward),
+        *(_aten.mish, _aten.mish_backward, _aten.elu, _aten.elu_backward),
+        *(_aten.softplus, _aten.softplus_backward, _aten.logaddexp, _aten.logsumexp),
+        *(_aten.log_sigmoid_forward, _aten.log_sigmoid_backward),
+        *(_aten._softmax, _aten._log_softmax, _aten._log_softmax_backward_data),
+    }
+)
+"""Operators whose time on a CPU goes into a function per element, not into the bytes."""
 _GATHERS = frozenset({_aten.embedding, _aten.index, _aten.index_select, _aten.gather})
 """Operators that read only as much of their first input as they return."""
 _FREE = frozenset({_aten._unsafe_view, _aten.empty, _aten.empty_like, _aten.empty_strided})
@@ -86,8 +98,8 @@ class Trial:
     """What the run showed. `outputs` has None for a result that is no tensor; `saved` names each
     storage once that autograd keeps."""
 
-    flops_forward: int
-    flops_backward: int
+    forward: Work
+    backward: Work
     outputs: tuple[Lies | None, ...]
     saved: tuple[Lies, ...]
 
@@ -105,7 +117,7 @@ def trial(op: Operator, reads: Sequence[Like]) -> Trial:
         kept.append(tensor)
         return tensor
 
-    forward, backward = _Count(random), _Count(random)
+    forward, backward = Counter(random), Counter(random)
     with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor), forward:
         results: list[Tensor | None] = call(op, inputs, torch.device("cpu"))
     roots = [
@@ -131,7 +143,7 @@ def trial(op: Operator, reads: Sequence[Like]) -> Trial:
         _storage(t): place.get(_storage(t), Lies(None, None, _storage_bytes(t)))
         for t in (kept if roots else ())
     }
-    return Trial(forward.flops, backward.flops, tuple(outputs), tuple(saved.values()))
+    return Trial(forward.work, backward.work, tuple(outputs), tuple(saved.values()))
 
 
 def _storage(tensor: Tensor) -> int:
@@ -143,12 +155,13 @@ def _storage_bytes(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
-class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
-    """Adds up the FLOPs of everything that is dispatched below autograd."""
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
+    """Adds up, in `work`, everything that is dispatched below autograd while the mode is active, on
+    fake tensors and on real ones alike. `random`: what runs is a random operator."""
 
-    def __init__(self, random: bool) -> None:
+    def __init__(self, random: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's is untyped
-        self.flops = 0
+        self.work = Work()
         self._random = random
 
     def __torch_dispatch__(
@@ -159,23 +172,30 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is 
         packet = func._overloadpacket
         formula = _FORMULAS.get(packet)
         if formula is not None:
-            self.flops += formula(*args, **kwargs, out_val=out)
+            flops = float(formula(*args, **kwargs, out_val=out))
+            if packet in _CONVOLUTIONS:
+                self.work += Work(convolution=flops, calls=1)
+            elif "attention" in packet.__name__:
+                self.work += Work(attention=flops, calls=1)
+            else:
+                self.work += Work(product=flops, calls=1)
         elif func.namespace == "aten" and not func.is_view and packet not in _FREE:
             read, made = list(_tensors([args, kwargs])), list(_tensors(out))
             if packet in _GATHERS:
                 read = [*read[1:], *made]
-            self.flops += self._bytes(read, made) * FLOPS_PER_BYTE
+            self.work += self._moved(packet in _SPECIAL, read, made)
         return out
 
-    def _bytes(self, read: list[Tensor], made: list[Tensor]) -> int:
+    def _moved(self, special: bool, read: list[Tensor], made: list[Tensor]) -> Work:
         """Bytes moved. The hash of a random operator counts where its integers become a mask or
         numbers, and its own steps not: the first of them are kept from call to call."""
         if self._random and not any(t.is_floating_point() for t in read):
             if all(t.dtype in (torch.int32, torch.int16) for t in made):
-                return 0
-            return HASH_BYTES * sum(t.numel() for t in made)
+                return Work()
+            return Work(special=HASH_BYTES * sum(t.numel() for t in made), calls=HASH_CALLS)
         # An expanded tensor has more elements than bytes behind it.
-        return sum(min(t.numel() * t.itemsize, _storage_bytes(t)) for t in (*read, *made))
+        moved = sum(min(t.numel() * t.itemsize, _storage_bytes(t)) for t in (*read, *made))
+        return Work(special=moved, calls=1) if special else Work(memory=moved, calls=1)
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ from shoal.broker.scheduler.interface import NoPlan, PeerOffer, PlanOptions, Pla
 from shoal.broker.scheduler.partition import SLACK, Chain, Room
 from shoal.dag.cost import OperatorCost, cost
 from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
+from shoal.dag.speed import Work
 
 GIB = 2**30
 
@@ -168,7 +169,9 @@ def random_chain(rng: random.Random, n: int) -> tuple[Graph, tuple[OperatorCost,
         reads = tuple((name, 10 * (1 + int(name[-1]))) for name, _ in reads)
         saves = tuple((s, 1 + s % 7) for s in sorted(rng.sample(range(n), rng.randrange(3))))
         size = rng.randrange(5)
-        costs.append(OperatorCost(rng.randrange(20), rng.randrange(20), 0, size, 0, reads, saves))
+        costs.append(
+            OperatorCost(Work(rng.randrange(20)), Work(rng.randrange(20)), 0, size, 0, reads, saves)
+        )
     return graph, tuple(costs)
 
 
