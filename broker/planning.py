@@ -42,27 +42,32 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = equal_flops) -> Pl
     spec = ask.spec
     if graph.operator_set != "full":
         raise GraphError(f"its operator set is {graph.operator_set}: expected the full form")
-    if graph.batch not in (None, spec.microbatch_size):
-        raise GraphError(
-            f"it is bound to microbatches of {graph.batch}, the run has {spec.microbatch_size}"
-        )
-    bound = validate(graph).bind(spec.microbatch_size)
     if spec.HasField("plan"):
         plan = _with_ids(plan_from_proto(spec.plan), ask.peers)
+        bound = _bound(graph, plan.microbatch_size)
         plan.validate(len(bound.operators))
     else:
         wish = read_spec(spec)
+        size, microbatches, evaluation_microbatches = wish.batchings[0]
+        bound = _bound(graph, size)
         plan = planner(
             PlanRequest(
                 graph=bound,
                 offers=ask.peers,
-                microbatches=spec.microbatches,
-                microbatch_size=spec.microbatch_size,
-                evaluation_microbatches=wish.evaluation_microbatches,
+                microbatches=microbatches,
+                microbatch_size=size,
+                evaluation_microbatches=evaluation_microbatches,
                 options=wish.options,
             )
         ).validate(len(bound.operators))
     return PlanReady(ask.run, ask.version, plan, frame_pairs(bound, plan))
+
+
+def _bound(graph: Graph, size: int) -> Graph:
+    """The graph for a plan's microbatches; raises GraphError."""
+    if graph.batch not in (None, size):
+        raise GraphError(f"it is bound to microbatches of {graph.batch}, the plan has {size}")
+    return validate(graph).bind(size)
 
 
 def frame_pairs(graph: Graph, plan: Plan) -> tuple[tuple[PeerId, PeerId], ...]:

@@ -331,7 +331,8 @@ class Run:
         if measured is None:
             return self.options.first_step_s
         # The median hides a rare evaluation, each batch of which takes at most as long as a step.
-        batches = self.wish.evaluation_microbatches / self.spec.microbatches
+        assert self.plan is not None, self
+        batches = len(self.plan.evaluation_routes) / len(self.plan.routes)
         return max(self.options.step_floor_s, (self.options.step_factor + batches) * measured)
 
     def arm(self) -> list[Instruction]:

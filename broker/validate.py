@@ -57,6 +57,7 @@ def _validate_run(run: Run) -> None:
     if run.active:
         assert run.plan is not None, run
         assert run.peers == run.plan.peers, run
+        assert run.wish.allows(run.plan), f"{run}: {run.plan}, expected {run.wish.batchings}"
         assert run.term >= 1, run
     if run.phase == EXPORTING:
         assert run.committed == run.spec.steps, run

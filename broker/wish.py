@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ..dag.plan import PeerId
-from ..job import Job, SettingsError
+from ..dag.plan import PeerId, Plan
+from ..job import MOST_CHOICES, MOST_MICROBATCHES, Job, SettingsError
+from ..job.tables import Train
 from ..proto.broker_pb2 import RunSpec
 from ..proto.common_pb2 import BlobRef
 from .scheduler.interface import PlanOptions
 
-__all__ = ["HASH", "SpecError", "Wish", "read_spec"]
+__all__ = ["HASH", "Batching", "SpecError", "Wish", "read_spec"]
 
 HASH = re.compile(r"[0-9a-f]{64}")
 """SHA-256 as it is written in every BlobRef."""
 
-MOST_MICROBATCHES = 65_536
+MOST_SIZE = 2**31
 MOST_STEPS = 10**12
 
 
@@ -25,17 +27,29 @@ class SpecError(ValueError):
     """A RunSpec that cannot become a run; the message names the field, what it is and must be."""
 
 
+class Batching(NamedTuple):
+    """A way to divide the batch of a step into microbatches."""
+
+    microbatch_size: int
+    """Samples."""
+    microbatches: int
+    """Of one step."""
+    evaluation_microbatches: int
+    """Of one evaluation; 0: the run has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """The part of a run's spec that the broker decides by.
 
-    wanted: peers that a hand-written plan names, in its order; empty: the broker plans.
+    batchings: those that a plan may have, the default first. Not among them, be it the default,
+    are those with fewer microbatches than plan.pipelines. wanted: peers that a hand-written plan names, in its order; empty: the broker plans.
     core: whether a peer with the core operator set can take part.
     """
 
     priority: int
     options: PlanOptions
-    evaluation_microbatches: int
+    batchings: tuple[Batching, ...]
     training: str
     wanted: tuple[PeerId, ...]
     core: bool
@@ -44,6 +58,11 @@ class Wish:
     def least(self) -> int:
         """The fewest peers that it can start with."""
         return (self.options.stages or 1) * self.options.pipelines
+
+    def allows(self, plan: Plan) -> bool:
+        """Whether the plan divides the batch as the run wants it."""
+        had = (plan.microbatch_size, len(plan.routes))
+        return any(had == (b.microbatch_size, b.microbatches) for b in self.batchings)
 
 
 def read_spec(spec: RunSpec) -> Wish:
@@ -63,15 +82,13 @@ def read_spec(spec: RunSpec) -> Wish:
         if given != wanted:
             raise SpecError(f"{name} of the run is {given}, its job says {wanted}")
     pipelines = 1 if job.plan.pipelines == "auto" else job.plan.pipelines
-    if not 1 <= pipelines <= spec.microbatches:
+    batchings = tuple(b for b in _batchings(spec, train) if b.microbatches >= pipelines)
+    sizes = [b.microbatch_size for b in batchings]
+    if not batchings or (spec.HasField("plan") and spec.plan.microbatch_size not in sizes):
         raise SpecError(
-            f"plan.pipelines is {pipelines} with {spec.microbatches} microbatches in a step: "
+            f"plan.pipelines is {pipelines} with {len(spec.plan.routes) or spec.microbatches} "
+            "microbatches in a step: "
             "expected at least one microbatch for each pipeline"
-        )
-    evaluation = train.evaluation_microbatches
-    if evaluation > MOST_MICROBATCHES:
-        raise SpecError(
-            f"one evaluation has {evaluation} microbatches: expected at most {MOST_MICROBATCHES}"
         )
     return Wish(
         priority=job.priority,
@@ -81,11 +98,29 @@ def read_spec(spec: RunSpec) -> Wish:
             schedule="gpipe" if job.plan.schedule == "gpipe" else "1f1b",
             optimizer_slots=2 if train.optimizer == "adamw" else 1,
         ),
-        evaluation_microbatches=evaluation,
+        batchings=batchings,
         training=job.training.to_json(),
         wanted=tuple(dict.fromkeys(PeerId(h) for stage in spec.plan.stages for h in stage.holders)),
         core=spec.HasField("core_graph"),
     )
+
+
+def _batchings(spec: RunSpec, train: Train) -> Iterator[Batching]:
+    """The default, then the choices in their order; raises SpecError."""
+    for size in (spec.microbatch_size, *spec.microbatch_sizes):
+        if train.batch % size:
+            raise SpecError(
+                f"microbatch_sizes of the run has {size}, and the {train.batch} samples of a step "
+                f"are not divisible by it (remainder {train.batch % size})"
+            )
+        count = train.batch // size
+        evaluation = train.evaluated_batches * count
+        if max(count, evaluation) > MOST_MICROBATCHES:
+            raise SpecError(
+                f"with microbatches of {size}, a step has {count} microbatches and one evaluation "
+                f"has {evaluation} microbatches: expected at most {MOST_MICROBATCHES}"
+            )
+        yield Batching(size, count, evaluation)
 
 
 def _problems(spec: RunSpec) -> Iterator[str]:
@@ -96,10 +131,24 @@ def _problems(spec: RunSpec) -> Iterator[str]:
     for name, value, most in (
         ("steps", spec.steps, MOST_STEPS),
         ("microbatches", spec.microbatches, MOST_MICROBATCHES),
-        ("microbatch_size", spec.microbatch_size, 2**31),
+        ("microbatch_size", spec.microbatch_size, MOST_SIZE),
     ):
         if not 1 <= value <= most:
             yield f"{name} of the run is {value}: expected 1 to {most}"
+    if len(spec.microbatch_sizes) > MOST_CHOICES:
+        yield (
+            f"microbatch_sizes of the run has {len(spec.microbatch_sizes)} sizes: expected at most "
+            f"{MOST_CHOICES}"
+        )
+    sizes = [spec.microbatch_size, *spec.microbatch_sizes]
+    for size in sizes[1:]:
+        if not 1 <= size <= MOST_SIZE:
+            yield f"microbatch_sizes of the run has {size}: expected 1 to {MOST_SIZE}"
+        if sizes.count(size) > 1:
+            yield (
+                f"microbatch_sizes of the run has {size}, which is there twice or is "
+                "microbatch_size: expected each other size once"
+            )
     for name, ref in _refs(spec):
         if not HASH.fullmatch(ref.hash):
             yield (
@@ -110,15 +159,18 @@ def _problems(spec: RunSpec) -> Iterator[str]:
         return
     if not spec.plan.stages:
         yield "the plan of the run has no stage: expected at least one, or no plan at all"
-    if len(spec.plan.routes) != spec.microbatches:
-        yield (
-            f"the plan of the run has {len(spec.plan.routes)} routes: expected one for each of "
-            f"{spec.microbatches} microbatches"
-        )
-    if spec.plan.microbatch_size != spec.microbatch_size:
+    if spec.plan.microbatch_size not in sizes:
         yield (
             f"the plan of the run is for microbatches of {spec.plan.microbatch_size}, the run has "
-            f"microbatches of {spec.microbatch_size}"
+            f"microbatches of {' or '.join(map(str, sizes))}"
+        )
+        return
+    # What does not divide evenly here is refused by _batchings.
+    wanted = spec.microbatches * spec.microbatch_size // spec.plan.microbatch_size
+    if len(spec.plan.routes) != wanted:
+        yield (
+            f"the plan of the run has {len(spec.plan.routes)} routes: expected one for each of "
+            f"{wanted} microbatches"
         )
 
 

@@ -4,6 +4,8 @@ from .settings import SettingsError
 from .spec import Job
 from .tables import (
     LIVE,
+    MOST_CHOICES,
+    MOST_MICROBATCHES,
     Codec,
     Data,
     Federated,
@@ -21,6 +23,8 @@ from .tables import (
 
 __all__ = [
     "LIVE",
+    "MOST_CHOICES",
+    "MOST_MICROBATCHES",
     "Codec",
     "Data",
     "Federated",

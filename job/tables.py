@@ -12,6 +12,8 @@ from .units import Duration
 
 __all__ = [
     "LIVE",
+    "MOST_CHOICES",
+    "MOST_MICROBATCHES",
     "Codec",
     "Data",
     "Federated",
@@ -30,6 +32,11 @@ __all__ = [
 
 LIVE = "live:"
 """Start of the factory that stands for a live module; it names the module's class, for people."""
+
+MOST_CHOICES = 64
+"""Microbatch sizes that the planner may choose among, beside the default."""
+MOST_MICROBATCHES = 65_536
+"""Of one step, and of one evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +137,10 @@ class Train(Settings):
     batch: int = 32
     """Samples of one step, over all microbatches."""
     microbatch: int | Literal["auto"] = "auto"
-    """Samples of one microbatch, a divisor of batch. "auto": the largest divisor up to 8 that
-    leaves at least 4 microbatches (1 if none does)."""
+    """Samples of one microbatch, a divisor of batch. "auto": the planner chooses among
+    `microbatch_choices`; its default is the largest divisor up to 8 that leaves at least 4
+    microbatches (1 if none does), which is also what a model gets whose loss depends on how a batch
+    is divided."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
     """AdamW, or SGD with momentum."""
     lr: float = 3e-4
@@ -189,20 +198,41 @@ class Train(Settings):
 
     @property
     def microbatch_size(self) -> int:
-        """Samples of one microbatch."""
+        """Samples of one microbatch; for "auto" the default."""
         if self.microbatch != "auto":
             return self.microbatch
         return max((d for d in _divisors(self.batch) if d <= 8 and self.batch // d >= 4), default=1)
 
     @property
+    def microbatch_choices(self) -> tuple[int, ...]:
+        """What the planner may take instead of microbatch_size, ascending: for "auto" the other
+        divisors of batch, at most MOST_CHOICES of them, evenly from the smallest to the largest."""
+        if self.microbatch != "auto":
+            return ()
+        most = MOST_MICROBATCHES // max(1, self.evaluated_batches)
+        found = [
+            d
+            for d in _divisors(self.batch)
+            if d != self.microbatch_size and self.batch // d <= most
+        ]
+        if len(found) <= MOST_CHOICES:
+            return tuple(found)
+        return tuple(found[i * (len(found) - 1) // (MOST_CHOICES - 1)] for i in range(MOST_CHOICES))
+
+    @property
     def microbatches(self) -> int:
-        """Microbatches of one step."""
+        """Microbatches of one step, of microbatch_size each."""
         return self.batch // self.microbatch_size
 
     @property
     def evaluation_microbatches(self) -> int:
         """Held-out microbatches of one evaluation; 0: the run has no evaluation."""
-        return self.eval_batches * self.microbatches if self.eval_every else 0
+        return self.evaluated_batches * self.microbatches
+
+    @property
+    def evaluated_batches(self) -> int:
+        """Held-out batches of one evaluation; 0: the run has no evaluation."""
+        return self.eval_batches if self.eval_every else 0
 
     @property
     def warmup_steps(self) -> int:
@@ -362,7 +392,8 @@ class Output(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Settings):
-    """What a peer needs of a job: the `training` of an assignment, as JSON."""
+    """What a peer needs of a job: the `training` of an assignment, as JSON. How a batch is divided
+    into microbatches is the plan's to say."""
 
     seed: int
     """Of masks and of the choice of samples."""

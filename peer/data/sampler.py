@@ -1,19 +1,23 @@
 """Which samples a microbatch has: a pure function of (seed, step, microbatch), on any machine.
 
-All arithmetic is on unsigned 64-bit integers that wrap around. `mix` is the splitmix64 finaliser:
+The samples of a run are numbered, g = 0, 1, …: with B samples in a step, in microbatches of b,
+sample i of microbatch m of step s is number g = s·B + m·b + i. So a step has the same samples in
+the same order, however its batch is divided into microbatches. Held-out sample i of microbatch m is
+number g = m·b + i. The seed turns a number into a place in the data.
+
+Keys are unsigned 64-bit integers that wrap around. `mix` is the splitmix64 finaliser:
 
     mix(z): z ^= z >> 30; z *= 0xBF58476D1CE4E5B9
             z ^= z >> 27; z *= 0x94D049BB133111EB; z ^= z >> 31
     key(seed, a, b, …) = fold h = mix((h ^ word) + 0x9E3779B97F4A7C15) over the words, from h = 0
 
-Windows (text, tokens) are drawn with replacement. Sample i of microbatch m of step s begins at
+Windows (text, tokens) are drawn with replacement. Sample g begins at
 
-    key(seed, 1, s, m, i) mod (train - length)            # window: length + 1 items
-    train + key(seed, 2, 0, m, i) mod (held_out - length) # held out
+    key(seed, 1, g) mod (train - length)            # window: length + 1 items
+    train + key(seed, 2, g) mod (held_out - length) # held out
 
-Arrays are walked in passes without replacement. With M microbatches of b samples per step, sample
-i is number g = (s·M + m)·b + i: item `permute(g mod train)` under the key (seed, 3, g div train).
-Held-out samples are train + permute((m·b + i) mod held_out) under the key (seed, 4, 0).
+Arrays are walked in passes without replacement: sample g is item `permute(g mod train)` under the
+key (seed, 3, g div train), held out train + permute(g mod held_out) under the key (seed, 4, 0).
 `permute` over [0, n): four Feistel rounds on 2·w bits, the smallest w with 4^w ≥ n, round r maps
 (left, right) to (right, left ^ (key(round key, r, right) mod 2^w)); repeated until it is < n.
 It needs no table, so that a peer can jump to any step of any pass.
@@ -69,7 +73,7 @@ def permute(index: Indices, count: int, round_key: _Words) -> Indices:
 @dataclass(frozen=True, slots=True)
 class Sampler:
     """First items (windows) or items (arrays) of each sample; see the module. `microbatches` per
-    step and the microbatch size are fixed within a run."""
+    step, those of the run's plan, are fixed within a run, and so is their size."""
 
     manifest: Manifest
     seed: int
@@ -77,24 +81,23 @@ class Sampler:
 
     def train(self, step: int, microbatch: int, size: int) -> Indices:
         """Shape (size,)."""
-        m, i = self.manifest, np.arange(size, dtype=_U64)
+        m = self.manifest
+        g = (step * self.microbatches + microbatch) * size + np.arange(size)
         if m.kind != "arrays":
             choices = _U64(m.train - m.length)
-            return (key(self.seed, 1, step, microbatch, i) % choices).astype(np.int64)
-        g = (step * self.microbatches + microbatch) * size + i.astype(np.int64)
+            return (key(self.seed, 1, g.astype(_U64)) % choices).astype(np.int64)
         keys = key(self.seed, 3, (g // m.train).astype(_U64))
         return permute(g % m.train, m.train, keys)
 
     def held_out(self, microbatch: int, size: int) -> Indices:
         """Shape (size,). Raises DataError when nothing is held out."""
-        m, i = self.manifest, np.arange(size, dtype=_U64)
+        m, g = self.manifest, microbatch * size + np.arange(size)
         if not m.held_out:
             raise DataError("the run evaluates, but nothing is held out: set holdout above 0")
         if m.kind != "arrays":
             choices = _U64(m.held_out - m.length)
-            return m.train + (key(self.seed, 2, 0, microbatch, i) % choices).astype(np.int64)
-        g = (microbatch * size + i.astype(np.int64)) % m.held_out
-        return m.train + permute(g, m.held_out, key(self.seed, 4, 0))
+            return m.train + (key(self.seed, 2, g.astype(_U64)) % choices).astype(np.int64)
+        return m.train + permute(g % m.held_out, m.held_out, key(self.seed, 4, 0))
 
 
 def steps_for(

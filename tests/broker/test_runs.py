@@ -416,7 +416,7 @@ def test_a_long_evaluation_is_progress(make_world) -> None:
     world = make_world(step_floor_s=10.0, step_factor=5.0)
     run = world.start("a", "b", steps=50)
     found = world.machine.runs[run]
-    found.wish = replace(found.wish, evaluation_microbatches=20 * found.spec.microbatches)
+    found.plan = replace(found.plan, evaluation_routes=20 * found.plan.routes)
     for step in range(5):
         beat(world, 3, "a", "b")
         world.report("a", run, step)
