@@ -22,6 +22,7 @@ from ...dag.plan import (
     Plan,
     Prediction,
     Route,
+    ScheduleName,
     Spare,
     StageSlot,
     Visit,
@@ -54,7 +55,7 @@ class _Grid:
 def equal_flops(request: PlanRequest) -> Plan:
     """Raises NoPlan."""
     graph, options = request.graph, request.options
-    pipelines = options.pipelines
+    pipelines = options.pipelines or 1
     if pipelines > request.microbatches:
         raise NoPlan(
             f"{pipelines} pipelines share {request.microbatches} microbatches of a step: expected "
@@ -88,7 +89,7 @@ def equal_flops(request: PlanRequest) -> Plan:
 def _candidates(request: PlanRequest, operators: int) -> Iterator[tuple[_Grid, list[Spare]]]:
     """Grids of peers with the spares that they leave, the best first."""
     offers, options = request.offers, request.options
-    pipelines = options.pipelines
+    pipelines = options.pipelines or 1
     if options.stages is not None:
         size = options.stages * pipelines
         by_memory = sorted(offers, key=lambda o: -o.device_memory_bytes)[:size]
@@ -123,10 +124,14 @@ def _candidates(request: PlanRequest, operators: int) -> Iterator[tuple[_Grid, l
         spares = [*spares, Spare(least.peer, why)]
 
 
+def _schedule(request: PlanRequest) -> ScheduleName:
+    return "1f1b" if request.options.schedule == "auto" else request.options.schedule
+
+
 def _live(request: PlanRequest, stage: int, stages: int) -> int:
     """Microbatches of one pipeline between their forward and their backward in a stage."""
-    each = -(-request.microbatches // request.options.pipelines)
-    return each if request.options.schedule == "gpipe" else min(each, stages - stage)
+    each = -(-request.microbatches // (request.options.pipelines or 1))
+    return each if _schedule(request) == "gpipe" else min(each, stages - stage)
 
 
 def _rooms(request: PlanRequest, grid: _Grid) -> list[Room]:
@@ -155,7 +160,7 @@ def _plan(
         for holder in grid.holders(k):
             per = chain.flops(start, stop) / holder.flops_per_s if holder.flops_per_s else 0.0
             slowest = max(slowest, per)
-            each = -(-request.microbatches // request.options.pipelines)
+            each = -(-request.microbatches // (request.options.pipelines or 1))
             predicted.append(
                 PeerPrediction(
                     holder.peer,
@@ -165,7 +170,7 @@ def _plan(
                 )
             )
     known = all(o.flops_per_s for row in grid.rows for o in row)
-    each = -(-request.microbatches // request.options.pipelines)
+    each = -(-request.microbatches // (request.options.pipelines or 1))
     return Plan(
         stages=tuple(
             StageSlot(start, stop, tuple(o.peer for o in grid.holders(k)))
@@ -173,7 +178,7 @@ def _plan(
         ),
         routes=_routes(grid, request.microbatches),
         microbatch_size=request.microbatch_size,
-        schedule=request.options.schedule,
+        schedule=_schedule(request),
         # The pipe fills with one microbatch per stage, then its slowest stage sets the pace.
         predicted=Prediction((each + stages - 1) * slowest if known else 0.0, tuple(predicted)),
         reasons=tuple(_reasons(request, chain, grid, bounds)),

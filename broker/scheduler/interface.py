@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
 
+from ...dag.cost import OperatorCost, cost
 from ...dag.graph import Graph, OperatorSet
+from ...dag.network import Network, uniform
 from ...dag.plan import PeerId, Plan, ScheduleName
+from ...dag.speed import Speeds
 
-__all__ = ["NoPlan", "PeerOffer", "PlanOptions", "PlanRequest", "Planner"]
+__all__ = ["DEFAULT_FLOPS_PER_S", "NoPlan", "PeerOffer", "PlanOptions", "PlanRequest", "Planner"]
+
+DEFAULT_FLOPS_PER_S = 1e10
+"""What a peer is taken for that says nothing of its speed: one old CPU core."""
 
 
 class NoPlan(ValueError):  # noqa: N818 (an answer, named in the design)
@@ -41,6 +49,19 @@ class PeerOffer:
     operator_set: OperatorSet = "full"
     reachable: bool = True
     """Whether other peers can dial it."""
+    speeds: Speeds | None = None
+    """By class of work; None: only `flops_per_s` is known."""
+    host: str = ""
+    """The same for peers on one machine, which share its cores; empty: alone."""
+    cores: int = 0
+    """CPU cores of the machine; 0: unknown, or it does not compute on them."""
+    threads: int = 0
+    """CPU threads of one action; 0: it does not compute on the CPU."""
+
+    @property
+    def pace(self) -> Speeds:
+        """Its speeds, as far as they are known."""
+        return self.speeds or Speeds.of_flops(self.flops_per_s or DEFAULT_FLOPS_PER_S)
 
     def __str__(self) -> str:
         return self.name or self.peer
@@ -50,16 +71,21 @@ class PeerOffer:
 class PlanOptions:
     """The part of a job's `[plan]` and `[train]` that a planner reads."""
 
+    scheduler: str = "auto"
+    """Name of the planner."""
     stages: int | None = None
-    """Number of stages; None: one per peer, as far as the operators reach."""
-    pipelines: int = 1
-    """Holders of each stage."""
-    schedule: ScheduleName = "1f1b"
+    """Number of stages of each pipeline; None: the planner chooses."""
+    pipelines: int | None = None
+    """Number of pipelines; None: the planner chooses."""
+    schedule: ScheduleName | Literal["auto"] = "auto"
+    """Order of forward and backward; "auto": the planner chooses."""
+    recompute: bool | None = None
+    """Whether stages compute their forward again; None: the planner chooses, stage by stage."""
     optimizer_slots: int = 2
     """fp32 numbers of optimizer state per trainable number: AdamW 2, SGD with momentum 1."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class PlanRequest:
     """`graph` is bound to `microbatch_size`; `evaluation_microbatches` 0: no evaluation."""
 
@@ -69,6 +95,25 @@ class PlanRequest:
     microbatch_size: int
     evaluation_microbatches: int = 0
     options: PlanOptions = field(default_factory=PlanOptions)
+    links: Network | None = None
+    """Between the offers, in their order; None: nothing is known, transfers count nothing."""
+    known_costs: tuple[OperatorCost, ...] | None = None
+    """Of the graph's operators; None: found from it."""
+    head_parts: int = 0
+    """Column blocks that the vocabulary head of `graph` is split into (dag/vocabulary.py)."""
+    others: tuple[PlanRequest, ...] = ()
+    """The same request in other forms that the planner may take: with other microbatch sizes, or
+    with the head split."""
+
+    @cached_property
+    def costs(self) -> tuple[OperatorCost, ...]:
+        """Of every operator, for one microbatch."""
+        return self.known_costs or cost(self.graph)
+
+    @cached_property
+    def network(self) -> Network:
+        """Between the offers, in their order."""
+        return self.links or uniform([o.peer for o in self.offers])
 
 
 Planner = Callable[[PlanRequest], Plan]

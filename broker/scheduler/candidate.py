@@ -1,0 +1,132 @@
+"""A point of the space that planners search: who runs which interval, in which pipeline.
+
+Each pipeline cuts the graph for itself. The stages of the plan are the intervals between all cuts
+of all pipelines; a peer whose share spans several of them holds each. So unequal pipelines (four
+weak peers beside one strong) are an ordinary plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ...dag.plan import PeerId, Plan, Prediction, Route, ScheduleName, Spare, StageSlot, Visit
+
+__all__ = ["Candidate", "Pipeline", "Share", "chain", "share_out", "to_plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Operators [start, stop) on one peer (its index in the request's offers)."""
+
+    peer: int
+    start: int
+    stop: int
+    recompute: bool = False
+
+
+Pipeline = tuple[Share, ...]
+"""Shares that follow each other and cover all operators. A peer may have several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """`microbatches[p]` of a step go through `pipelines[p]`; each has at least one."""
+
+    pipelines: tuple[Pipeline, ...]
+    microbatches: tuple[int, ...]
+    schedule: ScheduleName = "1f1b"
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """Every peer once, in the order of its first share."""
+        return tuple(dict.fromkeys(s.peer for p in self.pipelines for s in p))
+
+    def slots(self) -> list[tuple[int, int, tuple[int, ...], bool]]:
+        """The stages: (start, stop, holders, recompute), the latter when any holder wants it."""
+        cuts = sorted({s.stop for p in self.pipelines for s in p})
+        at = [0] * len(self.pipelines)
+        found, start = [], 0
+        for stop in cuts:
+            holders: dict[int, None] = {}
+            recompute = False
+            for p, pipeline in enumerate(self.pipelines):
+                while pipeline[at[p]].stop <= start:
+                    at[p] += 1
+                share = pipeline[at[p]]
+                holders[share.peer] = None
+                recompute |= share.recompute
+            found.append((start, stop, tuple(holders), recompute))
+            start = stop
+        return found
+
+
+def chain(
+    peers: Sequence[int],
+    cuts: Sequence[int],
+    microbatches: int,
+    schedule: ScheduleName = "1f1b",
+    recompute: Iterable[int] = (),
+) -> Candidate:
+    """One pipeline: peer i has the operators [cuts[i], cuts[i + 1]). `recompute`: positions."""
+    again = frozenset(recompute)
+    shares = tuple(
+        Share(p, a, b, i in again)
+        for i, (p, a, b) in enumerate(zip(peers, cuts[:-1], cuts[1:], strict=True))
+    )
+    return Candidate((shares,), (microbatches,), schedule)
+
+
+def share_out(weights: Sequence[int], count: int) -> list[int]:
+    """For each of `count` microbatches its pipeline, spread so that every stretch has about the
+    weights' proportions; with count = Σ weights each pipeline gets its weight exactly."""
+    total, given = sum(weights), [0] * len(weights)
+    found = []
+    for m in range(count):
+        # The pipeline that is furthest behind what it should have by now; the first of equals.
+        p = max(
+            range(len(weights)),
+            key=lambda i: ((m + 1) * weights[i] - given[i] * total, weights[i], -i),
+        )
+        given[p] += 1
+        found.append(p)
+    return found
+
+
+def to_plan(
+    candidate: Candidate,
+    names: Sequence[PeerId],
+    microbatch_size: int,
+    evaluation_microbatches: int = 0,
+    *,
+    head_parts: int = 0,
+    predicted: Prediction | None = None,
+    reasons: Sequence[str] = (),
+    spares: Sequence[Spare] = (),
+) -> Plan:
+    """The plan of a candidate. `names[i]` is the id of peer i."""
+    slots = candidate.slots()
+    routes: list[Route] = []
+    for pipeline in candidate.pipelines:
+        at, route = 0, []
+        for k, (start, _, _, _) in enumerate(slots):
+            while pipeline[at].stop <= start:
+                at += 1
+            route.append(Visit(k, names[pipeline[at].peer]))
+        routes.append(tuple(route))
+    order = share_out(candidate.microbatches, sum(candidate.microbatches))
+    held_out = share_out(candidate.microbatches, evaluation_microbatches)
+    return Plan(
+        stages=tuple(
+            StageSlot(start, stop, tuple(names[p] for p in holders), recompute)
+            for start, stop, holders, recompute in slots
+        ),
+        routes=tuple(routes[p] for p in order),
+        microbatch_size=microbatch_size,
+        schedule=candidate.schedule,
+        predicted=predicted or Prediction(),
+        reasons=tuple(reasons),
+        spares=tuple(spares),
+        evaluation_routes=tuple(routes[p] for p in held_out),
+        head_parts=head_parts,
+    )

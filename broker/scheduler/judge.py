@@ -1,0 +1,270 @@
+"""What a candidate costs: the one judge of all planners.
+
+    judge = Judge(request)
+    judge.seconds(candidate)      the event calculation (dag/play.py); inf when it does not fit
+    judge.bound(candidate)        a lower bound of it, cheap
+    judge.plan(candidate, ...)    the plan with its predictions
+
+A candidate's structure (cuts, who shares a peer, microbatches, schedule) is compiled once and
+played for every choice of peers, so that a search over peers costs little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ...dag.cut import Stage, TiedGroup, cut, tied_groups
+from ...dag.estimate import Estimate, summarize
+from ...dag.flow import Flow
+from ...dag.pace import Totals, action_work, sizes_of
+from ...dag.plan import (
+    Alternative,
+    LinkPrediction,
+    PeerId,
+    PeerPrediction,
+    Plan,
+    Prediction,
+    Spare,
+)
+from ...dag.play import Hosts, Played, play
+from ...dag.program import Program, compile_program
+from ...dag.schedule import Action, Kind
+from ...dag.speed import Work
+from .candidate import Candidate, Share, to_plan
+from .interface import PlanRequest
+from .partition import Chain
+
+__all__ = ["Judge", "Structure"]
+
+_MOST_STRUCTURES = 4096
+
+
+class Structure:
+    """A candidate with its peers numbered in the order of their first share, compiled."""
+
+    def __init__(self, judge: Judge, form: Candidate) -> None:
+        request = judge.request
+        names = [PeerId(f"p{i}") for i in range(len(form.peers))]
+        self.plan = to_plan(form, names, request.microbatch_size)
+        self.stages: tuple[Stage, ...] = cut(request.graph, judge.bounds(form))
+        self.tied: tuple[TiedGroup, ...] = tied_groups(request.graph, self.stages)
+        self.flow = Flow(self.plan, self.stages, self.tied)
+        sizes = sizes_of(self.plan, self.stages, self.tied, request.graph)
+        self.program: Program = compile_program(self.flow, sizes)
+        work = action_work(
+            self.plan,
+            self.stages,
+            self.tied,
+            request.graph,
+            judge.totals,
+            optimizer_slots=request.options.optimizer_slots,
+        )
+        # Equal actions of a peer take equally long: one row of work for each kind.
+        kinds: dict[tuple[int, Kind, int], int] = {}
+        rows: list[Work] = []
+        self.kind: list[int] = []
+        for i, action in zip(self.program.owner, self.program.actions, strict=True):
+            key = (i, action.kind, action.stage)
+            if key not in kinds:
+                kinds[key] = len(rows)
+                rows.append(work(self.program.peers[i], Action(action.kind, 0, action.stage)))
+            self.kind.append(kinds[key])
+        self.work = np.array(rows, dtype=np.float64)
+        self.work_owner = np.array([i for i, _, _ in kinds], dtype=np.int64)
+
+    def seconds(self, per_unit: np.ndarray) -> list[float]:
+        """Of every action, given the seconds per unit of work of every peer: (peers, classes)."""
+        each = (self.work * per_unit[self.work_owner]).sum(1).tolist()
+        return [each[k] for k in self.kind]
+
+
+class Judge:
+    """See the module. Pure: equal requests give equal answers."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self.request = request
+        self.offers = request.offers
+        self.costs = request.costs
+        self.operators = len(self.costs)
+        self.totals = Totals(self.costs)
+        self.network = request.network
+        self.per_unit = np.array([o.pace.per_unit for o in self.offers])
+        self.forward_s, self.backward_s = self.totals.seconds([o.pace for o in self.offers])
+        # Whether a second holder exists changes memory: with one, gradients are flattened once.
+        slots = request.options.optimizer_slots
+        self._chains = {
+            shared: Chain(request.graph, self.costs, 1 + slots + shared) for shared in (0, 1)
+        }
+        self._structures: dict[Candidate, Structure] = {}
+        self._device: dict[tuple[int, int, int, int], int] = {}
+        self.judged = 0
+        """Event calculations so far: what search budgets count."""
+
+    # ------------------------------------------------------------ structure
+
+    def bounds(self, candidate: Candidate) -> list[tuple[int, int]]:
+        return [(start, stop) for start, stop, _, _ in candidate.slots()]
+
+    def structure(self, candidate: Candidate) -> Structure:
+        place = {p: i for i, p in enumerate(candidate.peers)}
+        form = replace(
+            candidate,
+            pipelines=tuple(
+                tuple(Share(place[s.peer], s.start, s.stop, s.recompute) for s in p)
+                for p in candidate.pipelines
+            ),
+        )
+        if form not in self._structures:
+            if len(self._structures) >= _MOST_STRUCTURES:
+                self._structures.pop(next(iter(self._structures)))
+            self._structures[form] = Structure(self, form)
+        return self._structures[form]
+
+    # ------------------------------------------------------------ memory
+
+    def device_bytes(self, candidate: Candidate) -> dict[int, int]:
+        """Peak bytes on the device of every peer of the candidate."""
+        structure = self.structure(candidate)
+        peers = candidate.peers
+        found = dict.fromkeys(peers, 0)
+        for k, slot in enumerate(structure.plan.stages):
+            for i, peer in enumerate(peers):
+                live = structure.program.peak_live.get((i, k), 0)
+                if structure.program.peers[i] in slot.holders:
+                    shared = int(len(slot.holders) > 1)
+                    found[peer] += self.stage_bytes(
+                        slot.start, slot.stop, live, shared, slot.recompute
+                    )
+        return found
+
+    def stage_bytes(
+        self, start: int, stop: int, live: int, shared: int = 0, recompute: bool = False
+    ) -> int:
+        """Peak bytes of one stage with `live` microbatches between forward and backward."""
+        key = (start, stop, shared, -live if recompute else live)
+        if key not in self._device:
+            chain = self._chains[shared]
+            if recompute:
+                kept = max(0, live - 1) * chain.crossing_bytes(start)
+                self._device[key] = chain.device_bytes(start, stop, 1) + kept
+            else:
+                self._device[key] = chain.device_bytes(start, stop, live)
+        return self._device[key]
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether every peer has the memory that it needs."""
+        return all(
+            size <= self.offers[p].device_memory_bytes
+            for p, size in self.device_bytes(candidate).items()
+        )
+
+    # ------------------------------------------------------------ time
+
+    def seconds(self, candidate: Candidate) -> float:
+        """Of a step; inf when it does not fit."""
+        if not self.fits(candidate):
+            return float("inf")
+        return self.play(candidate)[1].step_s
+
+    def play(self, candidate: Candidate) -> tuple[Structure, Played]:
+        """The event calculation, whether or not it fits."""
+        self.judged += 1
+        structure = self.structure(candidate)
+        peers = list(candidate.peers)
+        seconds = structure.seconds(self.per_unit[peers])
+        part = self.network.part(peers)
+        return structure, play(structure.program, seconds, part, self._hosts(peers))
+
+    def _hosts(self, peers: Sequence[int]) -> Hosts | None:
+        """Machines that several of the peers share; None: there is none."""
+        named: dict[str, int] = {}
+        host, cores = [], []
+        for p in peers:
+            offer = self.offers[p]
+            shared = bool(offer.host and offer.threads and offer.cores)
+            key = f"host {offer.host}" if shared else f"peer {offer.peer}"
+            if key not in named:
+                named[key] = len(cores)
+                cores.append(offer.cores if shared else 0)
+            host.append(named[key])
+        if not any(cores):
+            return None
+        return Hosts(tuple(host), tuple(self.offers[p].threads for p in peers), tuple(cores))
+
+    def compute_bound(self, candidate: Candidate) -> float:
+        """The most that one peer computes in forwards and backwards: no step is shorter."""
+        busy: dict[int, float] = {}
+        for pipeline, m in zip(candidate.pipelines, candidate.microbatches, strict=True):
+            for s in pipeline:
+                f = self.forward_s[s.peer, s.stop] - self.forward_s[s.peer, s.start]
+                b = self.backward_s[s.peer, s.stop] - self.backward_s[s.peer, s.start]
+                each = f * (1 + s.recompute) + b
+                busy[s.peer] = busy.get(s.peer, 0.0) + m * each
+        return float(max(busy.values()))
+
+    # ------------------------------------------------------------ plans
+
+    def estimate(self, candidate: Candidate) -> Estimate:
+        """With the names of the plan: peers `p0`, `p1`, … stand for `candidate.peers`."""
+        structure, played = self.play(candidate)
+        part = self.network.part(list(candidate.peers))
+        return summarize(structure.program, played, part)
+
+    def plan(
+        self,
+        candidate: Candidate,
+        *,
+        reasons: Sequence[str] = (),
+        spares: Sequence[Spare] = (),
+        alternatives: Sequence[Alternative] = (),
+    ) -> Plan:
+        """The plan of a candidate with what it is expected to cost."""
+        request, peers = self.request, candidate.peers
+        estimate = self.estimate(candidate)
+        name = {PeerId(f"p{i}"): self.offers[p] for i, p in enumerate(peers)}
+        device = self.device_bytes(candidate)
+        structure = self.structure(candidate)
+        edge: dict[PeerId, int] = {}
+        for k, slot in enumerate(structure.plan.stages):
+            crossing = self._chains[0].crossing_bytes
+            for i, p in enumerate(structure.program.peers):
+                live = structure.program.peak_live.get((i, k), 0)
+                if p in slot.holders:
+                    both = crossing(slot.start) + crossing(slot.stop)
+                    edge[p] = edge.get(p, 0) + 2 * both * live
+        predicted = Prediction(
+            estimate.step_s,
+            tuple(
+                PeerPrediction(
+                    offer.peer,
+                    estimate.peers[p].compute_s,
+                    device[peers[i]],
+                    edge.get(p, 0),
+                    estimate.peers[p].bubble,
+                )
+                for i, (p, offer) in enumerate(name.items())
+            ),
+            tuple(
+                LinkPrediction(name[a].peer, name[b].peer, use.size_bytes, use.busy_s)
+                for (a, b), use in sorted(estimate.links.items())
+            ),
+            tuple(
+                f"{name[c.peer]}{f' -> {name[c.destination]}' if c.destination else ' computes'}: "
+                f"{c.seconds:.3g} s of the step's {estimate.step_s:.3g} s hang on it"
+                for c in estimate.critical[:3]
+            ),
+            tuple(alternatives),
+        )
+        return to_plan(
+            candidate,
+            [o.peer for o in self.offers],
+            request.microbatch_size,
+            request.evaluation_microbatches,
+            head_parts=request.head_parts,
+            predicted=predicted,
+            reasons=reasons,
+            spares=spares,
+        )

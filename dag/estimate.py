@@ -1,0 +1,148 @@
+"""The step-time estimate: one event calculation over action lists, for planner, preview, simulator
+and report alike (design §8).
+
+    estimate = estimate_step(flow, work, sizes, speeds, network)
+
+The step begins at a standstill: its time is from the first action to the end of the last update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from .flow import Flow, Transfer
+from .network import Network
+from .plan import PeerId
+from .play import Hosts, Played, play
+from .program import Program, compile_program
+from .schedule import Action
+from .speed import Speeds, Work
+
+__all__ = ["Critical", "Estimate", "LinkUse", "PeerUse", "estimate_step", "summarize"]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUse:
+    """Seconds of a step in which a peer computes, and the share in which it does not."""
+
+    compute_s: float
+    bubble: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUse:
+    """What a directed link carries in a step: bytes with headers, and seconds in which it sends."""
+
+    size_bytes: int
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Critical:
+    """A part of the chain of actions and messages that the step time hangs on: a peer that computes
+    (`destination` None), or a link, waiting for its turn included. `seconds`: summed."""
+
+    peer: PeerId
+    destination: PeerId | None
+    seconds: float
+
+    def __str__(self) -> str:
+        if self.destination is None:
+            return f"{self.peer} computes"
+        return f"{self.peer} -> {self.destination}"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a step takes. `critical`: the heaviest part first; its seconds add up to the step's."""
+
+    step_s: float
+    peers: dict[PeerId, PeerUse]
+    links: dict[tuple[PeerId, PeerId], LinkUse]
+    critical: tuple[Critical, ...]
+    timeline: dict[PeerId, tuple[tuple[float, float, Action], ...]]
+    """By peer: begin and end of each action."""
+
+
+def estimate_step(
+    flow: Flow,
+    work: Callable[[PeerId, Action], Work],
+    sizes: Callable[[Transfer], int],
+    speeds: Mapping[PeerId, Speeds],
+    network: Network,
+    hosts: Hosts | None = None,
+    *,
+    training: bool = True,
+) -> Estimate:
+    """One training step of a plan, or one evaluation. `network`: of any peers that include the
+    plan's; `hosts`: of the plan's peers, in their order."""
+    program = compile_program(flow, sizes, training=training)
+    place = {peer: i for i, peer in enumerate(network.peers)}
+    part = network.part([place[p] for p in program.peers])
+    seconds = [
+        speeds[program.peers[i]].seconds(work(program.peers[i], action))
+        for i, action in zip(program.owner, program.actions, strict=True)
+    ]
+    return summarize(program, play(program, seconds, part, hosts), part)
+
+
+def summarize(program: Program, played: Played, network: Network) -> Estimate:
+    """A played program in words of its plan."""
+    step_s = played.step_s
+    peers: dict[PeerId, PeerUse] = {}
+    timeline: dict[PeerId, tuple[tuple[float, float, Action], ...]] = {}
+    for i, peer in enumerate(program.peers):
+        ids = range(program.first[i], program.first[i + 1])
+        rows = tuple((played.start[a], played.end[a], program.actions[a]) for a in ids)
+        busy = sum(end - start for start, end, _ in rows)
+        peers[peer] = PeerUse(busy, max(0.0, 1 - busy / step_s) if step_s else 0.0)
+        timeline[peer] = rows
+    carried: dict[tuple[int, int], list[int]] = {}
+    for message, lane in enumerate(program.lane):
+        i, j, _ = program.lanes[lane]
+        carried.setdefault((i, j), []).append(message)
+    links = {
+        (program.peers[i], program.peers[j]): LinkUse(
+            sum(program.size_bytes[m] for m in messages),
+            _covered(
+                (played.sent[m], played.arrived[m] - float(network.latency_s[i, j]))
+                for m in messages
+            ),
+        )
+        for (i, j), messages in carried.items()
+    }
+    return Estimate(step_s, peers, links, _critical(program, played), timeline)
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds that intervals cover together."""
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
+
+
+def _critical(program: Program, played: Played) -> tuple[Critical, ...]:
+    """Walks back from the last action to the beginning, by what each one waited for."""
+    found: dict[tuple[PeerId, PeerId | None], float] = {}
+    if not program.actions:
+        return ()
+    at = max(range(len(program.actions)), key=lambda a: played.end[a])
+    while True:
+        i = program.owner[at]
+        key: tuple[PeerId, PeerId | None] = (program.peers[i], None)
+        found[key] = found.get(key, 0.0) + played.end[at] - played.start[at]
+        message = played.cause[at]
+        if message >= 0:
+            giver = program.giver[message]
+            key = (program.peers[program.owner[giver]], program.peers[i])
+            found[key] = found.get(key, 0.0) + played.start[at] - played.end[giver]
+            at = giver
+        elif at > program.first[i]:
+            at -= 1
+        else:
+            break
+    parts = [Critical(peer, to, s) for (peer, to), s in found.items() if s > 0]
+    return tuple(sorted(parts, key=lambda c: -c.seconds))

@@ -1,0 +1,165 @@
+"""How long each action of a plan takes on each peer, and how many bytes each transfer has.
+
+    F, E   forward(stage)
+    B      backward(stage) [+ forward(stage) when it recomputes] + 3 · trainable bytes · (m-1)/m
+           (from the second of m microbatches on, gradients are added up: two reads, one write)
+    S>     2 · trainable bytes                    flattened into shards
+    S+     (holders + 1) · shard                  added up
+    S<     2 · trainable bytes                    written back
+    T> T+ T<   the same for the tied parameter
+    N>     trainable bytes                        squares
+    U      (3 + 2 · slots + 2) · trainable bytes  weight, gradient, slots; scaled by weight and clip
+
+in classes of work (`speed.py`) over the speeds of the peer. Trainable bytes are fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cost import OperatorCost
+from .cut import Stage, TiedGroup
+from .flow import Role, Transfer
+from .graph import Graph
+from .plan import PeerId, Plan
+from .schedule import Action, Kind
+from .speed import Speeds, Work, work_array
+
+__all__ = ["UPDATE_CALLS", "Totals", "action_work", "seconds_of", "sizes_of"]
+
+UPDATE_CALLS = 12
+"""Kernels of an optimizer update and the scaling before it, per trainable parameter."""
+_ACTION_CALLS = 2.0
+"""Kernels that any action costs besides its operators."""
+
+
+class Totals:
+    """Work of any interval of a bound graph, from prefix sums; shared by all cuts of a search."""
+
+    def __init__(self, costs: Sequence[OperatorCost]) -> None:
+        zero = np.zeros((1, len(Work._fields)))
+        self.forward = np.concatenate([zero, np.cumsum(work_array([c.forward for c in costs]), 0)])
+        self.backward = np.concatenate(
+            [zero, np.cumsum(work_array([c.backward for c in costs]), 0)]
+        )
+
+    def seconds(self, speeds: Sequence[Speeds]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(F, B), each of shape (peers, operators + 1): F[p, j] - F[p, i] are the forward seconds
+        of [i, j) on p."""
+        per_unit = np.array([s.per_unit for s in speeds]).reshape(len(speeds), len(Work._fields))
+        return per_unit @ self.forward.T, per_unit @ self.backward.T
+
+    def work(self, start: int, stop: int) -> tuple[Work, Work]:
+        """Forward and backward of [start, stop) for one microbatch."""
+        return (
+            Work(*map(float, self.forward[stop] - self.forward[start])),
+            Work(*map(float, self.backward[stop] - self.backward[start])),
+        )
+
+
+def action_work(
+    plan: Plan,
+    stages: Sequence[Stage],
+    tied: Sequence[TiedGroup],
+    graph: Graph,
+    totals: Totals,
+    *,
+    optimizer_slots: int,
+) -> Callable[[PeerId, Action], Work]:
+    """The work of every action of a plan, asked for by peer and action."""
+    trainable = [_bytes(graph, s.trainable) for s in stages]
+    visits: dict[tuple[PeerId, int], int] = {}
+    for route in plan.routes:
+        for v in route:
+            visits[v.peer, v.stage] = visits.get((v.peer, v.stage), 0) + 1
+    held = {p: plan.stages_of(p) for p in plan.peers}
+    known: dict[tuple[PeerId, Kind, int], Work] = {}
+
+    def moved(size: float) -> Work:
+        return Work(memory=size, calls=_ACTION_CALLS)
+
+    def find(peer: PeerId, kind: Kind, k: int) -> Work:
+        extra = Work(calls=_ACTION_CALLS)
+        match kind:
+            case Kind.FORWARD | Kind.EVALUATE:
+                return totals.work(stages[k].start, stages[k].stop)[0] + extra
+            case Kind.BACKWARD:
+                forward, backward = totals.work(stages[k].start, stages[k].stop)
+                m = visits.get((peer, k), 1)
+                sums = Work(memory=3 * trainable[k] * (m - 1) / m)
+                again = forward if plan.stages[k].recompute else Work()
+                return backward + again + sums + extra
+            case Kind.SYNC_GIVE | Kind.SYNC_TAKE:
+                return moved(2 * trainable[k])
+            case Kind.SYNC_COMBINE:
+                n = len(plan.stages[k].holders)
+                return moved((n + 1) * trainable[k] / n)
+            case Kind.TIED_GIVE | Kind.TIED_TAKE | Kind.TIED_COMBINE:
+                size = _bytes(graph, (tied[k].parameter,))
+                parts = len(tied[k].stages) + 1 if kind is Kind.TIED_COMBINE else 2
+                return moved(parts * size)
+            case Kind.NORM_GIVE:
+                first = [i for i in held[peer] if plan.stages[i].holders[0] == peer]
+                return moved(sum(trainable[i] for i in first))
+            case Kind.UPDATE:
+                size = sum(trainable[i] for i in held[peer])
+                count = sum(len(stages[i].trainable) for i in held[peer])
+                return Work(
+                    memory=(5 + 2 * optimizer_slots) * size,
+                    calls=_ACTION_CALLS + UPDATE_CALLS * count,
+                )
+            case _:
+                return extra
+
+    def work(peer: PeerId, action: Action) -> Work:
+        key = (peer, action.kind, action.stage)
+        if key not in known:
+            known[key] = find(*key)
+        return known[key]
+
+    return work
+
+
+def sizes_of(
+    plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup], graph: Graph
+) -> Callable[[Transfer], int]:
+    """Bytes of every transfer of a plan before encoding."""
+    trainable = [_bytes(graph, s.trainable) for s in stages]
+    updates = {b.name: b.update.value for b in graph.buffers if b.update and b.update.value}
+    statistics = [
+        sum(graph.spec[updates[n]].size_bytes for n in s.updates if n in updates) for s in stages
+    ]
+    scores = 8 * (4 + len(graph.metrics))
+
+    def size(transfer: Transfer) -> int:
+        if transfer.role is not Role.SYNC:
+            return graph.spec[transfer.value].size_bytes
+        port = transfer.port
+        if port[0] == "T":
+            group = int(port[1:].partition(">")[0].partition("+")[0])
+            return _bytes(graph, (tied[group].parameter,))
+        if port[0] == "S":
+            head, _, rest = port[1:].replace("+", ">").partition(">")
+            k = int(head)
+            if rest == "stats":
+                ran = sum(v == (k, transfer.source) for v in visited)
+                return statistics[k] * ran
+            return -(-trainable[k] // len(plan.stages[k].holders))
+        return scores
+
+    visited = [(v.stage, v.peer) for route in plan.routes for v in route]
+    return size
+
+
+def _bytes(graph: Graph, names: Sequence[str]) -> int:
+    return sum(graph.spec[f"param:{name}"].size_bytes for name in names)
+
+
+def seconds_of(
+    work: Callable[[PeerId, Action], Work], speeds: Mapping[PeerId, Speeds]
+) -> Callable[[PeerId, Action], float]:
+    """Seconds of every action, each peer at its own speeds."""
+    return lambda peer, action: speeds[peer].seconds(work(peer, action))
