@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 import tomllib
 import types
@@ -73,6 +74,7 @@ class Settings:
         return cls(**table)
 
 
+@functools.cache  # a scenario makes thousands of settings
 def _hints(cls: Any) -> dict[str, Any]:
     names = {f.name for f in dataclasses.fields(cls)}
     return {k: v for k, v in typing.get_type_hints(cls).items() if k in names}
@@ -226,11 +228,22 @@ def read_toml(cls: type[S], path: Path, defaults: Mapping[str, Any] | None = Non
 
 def _where(path: Path, text: str, key: str) -> str:
     """FILE:LINE of a dotted key, or of the nearest table around it that the file names."""
-    lines = dict(_lines(text))
-    parts = tuple(re.sub(r"\[\d+\]", "", key).split("."))
-    while parts and parts not in lines:
+    lines: dict[tuple[str, ...], int] = {}
+    for names, line in _lines(text):
+        lines.setdefault(names, line)
+        lines.setdefault((*names[:-1], _bare(names[-1])), line)
+    parts = tuple(key.split("."))
+    while parts:
+        for names in (parts, (*parts[:-1], _bare(parts[-1]))):
+            if names in lines:
+                return f"{path}:{lines[names]}"
         parts = parts[:-1]
-    return f"{path}:{lines[parts]}" if parts else str(path)
+    return str(path)
+
+
+def _bare(name: str) -> str:
+    """Without the index of a list's element."""
+    return re.sub(r"(\[\d+\])+$", "", name)
 
 
 _KEY = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
@@ -244,15 +257,18 @@ _TOKEN = re.compile(
 
 
 def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
-    """(path of a table or key, line) for each statement of a valid TOML text, in order."""
+    """(path of a table or key, line) for each statement of a valid TOML text, in order. A table of
+    an array of tables has its number in the path: ("peers[3]", "device")."""
     at, line, table = 0, 1, ()
+    last: dict[tuple[str, ...], int] = {}  # array of tables -> number of the last one
     while at < len(text):
         if statement := _STATEMENT.match(text, at):
             line += text.count("\n", at, statement.start(statement.lastgroup or 0))
             names = re.findall(_KEY, statement["table"] or statement["key"])
             path = tuple(n.strip("\"'") for n in names)
             if statement["table"]:
-                table = path
+                double = statement[0].lstrip().startswith("[[")
+                table = path = _numbered(path, last, double)
             else:
                 path = table + path
             yield path, line
@@ -266,3 +282,17 @@ def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
                 break
         else:
             return
+
+
+def _numbered(
+    names: tuple[str, ...], last: dict[tuple[str, ...], int], another: bool
+) -> tuple[str, ...]:
+    """The path of a table's header, with the numbers of the arrays of tables in it; `another`: the
+    header adds a table to its array."""
+    path: tuple[str, ...] = ()
+    for i, name in enumerate(names):
+        array = (*path, name)
+        if another and i == len(names) - 1:
+            last[array] = last.get(array, -1) + 1
+        path = (*path, f"{name}[{last[array]}]") if array in last else array
+    return path

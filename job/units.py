@@ -6,6 +6,7 @@ bare number is refused, because nobody can tell what it means.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Self
@@ -30,7 +31,10 @@ def _parse(text: object, units: Mapping[str, float], what: str, example: str) ->
     if unit not in units:
         problem = f'has the unknown unit "{unit}"' if unit else "has no unit"
         raise UnitError(f'"{text}" {problem}: expected one of {", ".join(units)}, e.g. "{example}"')
-    return float(number) * units[unit]
+    value = float(number) * units[unit]
+    if math.isinf(value):
+        raise UnitError(f'"{text}" is too large: expected {what} such as "{example}"')
+    return value
 
 
 class Duration(float):

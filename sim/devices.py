@@ -1,6 +1,6 @@
 """Published numbers of common devices, and the speeds that a planner may expect of them.
 
-    speed(class) = share(class) · published peak        seconds = Σ amount / speed + calls · overhead
+    speed(class) = share(class) · published peak      seconds = Σ amount / speed + calls · overhead
 
 FLOP/s are those of plain fp32 (no tensor cores, no sparsity), as the vendor publishes them at boost
 clock: 2 · cores · clock. A real card is measured at join instead (design §8); this table stands for
