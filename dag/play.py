@@ -255,28 +255,35 @@ class _Player:
 
     def _share_links(self, lane: int, now: float) -> None:
         """Shares out again what the change of one lane can reach."""
+        own, active = self.resources[lane], self.active
+        if self.on[lane] >= 0 and all(len(active[r]) == 1 for r in own):
+            self._pace(lane, min(self.room[r] for r in own), now)
+            return
         reached: dict[int, None] = {}
         seen: set[int] = set()
-        ahead = list(self.resources[lane])
+        ahead = list(own)
         while ahead:
             r = ahead.pop()
             if r in seen:
                 continue
             seen.add(r)
-            for other in self.active.get(r, ()):
+            for other in active.get(r, ()):
                 if other not in reached:
                     reached[other] = None
                     ahead.extend(self.resources[other])
         lanes = sorted(reached)
         rates = max_min([self.resources[x] for x in lanes], self.room)
         for x, rate in zip(lanes, rates, strict=True):
-            if rate == self.rate[x] and x != lane:
-                continue
-            if self.rate[x] > 0:
-                self.left[x] = max(0.0, self.left[x] - self.rate[x] * (now - self.since[x]))
-            self.since[x], self.rate[x] = now, rate
-            self.version[x] += 1
-            self._push(now + self.left[x] / rate, _SENT, x, self.version[x])
+            if rate != self.rate[x] or x == lane:
+                self._pace(x, rate, now)
+
+    def _pace(self, lane: int, rate: float, now: float) -> None:
+        if self.rate[lane] > 0:
+            passed = self.rate[lane] * (now - self.since[lane])
+            self.left[lane] = max(0.0, self.left[lane] - passed)
+        self.since[lane], self.rate[lane] = now, rate
+        self.version[lane] += 1
+        self._push(now + self.left[lane] / rate, _SENT, lane, self.version[lane])
 
 
 def _resources(
