@@ -43,7 +43,8 @@ class Wish:
     """The part of a run's spec that the broker decides by.
 
     batchings: those that a plan may have, the default first. Not among them, be it the default,
-    are those with fewer microbatches than plan.pipelines. wanted: peers that a hand-written plan names, in its order; empty: the broker plans.
+    are those with fewer microbatches than plan.pipelines.
+    wanted: peers that a hand-written plan names, in its order; empty: the broker plans.
     core: whether a peer with the core operator set can take part.
     """
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..dag.capture import capture
 from ..dag.convert import graph_to_bytes, lowered_to_bytes
 from ..dag.graph import Graph, GraphError, Lowered
-from ..dag.lower import lower
+from ..dag.lower_sizes import lower_for_sizes
 from ..job import Job, SettingsError
 from ..job.settings import plain
 from ..net.blobs_client import BlobClient
@@ -59,6 +59,8 @@ class Prepared:
     """A job that is ready to be uploaded. `files` are in a folder that lives as long as `prepare`.
 
     core: the graph for peers with the core operator set; None where it has no core form.
+    microbatch_sizes: what the planner may take instead of the job's microbatch size; both forms are
+    right for all of them.
     """
 
     job: Job
@@ -68,6 +70,7 @@ class Prepared:
     shards: dict[str, Path]
     weights: Path
     sidecars: tuple[Path, ...]
+    microbatch_sizes: tuple[int, ...] = ()
 
     @property
     def tokens_per_step(self) -> int:
@@ -98,7 +101,7 @@ def prepare(job: Job, say: Say = lambda line: None) -> Iterator[Prepared]:
         folder = Path(name)
         say("reading the data")
         manifest, shards = _data(job, folder / "data")
-        job = _resolved(job, manifest)
+        sizes, job = job.train.microbatch_choices, _resolved(job, manifest)
         say("capturing the model")
         module = models.build(job)
         with models.ready(module, job):
@@ -115,16 +118,20 @@ def prepare(job: Job, say: Say = lambda line: None) -> Iterator[Prepared]:
                 f"is {stages}, and the model has {len(captured.graph.operators)} operators: "
                 "expected at most one stage per operator",
             )
+        if _depends_on_microbatches(captured.graph):
+            sizes = ()
+        core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
         weights = folder / "weights.safetensors"
         save_file({n: _own(t) for n, t in captured.tensors.items()}, weights)
         yield Prepared(
             job=job,
             graph=captured.graph,
-            core=_core(captured.graph, job, say),
+            core=core,
             manifest=manifest,
             shards=shards,
             weights=weights,
             sidecars=_sidecars(module, job, folder / "sidecars"),
+            microbatch_sizes=sizes,
         )
 
 
@@ -165,12 +172,29 @@ def _example(manifest: Manifest) -> dict[str, Tensor]:
     }
 
 
-def _core(graph: Graph, job: Job, say: Say) -> Lowered | None:
-    try:
-        return lower(graph.bind(job.train.microbatch_size))
-    except GraphError as error:
-        say(f"peers with the core operator set cannot take part: {error}")
-        return None
+def _depends_on_microbatches(graph: Graph) -> bool:
+    """Whether another division of a batch would be another training: statistics of a microbatch
+    (batch norm's) and counts of microbatches end up in the weights."""
+    return any(b.update is not None for b in graph.buffers)
+
+
+def _core(
+    graph: Graph, default: int, sizes: tuple[int, ...], say: Say
+) -> tuple[Lowered | None, tuple[int, ...]]:
+    """The core form for the default microbatch size and as many others as it has, and those."""
+    # A single sample is where decompositions take short cuts that fit no other size.
+    for allowed in dict.fromkeys((sizes, tuple(s for s in sizes if s > 1), ())):
+        try:
+            core = lower_for_sizes(graph, (default, *allowed))
+        except GraphError as error:
+            problem = error
+            continue
+        if allowed != sizes:
+            left = " or ".join(map(str, (default, *allowed)))
+            say(f"the planner may choose microbatches of {left} only: the core form differs")
+        return core, allowed
+    say(f"peers with the core operator set cannot take part: {problem}")
+    return None, sizes
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -210,6 +234,7 @@ def upload(address: str, prepared: Prepared, say: Say = lambda line: None) -> Ru
         job=job.to_json(),
         microbatches=job.train.microbatches,
         microbatch_size=job.train.microbatch_size,
+        microbatch_sizes=prepared.microbatch_sizes,
         steps=job.train.steps or 0,
     )
 

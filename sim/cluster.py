@@ -133,14 +133,13 @@ def _run(
         _wait_for_peers(cluster, front, options.peers)
         say(f"submitting {job.name}")
         run, facts = front.submit(cluster.address, job, folder)
-        reader = _reader(job, facts)
         summary.run, summary.params = run.id, facts["parameters"]
         summary.operators = facts["operators"]
-        if reader.manifest.kind == "text":
+        if facts["manifest"].kind == "text":
             summary.unigram_entropy = unigram_entropy(
                 p.read_bytes() for p in facts["shards"].values()
             )
-        losses = _follow(run, cluster, summary, say)
+        losses, (size, microbatches) = _follow(run, cluster, summary, say)
         if summary.step_s:
             summary.tokens_per_s = facts["tokens_per_step"] / summary.step_s
         if summary.exit:
@@ -152,37 +151,38 @@ def _run(
         if facts["random"]:
             # Native dropout draws other masks than ours: one stage is the boring version then.
             say("training it once more as one stage")
-            alone = replace(job, plan=replace(job.plan, stages=1))
+            # Masks differ from microbatch to microbatch, so the batch must be divided as it was.
+            alone = replace(
+                job,
+                plan=replace(job.plan, stages=1),
+                train=replace(job.train, microbatch=size),
+            )
             again, _ = front.submit(cluster.address, alone, folder / "alone")
             beside = Summary(name="", world="", seed=0)
-            wanted = _follow(again, cluster, beside, _quiet)
+            wanted, _ = _follow(again, cluster, beside, _quiet)
             if beside.exit:
                 raise ClusterError(f"the one-stage run beside it: {beside.error}")
             summary.verified_against = "one-stage run"
     if not facts["random"]:
         say("training the plain loop")
+        reader = Reader(
+            facts["manifest"],
+            facts["shards"].__getitem__,
+            seed=job.seed,
+            microbatches=microbatches,
+        )
         with front.module(job) as module:
             wanted = oracle.train(
                 module,
-                lambda step, m: reader.batch(step, m, job.train.microbatch_size),
+                lambda step, m: reader.batch(step, m, size),
                 job.train,
                 steps=len(losses),
-                microbatches=job.train.microbatches,
+                microbatches=microbatches,
             ).losses
         summary.verified_against = "single process"
     apart = [abs(a - b) for a, b in zip(losses, wanted, strict=True)]
     # max() would pass over a NaN that does not come first.
     summary.max_loss_difference = max(apart) if all(map(math.isfinite, apart)) else math.inf
-
-
-def _reader(job: Job, facts: Mapping[str, Any]) -> Reader:
-    shards: Mapping[str, Path] = facts["shards"]
-    return Reader(
-        facts["manifest"],
-        shards.__getitem__,
-        seed=job.seed,
-        microbatches=job.train.microbatches,
-    )
 
 
 def _wait_for_peers(cluster: LocalCluster, front: Front, wanted: int) -> None:
@@ -199,15 +199,18 @@ def _follow(
     cluster: LocalCluster,
     summary: Summary,
     say: Callable[[str], None],
-) -> list[float]:
-    """Watches a run to its end and fills the summary; returns the loss of every step."""
+) -> tuple[list[float], tuple[int, int]]:
+    """Watches a run to its end and fills the summary; returns the loss of every step, and the size
+    and number of the microbatches that its plan divides a batch into (0 without a plan)."""
     losses: list[float] = []
+    batching = (0, 0)
     times: list[float] = []
     compute_s = 0.0
     for event in run.watch():
         kind = event.WhichOneof("kind")
         if kind == "plan":
             summary.stages = len(event.plan.stages)
+            batching = (event.plan.microbatch_size, len(event.plan.routes))
             summary.spares = tuple(f"{s.peer}: {s.reason}" for s in event.plan.spares)
             for reason in event.plan.reasons:
                 say(f"plan: {reason}")
@@ -236,7 +239,7 @@ def _follow(
     if len(times) > 1:
         summary.step_s = statistics.median(times[1:])
         summary.compute_share = compute_s / (sum(times) * summary.cores)
-    return losses
+    return losses, batching
 
 
 def _again(options: SimOptions) -> str:
