@@ -1,0 +1,65 @@
+"""Names and rows of the blocks of a split parameter.
+
+The rows of a parameter of V rows that is split into P parts: block b (from 0) has the rows
+
+    [⌊V·b / P⌋, ⌊V·(b + 1) / P⌋)
+
+so sizes differ by one at most. The block of `head.weight` is named `head.weight..b/P`. Nothing in a
+module can have such a name: `nn.Module` allows neither an empty component nor a dot inside one.
+What a user reads and writes (weights files, `no_decay`, exports) knows whole parameters only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Block", "block_of", "blocks", "grouped", "whole_name"]
+
+_BLOCK = re.compile(r"(?P<name>.+)\.\.(?P<index>[0-9]{1,9})/(?P<parts>[0-9]{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Block `index` (from 0) of `parts` of the user's parameter `name`."""
+
+    name: str
+    index: int
+    parts: int
+
+    def __str__(self) -> str:
+        return f"{self.name}..{self.index}/{self.parts}"
+
+    def rows(self, whole: int) -> tuple[int, int]:
+        """Its rows [start, stop) in a parameter of `whole` rows."""
+        return whole * self.index // self.parts, whole * (self.index + 1) // self.parts
+
+
+def blocks(name: str, parts: int) -> tuple[Block, ...]:
+    """All blocks of a parameter that is split into `parts`."""
+    return tuple(Block(name, index, parts) for index in range(parts))
+
+
+def block_of(name: str) -> Block | None:
+    """The block that a name means; None: the name of a whole parameter or buffer."""
+    found = _BLOCK.fullmatch(name)
+    if found is None:
+        return None
+    block = Block(found["name"], int(found["index"]), int(found["parts"]))
+    return block if block.index < block.parts and str(block) == name else None
+
+
+def whole_name(name: str) -> str:
+    """The user's name of a parameter, of which `name` may be a block."""
+    block = block_of(name)
+    return block.name if block else name
+
+
+def grouped(names: Iterable[str]) -> dict[str, tuple[Block, ...]]:
+    """Of some names, the blocks by their parameter's name, ascending by index."""
+    found: dict[str, list[Block]] = {}
+    for name in names:
+        if block := block_of(name):
+            found.setdefault(block.name, []).append(block)
+    return {name: tuple(sorted(of, key=lambda b: b.index)) for name, of in found.items()}
