@@ -362,8 +362,8 @@ class Graph:
 
 @dataclass(frozen=True)
 class Lowered:
-    """The core form of a bound full graph: operator i of the full form is operators
-    [start[i], start[i + 1]) of `graph`, so a cut of one is a cut of the other."""
+    """The core form of a full graph, bound to a microbatch size or for any: operator i of the full
+    form is operators [start[i], start[i + 1]) of `graph`, so a cut of one is a cut of the other."""
 
     graph: Graph
     start: tuple[int, ...]

@@ -57,6 +57,8 @@ class _Fit:
         self.small, self.large = small, large
 
     def operator(self, a: Operator, b: Operator) -> Operator:
+        if len(a.outputs) != len(b.outputs):
+            raise self._differs(a)
         found = replace(
             a,
             args=self._arg(a.args, b.args, a),

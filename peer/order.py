@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..dag.convert import graph_from_bytes, lowered_from_bytes, plan_from_proto
 from ..dag.graph import Graph, Lowered
-from ..dag.plan import PeerId, Plan
+from ..dag.plan import PeerId, Plan, PlanError
 from ..dag.validate import validate
 from ..job import Training
 from ..proto import broker_pb2, common_pb2
@@ -31,8 +31,8 @@ class BuildOrder:
     graph: Graph
     """Full form, for any microbatch size; the plan's intervals count its operators."""
     core: Lowered | None = None
-    """The form that a peer with the core operator set runs, for the plan's microbatch size; None:
-    this peer runs the full form."""
+    """The form that a peer with the core operator set runs, for the plan's microbatch size or for
+    any; None: this peer runs the full form."""
     weights: Mapping[str, Tensor]
     """Starting value of every parameter and buffer by name; read once per name, only those that
     this peer holds."""
@@ -50,7 +50,7 @@ def order_from_assign(
     read: Read,
     shard: Callable[[str], Path],
 ) -> BuildOrder:
-    """Reads an assignment. `blob` gives a whole verified blob, `read` a byte range of one; both may
+    """Reads an assignment. The plan divides the job's batch into microbatches. `blob` gives a whole verified blob, `read` a byte range of one; both may
     fetch, and block.
 
     Raises ValueError (GraphError, PlanError, DataError, SettingsError) for anything
@@ -61,16 +61,22 @@ def order_from_assign(
     if assign.graph.hash != assign.full_graph.hash:
         core = lowered_from_bytes(blob(assign.graph))
         validate(core.graph)
+    plan, training = plan_from_proto(assign.plan), Training.from_json(assign.training)
+    if plan.microbatch_size * len(plan.routes) != training.train.batch:
+        raise PlanError(
+            f"the plan has {len(plan.routes)} microbatches of {plan.microbatch_size} samples: "
+            f"expected {training.train.batch} samples in a step"
+        )
     files = [WeightsFile(f.blob.hash, f.blob.size_bytes) for f in assign.weights]
     return BuildOrder(
         run=assign.run,
         term=assign.term,
         peer=PeerId(peer),
-        plan=plan_from_proto(assign.plan),
+        plan=plan,
         graph=graph,
         core=core,
         weights=Weights(files, read),
         manifest=Manifest.from_json(blob(assign.data)),
-        training=Training.from_json(assign.training),
+        training=training,
         shard=shard,
     )

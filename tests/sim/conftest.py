@@ -52,6 +52,7 @@ class Laboratory:
             weights=[broker_pb2.WeightFile(blob=self._blob(prepared.weights.read_bytes()))],
             microbatches=self.job.train.microbatches,
             microbatch_size=self.job.train.microbatch_size,
+            microbatch_sizes=prepared.microbatch_sizes,
             steps=self.job.train.steps or 0,
         )
         for path in prepared.shards.values():
