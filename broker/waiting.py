@@ -52,7 +52,8 @@ def consider(run: Run, members: Membership) -> Offered | Waits:
     if run.wish.options.stages or need > 1:
         stages = run.wish.options.stages or 1
         words += f" ({stages} stages"
-        words += f" × {run.wish.options.pipelines})" if run.wish.options.pipelines > 1 else ")"
+        pipelines = run.wish.options.pipelines or 1
+        words += f" × {pipelines})" if pipelines > 1 else ")"
     text = f"{words}, has {len(free)} in the pool"
     busy = len(able) - len(free)
     if busy:

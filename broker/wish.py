@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, cast
 
-from ..dag.plan import PeerId, Plan
+from ..dag.plan import PeerId, Plan, ScheduleName
 from ..job import MOST_CHOICES, MOST_MICROBATCHES, Job, SettingsError
 from ..job.tables import Train
 from ..proto.broker_pb2 import RunSpec
@@ -58,7 +58,7 @@ class Wish:
     @property
     def least(self) -> int:
         """The fewest peers that it can start with."""
-        return (self.options.stages or 1) * self.options.pipelines
+        return (self.options.stages or 1) * (self.options.pipelines or 1)
 
     def allows(self, plan: Plan) -> bool:
         """Whether the plan divides the batch as the run wants it."""
@@ -82,7 +82,8 @@ def read_spec(spec: RunSpec) -> Wish:
     ):
         if given != wanted:
             raise SpecError(f"{name} of the run is {given}, its job says {wanted}")
-    pipelines = 1 if job.plan.pipelines == "auto" else job.plan.pipelines
+    asked = job.plan
+    pipelines = 1 if asked.pipelines == "auto" else asked.pipelines
     batchings = tuple(b for b in _batchings(spec, train) if b.microbatches >= pipelines)
     sizes = [b.microbatch_size for b in batchings]
     if not batchings or (spec.HasField("plan") and spec.plan.microbatch_size not in sizes):
@@ -94,9 +95,11 @@ def read_spec(spec: RunSpec) -> Wish:
     return Wish(
         priority=job.priority,
         options=PlanOptions(
-            stages=None if job.plan.stages == "auto" else job.plan.stages,
-            pipelines=pipelines,
-            schedule="gpipe" if job.plan.schedule == "gpipe" else "1f1b",
+            scheduler=asked.scheduler,
+            stages=None if asked.stages == "auto" else asked.stages,
+            pipelines=None if asked.pipelines == "auto" else pipelines,
+            schedule=_schedule(asked.schedule),
+            recompute=None if asked.recompute == "auto" else asked.recompute,
             optimizer_slots=2 if train.optimizer == "adamw" else 1,
         ),
         batchings=batchings,
@@ -104,6 +107,11 @@ def read_spec(spec: RunSpec) -> Wish:
         wanted=tuple(dict.fromkeys(PeerId(h) for stage in spec.plan.stages for h in stage.holders)),
         core=spec.HasField("core_graph"),
     )
+
+
+def _schedule(wanted: str) -> ScheduleName | Literal["auto"]:
+    assert wanted != "zero-bubble", "the job refuses it"
+    return cast('ScheduleName | Literal["auto"]', wanted)
 
 
 def _batchings(spec: RunSpec, train: Train) -> Iterator[Batching]:

@@ -184,7 +184,7 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     anything = {
         "data": ("keep_local", "tokenizer", "partition"),
         "train": ("stop",),
-        "plan": ("scheduler", "peers", "exclude", "pin", "skip", "swap"),
+        "plan": ("peers", "exclude", "pin", "skip", "swap"),
         "codec": tuple(f.name for f in fields(Codec)),
         "sync": tuple(f.name for f in fields(Sync)),
         "recovery": tuple(f.name for f in fields(Recovery)),
@@ -203,9 +203,7 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         yield "data.where", 'only "submitter" is'
     if job.data.kind == "module":
         yield "data.kind", '"text", "tokens" and "arrays" are'
-    if job.plan.schedule in ("interleaved", "zero-bubble"):
-        yield "plan.schedule", '"auto", "gpipe" and "1f1b" are'
-    if job.plan.recompute is True:
-        yield "plan.recompute", leave
+    if job.plan.schedule == "zero-bubble":
+        yield "plan.schedule", '"auto", "gpipe", "1f1b" and "interleaved" are'
     if "://" in job.output.to:
         yield "output.to", "a local folder is"

@@ -263,14 +263,14 @@ class Train(Settings):
 class PlanOptions(Settings):
     """[plan]: what the scheduler may do."""
 
-    scheduler: str = "auto"
+    scheduler: Literal["auto", "uniform", "equal-compute", "op-fence", "exact"] = "auto"
     """Which planner decides."""
     schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "zero-bubble"] = "auto"
-    """Order of forward and backward; "auto" is 1f1b."""
+    """Order of forward and backward; "auto": the planner chooses."""
     stages: int | Literal["auto"] = "auto"
     """Number of stages; "auto": the planner chooses."""
     pipelines: int | Literal["auto"] = "auto"
-    """Number of disjoint pipelines (data parallelism)."""
+    """Number of disjoint pipelines (data parallelism); "auto": the planner chooses."""
     peers: tuple[str, ...] = ("*",)
     """Selectors of peers that may take part."""
     exclude: tuple[str, ...] = ()
@@ -278,7 +278,8 @@ class PlanOptions(Settings):
     pin: Mapping[str, str] = field(default_factory=dict)
     """Module glob = selector: where these modules must be."""
     recompute: bool | Literal["auto"] = "auto"
-    """Whether activations are computed again in the backward pass to save memory."""
+    """Whether activations are computed again in the backward pass to save memory; "auto": the
+    planner chooses, stage by stage."""
     replan: bool = True
     """Whether the plan may change during the run."""
     skip: float = 0.0
