@@ -11,6 +11,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from ..net.blobs_client import BlobClient
+from ..peer.weights import WeightError, merge_blocks
 from ..proto.broker_pb2 import WeightFile
 from .records import replacing
 from .submission import transfer
@@ -23,9 +24,10 @@ class ExportError(ValueError):
 
 
 def fetch(address: str, files: Sequence[WeightFile]) -> dict[str, Tensor]:
-    """The tensors of every part of an export, each part checked against its hash.
+    """The tensors of every part of an export under the user's names, each part checked against its
+    hash; blocks of a split head are put together.
 
-    Raises BlobTransferError; ExportError when two peers exported one name.
+    Raises BlobTransferError; ExportError when two peers exported one name, or a block is missing.
     """
 
     async def get(blobs: BlobClient) -> list[bytes]:
@@ -37,7 +39,10 @@ def fetch(address: str, files: Sequence[WeightFile]) -> dict[str, Tensor]:
         if twice := sorted(merged.keys() & tensors.keys()):
             raise ExportError(f"{twice[0]!r} was exported by two peers: expected one for each name")
         merged |= tensors
-    return merged
+    try:
+        return merge_blocks(merged)
+    except WeightError as error:
+        raise ExportError(str(error)) from None
 
 
 def write(

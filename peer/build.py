@@ -22,7 +22,7 @@ from .exchange import Exchange, Held, Wire
 from .optimizer import StageOptimizer
 from .order import BuildOrder
 from .store import Store
-from .weights import WeightError
+from .weights import WeightError, starting_tensor
 
 __all__ = ["Inputs", "Work", "build_work"]
 
@@ -236,8 +236,8 @@ class _Starting(Mapping[str, Tensor]):
         kind = "param" if name in self._tied else "buffer"
         spec = self._graph.spec[f"{kind}:{name}"]
         for there in (name, *self._tied.get(name, ())):
-            if there in self._files:
-                tensor = self._files[there]
+            tensor = starting_tensor(self._files, there)
+            if tensor is not None:
                 got = TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
                 if got != spec:
                     raise WeightError(f"weights of {name!r}: expected {spec!r}, got {got!r}")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..dag.split_weights import whole_name
 from ..job import Train
 
 __all__ = ["StageOptimizer", "clip_factor", "learning_rate"]
@@ -63,7 +64,7 @@ class StageOptimizer:
         self._plain: list[nn.Parameter] = []
         for name, parameter in parameters.items():
             if parameter.requires_grad:
-                exempt = any(fnmatchcase(name, glob) for glob in train.no_decay)
+                exempt = any(fnmatchcase(whole_name(name), glob) for glob in train.no_decay)
                 (self._plain if exempt else self._decay).append(parameter)
         groups: list[dict[str, Any]] = [
             {"params": self._decay, "weight_decay": train.weight_decay},

@@ -21,7 +21,17 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-__all__ = ["Read", "WeightError", "Weights", "WeightsFile", "serialize"]
+from ..dag.split_weights import block_of, grouped
+
+__all__ = [
+    "Read",
+    "WeightError",
+    "Weights",
+    "WeightsFile",
+    "merge_blocks",
+    "serialize",
+    "starting_tensor",
+]
 
 Read = Callable[[str, int, int], "bytes | bytearray | memoryview"]
 """(blob hash, offset, length) -> exactly these bytes of the blob; may fetch them, and block."""
@@ -75,7 +85,27 @@ class Weights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         """A fresh CPU tensor. Raises KeyError for an unknown name, WeightError for a short read."""
+        return self._read_tensor(self._index()[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._index()  # Mapping's own would read the tensor to find out
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, without reading it. Raises KeyError for an unknown name."""
+        return self._index()[name].shape
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) of a tensor, a fresh CPU tensor; only their bytes are read. Raises
+        KeyError for an unknown name, WeightError for rows that it does not have."""
         entry = self._index()[name]
+        if not entry.shape or not 0 <= start <= stop <= entry.shape[0]:
+            raise WeightError(f"rows {start} to {stop} of {name!r}, which has shape {entry.shape}")
+        one = entry.length // entry.shape[0] if entry.shape[0] else 0
+        shape = (stop - start, *entry.shape[1:])
+        begin, length = entry.begin + start * one, (stop - start) * one
+        return self._read_tensor(_Entry(entry.file, entry.dtype, shape, begin, length))
+
+    def _read_tensor(self, entry: _Entry) -> Tensor:
         data = bytearray(self._bytes(entry.file, entry.begin, entry.length))
         if not data:
             return torch.empty(entry.shape, dtype=entry.dtype)
@@ -138,6 +168,39 @@ def _entry(file: WeightsFile, start: int, name: str, raw: Any) -> _Entry:
     ):
         raise WeightError(f"weights {file.hash[:12]}: the entry of {name!r:.80} is {raw!r:.200}")
     return _Entry(file, dtype, shape, start + begin, end - begin)
+
+
+def starting_tensor(files: Mapping[str, Tensor], name: str) -> Tensor | None:
+    """The tensor of a name or, of a block of a split parameter, its rows of the whole one; None
+    when the files have neither. Of `Weights`, only these rows are read."""
+    if name in files:
+        return files[name]
+    block = block_of(name)
+    if block is None or block.name not in files:
+        return None
+    if isinstance(files, Weights):
+        whole = files.shape(block.name)
+        return files.rows(block.name, *block.rows(whole[0] if whole else 0))
+    tensor = files[block.name]
+    return tensor[slice(*block.rows(len(tensor)))]
+
+
+def merge_blocks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of an export under the user's names: the blocks of a split parameter become one
+    tensor again, all others stay. Raises WeightError when a block is missing or does not fit."""
+    found = {name: tensor for name, tensor in tensors.items() if block_of(name) is None}
+    for name, blocks in grouped(tensors).items():
+        parts = [tensors[str(block)] for block in blocks]
+        rows = sum(len(part) if part.dim() else 0 for part in parts)
+        heights = [stop - start for start, stop in (block.rows(rows) for block in blocks)]
+        kinds = {(part.dtype, part.shape[1:]) for part in parts}
+        whole = {block.parts for block in blocks} == {len(blocks)}
+        fits = len(kinds) == 1 and all(p.dim() for p in parts)
+        if name in found or not whole or not fits or heights != [len(p) for p in parts]:
+            have = ", ".join(f"{block} {tuple(tensors[str(block)].shape)}" for block in blocks)
+            raise WeightError(f"expected every block of {name!r} once, in equal parts: got {have}")
+        found[name] = torch.cat(parts)
+    return found
 
 
 def serialize(tensors: Mapping[str, Tensor]) -> bytes:
