@@ -12,6 +12,7 @@ from ..dag.convert import graph_from_bytes, lowered_from_bytes, plan_from_proto
 from ..dag.graph import Graph, Lowered
 from ..dag.plan import PeerId, Plan, PlanError
 from ..dag.validate import validate
+from ..dag.vocabulary import planned_graph
 from ..job import Training
 from ..proto import broker_pb2, common_pb2
 from .data.manifest import Manifest
@@ -29,7 +30,8 @@ class BuildOrder:
     peer: PeerId
     plan: Plan
     graph: Graph
-    """Full form, for any microbatch size; the plan's intervals count its operators."""
+    """Full form as planned (`planned_graph`), for any microbatch size; the plan's intervals count
+    its operators."""
     core: Lowered | None = None
     """The form that a peer with the core operator set runs, for the plan's microbatch size or for
     any; None: this peer runs the full form."""
@@ -50,8 +52,8 @@ def order_from_assign(
     read: Read,
     shard: Callable[[str], Path],
 ) -> BuildOrder:
-    """Reads an assignment. The plan divides the job's batch into microbatches. `blob` gives a whole verified blob, `read` a byte range of one; both may
-    fetch, and block.
+    """Reads an assignment. The plan divides the job's batch into microbatches. `blob` gives a whole
+    verified blob, `read` a byte range of one; both may fetch, and block.
 
     Raises ValueError (GraphError, PlanError, DataError, SettingsError) for anything
     that does not keep its rules.
@@ -67,13 +69,18 @@ def order_from_assign(
             f"the plan has {len(plan.routes)} microbatches of {plan.microbatch_size} samples: "
             f"expected {training.train.batch} samples in a step"
         )
+    if core and plan.head_parts:
+        raise PlanError(
+            f"the plan has the head in {plan.head_parts} parts, and this peer gets the core form: "
+            "expected peers with the full operator set"
+        )
     files = [WeightsFile(f.blob.hash, f.blob.size_bytes) for f in assign.weights]
     return BuildOrder(
         run=assign.run,
         term=assign.term,
         peer=PeerId(peer),
         plan=plan,
-        graph=graph,
+        graph=planned_graph(graph, plan),
         core=core,
         weights=Weights(files, read),
         manifest=Manifest.from_json(blob(assign.data)),
