@@ -15,9 +15,11 @@ from ..dag.flow import Flow
 from ..dag.graph import Graph, GraphError
 from ..dag.plan import PeerId, Plan, PlanError, Visit
 from ..dag.validate import validate
+from ..dag.vocabulary import planned_graph
 from .events import MakePlan, PlanFailed, PlanReady
+from .request import plan_request
 from .scheduler.equal import equal_flops
-from .scheduler.interface import NoPlan, PeerOffer, Planner, PlanRequest
+from .scheduler.interface import NoPlan, PeerOffer, Planner
 from .wish import read_spec
 
 __all__ = ["answer", "frame_pairs", "make_plan"]
@@ -44,23 +46,11 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = equal_flops) -> Pl
         raise GraphError(f"its operator set is {graph.operator_set}: expected the full form")
     if spec.HasField("plan"):
         plan = _with_ids(plan_from_proto(spec.plan), ask.peers)
-        bound = _bound(graph, plan.microbatch_size)
-        plan.validate(len(bound.operators))
     else:
-        wish = read_spec(spec)
-        size, microbatches, evaluation_microbatches = wish.batchings[0]
-        bound = _bound(graph, size)
-        plan = planner(
-            PlanRequest(
-                graph=bound,
-                offers=ask.peers,
-                microbatches=microbatches,
-                microbatch_size=size,
-                evaluation_microbatches=evaluation_microbatches,
-                options=wish.options,
-            )
-        ).validate(len(bound.operators))
-    return PlanReady(ask.run, ask.version, plan, frame_pairs(bound, plan))
+        plan = planner(plan_request(spec, read_spec(spec), graph, ask.peers, ask.network))
+    form = planned_graph(_bound(graph, plan.microbatch_size), plan)
+    plan.validate(len(form.operators))
+    return PlanReady(ask.run, ask.version, plan, frame_pairs(form, plan))
 
 
 def _bound(graph: Graph, size: int) -> Graph:
