@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NewType
 
+from ..dag.network import Network
 from ..dag.plan import PeerId, Plan
 from ..proto.broker_pb2 import (
     BrokerMessage,
@@ -224,6 +225,8 @@ class MakePlan:
     version: int
     spec: RunSpec
     peers: tuple[PeerOffer, ...]
+    network: Network | None = None
+    """Between these peers, in their order; None: nothing is known of their links."""
 
 
 @dataclass(frozen=True, slots=True)

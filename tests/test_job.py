@@ -103,8 +103,6 @@ def test_missing_required_keys_are_named(tmp_path: Path) -> None:
         ("plan", "skip = 0.5"),
         ("plan", "swap = 1"),
         ("plan", 'pin = {"blocks.0" = "home"}'),
-        ("plan", "skip = 0.3"),
-        ("plan", "swap = 1"),
         ("plan", 'schedule = "zero-bubble"'),
         ("plan", 'peers = ["home-*"]'),
         ("codec", 'default = "adatopk"'),
