@@ -50,6 +50,12 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = equal_flops) -> Pl
         plan = planner(plan_request(spec, read_spec(spec), graph, ask.peers, ask.network))
     form = planned_graph(_bound(graph, plan.microbatch_size), plan)
     plan.validate(len(form.operators))
+    core = [str(o) for o in ask.peers if o.operator_set == "core" and o.peer in plan.peers]
+    if plan.head_parts and core:
+        raise PlanError(
+            f"the head is in {plan.head_parts} parts, and {', '.join(core)} has the core operator "
+            "set only: expected peers with the full set, or head_parts 0"
+        )
     return PlanReady(ask.run, ask.version, plan, frame_pairs(form, plan))
 
 
@@ -61,8 +67,8 @@ def _bound(graph: Graph, size: int) -> Graph:
 
 
 def frame_pairs(graph: Graph, plan: Plan) -> tuple[tuple[PeerId, PeerId], ...]:
-    """Pairs of peers that exchange frames under a plan, each once; of each pair the one that stands
-    first in `plan.peers` comes first, and the pairs are in that order."""
+    """Pairs of peers that exchange frames under a plan of the bound `planned_graph`, each once; of
+    each pair the one that stands first in `plan.peers` comes first; the pairs are in that order."""
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
     # Microbatches on equal routes exchange the same frames, so one of each kind is enough.
     reduced = replace(
