@@ -43,8 +43,9 @@ def step_actions(
     """The list of every peer for one training step: visits, then S, T, N and U."""
     lists = visit_lists(plan, stages, plan.routes, training=True)
     hub = hub_of(plan, stages)
+    exchanges = _exchanges(plan, stages, tied)
     for peer in plan.peers:
-        lists[peer] += _exchanges(plan, stages, tied, peer)
+        lists[peer] += exchanges[peer]
         lists[peer].append(Action(Kind.NORM_GIVE))
         lists[peer].append(Action(Kind.NORM_COMBINE if peer == hub else Kind.NORM_TAKE))
         lists[peer].append(Action(Kind.UPDATE))
@@ -64,37 +65,36 @@ def evaluation_actions(plan: Plan, stages: Sequence[Stage]) -> dict[PeerId, tupl
 
 
 def _exchanges(
-    plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup], peer: PeerId
-) -> list[Action]:
-    """S and T of a peer. Every giving comes before every adding up, and that before every taking,
-    on all peers alike: so no two peers wait for each other."""
-    gives: list[Action] = []
-    adds: list[Action] = []
-    takes: list[Action] = []
+    plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup]
+) -> dict[PeerId, list[Action]]:
+    """S and T of every peer. Every giving comes before every adding up, and that before every
+    taking, on all peers alike: so no two peers wait for each other."""
+    kinds = (Kind.SYNC_GIVE, Kind.SYNC_COMBINE, Kind.SYNC_TAKE)
+    kinds += (Kind.TIED_GIVE, Kind.TIED_COMBINE, Kind.TIED_TAKE)
+    found: dict[PeerId, dict[Kind, list[Action]]] = {
+        peer: {kind: [] for kind in kinds} for peer in plan.peers
+    }
     for stage in stages:
         i, holders = stage.index, plan.stages[stage.index].holders
-        if peer not in holders or len(holders) < 2:
+        if len(holders) < 2:
             continue
         gradient = shares_gradient(stage)
         # Statistics come from the holders that run microbatches; not every holder has to.
-        ran = (
-            {v.peer for r in plan.routes for v in r if v.stage == i} if stage.statistics else set()
-        )
-        if gradient or peer in ran:
-            gives.append(Action(Kind.SYNC_GIVE, stage=i))
-        if gradient:
-            adds.append(Action(Kind.SYNC_COMBINE, stage=i))
-        if gradient or ran - {peer}:
-            takes.append(Action(Kind.SYNC_TAKE, stage=i))
-    found = gives + adds + takes
-    for kind in (Kind.TIED_GIVE, Kind.TIED_COMBINE, Kind.TIED_TAKE):
-        for group in tied:
-            holders_of = [plan.stages[i].holders for i in group.stages]
-            hub = holders_of[0][0]
-            if (
-                (kind is Kind.TIED_GIVE and any(peer == holders[0] for holders in holders_of))
-                or (kind is Kind.TIED_COMBINE and peer == hub)
-                or (kind is Kind.TIED_TAKE and peer != hub and any(peer in h for h in holders_of))
-            ):
-                found.append(Action(kind, stage=group.index))
-    return found
+        ran = {r[i].peer for r in plan.routes} if stage.statistics else set()
+        for peer in holders:
+            if gradient or peer in ran:
+                found[peer][Kind.SYNC_GIVE].append(Action(Kind.SYNC_GIVE, stage=i))
+            if gradient:
+                found[peer][Kind.SYNC_COMBINE].append(Action(Kind.SYNC_COMBINE, stage=i))
+            if gradient or ran - {peer}:
+                found[peer][Kind.SYNC_TAKE].append(Action(Kind.SYNC_TAKE, stage=i))
+    for group in tied:
+        holders_of = [plan.stages[i].holders for i in group.stages]
+        hub = holders_of[0][0]
+        for peer in dict.fromkeys(holders[0] for holders in holders_of):
+            found[peer][Kind.TIED_GIVE].append(Action(Kind.TIED_GIVE, stage=group.index))
+        found[hub][Kind.TIED_COMBINE].append(Action(Kind.TIED_COMBINE, stage=group.index))
+        for peer in dict.fromkeys(p for holders in holders_of for p in holders):
+            if peer != hub:
+                found[peer][Kind.TIED_TAKE].append(Action(Kind.TIED_TAKE, stage=group.index))
+    return {peer: [a for kind in kinds for a in of[kind]] for peer, of in found.items()}

@@ -131,7 +131,7 @@ def random_plan(rng: random.Random, operators: int) -> Plan:
         slots,
         tuple(route() for _ in range(rng.randint(1, 6))),
         microbatch_size=rng.randint(1, 4),
-        schedule=rng.choice(["gpipe", "1f1b"]),
+        schedule=rng.choice(["gpipe", "1f1b", "interleaved"]),
         evaluation_routes=tuple(route() for _ in range(rng.randint(0, 3))),
     ).validate(operators)
 

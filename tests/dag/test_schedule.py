@@ -1,6 +1,8 @@
 """Action lists: their text, the textbook ones, any plan's, and what the checker refuses."""
 
 import contextlib
+import itertools
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.dag.check import _Replay, bubble, check, slots, table, timeline
 from shoal.dag.flow import Flow, Role
-from shoal.dag.plan import PeerId, StageSlot, Visit
+from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.schedule import (
     EXCHANGES,
     VISITS,
@@ -19,6 +21,7 @@ from shoal.dag.schedule import (
     evaluation_actions,
     step_actions,
 )
+from shoal.dag.visits import _Simulation
 
 GPIPE = "F0 F1 F2 F3 F4 F5 F6 F7 B0 B1 B2 B3 B4 B5 B6 B7"
 ONE_F_ONE_B = [
@@ -27,6 +30,21 @@ ONE_F_ONE_B = [
     "F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 F6 B5 F7 B6 B7",
     "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7",
 ]
+
+
+def circle(chain, count, each, microbatches):
+    """A plan with `each` stages on each of `count` peers: stage i on peer i mod `count`."""
+    world = chain(count * each, microbatches)
+    peers = [PeerId(f"p{i}") for i in range(count)]
+    route = tuple(Visit(i, peers[i % count]) for i in range(count * each))
+    slots_ = tuple(StageSlot(v.stage, v.stage + 1, (v.peer,)) for v in route)
+    return world.stages, Plan(slots_, (route,) * microbatches, 2, "interleaved")
+
+
+def most_live(actions):
+    """The most visits that a peer has forward and not yet backward, over all its stages."""
+    change = {Kind.FORWARD: 1, Kind.BACKWARD: -1}
+    return max(itertools.accumulate(change.get(a.kind, 0) for a in actions), default=0)
 
 
 def visits(actions):
@@ -104,9 +122,65 @@ def test_peak_live_microbatches_of_a_chain(chain, schedule, live):
 
 
 @given(st.data())
-def test_the_lists_of_any_plan_check(worlds, data):
+def test_what_is_live_under_any_interleaved_plan_is_bound(worlds, data):
+    world = data.draw(worlds)
+    plan, stages = replace(world.plan, schedule="interleaved"), world.stages
+    if all(len(plan.stages_of(peer)) == 1 for peer in plan.peers):
+        return
+    lists = step_actions(plan, stages, world.tied)
+    free = _Simulation(plan, stages, plan.routes, training=True)
+    free.run(probing=True)
+    for peer, trip in free.round_trip.items():
+        differentiated = [a for a in lists[peer] if stages[a.stage].has_backward]
+        wide = max(free.limit[i] for i in free.holding[peer])
+        assert most_live(differentiated) <= max(trip, wide) + len(plan.stages_of(peer))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("each", [1, 2, 3, 4])
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_interleaving_divides_the_bubble_by_the_stages_of_a_peer(chain, count, each, rounds):
+    stages, plan = circle(chain, count, each, rounds * count)
+    lists = step_actions(plan, stages, ())
+    total = each * rounds * count
+    assert bubble(plan, stages, (), lists) == pytest.approx((count - 1) / (total + count - 1))
+    for rank, peer in enumerate(plan.peers):
+        bound = 2 * (count - rank - 1) + (each - 1) * count + 1
+        assert most_live(lists[peer]) <= min(total, bound if each > 1 else count - rank)
+
+
+def test_interleaved_lists_are_those_of_megatron(chain):
+    stages, plan = circle(chain, 2, 2, 4)
+    lists = step_actions(plan, stages, ())
+    assert texts(lists["p0"]) == (
+        "F0@0 F1@0 F0@2 F1@2 F2@0 B0@2 F3@0 B1@2 F2@2 B0@0 F3@2 B1@0 B2@2 B3@2 B2@0 B3@0 N> N< U"
+    )
+    assert texts(lists["p1"]) == (
+        "F0@1 F1@1 F0@3 B0@3 F1@3 B1@3 F2@1 B0@1 F3@1 B1@1 F2@3 B2@3 F3@3 B3@3 B2@1 B3@1 N> N+ U"
+    )
+
+
+def test_interleaving_one_stage_per_peer_is_1f1b(chain):
+    world = chain(4, 8)
+    assert step_actions(world.plan("interleaved"), world.stages, ()) == step_actions(
+        world.plan("1f1b"), world.stages, ()
+    )
+
+
+def test_interleaving_works_where_microbatches_fill_no_round(chain):
+    for microbatches in (1, 3, 5, 6, 9):
+        stages, plan = circle(chain, 4, 2, microbatches)
+        lists = step_actions(plan, stages, ())
+        usual = replace(plan, schedule="1f1b")
+        other = bubble(usual, stages, (), step_actions(usual, stages, ()))
+        assert bubble(plan, stages, (), lists) <= other
+
+
+@given(st.data(), st.sampled_from(["gpipe", "1f1b", "interleaved"]))
+def test_the_lists_of_any_plan_check(worlds, data, schedule):
     world = data.draw(worlds)
     plan, stages, tied = world.plan, world.stages, world.tied
+    plan = replace(plan, schedule=schedule)
     training, evaluation = step_actions(plan, stages, tied), evaluation_actions(plan, stages)
     assert training == step_actions(plan, stages, tied)
     checked = check(plan, stages, tied, training)
@@ -162,6 +236,39 @@ def test_no_execution_needs_more_slots_than_the_checker_says(worlds, data, rng):
             link = (t.source, t.destination, t.role)
             count[link] = count.get(link, 0) + 1
             assert t.is_local or count[link] <= allowed[link]
+
+
+@given(st.data())
+def test_slots_are_what_some_execution_needs(worlds, data):
+    """The definition: when all has happened that must have before a frame is given, and nothing
+    else, the frames of its link that are given and not taken."""
+    world = data.draw(worlds)
+    plan, flow = world.plan, Flow(world.plan, world.stages, world.tied)
+    lists = {p: [(n, a) for n in range(2) for a in flow.actions(p)] for p in plan.peers}
+    most = {}
+    for peer, entries in lists.items():
+        for i, (_, last) in enumerate(entries):
+            past, open_ = set(), [(peer, i)]
+            while open_:
+                p, at = open_.pop()
+                if at < 0 or (p, at) in past:
+                    continue
+                past.add((p, at))
+                n, action = lists[p][at]
+                open_.append((p, at - 1))
+                for t in flow.takes(p, action):
+                    open_.append((t.source, lists[t.source].index((n, flow.given_by[t]))))
+            happened = [(p, *lists[p][at]) for p, at in past]
+            left = {(n, t) for p, n, action in happened for t in flow.gives(p, action)}
+            left -= {(n, t) for p, n, action in happened for t in flow.takes(p, action)}
+            count = Counter((t.source, t.destination, t.role) for _, t in left)
+            for t in flow.gives(peer, last):
+                link = (t.source, t.destination, t.role)
+                if not t.is_local:
+                    most[link] = max(count[link], most.get(link, 0))
+    replay = _Replay(flow, lists)
+    list(replay.run())
+    assert replay.peak_slots == most
 
 
 @given(st.data())
