@@ -20,6 +20,7 @@ from shoal.dag.graph import Graph
 from shoal.dag.plan import Plan
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
+from shoal.peer.weights import merge_blocks
 from shoal.proto import broker_pb2, common_pb2
 from shoal.sim import oracle
 from shoal.sim.world import PeerSpec, World
@@ -92,7 +93,7 @@ class Laboratory:
         return Trained(
             [s.outcome.loss for s in steps],
             [s.outcome.grad_norm for s in steps],
-            weights,
+            merge_blocks(weights),
             [s.evaluation.loss for s in steps if s.HasField("evaluation")],
             world.log,
         )
