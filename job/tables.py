@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -209,12 +210,8 @@ class Train(Settings):
         divisors of batch, at most MOST_CHOICES of them, evenly from the smallest to the largest."""
         if self.microbatch != "auto":
             return ()
-        most = MOST_MICROBATCHES // max(1, self.evaluated_batches)
-        found = [
-            d
-            for d in _divisors(self.batch)
-            if d != self.microbatch_size and self.batch // d <= most
-        ]
+        most, default = MOST_MICROBATCHES // max(1, self.evaluated_batches), self.microbatch_size
+        found = [d for d in _divisors(self.batch) if d != default and self.batch // d <= most]
         if len(found) <= MOST_CHOICES:
             return tuple(found)
         return tuple(found[i * (len(found) - 1) // (MOST_CHOICES - 1)] for i in range(MOST_CHOICES))
@@ -427,5 +424,7 @@ def _at_least(settings: Settings, least: int, *keys: str) -> None:
             raise SettingsError(key, f"is {getattr(settings, key)}: expected {least} or more")
 
 
-def _divisors(n: int) -> Iterator[int]:
-    return (d for d in range(1, n + 1) if n % d == 0)
+def _divisors(n: int) -> list[int]:
+    """Ascending."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})

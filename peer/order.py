@@ -52,8 +52,8 @@ def order_from_assign(
     read: Read,
     shard: Callable[[str], Path],
 ) -> BuildOrder:
-    """Reads an assignment. The plan divides the job's batch into microbatches. `blob` gives a whole
-    verified blob, `read` a byte range of one; both may fetch, and block.
+    """Reads an assignment. `blob` gives a whole verified blob, `read` a byte range of one; both may
+    fetch, and block.
 
     Raises ValueError (GraphError, PlanError, DataError, SettingsError) for anything
     that does not keep its rules.

@@ -8,12 +8,14 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -23,6 +25,7 @@ from shoal.client import session as client_module
 from shoal.client.records import Recorder, read_run
 from shoal.client.session import AddressError, find_address
 from shoal.client.submission import prepare, transfer
+from shoal.dag.lower import lower
 from shoal.job import Job, SettingsError
 from shoal.proto import broker_pb2 as pb
 from shoal.proto.broker_pb2_grpc import RunsServicer, add_RunsServicer_to_server
@@ -331,6 +334,33 @@ def test_a_prepared_job_has_everything_that_peers_need(arrays: Path, tmp_path: P
     assert said == ["reading the data", "capturing the model"]
     assert read_run(tmp_path / "r-1")["tokens_per_step"] == 8
     assert Job.from_table(read_run(tmp_path / "r-1")["job"]).train.steps == 8
+
+
+class Rows(nn.Module):
+    """No statistics over the samples of a microbatch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (F.gelu(self.inner(x)) - y).square().mean()
+
+
+def test_the_planner_may_choose_the_microbatch_where_nothing_depends_on_it(arrays: Path) -> None:
+    with prepare(replace(tiny(arrays), module=Rows())) as prepared:
+        assert prepared.job.train.microbatch == 2
+        assert prepared.microbatch_sizes == (1, 4, 8)
+        assert prepared.core is not None
+        for size in (1, 2, 4, 8):
+            wanted = lower(prepared.graph.bind(size))
+            assert prepared.core.graph.bind(size) == wanted.graph
+            assert prepared.core.start == wanted.start
+    with prepare(tiny(arrays)) as prepared:  # batch norm
+        assert prepared.microbatch_sizes == ()
+    with prepare(replace(tiny(arrays, microbatch=4), module=Rows())) as prepared:
+        assert prepared.microbatch_sizes == ()
+        assert prepared.job.train.microbatch_size == 4
 
 
 def test_without_held_out_data_nothing_is_evaluated(arrays: Path) -> None:

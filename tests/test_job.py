@@ -239,6 +239,22 @@ def test_auto_takes_the_largest_microbatch_that_leaves_four(batch: int, size: in
     assert train.microbatches * size == batch
 
 
+def test_auto_leaves_the_planner_the_other_divisors() -> None:
+    assert Train(steps=1, batch=32).microbatch_choices == (1, 2, 4, 16, 32)
+    assert Train(steps=1, batch=7).microbatch_choices == (7,)
+    assert Train(steps=1, batch=32, microbatch=8).microbatch_choices == ()
+
+
+def test_the_choices_are_few_enough_and_no_evaluation_is_cut_too_small() -> None:
+    many = Train(steps=1, batch=720_720, eval_every=0)  # 240 divisors
+    found = many.microbatch_choices
+    assert len(found) == len(set(found)) == 64
+    assert many.microbatch_size not in found
+    assert (found[0], found[-1]) == (11, 720_720)  # 65,520 microbatches, and one
+    assert all(720_720 % size == 0 for size in found)
+    assert min(Train(steps=1, batch=65_536, eval_batches=8).microbatch_choices) == 16
+
+
 def test_warmup_is_steps_or_a_share() -> None:
     assert Train(steps=200).warmup_steps == 6
     assert Train(steps=200, warmup=5).warmup_steps == 5

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from shoal.peer.data import DataError, Manifest, Reader
-from shoal.peer.data.sampler import key, permute, steps_for
+from shoal.peer.data.sampler import Sampler, key, permute, steps_for
 from shoal.peer.data.sources import resolve
 
 
@@ -69,6 +69,35 @@ def test_samples_depend_on_seed_step_and_microbatch_only(text):
     assert not torch.equal(
         one.batch(2, 1, 4)["x"], reader(manifest, paths, seed=4).batch(2, 1, 4)["x"]
     )
+
+
+@pytest.mark.parametrize("kind", ["text", "arrays"])
+@settings(max_examples=20)
+@given(batch=st.integers(1, 24), step=st.integers(0, 10**6), seed=st.integers(0, 2**32))
+def test_a_step_has_the_same_samples_however_its_batch_is_divided(kind, batch, step, seed):
+    manifest = Manifest(kind, (), (), 1000, 100, 16 if kind == "text" else 0, "x", "y")
+    whole = Sampler(manifest, seed, 1)
+    for size in (d for d in range(1, batch + 1) if batch % d == 0):
+        count = batch // size
+        parts = Sampler(manifest, seed, count)
+        assert (
+            np.concatenate([parts.train(step, m, size) for m in range(count)]).tolist()
+            == whole.train(step, 0, batch).tolist()
+        )
+        assert (  # two batches of an evaluation
+            np.concatenate([parts.held_out(m, size) for m in range(2 * count)]).tolist()
+            == whole.held_out(0, 2 * batch).tolist()
+        )
+
+
+def test_windows_begin_where_the_documented_formula_says(text):
+    manifest, _, _ = text
+    found = Sampler(manifest, 7, 2).train(3, 1, 2)  # samples 14 and 15 of the run
+    keys = key(7, 1, np.arange(14, 16, dtype=np.uint64))
+    assert found.tolist() == (keys % np.uint64(manifest.train - manifest.length)).tolist()
+    keys = key(7, 2, np.arange(2, 4, dtype=np.uint64))
+    wanted = manifest.train + (keys % np.uint64(300 - 16)).astype(np.int64)
+    assert Sampler(manifest, 7, 2).held_out(1, 2).tolist() == wanted.tolist()
 
 
 def test_the_hash_has_its_documented_values():

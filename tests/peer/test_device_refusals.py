@@ -181,6 +181,11 @@ def test_an_assignment_from_the_wire_builds_the_same(case, core):
         read=lambda name, offset, length: blobs[name][offset : offset + length],
         shard=case.paths.__getitem__,
     )  # fmt: skip
+    assign.plan.routes.pop()
+    with pytest.raises(
+        PlanError, match="1 microbatches of 2 samples: expected 4 samples in a step"
+    ):
+        order_from_assign("a", assign, blob=lambda ref: blobs[ref.hash], read=None, shard=None)
     device, plain = TorchDevice(), case.world(plan)
     built = device.build(order)
     assert built.exports == (0,)
