@@ -11,15 +11,15 @@ played for every choice of peers, so that a search over peers costs little.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...dag.cut import Stage, TiedGroup, cut, tied_groups
+from ...dag.cut import cut, tied_groups
 from ...dag.estimate import Estimate, summarize
-from ...dag.flow import Flow
-from ...dag.pace import Totals, action_work, sizes_of
+from ...dag.pace import Totals
 from ...dag.plan import (
     Alternative,
     LinkPrediction,
@@ -30,55 +30,15 @@ from ...dag.plan import (
     Spare,
 )
 from ...dag.play import Hosts, Played, play
-from ...dag.program import Program, compile_program
-from ...dag.schedule import Action, Kind
-from ...dag.speed import Work
+from ...dag.speed import FLOPS_PER_BYTE
 from .candidate import Candidate, Share, to_plan
 from .interface import PlanRequest
 from .partition import Chain
+from .structure import Structure, Wiring, wiring_key
 
 __all__ = ["Judge", "Structure"]
 
 _MOST_STRUCTURES = 4096
-
-
-class Structure:
-    """A candidate with its peers numbered in the order of their first share, compiled."""
-
-    def __init__(self, judge: Judge, form: Candidate) -> None:
-        request = judge.request
-        names = [PeerId(f"p{i}") for i in range(len(form.peers))]
-        self.plan = to_plan(form, names, request.microbatch_size)
-        self.stages: tuple[Stage, ...] = cut(request.graph, judge.bounds(form))
-        self.tied: tuple[TiedGroup, ...] = tied_groups(request.graph, self.stages)
-        self.flow = Flow(self.plan, self.stages, self.tied)
-        sizes = sizes_of(self.plan, self.stages, self.tied, request.graph)
-        self.program: Program = compile_program(self.flow, sizes)
-        work = action_work(
-            self.plan,
-            self.stages,
-            self.tied,
-            request.graph,
-            judge.totals,
-            optimizer_slots=request.options.optimizer_slots,
-        )
-        # Equal actions of a peer take equally long: one row of work for each kind.
-        kinds: dict[tuple[int, Kind, int], int] = {}
-        rows: list[Work] = []
-        self.kind: list[int] = []
-        for i, action in zip(self.program.owner, self.program.actions, strict=True):
-            key = (i, action.kind, action.stage)
-            if key not in kinds:
-                kinds[key] = len(rows)
-                rows.append(work(self.program.peers[i], Action(action.kind, 0, action.stage)))
-            self.kind.append(kinds[key])
-        self.work = np.array(rows, dtype=np.float64)
-        self.work_owner = np.array([i for i, _, _ in kinds], dtype=np.int64)
-
-    def seconds(self, per_unit: np.ndarray) -> list[float]:
-        """Of every action, given the seconds per unit of work of every peer: (peers, classes)."""
-        each = (self.work * per_unit[self.work_owner]).sum(1).tolist()
-        return [each[k] for k in self.kind]
 
 
 class Judge:
@@ -91,6 +51,7 @@ class Judge:
         self.operators = len(self.costs)
         self.totals = Totals(self.costs)
         self.network = request.network
+        self._rates = self.network.rates()
         self.per_unit = np.array([o.pace.per_unit for o in self.offers])
         self.forward_s, self.backward_s = self.totals.seconds([o.pace for o in self.offers])
         # Whether a second holder exists changes memory: with one, gradients are flattened once.
@@ -99,6 +60,7 @@ class Judge:
             shared: Chain(request.graph, self.costs, 1 + slots + shared) for shared in (0, 1)
         }
         self._structures: dict[Candidate, Structure] = {}
+        self._wirings: dict[tuple[Hashable, ...], Wiring] = {}
         self._device: dict[tuple[int, int, int, int], int] = {}
         self.judged = 0
         """Event calculations so far: what search budgets count."""
@@ -120,8 +82,22 @@ class Judge:
         if form not in self._structures:
             if len(self._structures) >= _MOST_STRUCTURES:
                 self._structures.pop(next(iter(self._structures)))
-            self._structures[form] = Structure(self, form)
+            self._structures[form] = self._compile(form)
         return self._structures[form]
+
+    def _compile(self, form: Candidate) -> Structure:
+        names = [PeerId(f"p{i}") for i in range(len(form.peers))]
+        plan = to_plan(form, names, self.request.microbatch_size)
+        graph = self.request.graph
+        stages = cut(graph, self.bounds(form))
+        tied = tied_groups(graph, stages)
+        key = wiring_key(plan, stages, tied)
+        if key not in self._wirings:
+            if len(self._wirings) >= _MOST_STRUCTURES:
+                self._wirings.pop(next(iter(self._wirings)))
+            self._wirings[key] = Wiring.of(plan, stages, tied)
+        slots = self.request.options.optimizer_slots
+        return Structure(plan, stages, tied, self._wirings[key], graph, self.totals, slots)
 
     # ------------------------------------------------------------ memory
 
@@ -132,7 +108,7 @@ class Judge:
         found = dict.fromkeys(peers, 0)
         for k, slot in enumerate(structure.plan.stages):
             for i, peer in enumerate(peers):
-                live = structure.program.peak_live.get((i, k), 0)
+                live = structure.peak_live.get((i, k), 0)
                 if structure.program.peers[i] in slot.holders:
                     shared = int(len(slot.holders) > 1)
                     found[peer] += self.stage_bytes(
@@ -167,11 +143,49 @@ class Judge:
         """Of a step; inf when it does not fit."""
         if not self.fits(candidate):
             return float("inf")
-        return self.play(candidate)[1].step_s
+        self.judged += 1
+        peers = list(candidate.peers)
+        if self._hosts(peers) is None:
+            step_s, exact = self._unshared(candidate, peers)
+            if exact:
+                return step_s
+        return self._play(candidate)[1].step_s
+
+    def bound(self, candidate: Candidate) -> float:
+        """A lower bound of `seconds`, memory left out: nothing is shared. Often equal to it."""
+        return self._unshared(candidate, list(candidate.peers))[0]
+
+    def _unshared(self, candidate: Candidate, peers: list[int]) -> tuple[float, bool]:
+        structure = self.structure(candidate)
+        seconds = structure.seconds(self.per_unit[peers])
+        return structure.wiring.unshared.step_s(
+            structure.size_bytes, seconds, self.network, peers, self._rates
+        )
+
+    def bound_many(self, form: Candidate, peers: NDArray[np.int64]) -> NDArray[np.float64]:
+        """`bound` for N choices of peers: row n of `peers` (N, K) says who takes the part of each
+        of `form.peers`. Shape (N,)."""
+        structure = self.structure(form)
+        wiring = structure.wiring
+        ends = wiring.unshared.ends
+        a, b = peers[:, ends[:, 0]], peers[:, ends[:, 1]]  # (N, lanes)
+        lane_of_row = np.zeros(len(wiring.rows), dtype=np.int64)
+        lane_of_row[list(wiring.message_row)] = wiring.program.lane
+        size = np.array(structure.row_bytes, dtype=np.float64)
+        return wiring.unshared.many(
+            (size / self._rates[a, b][:, lane_of_row]).T,
+            wiring.message_row,
+            structure.row_seconds(self.per_unit[peers]).T,
+            wiring.action_row,
+            self.network.latency_s[a, b].T,
+        )
 
     def play(self, candidate: Candidate) -> tuple[Structure, Played]:
         """The event calculation, whether or not it fits."""
         self.judged += 1
+        return self._play(candidate)
+
+    def _play(self, candidate: Candidate) -> tuple[Structure, Played]:
         structure = self.structure(candidate)
         peers = list(candidate.peers)
         seconds = structure.seconds(self.per_unit[peers])
@@ -193,6 +207,20 @@ class Judge:
         if not any(cores):
             return None
         return Hosts(tuple(host), tuple(self.offers[p].threads for p in peers), tuple(cores))
+
+    def crossing_bytes(self, position: int) -> int:
+        """Of the values made before a position and read behind it, for one microbatch."""
+        return self._chains[0].crossing_bytes(position)
+
+    def even_cuts(self, parts: int) -> list[int]:
+        """Positions that cut the operators into that many parts of about equal work."""
+        work = self.totals.forward + self.totals.backward
+        flops = work[:, :3].sum(1) + FLOPS_PER_BYTE * work[:, 3:5].sum(1)
+        cuts = [0]
+        for i in range(1, parts):
+            at = int(np.searchsorted(flops, flops[-1] * i / parts))
+            cuts.append(min(max(at, cuts[-1] + 1), self.operators - (parts - i)))
+        return [*cuts, self.operators]
 
     def compute_bound(self, candidate: Candidate) -> float:
         """The most that one peer computes in forwards and backwards: no step is shorter."""
@@ -231,7 +259,7 @@ class Judge:
         for k, slot in enumerate(structure.plan.stages):
             crossing = self._chains[0].crossing_bytes
             for i, p in enumerate(structure.program.peers):
-                live = structure.program.peak_live.get((i, k), 0)
+                live = structure.peak_live.get((i, k), 0)
                 if p in slot.holders:
                     both = crossing(slot.start) + crossing(slot.stop)
                     edge[p] = edge.get(p, 0) + 2 * both * live

@@ -1,0 +1,157 @@
+"""A candidate compiled: its peers numbered in the order of their first share, its program, the work
+of its actions and the bytes of its messages.
+
+Candidates whose stages are wired alike (the same stages send to the same stages) have the same
+program but for bytes and work. A search shifts cuts thousands of times and meets few wirings: the
+program of each is compiled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...dag.cut import Stage, TiedGroup
+from ...dag.flow import Flow, Role, Transfer
+from ...dag.graph import Graph
+from ...dag.pace import Totals, action_work, sizes_of
+from ...dag.plan import Plan
+from ...dag.program import FRAME_BYTES, Program, compile_program
+from ...dag.schedule import Action, Kind
+from ...dag.speed import Work
+from ...dag.unshared import Unshared
+
+__all__ = ["Structure", "Wiring", "wiring_key"]
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What all structures of one wiring have in common."""
+
+    program: Program
+    """With the bytes of the first structure that needed it."""
+    unshared: Unshared
+    message_row: tuple[int, ...]
+    """By message, the number of its row: messages of one row have equal bytes."""
+    rows: tuple[tuple[Transfer, ...], ...]
+    """By row, the transfers of one of its messages."""
+    port: dict[str, tuple[int, int]]
+    """By value: the stage that makes it, its place among what that stage sends."""
+    action_row: tuple[int, ...]
+    """By action; actions of one row take equally long."""
+    kinds: tuple[tuple[int, Kind, int], ...]
+    """By row of actions: position of the peer, kind, stage or tied group."""
+
+    @classmethod
+    def of(cls, plan: Plan, stages: tuple[Stage, ...], tied: tuple[TiedGroup, ...]) -> Wiring:
+        flow = Flow(plan, stages, tied)
+        program = compile_program(flow, lambda transfer: 0)
+        rows: dict[tuple[Hashable, ...], int] = {}
+        samples: list[tuple[Transfer, ...]] = []
+        message_row: list[int] = []
+        for giver, taker, lane in zip(program.giver, program.taker, program.lane, strict=True):
+            a, b = program.actions[giver], program.actions[taker]
+            key = (lane, a.kind, a.stage, b.kind, b.stage)
+            if key not in rows:
+                rows[key] = len(rows)
+                source, to = program.peers[program.owner[giver]], program.owner[taker]
+                samples.append(
+                    tuple(
+                        t
+                        for t in flow.gives(source, a)
+                        if t.destination == program.peers[to]
+                        and t.role is program.lanes[lane][2]
+                        and flow.taken_by[t] == b
+                    )
+                )
+            message_row.append(rows[key])
+        kinds: dict[tuple[int, Kind, int], int] = {}
+        action_row = tuple(
+            kinds.setdefault((i, action.kind, action.stage), len(kinds))
+            for i, action in zip(program.owner, program.actions, strict=True)
+        )
+        port = {p.value: (k, n) for k, s in enumerate(stages) for n, p in enumerate(s.sends)}
+        return cls(
+            program,
+            Unshared(program),
+            tuple(message_row),
+            tuple(samples),
+            port,
+            action_row,
+            tuple(kinds),
+        )
+
+
+def wiring_key(
+    plan: Plan, stages: tuple[Stage, ...], tied: tuple[TiedGroup, ...]
+) -> tuple[Hashable, ...]:
+    """Equal for structures of one wiring."""
+    return (
+        plan.schedule,
+        plan.routes,
+        tuple(slot.holders for slot in plan.stages),
+        tuple(
+            (
+                s.has_backward,
+                s.makes_loss,
+                len(slot.holders) > 1 and (bool(s.trainable), bool(s.statistics)),
+                tuple((p.targets, p.grad_targets) for p in s.sends),
+            )
+            for s, slot in zip(stages, plan.stages, strict=True)
+        ),
+        tuple(group.stages for group in tied),
+    )
+
+
+class Structure:
+    """See the module."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        stages: tuple[Stage, ...],
+        tied: tuple[TiedGroup, ...],
+        wiring: Wiring,
+        graph: Graph,
+        totals: Totals,
+        optimizer_slots: int,
+    ) -> None:
+        self.plan, self.stages, self.tied, self.wiring = plan, stages, tied, wiring
+        size = sizes_of(plan, stages, tied, graph)
+
+        def here(t: Transfer) -> int:
+            if t.role is Role.SYNC:
+                return size(t) + FRAME_BYTES
+            k, n = wiring.port[t.value]
+            return stages[k].sends[n].spec.size_bytes + FRAME_BYTES
+
+        self.row_bytes = [sum(map(here, row)) for row in wiring.rows]
+        self.size_bytes = tuple(self.row_bytes[r] for r in wiring.message_row)
+        work = action_work(plan, stages, tied, graph, totals, optimizer_slots=optimizer_slots)
+        peers = wiring.program.peers
+        rows = [work(peers[i], Action(kind, 0, stage)) for i, kind, stage in wiring.kinds]
+        self.work = np.array(rows, dtype=np.float64).reshape(len(rows), len(Work._fields))
+        self.work_owner = np.array([i for i, _, _ in wiring.kinds], dtype=np.int64)
+
+    @property
+    def program(self) -> Program:
+        return replace(self.wiring.program, size_bytes=self.size_bytes)
+
+    @property
+    def peak_live(self) -> dict[tuple[int, int], int]:
+        """By (position of the peer, stage): most microbatches between forward and backward."""
+        return self.wiring.program.peak_live
+
+    def row_seconds(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
+        """By row of actions, given the seconds per unit of work of every peer: (..., peers,
+        classes) gives (..., rows)."""
+        found: NDArray[np.float64] = (self.work * per_unit[..., self.work_owner, :]).sum(-1)
+        return found
+
+    def seconds(self, per_unit: NDArray[np.float64]) -> list[float]:
+        """Of every action."""
+        each = self.row_seconds(per_unit).tolist()
+        return [each[r] for r in self.wiring.action_row]
