@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import re
 import tomllib
 import types
@@ -74,10 +73,14 @@ class Settings:
         return cls(**table)
 
 
-@functools.cache  # a scenario makes thousands of settings
+_KNOWN_HINTS: dict[Any, dict[str, Any]] = {}  # evaluated once: a scenario makes thousands
+
+
 def _hints(cls: Any) -> dict[str, Any]:
-    names = {f.name for f in dataclasses.fields(cls)}
-    return {k: v for k, v in typing.get_type_hints(cls).items() if k in names}
+    if cls not in _KNOWN_HINTS:
+        names = {f.name for f in dataclasses.fields(cls)}
+        _KNOWN_HINTS[cls] = {k: v for k, v in typing.get_type_hints(cls).items() if k in names}
+    return _KNOWN_HINTS[cls]
 
 
 def _nearest(key: str, cls: type[Settings]) -> str:
@@ -259,7 +262,8 @@ _TOKEN = re.compile(
 def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
     """(path of a table or key, line) for each statement of a valid TOML text, in order. A table of
     an array of tables has its number in the path: ("peers[3]", "device")."""
-    at, line, table = 0, 1, ()
+    at, line = 0, 1
+    table: tuple[str, ...] = ()
     last: dict[tuple[str, ...], int] = {}  # array of tables -> number of the last one
     while at < len(text):
         if statement := _STATEMENT.match(text, at):

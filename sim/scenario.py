@@ -1,0 +1,250 @@
+"""The scenario: peers, places and links as a file states them, for the planner and `shoal sim`.
+
+    scenario = Scenario.from_toml("sim/scenarios/testbed-8.toml")
+    scenario.offers(), scenario.network()        # what a planner gets
+
+A key whose capability is not built yet is refused by name, never ignored.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
+
+from ..broker.scheduler.interface import PeerOffer
+from ..dag.network import Network
+from ..dag.plan import PeerId
+from ..dag.speed import Speeds
+from ..job.settings import SettingsError, nearest, read_toml
+from ..job.units import Duration, Rate
+from . import topologies
+from .networks import matrices
+from .tables import (
+    MOST_PEERS,
+    BrokerTable,
+    Churn,
+    Expect,
+    Link,
+    PeerTable,
+    Place,
+    Renamed,
+    count,
+    expand,
+    not_default,
+)
+
+__all__ = ["SCENARIOS", "Scenario"]
+
+SCENARIOS = Path(__file__).parent / "scenarios"
+"""The testbeds: testbed-8.toml, testbed-24.toml, testbed-48.toml."""
+
+LIMIT = Duration("10min")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario(Renamed):
+    """A whole scenario. After reading, each of `peers` has a name of its own."""
+
+    version: int
+    """Of the format; 1."""
+    job: str
+    """job.toml, from the scenario's folder."""
+    peers: tuple[PeerTable, ...]
+    """Who takes part, in the order of joining."""
+    name: str = ""
+    """For people; the file's stem."""
+    seed: int = 0
+    """Of everything random."""
+    job_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the job with other values."""
+    network_set: str = ""
+    """`network` in the file: "set:NAME" or "set:NAME:VARIANT" of topologies.json, beneath places
+    and links."""
+    mode: Literal["real", "virtual", "ghost"] = "real"
+    """What is simulated."""
+    limit: Duration = LIMIT
+    """Longest duration of the simulation."""
+    time_scale: float = 1.0
+    """Of delay, rate and compute together."""
+    places: Mapping[str, Place] = field(default_factory=dict)
+    """What holds inside places; one that is left out has the defaults."""
+    links: tuple[Link, ...] = ()
+    """What holds between places and peers."""
+    broker: BrokerTable = field(default_factory=BrokerTable)
+    """Where the broker is."""
+    faults: tuple[Mapping[str, Any], ...] = ()
+    """What goes wrong, and when."""
+    churn: Churn = field(default_factory=Churn)
+    """What goes wrong by chance."""
+    expect: Expect = field(default_factory=Expect)
+    """What must be reached."""
+    folder: Path = Path()
+    """Where relative paths start; not part of the file."""
+
+    OURS: ClassVar[frozenset[str]] = frozenset({"folder"})
+    KEYS: ClassVar[Mapping[str, str]] = MappingProxyType({"network": "network_set"})
+
+    @classmethod
+    def from_toml(cls, path: str | Path, job: str | Path | None = None) -> Scenario:
+        """The scenario in a file; `job` stands in the place of the one that it names, if it does.
+
+        Raises SettingsError with file and line, OSError when the file cannot be read.
+        """
+        path = Path(path)
+        given = {} if job is None else {"job": str(Path(job).resolve())}
+        scenario = read_toml(cls, path, {"name": path.stem, **given})
+        return replace(scenario, folder=path.resolve().parent, **given)
+
+    def check(self) -> None:
+        if self.version != 1:
+            raise SettingsError("version", f"is {self.version}: expected 1")
+        for key in _not_built(self):
+            raise SettingsError(key, "is not supported yet: leave it out")
+        self._check_places()
+        object.__setattr__(self, "peers", tuple(_named(self.peers)))
+        self._matrices  # noqa: B018 (raises for links that are wrong)
+
+    def offers(self) -> tuple[PeerOffer, ...]:
+        """What the peers offer to a planner, in their order; their ids are their names. Each is
+        alone on its host, whose memory is as large as the device's."""
+        return tuple(
+            PeerOffer(
+                peer=PeerId(peer.name),
+                name=peer.name,
+                place=peer.place,
+                device_memory_bytes=int(peer.memory),
+                host_memory_bytes=int(peer.memory),
+                flops_per_s=peer.hardware.speeds.product,
+                operator_set=peer.ops,
+                speeds=peer.hardware.speeds,
+            )
+            for peer in self.peers
+        )
+
+    def network(self) -> Network:
+        """The matrices over the peers, in their order; arrays are read-only."""
+        return self._matrices
+
+    def speeds(self, peer: str) -> Speeds:
+        """Of a peer by its name. Raises KeyError."""
+        return {p.name: p for p in self.peers}[peer].hardware.speeds
+
+    @property
+    def job_path(self) -> Path:
+        return self.folder / self.job
+
+    @functools.cached_property
+    def _matrices(self) -> Network:
+        return matrices(self.peers, *self.spelled_out)
+
+    @functools.cached_property
+    def spelled_out(self) -> tuple[Mapping[str, Place], tuple[Link, ...]]:
+        """Places and links, with those of the network set behind those of the file."""
+        if not self.network_set:
+            return self.places, self.links
+        topology = self._topology()
+        here = [
+            k for k, name in enumerate(topology.places) if name in {p.place for p in self.peers}
+        ]
+        stated = {pair for link in self.links for pair in link.directions}
+
+        def numbers(k: int, m: int) -> dict[str, Any]:
+            return _units(topology.latency_s[k, m], topology.bandwidth[k, m])
+
+        inside = {topology.places[k]: Place(**numbers(k, k)) for k in here}
+        links = [
+            Link(from_=topology.places[k], to=topology.places[m], both=False, **numbers(k, m))
+            for k in here
+            for m in here
+            if k != m and (topology.places[k], topology.places[m]) not in stated
+        ]
+        return {**inside, **self.places}, (*self.links, *links)
+
+    def _topology(self) -> topologies.Topology:
+        kind, name, variant = [*self.network_set.split(":", 2), "", ""][:3]
+        if kind != "set":
+            raise SettingsError("network", f'is "{self.network_set}": expected "set:NAME"')
+        try:
+            return topologies.load(name, variant)
+        except ValueError as error:
+            raise SettingsError("network", f'is "{self.network_set}": {error}') from None
+
+    def _check_places(self) -> None:
+        if not self.peers:
+            raise SettingsError("peers", "is empty: expected at least one [[peers]]")
+        known = dict.fromkeys(p.place for p in self.peers)
+        for name in self.places:
+            if name not in known and name != self.broker.place:
+                raise SettingsError(
+                    f"places.{name}",
+                    f'describes a place where no peer is; did you mean "{nearest(name, known)}"?',
+                )
+        allowed = {*known, *self.places}
+        if self.network_set:
+            allowed = {*self._topology().places, *self.places}
+            for i, peer in enumerate(self.peers):
+                if peer.place not in allowed:
+                    raise SettingsError(
+                        f"peers[{i}].place",
+                        f'is "{peer.place}", which is no place of "{self.network_set}" and none of '
+                        f'[places]; did you mean "{nearest(peer.place, sorted(allowed))}"?',
+                    )
+        if self.broker.place and self.broker.place not in allowed:
+            raise SettingsError(
+                "broker.place",
+                f'is "{self.broker.place}", where no peer is and which [places] does not name; '
+                f'did you mean "{nearest(self.broker.place, sorted(allowed))}"?',
+            )
+
+
+def _named(peers: Sequence[PeerTable]) -> Iterator[PeerTable]:
+    """Each peer by itself. Raises SettingsError for too many, and for a name that is taken."""
+    total, seen, places = 0, dict[str, int](), {p.place for p in peers}
+    for i, entry in enumerate(peers):
+        total += count(entry.name)
+        if total > MOST_PEERS:
+            raise SettingsError(
+                f"peers[{i}].name", f"makes {total} peers: expected at most {MOST_PEERS} in all"
+            )
+        for name in expand(entry.name):
+            if name in seen:
+                raise SettingsError(
+                    f"peers[{i}].name",
+                    f'gives the name "{name}", which number {seen[name] + 1} of [[peers]] has '
+                    "already: expected a name of its own for every peer",
+                )
+            if name in places:
+                raise SettingsError(
+                    f"peers[{i}].name",
+                    f'gives the name "{name}", which is a place: links could not tell them apart',
+                )
+            seen[name] = i
+            peer = copy.copy(entry)  # checked already, and there may be thousands
+            object.__setattr__(peer, "name", name)
+            yield peer
+
+
+def _not_built(scenario: Scenario) -> Iterator[str]:
+    """Every key that asks for what this version cannot do."""
+    yield from not_default(scenario, ("job_overrides", "mode", "limit", "time_scale", "faults"))
+    for name in ("churn", "expect"):
+        yield from (f"{name}.{key}" for key in not_default(getattr(scenario, name)))
+    for name, place in scenario.places.items():
+        yield from (f"places.{name}.{key}" for key in not_default(place, ("at",)))
+    for i, peer in enumerate(scenario.peers):
+        keys = ("nat", "joins", "stays", "price_per_hour", "data")
+        yield from (f"peers[{i}].{key}" for key in not_default(peer, keys))
+    for i, link in enumerate(scenario.links):
+        yield from (f"links[{i}].{key}" for key in not_default(link, ("jitter", "loss")))
+
+
+def _units(latency_s: float, bandwidth: float) -> dict[str, Any]:
+    return {
+        "latency": Duration(f"{float(latency_s)!r}s"),
+        "bandwidth": Rate(f"{float(bandwidth)!r}B/s"),
+    }
