@@ -103,9 +103,9 @@ class Chain:
 
     def __init__(self, graph: Graph, costs: Sequence[OperatorCost], copies: int) -> None:
         self.operators = len(costs)
-        self._costs = costs
+        self.costs = costs
         trainable = {f"param:{p.name}" for p in graph.parameters if p.trainable}
-        self._state = {
+        self.state = {
             value: size * (1 + copies) if value in trainable else size
             for cost in costs
             for value, size in cost.reads
@@ -113,14 +113,14 @@ class Chain:
         flops = np.array([c.flops_forward + c.flops_backward for c in costs], dtype=np.float64)
         self._flops: Floats = np.concatenate(([0.0], np.cumsum(flops)))
         self._crossing = _crossing(graph)
-        self.positions = self._pick_positions()
+        self.positions = self.coarse(MOST_POSITIONS)
 
     def flops(self, start: int, stop: int) -> float:
         """Forward and backward, for one microbatch."""
         return float(self._flops[stop] - self._flops[start])
 
     def device_bytes(self, start: int, stop: int, live: int) -> int:
-        window = _Window(self._costs[start:stop], self._state)
+        window = _Window(self.costs[start:stop], self.state)
         for _ in range(start, stop):
             window.grow()
         return window.bytes(live)
@@ -148,7 +148,7 @@ class Chain:
     def _low(self, room: Room) -> Ints:
         at = self.positions
         low = np.zeros(len(at), dtype=np.int64)
-        window = _Window(self._costs, self._state)
+        window = _Window(self.costs, self.state)
         first = 0
         for j in range(1, len(at)):
             while window.stop < at[j]:
@@ -214,13 +214,15 @@ class Chain:
         assert j == 0, "the second pass keeps within what the first one found"
         return found[::-1]
 
-    def _pick_positions(self) -> Ints:
+    def coarse(self, most: int) -> Ints:
+        """Positions to cut at, both ends included: all of them, or of each of `most` buckets of
+        equal FLOPs the one that fewest bytes cross."""
         n = self.operators
-        if n < MOST_POSITIONS:
+        if n < most:
             return np.arange(n + 1)
         inner = np.arange(1, n)
         share = self._flops[inner] / max(float(self._flops[-1]), 1.0)
-        bucket = np.minimum((share * MOST_POSITIONS).astype(np.int64), MOST_POSITIONS - 1)
+        bucket = np.minimum((share * most).astype(np.int64), most - 1)
         order = np.lexsort((inner, self._crossing[inner], bucket))
         _, first = np.unique(bucket[order], return_index=True)
         return np.concatenate(([0], np.sort(inner[order][first]), [n]))
