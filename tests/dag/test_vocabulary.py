@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+from shoal.dag.capture import capture
 from shoal.dag.cost import cost
 from shoal.dag.cut import cut
 from shoal.dag.graph import (
@@ -32,6 +34,7 @@ from shoal.dag.plan import PeerId, Plan, PlanError, StageSlot, Visit
 from shoal.dag.split_weights import Block, block_of, blocks, grouped, whole_name
 from shoal.dag.validate import validate
 from shoal.dag.vocabulary import MAX_PARTS, can_split, head_operators, planned_graph, split_head
+from shoal.examples.gpt import gpt
 
 MEAN, SUM, NONE = 1, 2, 0
 
@@ -410,3 +413,39 @@ def test_a_plan_counts_the_operators_of_its_graph():
     assert planned_graph(graph, replace(whole, head_parts=3)) == split_head(graph, 3)
     with pytest.raises(PlanError, match=r"a head in 2 parts: .*tied to the embedding"):
         planned_graph(_embedding(), replace(whole, head_parts=2))
+
+
+class Shifted(nn.Module):
+    """The loss of older Hugging Face models: logits and labels shifted inside the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(13, 6)
+        self.head = nn.Linear(6, 13, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        logits = self.head(self.words(x)) / 2
+        shifted, labels = logits[..., :-1, :].contiguous(), y[..., 1:].contiguous()
+        total = F.cross_entropy(shifted.view(-1, 13), labels.view(-1), reduction="sum")
+        count = (labels != -100).sum()
+        return {"loss": total / count.clamp(1), "weight": count.float()}
+
+
+def test_a_captured_model_with_shifted_labels():
+    module = Shifted()
+    data = {"x": torch.randint(13, (3, 5)), "y": torch.randint(13, (3, 5))}
+    data["y"][0, 2:] = -100
+    graph = capture(module, data).graph
+    assert can_split(graph) == ""
+    given = {f"in:{name}": t for name, t in data.items()}
+    given |= {f"param:{name}": t.detach() for name, t in module.state_dict().items()}
+    compare(graph, given, 4, 3)
+    split = split_head(graph, 4).bind(3)
+    assert with_grads(split, infer(split)) == split
+    assert split.weight == graph.weight
+
+
+def test_the_tied_example_says_so():
+    x = torch.randint(256, (2, 8))
+    graph = capture(gpt(layers=1, width=8, heads=2, length=8), {"x": x, "y": x}).graph
+    assert "tied to the embedding (bytes.weight is read by embedding" in can_split(graph)
