@@ -96,9 +96,10 @@ class Scenario(Renamed):
         Raises SettingsError with file and line, OSError when the file cannot be read.
         """
         path = Path(path)
-        given = {} if job is None else {"job": str(Path(job).resolve())}
-        scenario = read_toml(cls, path, {"name": path.stem, **given})
-        return replace(scenario, folder=path.resolve().parent, **given)
+        given = None if job is None else str(Path(job).resolve())
+        defaults = {"name": path.stem} | ({"job": given} if given else {})
+        scenario = read_toml(cls, path, defaults)
+        return replace(scenario, folder=path.resolve().parent, job=given or scenario.job)
 
     def check(self) -> None:
         if self.version != 1:
