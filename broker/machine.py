@@ -6,7 +6,7 @@ Rules.
   byte for byte (I6); only dictionaries and lists are iterated over, in order of insertion.
 - Membership knows peers (`membership.py`), a Run knows itself (`runs.py`), and they meet only here:
   a lost member ends its run; an ended run gives its members back; the pool is offered to the runs
-  that wait (`placing.py`).
+  that wait (`placing.py`); links are measured beside all that (`probing.py`).
 - Whoever speaks nonsense on a stream loses that stream, and nobody else notices.
 - Every client request is answered once, in the same call.
 - After DrainAsked nothing new starts; Stop comes when nothing is active. StopAsked ends everything.
@@ -54,6 +54,7 @@ from .events import (
 from .membership import Lost, Member, Membership, clean
 from .options import BrokerOptions
 from .placing import Placing
+from .probing import Probing
 from .runs import Run
 from .wish import SpecError, read_spec
 
@@ -77,7 +78,8 @@ class BrokerMachine:
         self.options = options or BrokerOptions()
         self.members = Membership(broker_id, self.options)
         self.runs: dict[RunId, Run] = {}
-        self.placing = Placing(self.members)
+        self.probing = Probing(self.options)
+        self.placing = Placing(self.members, self.probing)
         self.ignored: Counter[str] = Counter()
         self._submitted = 0
 
@@ -92,6 +94,7 @@ class BrokerMachine:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """What to do about an event. Never raises for anything that came from outside."""
         out = self._decide(event, now)
+        out += self.probing.advance(self.members, self.placing.next_generation, now)
         out += self.placing.place(self.runs.values(), now)
         for run in self.runs.values():
             out += run.arm()
@@ -164,6 +167,8 @@ class BrokerMachine:
         if kind == "goodbye":
             why = message.goodbye.reason.text
             return self._losing(*self.members.goodbye(member, why), now)
+        if kind == "link":
+            return self.probing.reported(member.id, message.link, now)
         about = getattr(message, str(kind)).run
         if kind == "drained":  # also of a run that only an earlier start of this broker knew
             if self.members.drained(member, about):
@@ -267,6 +272,7 @@ class BrokerMachine:
                 for m in self.members.members.values()
             ],
             runs=[run.state for run in self.runs.values()],
+            links=self.probing.links.states(self.members.members, now),
         )
 
     def _stop(self, now: float) -> list[Instruction]:

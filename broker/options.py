@@ -43,10 +43,17 @@ class BrokerOptions:
     """Events kept per run for watchers that come late."""
     kept_runs: int = 100
     """Ended runs that can still be watched and described."""
+    probe_s: float = 5.0
+    """How long a plan waits, after the last peer joined, for links to be measured; 0: no link ever
+    is."""
+    probe_bytes: int = 64 << 20
+    """What probes may cost a peer's uplink in an hour, bytes: a dozen of the largest ones."""
 
     def __post_init__(self) -> None:
+        if not self.probe_s >= 0:
+            raise ValueError(f"broker option probe_s is {self.probe_s}: expected >= 0")
         for field in fields(self):
-            if not getattr(self, field.name) > 0:
+            if field.name != "probe_s" and not getattr(self, field.name) > 0:
                 raise ValueError(
                     f"broker option {field.name} is {getattr(self, field.name)}: expected > 0"
                 )

@@ -7,16 +7,21 @@ Rules.
   answer with another version is dropped. An answer whose peers are not all free any more is stale:
   it is dropped too and asked for again.
 - When no plan exists, the run has failed, unless peers that were not asked could make a difference.
-- Dial generations only grow, over all runs.
+- A plan waits until the links of the peers that it could use are measured, but at most `probe_s`
+  after the last of them joined or the run could first be planned. A plan that would use pairs
+  nobody measured has them measured, once, and is made again.
+- Dial generations only grow, over all runs and probes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from ..dag.plan import PeerId, PlanError
-from .events import Instruction, Log, MakePlan, PlanFailed, PlanReady, RunId
+from .events import Instruction, Log, MakePlan, PlanFailed, PlanReady, RunId, SetTimer
 from .membership import Member, Membership
+from .probing import Probing
 from .runs import Run
 from .waiting import Waits, consider, in_order, suited
 
@@ -26,14 +31,18 @@ __all__ = ["Placing"]
 class Placing:
     """planning: the run whose MakePlan is not answered yet. `draining`: nothing new starts."""
 
-    def __init__(self, members: Membership) -> None:
+    def __init__(self, members: Membership, probing: Probing) -> None:
         self.members = members
+        self.probing = probing
         self.planning: RunId | None = None
         self.draining = False
         self._versions = 0
         self._generations = 0
         self._changes = 0  # Grows with everything besides the members that `place` depends on.
-        self._placed: tuple[int, int] = (-1, -1)  # What `place` saw last.
+        self._placed = (-1, -1, -1)  # What `place` saw last.
+        self._patience: dict[RunId, float] = {}  # Until when a run waits for probes.
+        self._refined: dict[RunId, None] = {}  # Runs whose plan asked for exact links already.
+        self._wake_at = math.inf  # When the first such wait is over.
 
     def changed(self) -> None:
         """A run came, or the broker began to drain."""
@@ -44,12 +53,15 @@ class Placing:
         self._changes += 1
         if self.planning == run.id:
             self.planning = None
+        self._patience.pop(run.id, None)
+        self._refined.pop(run.id, None)
 
     def place(self, runs: Iterable[Run], now: float) -> list[Instruction]:
         """Asks for the next plan, and shows every waiting run why it waits."""
-        seen = (self.members.version, self._changes)
-        if seen == self._placed:
+        seen = (self.members.version, self._changes, self.probing.version)
+        if seen == self._placed and now < self._wake_at:
             return []
+        self._wake_at = math.inf
         self._placed = seen
         out: list[Instruction] = []
         ahead: Run | None = None  # A run that nobody behind it may overtake.
@@ -67,10 +79,30 @@ class Placing:
             elif self.planning is not None:
                 out += run.waits("queue", f"waits for the plan of run {self.planning}", now)
                 ahead = run
+            elif (until := self._measured_at(run, verdict.members, now)) > now:
+                text = f"waits for the links of {len(verdict.members)} peers to be measured"
+                out += [*run.waits("probing", text, now), SetTimer("plan", until)]
+                self._wake_at, ahead = until, run
             else:
                 out += self._ask(run, verdict.members, now)
                 ahead = run
         return out
+
+    def _measured_at(self, run: Run, members: Sequence[Member], now: float) -> float:
+        """Until when the run's plan waits for probes, at most; `now`: no longer."""
+        peers = [m.id for m in members]
+        if not self.probing.on or run.wish.wanted or self.probing.settled(peers):
+            return now
+        longest = self.probing.options.probe_s
+        until = self._patience.setdefault(run.id, now + longest)
+        if run.id not in self._refined:
+            until = min(until, self.probing.last_join(peers) + longest)
+        return max(now, until)
+
+    def next_generation(self) -> int:
+        """Of a dial outside of any run."""
+        self._generations += 1
+        return self._generations
 
     def _ask(self, run: Run, members: Sequence[Member], now: float) -> list[Instruction]:
         self._versions += 1
@@ -79,7 +111,8 @@ class Placing:
         text = f"is planned over {len(members)} peer{'' if len(members) == 1 else 's'}"
         out = run.waits("planning", text, now)
         offers = tuple(m.offer for m in members)
-        return [*out, MakePlan(run.id, self._versions, run.spec, offers)]
+        network = self.probing.network([m.id for m in members], now)
+        return [*out, MakePlan(run.id, self._versions, run.spec, offers, network)]
 
     def _answered(self, run: Run | None, event: PlanReady | PlanFailed) -> Run | None:
         """The run that this answers, no longer asked for; None for an answer nobody waits for."""
@@ -119,6 +152,12 @@ class Placing:
                 "are not built yet"
             )
             return run.fail("address", text, self.members, now)
+        unknown = () if run.wish.wanted else self.probing.unmeasured(pairs, now)
+        if unknown and run.id not in self._refined:
+            self._refined[run.id] = None
+            self._patience[run.id] = now + self.probing.options.probe_s
+            self.probing.wanted(unknown, now)
+            return [_dropped(event, f"{len(unknown)} of its links are measured first")]
         first = self._generations + 1
         self._generations += len(pairs)
         fields = (("run", run.id), ("stages", len(plan.stages)), ("why", "; ".join(plan.reasons)))
@@ -144,7 +183,7 @@ class Placing:
         # More peers are here than were offered. Those that joined meanwhile are asked for at once;
         # while all of them work, the pool must change first.
         if busy == len(others):
-            self._placed = (self.members.version, self._changes)
+            self._placed = (self.members.version, self._changes, self.probing.version)
         text = f"{event.reason}; {busy} more peers work for other runs"
         return run.waits(event.code, text, now)
 

@@ -46,6 +46,7 @@ def validate(machine: BrokerMachine) -> None:
     open_runs = [run for run in machine.runs.values() if not run.ended]
     assert len(open_runs) <= machine.options.most_waiting
     assert len(machine.members.streams) <= machine.options.most_streams
+    machine.probing.validate()
 
 
 def _validate_run(run: Run) -> None:

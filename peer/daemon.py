@@ -24,6 +24,7 @@ from contextlib import suppress
 import grpc.aio
 import torch
 
+from ..dag.flow import Role
 from ..dag.plan import PeerId
 from ..net import transport as net
 from ..net.blobs_client import BlobClient, BlobTransferError
@@ -40,6 +41,7 @@ from .lane import Lane
 from .logs import note, note_heard, note_told
 from .machine import PeerMachine, PeerOptions
 from .order import order_from_assign
+from .probe import probe_payload
 from .profile import measure
 
 __all__ = ["Worker", "work"]
@@ -235,6 +237,7 @@ class Worker:
             case net.FrameAcknowledged(key=key):
                 self._unacknowledged.discard(key)
                 self._note_acknowledged()
+                self._post(e.FrameAcknowledged(key))
 
     def _forget_sent(self, peer: str) -> None:
         self._unacknowledged = {k for k in self._unacknowledged if k.destination != peer}
@@ -246,7 +249,8 @@ class Worker:
 
     def _arrived(self, arrived: Arrived) -> None:
         key = arrived.key
-        if not self._holds(key.run, key.term):  # the device knows nothing of it: only dropped
+        # The device knows nothing of another term, nor of probes: only dropped.
+        if key.role is Role.PROBE or not self._holds(key.run, key.term):
             self._post(e.FrameArrived(key))
             return
         self._arriving.do(
@@ -276,6 +280,13 @@ class Worker:
                     lambda payload: self._send(key, payload),
                     lambda error: self._post(e.FrameRefused(key, _text(error))),
                 )
+            case e.SendProbe(key, size_bytes):
+                try:
+                    self._transport.send(key.destination, key, probe_payload(size_bytes))
+                except net.LinkError as error:
+                    self._post(e.FrameRefused(key, _text(error)))
+                else:
+                    self._post(e.FrameQueued(key, size_bytes))
             case e.Release(key):
                 self._device.release(key)
                 if key.source != self.me.peer:

@@ -10,8 +10,9 @@ assignment that caused a record, so that a stale answer is recognised and droppe
     Attached Detached BrokerSaid              Dial Expect HangUp Allow
     LinkUp LinkDown                           Build Prefetch Compute Discard UploadWeights
     Built BuildFailed DataReady DataFailed    SendFrame Release
-    Computed ComputeFailed FrameQueued
+    Computed ComputeFailed FrameQueued        SendProbe
     FrameArrived FrameRefused
+    FrameAcknowledged
     ExportedWeights ExportFailed
 """
 
@@ -48,6 +49,7 @@ __all__ = [
     "Expect",
     "ExportFailed",
     "ExportedWeights",
+    "FrameAcknowledged",
     "FrameArrived",
     "FrameQueued",
     "FrameRefused",
@@ -59,6 +61,7 @@ __all__ = [
     "Release",
     "Result",
     "SendFrame",
+    "SendProbe",
     "SetTimer",
     "Started",
     "StopAsked",
@@ -208,10 +211,18 @@ class ComputeFailed:
 
 @dataclass(frozen=True, slots=True)
 class FrameQueued:
-    """A `SendFrame` was encoded (size_bytes on the wire) and handed to the transport."""
+    """A `SendFrame` was encoded (size_bytes on the wire) and handed to the transport; or a
+    `SendProbe` was handed to it."""
 
     key: FrameKey
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrameAcknowledged:
+    """The peer has the whole frame; told after its FrameQueued, once."""
+
+    key: FrameKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +276,7 @@ Event = (
     | Computed
     | ComputeFailed
     | FrameQueued
+    | FrameAcknowledged
     | FrameArrived
     | FrameRefused
     | ExportedWeights
@@ -372,6 +384,15 @@ class SendFrame:
 
 
 @dataclass(frozen=True, slots=True)
+class SendProbe:
+    """Send so many bytes that do not compress to the key's destination: answers `FrameQueued`, or
+    `FrameRefused` when there is no link."""
+
+    key: FrameKey
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """The value was consumed (or is not wanted): free its tensor and, if remote, its slot."""
 
@@ -409,6 +430,7 @@ Instruction = (
     | Prefetch
     | Compute
     | SendFrame
+    | SendProbe
     | Release
     | UploadWeights
     | Discard

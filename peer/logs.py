@@ -32,6 +32,9 @@ def note_heard(logger: logging.Logger, peer: str, event: e.Event) -> None:
             elif kind == "refused":
                 reason = message.refused.reason
                 note(logger, logging.WARNING, "refused", peer=peer, why=reason.text)
+            elif kind == "probe":
+                fields = {"number": message.probe.number, "other": message.probe.peer}
+                note(logger, logging.DEBUG, "probe", peer=peer, **fields)
             else:
                 fields = {n: getattr(body, n, "") for n in ("run", "term")}
                 note(logger, logging.INFO, kind, peer=peer, **fields)
@@ -55,7 +58,11 @@ def note_told(logger: logging.Logger, peer: str, message: broker_pb2.PeerMessage
         fields |= {"code": reason.code, "why": reason.text, "about": message.fault.about}
     if kind == "step":
         fields |= {"seconds": message.step.seconds, "compute_s": message.step.compute_s}
-    quiet = kind in ("hello", "heartbeat", "step")
+    if kind == "link":
+        link = message.link
+        fields = {"other": link.peer, "latency_s": link.latency_s, "bytes_per_s": link.bytes_per_s}
+        fields["why"] = link.problem.text
+    quiet = kind in ("hello", "heartbeat", "step", "link")
     level = logging.DEBUG if quiet else logging.WARNING if kind == "fault" else logging.INFO
     note(logger, level, kind, peer=peer, **fields)
 

@@ -15,6 +15,8 @@ Runs (`assignment.py`, `step.py`):
 - One assignment at a time. An Assign with a newer term of the same run replaces it; while another
   run is active a new run is refused ("busy"). Messages, answers and frames of an older term, or of
   a run that it does not hold, have no effect (I3); such frames are freed and counted.
+- Links are measured by probes when the broker asks (`probe.py`), which an Assign ends first, and by
+  the frames of a run (`traffic.py`). Such reports are not kept while the broker is away.
 - Leave discards the run and is answered with Drained.
 
 The end:
@@ -31,11 +33,14 @@ from dataclasses import dataclass, field
 from typing import Literal, cast
 from zlib import crc32
 
+from ..dag.flow import Role
 from ..dag.plan import PeerId
 from ..net.frame import FrameKey
 from ..proto import broker_pb2, common_pb2
 from . import events as e
 from .assignment import Assignment, Patience, Phase
+from .probe import Probes
+from .traffic import Traffic
 
 __all__ = ["PROTOCOL_VERSION", "PeerMachine", "PeerOptions"]
 
@@ -91,12 +96,15 @@ class PeerMachine:
         self.options = options or PeerOptions()
         self.assignment: Assignment | None = None
         """What it takes part in; None in the pool. Stays in phase FAILED until the Leave."""
+        self.probes = Probes(peer)
+        """Links that the broker wants measured now."""
         self.exit: e.Exit | None = None
         """Set once; nothing is done after it."""
         self.late_frames = 0
         """Frames of another run or term, or late or doubled ones."""
         self.lost_messages = 0
         """Messages that the full outbox pushed out while the broker was away."""
+        self._traffic = Traffic()
         self._hello = broker_pb2.Hello(
             version=PROTOCOL_VERSION,
             peer=peer,
@@ -125,7 +133,9 @@ class PeerMachine:
         for instruction in self._dispatch(event, now):
             tells = isinstance(instruction, e.Tell) and not instruction.message.HasField("hello")
             if tells and self._state != "member":
-                self._keep(cast(e.Tell, instruction))
+                tell = cast(e.Tell, instruction)
+                if not tell.message.HasField("link"):  # old news by the time that it is back
+                    self._keep(tell)
             else:
                 out.append(instruction)
         return out
@@ -147,12 +157,24 @@ class PeerMachine:
                 return self._stop_asked(at_once, now)
             case e.TimerFired(name):
                 return self._timer(name, now)
+            case (
+                e.FrameArrived(key)
+                | e.FrameRefused(key)
+                | e.FrameQueued(key)
+                | e.FrameAcknowledged(key)
+            ) if key.role is Role.PROBE:
+                return self._probe_frame(event, key, now)
+            case e.FrameAcknowledged(key):
+                return self._traffic.acknowledged(key, now)
             case e.FrameArrived(key) | e.FrameRefused(key) | e.FrameQueued(key):
                 out = self._frame(event, key, now)
             case e.LinkUp(peer):
-                return self.assignment.link(peer, True, now) if self.assignment else []
-            case e.LinkDown(peer):
-                return self.assignment.link(peer, False, now) if self.assignment else []
+                out = self.probes.link(peer, True)
+                return out + (self.assignment.link(peer, True, now) if self.assignment else [])
+            case e.LinkDown(peer, why):
+                self._traffic.broke(peer)
+                out = self.probes.link(peer, False, why)
+                return out + (self.assignment.link(peer, False, now) if self.assignment else [])
             case _:
                 out = self._answer(event, now)
         end = self._drain_on()
@@ -192,6 +214,7 @@ class PeerMachine:
             case e.FrameQueued(size_bytes=size_bytes):
                 if part and known:
                     part.frame_queued(size_bytes)
+                    self._traffic.queued(key, size_bytes, now)
                 return []
             case e.FrameArrived() if part and known:
                 before = part.dropped
@@ -202,6 +225,31 @@ class PeerMachine:
                 return part.frame_refused(key, why)
         self.late_frames += 1
         return [e.Release(key)]
+
+    def _probe_frame(
+        self,
+        event: e.FrameArrived | e.FrameRefused | e.FrameQueued | e.FrameAcknowledged,
+        key: FrameKey,
+        now: float,
+    ) -> list[e.Instruction]:
+        match event:
+            case e.FrameQueued():
+                self.probes.queued(key, now)
+                return []
+            case e.FrameAcknowledged():
+                return self._learn(self.probes.acknowledged(key, now))
+            case e.FrameArrived():
+                return self._learn(self.probes.arrived(key))
+            case e.FrameRefused(why=why):
+                return self.probes.refused(key, why)
+
+    def _learn(self, out: list[e.Instruction]) -> list[e.Instruction]:
+        """The round trips of probes, for what training traffic tells later."""
+        for item in out:
+            if isinstance(item, e.Tell) and item.message.link.latency_s > 0:
+                report = item.message.link
+                self._traffic.know(PeerId(report.peer), 2 * report.latency_s)
+        return out
 
     def _timer(self, name: str, now: float) -> list[e.Instruction]:
         part = self.assignment
@@ -215,6 +263,8 @@ class PeerMachine:
                 return self._heartbeat(now)
             case ("drain", _, _):
                 return self._go("the owner stopped it") if self._draining == "owner" else []
+            case ("probe", _, peer):
+                return self.probes.timer(PeerId(peer), now)
             case ("link", _, peer) if part:
                 return part.link_timer(PeerId(peer), now)
             case ("stall", _, _) if part:
@@ -276,6 +326,10 @@ class PeerMachine:
                 return self._leave(message.leave)
             case "drain":
                 return self._drain()
+            case "probe":
+                part = self.assignment
+                in_use = part.peers if part is not None and part.alive else None
+                return self.probes.begin(message.probe, in_use, now)
             case "start" | "export":
                 body = message.start if kind == "start" else message.export
                 part = self.assignment
@@ -326,7 +380,8 @@ class PeerMachine:
             return new.fail("draining", f"{self.peer} is about to leave and takes no new run")[:1]
         if part is not None and part.alive and part.run != assign.run:
             return new.fail("busy", f"{self.peer} still holds {part.run}")[:1]
-        out = self._drop_assignment()
+        out = self.probes.end_all("assigned", f"{self.peer} was given a part in {assign.run}")
+        out += self._drop_assignment()
         self.assignment = new
         return out + new.begin()
 
@@ -344,6 +399,7 @@ class PeerMachine:
     def _drop_assignment(self) -> list[e.Instruction]:
         out = self.assignment.end() if self.assignment else []
         self.assignment = None
+        self._traffic.clear()
         return out
 
     def _remember(self, run: str, term: int) -> None:
@@ -406,6 +462,7 @@ class PeerMachine:
         assert len(self._outbox) <= self.options.outbox
         assert self._state != "member" or not self._outbox, "kept messages were not told"
         assert len(self._terms) <= _RUNS_REMEMBERED
+        self.probes.validate()
         if self.assignment is not None:
             assert self._terms[self.assignment.run] == self.assignment.term
             self.assignment.validate()

@@ -23,14 +23,23 @@ from ..broker.machine import BrokerMachine
 from ..broker.options import BrokerOptions
 from ..broker.planning import answer as plan_answer
 from ..dag.cost import cost, stage_cost
+from ..dag.flow import Role
 from ..dag.plan import PeerId
 from ..dag.schedule import Action, Kind
 from ..net.memory import Carry, MemoryNetwork, MemoryTransport, steady
-from ..net.transport import FrameArrived, LinkDown, LinkRefused, LinkUp, TransportEvent
+from ..net.transport import (
+    FrameAcknowledged,
+    FrameArrived,
+    LinkDown,
+    LinkRefused,
+    LinkUp,
+    TransportEvent,
+)
 from ..peer import events as p
 from ..peer.device import TorchDevice
 from ..peer.machine import PeerMachine, PeerOptions
 from ..peer.order import BuildOrder, order_from_assign
+from ..peer.probe import probe_payload
 from ..proto import broker_pb2, common_pb2, graph_pb2
 
 __all__ = ["PeerSpec", "StalledError", "World"]
@@ -334,19 +343,20 @@ class _Peer:
                 self.handle(p.LinkDown(PeerId(peer), why))
             case LinkRefused(peer, why):  # a link that this ended gets a LinkDown of its own
                 self.world.note(self.name, f"refused link of {peer}: {why}")
+            case FrameAcknowledged(key=key):
+                self.handle(p.FrameAcknowledged(key))
             case FrameArrived(arrived):
-                part = self.machine.assignment
+                part, key = self.machine.assignment, arrived.key
                 try:
                     # One of another term has no tensor here: the machine counts and frees it.
-                    if part is not None and part.matches(arrived.key.run, arrived.key.term):
+                    known = part is not None and part.matches(key.run, key.term)
+                    if known and key.role is not Role.PROBE:
                         self.device.accept(arrived)
                 except ValueError as error:
-                    self.handle(p.FrameRefused(arrived.key, str(error)))
+                    self.handle(p.FrameRefused(key, str(error)))
                     return
-                self.world.note(self.name, f"has {arrived.key}")
-                self.handle(p.FrameArrived(arrived.key))
-            case _:
-                pass  # acknowledged: the transport has let go of the payload
+                self.world.note(self.name, f"has {key}")
+                self.handle(p.FrameArrived(key))
 
     # ------------------------------------------------------------ instructions
 
@@ -386,6 +396,9 @@ class _Peer:
                 payload = self.device.payload(key)
                 self._transport.send(key.destination, key, payload)
                 size_bytes = payload.size_bytes
+                world.after(0.0, lambda: self.handle(p.FrameQueued(key, size_bytes)))
+            case p.SendProbe(key, size_bytes):
+                self._transport.send(key.destination, key, probe_payload(size_bytes))
                 world.after(0.0, lambda: self.handle(p.FrameQueued(key, size_bytes)))
             case p.Release(key):
                 self.device.release(key)

@@ -1,0 +1,193 @@
+"""What the broker knows of the links between peers: soft state, from probes and training traffic.
+
+For each directed pair the newest estimate, its age and its origin. A probe's numbers replace what
+was known; training traffic moves it by an exponential mean, since a busy link shows less than it
+can carry. An estimate older than `MAX_AGE_S` counts as not measured. Numbers that cannot be are not
+taken, whoever says them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ..dag.network import Network
+from ..dag.plan import PeerId
+from ..proto.broker_pb2 import LinkState
+from .scheduler.completion import complete
+
+__all__ = ["MAX_AGE_S", "Caps", "Estimate", "Links", "Origin"]
+
+MAX_AGE_S = 3600.0
+MOST_BYTES_PER_S = 1e12
+MOST_LATENCY_S = 60.0
+_TRAFFIC_WEIGHT = 0.3
+
+ASSUMED_LATENCY_S = 0.03
+ASSUMED_BYTES_PER_S = 12.5e6
+"""Where nothing at all was measured: two homes on one continent, 100 Mbit/s."""
+
+Origin = Literal["probe", "traffic"]
+
+
+@dataclass(slots=True)
+class Estimate:
+    """Of one directed pair. NaN: that part was never measured."""
+
+    latency_s: float
+    bytes_per_s: float
+    at: float
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What is known of a peer besides its links. `group`: peers of one site share it; "": alone.
+    up, down: the owner's caps, bytes/s; 0: none stated."""
+
+    group: str = ""
+    up: float = 0.0
+    down: float = 0.0
+
+
+class Links:
+    """See the module. Times are the broker's clock, seconds."""
+
+    def __init__(self) -> None:
+        self._known: dict[PeerId, dict[PeerId, Estimate]] = {}
+
+    def report(
+        self,
+        source: PeerId,
+        destination: PeerId,
+        latency_s: float,
+        bytes_per_s: float,
+        now: float,
+        origin: Origin,
+    ) -> str:
+        """Takes a measurement; 0 stands for "not measured". Returns why it was not taken, or ""."""
+        for name, value, most in (
+            ("latency_s", latency_s, MOST_LATENCY_S),
+            ("bytes_per_s", bytes_per_s, MOST_BYTES_PER_S),
+        ):
+            if not 0 <= value <= most:  # NaN too
+                return f"{name} is {value:g}: expected 0 to {most:g}"
+        if not latency_s and not bytes_per_s:
+            return "it has neither a latency nor a bandwidth"
+        new = Estimate(latency_s or math.nan, bytes_per_s or math.nan, now, origin)
+        old = self.get(source, destination, now)
+        if old is not None:
+            weight = _TRAFFIC_WEIGHT if origin == "traffic" else 1.0
+            new.latency_s = _mixed(old.latency_s, new.latency_s, weight)
+            new.bytes_per_s = _mixed(old.bytes_per_s, new.bytes_per_s, weight)
+        self._known.setdefault(source, {})[destination] = new
+        return ""
+
+    def get(self, source: PeerId, destination: PeerId, now: float) -> Estimate | None:
+        """The estimate, if it is not too old."""
+        found = self._known.get(source, {}).get(destination)
+        return found if found is not None and now - found.at <= MAX_AGE_S else None
+
+    def is_measured(self, a: PeerId, b: PeerId, now: float) -> bool:
+        """Whether bandwidths both ways are known."""
+        both = self.get(a, b, now), self.get(b, a, now)
+        return all(e is not None and not math.isnan(e.bytes_per_s) for e in both)
+
+    def uplink(self, peer: PeerId, now: float) -> float:
+        """The greatest rate measured out of a peer; 0: none."""
+        rates = (e.bytes_per_s for e in self._known.get(peer, {}).values() if _fresh(e, now))
+        return max((rate for rate in rates if not math.isnan(rate)), default=0.0)
+
+    def forget(self, peer: PeerId) -> None:
+        """The peer is somewhere else now: nothing that was measured holds."""
+        self._known.pop(peer, None)
+        for row in self._known.values():
+            row.pop(peer, None)
+
+    def prune(self, now: float) -> None:
+        """Drops what is too old."""
+        for source, row in list(self._known.items()):
+            kept = {b: e for b, e in row.items() if _fresh(e, now)}
+            if kept:
+                self._known[source] = kept
+            else:
+                del self._known[source]
+
+    def states(self, peers: Mapping[PeerId, object], now: float) -> list[LinkState]:
+        """Every fresh estimate between these peers, for people."""
+        return [
+            LinkState(
+                source=a,
+                destination=b,
+                latency_s=_shown(e.latency_s),
+                bytes_per_s=_shown(e.bytes_per_s),
+                age_s=max(0.0, now - e.at),
+            )
+            for a, row in self._known.items()
+            if a in peers
+            for b, e in row.items()
+            if b in peers and _fresh(e, now)
+        ]
+
+    def network(self, peers: Sequence[PeerId], caps: Mapping[PeerId, Caps], now: float) -> Network:
+        """For planning. What was measured stands as it is; the rest is completed from it
+        (`scheduler/completion.py`), and `measured` says which is which.
+
+        An uplink is the owner's cap. Without one it is the greatest rate measured out of the peer,
+        when two pairs at least were measured: each of them passed the uplink alone, so it carries
+        no less, and counting on more for several at once would promise what nobody saw. With fewer
+        measured pairs it is infinite, so that the pair's own bandwidth decides. The same for
+        downlinks.
+        """
+        n = len(peers)
+        latency, bandwidth = np.full((n, n), np.nan), np.full((n, n), np.nan)
+        index = {peer: i for i, peer in enumerate(peers)}
+        for i, peer in enumerate(peers):
+            for other, e in self._known.get(peer, {}).items():
+                j = index.get(other)
+                if j is not None and j != i and _fresh(e, now):
+                    latency[i, j], bandwidth[i, j] = e.latency_s, e.bytes_per_s
+        known = [caps.get(peer, Caps()) for peer in peers]
+        full = complete(
+            latency,
+            bandwidth,
+            [c.group for c in known],
+            latency_s_if_none=ASSUMED_LATENCY_S,
+            bandwidth_if_none=ASSUMED_BYTES_PER_S,
+        )
+        return Network(
+            peers=tuple(peers),
+            latency_s=full.latency_s,
+            bandwidth=full.bandwidth,
+            up=_ends(bandwidth, [c.up for c in known]),
+            down=_ends(bandwidth.T, [c.down for c in known]),
+            measured=~np.isnan(bandwidth) | np.eye(n, dtype=bool),
+        )
+
+
+def _ends(rates: np.ndarray, caps: Iterable[float]) -> np.ndarray:
+    """(P,) bytes/s of uplinks, from (P, P) measured rates out of them and the owners' caps."""
+    found = []
+    for row, cap in zip(rates, caps, strict=True):
+        seen = row[~np.isnan(row)]
+        measured = float(seen.max()) if len(seen) >= 2 else math.inf
+        found.append(cap if cap > 0 else measured)
+    return np.array(found)
+
+
+def _fresh(estimate: Estimate, now: float) -> bool:
+    return now - estimate.at <= MAX_AGE_S
+
+
+def _mixed(old: float, new: float, weight: float) -> float:
+    if math.isnan(old) or math.isnan(new):
+        return old if math.isnan(new) else new
+    return (1 - weight) * old + weight * new
+
+
+def _shown(value: float) -> float:
+    return 0.0 if math.isnan(value) else value

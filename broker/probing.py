@@ -1,0 +1,490 @@
+"""Whom the broker has measure their link, and when.
+
+Rules.
+
+- O(n) probes: a peer is measured against `LINKS` others at most. These are the landmarks (the first
+  two that joined, then those farthest from them by latency); when many peers wait for a landmark,
+  they measure each other instead. The rest of the matrix is completed (`scheduler/completion.py`),
+  and the pairs that a plan would use are measured exactly (`wanted`) before it counts.
+- A peer takes part in one probe at a time, and sends at most `probe_bytes` for probes in an hour.
+- A peer in a run is measured only for a wanted pair, with the smallest probe, and within 1 % of its
+  uplink (`Allowance`); peers end every other probe when they are assigned.
+- A probe ends when both sides reported, or when its patience is over. A pair that could not be
+  measured is tried again after ten minutes, one that was after an hour.
+- All of it is soft state: nothing is journaled, and nothing here can end a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..dag.network import Network
+from ..dag.plan import PeerId
+from ..proto.broker_pb2 import BrokerMessage, LinkReport, Probe
+from .events import Instruction, Log, SetTimer, Tell
+from .links import MAX_AGE_S, Caps, Links, Origin
+from .membership import Member, Membership, clean
+from .options import BrokerOptions
+
+__all__ = ["LINKS", "SIZES", "SMALLEST", "Allowance", "Probing"]
+
+SIZES = (1024, 1024, 1024, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+"""Bytes of the frames of a probe; the sender stops where the bandwidth is flat."""
+SMALLEST = (1024, 1024, 1024, 16 << 10, 32 << 10)
+"""The probe of a peer that trains."""
+LINKS = 4
+_PATIENCE_S = 10.0
+_GRACE_S = 5.0
+_RETRY_S = 600.0
+_ASSIGNED_S = 30.0
+_REFRESH_S = 600.0
+_HOUR_S = 3600.0
+_MOST_WAITING = 16
+"""Peers that may wait for landmarks before they measure each other."""
+_SHARE = 0.01
+
+Pair = tuple[PeerId, PeerId]
+
+
+class Allowance:
+    """What probes may take of a link that trains: in any window of W seconds at most
+    `share` · bandwidth · W + one smallest probe, in bytes. A token bucket; pure accounting."""
+
+    def __init__(self, bytes_per_s: float, *, burst: int = sum(SMALLEST)) -> None:
+        self.rate = _SHARE * bytes_per_s
+        self.burst = burst
+        self._tokens = float(burst)
+        self._at = -math.inf
+
+    def take(self, size_bytes: int, now: float) -> bool:
+        """Whether so many bytes may go now; they count from then on."""
+        if now > self._at:
+            passed = now - self._at
+            self._tokens = min(self.burst, self._tokens + self.rate * passed)
+            self._at = now
+        if size_bytes > self._tokens:
+            return False
+        self._tokens -= size_bytes
+        return True
+
+
+@dataclass(eq=False)
+class _Peer:
+    """A member. `tried`: until when a pair is not tried again; `sent`: (when, bytes) of its probes
+    of the last hour."""
+
+    boot: tuple[str, int]
+    address: str
+    joined_at: float
+    caps: Caps
+    tried: dict[PeerId, float] = field(default_factory=dict)
+    sent: deque[tuple[float, int]] = field(default_factory=deque)
+    sent_bytes: int = 0
+    allowance: Allowance | None = None
+
+
+@dataclass(eq=False)
+class _Active:
+    """A probe under way. `owing`: who has not reported yet."""
+
+    pair: Pair
+    until: float
+    owing: list[PeerId]
+    failed: bool = False  # for good: another try now would bring the same
+
+
+class Probing:
+    """See the module. version grows whenever `settled` could change."""
+
+    def __init__(self, options: BrokerOptions) -> None:
+        self.options = options
+        self.on = options.probe_s > 0
+        self.links = Links()
+        self.landmarks: list[PeerId] = []
+        self.version = 0
+        self._peers: dict[PeerId, _Peer] = {}  # in order of joining
+        self._short: dict[PeerId, None] = {}  # those with too few links
+        self._wanted: dict[Pair, float] = {}  # until when it is worth the wait
+        self._active: dict[int, _Active] = {}
+        self._busy: dict[PeerId, int] = {}  # the probe that it takes part in
+        self._number = 0
+        self._seen = -1  # version of the members that were looked at last
+        self._stale = False  # something may be startable now
+        self._timer_at = math.inf
+        self._refresh_at = math.inf
+        self._boots: dict[PeerId, tuple[str, int]] = {}  # last seen, of those that left too
+
+    # ------------------------------------------------------------ what others ask
+
+    def settled(self, peers: Iterable[PeerId]) -> bool:
+        """Whether nothing is about to be learned of links of these peers."""
+        some = set(peers)  # never iterated
+        waits = any(p in some for p in self._short) or any(p in some for p in self._busy)
+        return not waits and not any(a in some and b in some for a, b in self._wanted)
+
+    def last_join(self, peers: Iterable[PeerId]) -> float:
+        return max((self._peers[p].joined_at for p in peers if p in self._peers), default=-math.inf)
+
+    def unmeasured(self, pairs: Sequence[Pair], now: float) -> tuple[Pair, ...]:
+        """Those of the pairs that a probe could still tell something about."""
+        if not self.on:
+            return ()
+        return tuple(
+            (a, b)
+            for a, b in pairs
+            if a in self._peers and b in self._peers and not self.links.is_measured(a, b, now)
+            and self._peers[a].tried.get(b, -math.inf) <= now and self._reach(a, b)
+        )  # fmt: skip
+
+    def wanted(self, pairs: Sequence[Pair], now: float) -> None:
+        """A candidate plan would use these: they are measured next, and exactly."""
+        for pair in self.unmeasured(pairs, now):
+            self._wanted[pair] = now + self.options.probe_s
+            self._stale = True
+
+    def network(self, peers: Sequence[PeerId], now: float) -> Network | None:
+        """Links among these peers for a planner; None when nothing is probed here."""
+        if not self.on:
+            return None
+        return self.links.network(peers, {p: k.caps for p, k in self._peers.items()}, now)
+
+    # ------------------------------------------------------------ reports
+
+    def reported(self, peer: PeerId, report: LinkReport, now: float) -> list[Instruction]:
+        """A member says what its link to another carries, or why it could not be measured."""
+        other = PeerId(report.peer)
+        active = self._active.get(report.probe)
+        asked = active is not None and peer in active.owing and other in active.pair
+        if asked and active is not None:
+            active.owing.remove(peer)
+            self._settle(peer, report.size_bytes)
+        if report.HasField("problem"):
+            code = report.problem.code
+            if asked and active is not None and code != "assigned":
+                active.failed = True
+            out: list[Instruction] = [_unmeasured(peer, other, report.problem.text)]
+        elif report.probe and not asked:
+            out = [_ignored(peer, other, f"nobody waits for probe {report.probe} of it")]
+        elif other not in self._peers or other == peer:
+            out = [_ignored(peer, other, "the other end is no other member")]
+        else:
+            origin: Origin = "probe" if report.probe else "traffic"
+            why = self.links.report(peer, other, report.latency_s, report.bytes_per_s, now, origin)
+            out = [_ignored(peer, other, why)] if why else []
+            if asked and active is not None and why:
+                active.failed = True
+            if report.probe and not why:
+                out = [_measured(peer, other, report)]
+        if active is not None and not active.owing:
+            self._end(report.probe, now)
+        return out
+
+    def _settle(self, peer: PeerId, size_bytes: int) -> None:
+        """What it really sent replaces what was set aside for its last probe."""
+        known = self._peers.get(peer)
+        if known is not None and known.sent:
+            at, reserved = known.sent.pop()
+            real = min(size_bytes, reserved)
+            known.sent.append((at, real))
+            known.sent_bytes += real - reserved
+
+    def _end(self, number: int, now: float) -> None:
+        active = self._active.pop(number)
+        a, b = active.pair
+        measured = self.links.is_measured(a, b, now)
+        if measured or active.failed:
+            self._set_tried(a, b, now + (MAX_AGE_S if measured else _RETRY_S))
+            self._wanted.pop((a, b), None)
+            self._wanted.pop((b, a), None)
+        else:  # an assignment came first
+            self._set_tried(a, b, now + _ASSIGNED_S)
+            self._refresh_at = min(self._refresh_at, now + _ASSIGNED_S)
+        for peer in active.pair:
+            self._busy.pop(peer, None)
+        self._stale = True
+        self.version += 1
+
+    def _set_tried(self, a: PeerId, b: PeerId, until: float) -> None:
+        for one, other in ((a, b), (b, a)):
+            if one in self._peers:
+                self._peers[one].tried[other] = until
+
+    # ------------------------------------------------------------ what to do next
+
+    def advance(
+        self, members: Membership, generation: Callable[[], int], now: float
+    ) -> list[Instruction]:
+        """Starts what can be started, ends what took too long. After every event."""
+        if not self.on:
+            return []
+        if members.version != self._seen:
+            self._seen = members.version
+            self._look(members, now)
+        out: list[Instruction] = []
+        if now >= self._timer_at:
+            self._timer_at = math.inf
+            out += self._overdue(now)
+        if self._stale:
+            self._stale = False
+            out += self._start_wanted(members, generation, now)
+            out += self._start_short(members, generation, now)
+        due = min((a.until for a in self._active.values()), default=math.inf)
+        due = min(due, *self._wanted.values(), self._refresh_at) if self._peers else math.inf
+        if due < self._timer_at:
+            self._timer_at = due
+            out.append(SetTimer("probe", due))
+        return out
+
+    def _look(self, members: Membership, now: float) -> None:
+        """Members came, went, or changed their state."""
+        here = members.members
+        for gone in [p for p in self._peers if p not in here]:
+            del self._peers[gone]
+        for member in here.values():
+            known = self._peers.get(member.id)
+            if known is None or known.boot != (member.boot, member.counter):
+                self._peers.pop(member.id, None)
+                self._join(member, now)
+        self.landmarks = [p for p in self.landmarks if p in self._peers]
+        for number, active in list(self._active.items()):
+            active.owing = [p for p in active.owing if p in self._peers]
+            if not active.owing:
+                self._end(number, now)
+        self._wanted = {
+            (a, b): until
+            for (a, b), until in self._wanted.items()
+            if a in self._peers and b in self._peers
+        }
+        self._stale = True
+        self._count_short(members)
+        self.version += 1
+
+    def _join(self, member: Member, now: float) -> None:
+        profile = member.profile
+        place = profile.place or (f"host {profile.host}" if profile.host else "")
+        self._peers[member.id] = _Peer(
+            boot=(member.boot, member.counter),
+            address=member.address,
+            joined_at=now,
+            caps=Caps(place or _site(member.address), _cap(profile.up_bytes_per_s),
+                      _cap(profile.down_bytes_per_s)),
+        )  # fmt: skip
+        boot = (member.boot, member.counter)
+        if self._boots.get(member.id) != boot:  # another start may be another place
+            self.links.forget(member.id)
+        self._boots[member.id] = boot
+        self._refresh_at = min(self._refresh_at, now + _REFRESH_S)
+
+    def _count_short(self, members: Membership) -> None:
+        """Peers of the pool that have fewer links than they could have."""
+        pool = [m.id for m in members.pool]
+        most = min(LINKS, len(pool) - 1)
+        self._short = {
+            p: None
+            for p in pool
+            if len(self._peers[p].tried) < most
+            and any(q != p and q not in self._peers[p].tried and self._reach(p, q) for q in pool)
+        }
+
+    def _overdue(self, now: float) -> list[Instruction]:
+        out: list[Instruction] = []
+        for number, active in list(self._active.items()):
+            if now >= active.until:
+                active.failed = True
+                self._end(number, now)
+                out.append(_unmeasured(*active.pair, "no report came in time"))
+        late = [pair for pair, until in self._wanted.items() if now >= until]
+        for pair in late:
+            del self._wanted[pair]
+        self.version += bool(late)
+        if now >= self._refresh_at:
+            self._refresh_at = now + _REFRESH_S
+            self.links.prune(now)
+            self._boots = {p: boot for p, boot in self._boots.items() if p in self._peers}
+            for known in self._peers.values():
+                known.tried = {p: until for p, until in known.tried.items() if until > now}
+            self._seen = -1  # counts them anew at the next event
+        return out
+
+    def _start_wanted(
+        self, members: Membership, generation: Callable[[], int], now: float
+    ) -> list[Instruction]:
+        out: list[Instruction] = []
+        for a, b in list(self._wanted):
+            one, other = members.members[a], members.members[b]
+            if a in self._busy or b in self._busy or "draining" in (one.state, other.state):
+                continue
+            together = one.state == "assigned" and one.run == other.run
+            trains = "assigned" in (one.state, other.state)
+            sizes = SMALLEST if trains else SIZES
+            if together or not all(self._may_send(m, sum(sizes), now) for m in (one, other)):
+                continue
+            out += self._start(one, other, sizes, generation, now)
+        return out
+
+    def _may_send(self, member: Member, size_bytes: int, now: float) -> bool:
+        known = self._peers[member.id]
+        if not self._affords(known, size_bytes, now):
+            return False
+        if member.state != "assigned":
+            return True
+        uplink = known.caps.up or self.links.uplink(member.id, now)
+        if not uplink:
+            return False  # a hundredth of nobody knows what
+        if known.allowance is None:
+            known.allowance = Allowance(uplink)
+        return known.allowance.take(size_bytes, now)
+
+    def _affords(self, known: _Peer, size_bytes: int, now: float) -> bool:
+        while known.sent and known.sent[0][0] <= now - _HOUR_S:
+            known.sent_bytes -= known.sent.popleft()[1]
+        return known.sent_bytes + size_bytes <= self.options.probe_bytes
+
+    def _start_short(
+        self, members: Membership, generation: Callable[[], int], now: float
+    ) -> list[Instruction]:
+        out: list[Instruction] = []
+        self._count_short(members)
+        cost = sum(SIZES)
+        idle = [p for p in self._short if p not in self._busy]
+        idle = [p for p in idle if self._affords(self._peers[p], cost, now)]
+        for peer in idle:
+            if peer in self._busy:
+                continue
+            other = self._partner(peer, idle, members, now)
+            if other is not None:
+                one, two = members.members[peer], members.members[other]
+                out += self._start(one, two, SIZES, generation, now)
+        return out
+
+    def _partner(
+        self, peer: PeerId, idle: Sequence[PeerId], members: Membership, now: float
+    ) -> PeerId | None:
+        """Whom a peer of the pool is measured against next; None: nobody now."""
+        known = self._peers[peer]
+        if len(self.landmarks) < min(LINKS, 2):
+            self.landmarks += [peer] if peer not in self.landmarks else []
+
+        def open_to(other: PeerId) -> bool:
+            return (
+                other != peer
+                and other not in known.tried
+                and members.members[other].state == "pool"
+                and self._affords(self._peers[other], sum(SIZES), now)
+                and self._reach(peer, other)
+            )
+
+        marks = [p for p in self.landmarks if open_to(p)]
+        if not marks and len(self.landmarks) < LINKS:
+            marks = [p for p in self._farthest(now) if open_to(p)]
+        free = [p for p in marks if p not in self._busy]
+        if free or (marks and len(self._short) <= _MOST_WAITING):
+            return free[0] if free else None
+        others = (p for p in idle if p not in self._busy and open_to(p))
+        anyone = (m.id for m in members.pool if m.id not in self._busy and open_to(m.id))
+        return next(others, None) or next(anyone, None)
+
+    def _farthest(self, now: float) -> list[PeerId]:
+        """The peer whose nearest landmark is farthest, which is one from now on; or nobody."""
+        best: tuple[float, PeerId] | None = None
+        for peer in self._peers:
+            if peer in self.landmarks:
+                continue
+            to = [e.latency_s for p in self.landmarks if (e := self.links.get(peer, p, now))]
+            near = min((x for x in to if not math.isnan(x)), default=-1.0)
+            if near >= 0 and (best is None or near > best[0]):
+                best = near, peer
+        if best is None:
+            return []
+        self.landmarks.append(best[1])
+        return [best[1]]
+
+    def _reach(self, a: PeerId, b: PeerId) -> bool:
+        return bool(self._peers[a].address or self._peers[b].address)
+
+    def _start(
+        self,
+        one: Member,
+        other: Member,
+        sizes: Sequence[int],
+        generation: Callable[[], int],
+        now: float,
+    ) -> list[Instruction]:
+        dialler, target = (one, other) if other.address else (other, one)
+        self._number += 1
+        number, cost = self._number, sum(sizes)
+        pair = (one.id, other.id)
+        until = now + _PATIENCE_S + _GRACE_S
+        self._active[number] = _Active(pair, until, [one.id, other.id])
+        for peer in pair:
+            self._busy[peer] = number
+            self._peers[peer].sent.append((now, cost))
+            self._peers[peer].sent_bytes += cost
+        dial = generation()
+
+        def order(peer: PeerId, address: str) -> BrokerMessage:
+            probe = Probe(
+                number=number,
+                peer=peer,
+                address=address,
+                generation=dial,
+                sizes=sizes,
+                patience_s=_PATIENCE_S,
+            )
+            return BrokerMessage(probe=probe)
+
+        return [  # who is dialled hears of it first
+            Tell(target.stream, order(dialler.id, "")),
+            Tell(dialler.stream, order(target.id, target.address)),
+        ]
+
+    # ------------------------------------------------------------ for people and tests
+
+    def validate(self) -> None:
+        """Raises AssertionError when the state contradicts the rules of this module."""
+        for number, active in self._active.items():
+            assert active.owing, f"probe {number} waits for nobody"
+            for peer in active.pair:
+                assert self._busy.get(peer) == number, f"{peer} is in two probes"
+        assert all(n in self._active for n in self._busy.values())
+        assert all(known.sent_bytes >= 0 for known in self._peers.values())
+        assert len(self.landmarks) == len(set(self.landmarks)) <= LINKS
+        assert all(p in self._peers for p in self.landmarks)
+
+    def __repr__(self) -> str:
+        return f"<Probing {len(self._active)} under way, {len(self._short)} peers short of links>"
+
+
+def _cap(bytes_per_s: float) -> float:
+    return bytes_per_s if bytes_per_s > 0 and math.isfinite(bytes_per_s) else 0.0
+
+
+def _site(address: str) -> str:
+    """The first two numbers of an IPv4 address: neighbours there are often neighbours indeed."""
+    parts = address.rpartition(":")[0].split(".")
+    is_ip = len(parts) == 4 and all(part.isdigit() for part in parts)
+    return f"net {parts[0]}.{parts[1]}" if is_ip else ""
+
+
+def _measured(peer: PeerId, other: PeerId, report: LinkReport) -> Log:
+    fields = (
+        ("peer", peer),
+        ("other", other),
+        ("latency_ms", round(report.latency_s * 1e3, 3)),
+        ("bytes_per_s", round(report.bytes_per_s)),
+        ("size_bytes", report.size_bytes),
+    )
+    return Log("link_measured", fields)
+
+
+def _unmeasured(peer: PeerId, other: PeerId, why: str) -> Log:
+    fields = (("peer", peer), ("other", clean(other, 128)), ("why", clean(why)))
+    return Log("link_unmeasured", fields)
+
+
+def _ignored(peer: PeerId, other: PeerId, why: str) -> Log:
+    text = f"link to {clean(other, 60)!r}: {why}"
+    return Log("message_ignored", (("message", "link"), ("peer", peer), ("why", text)))
