@@ -153,7 +153,8 @@ class _Ledger:
         """What comes from outside the graph is contiguous."""
         spec = self._graph.spec[value]
         strides = torch.empty(spec.sizes).stride()
-        return Like(spec.sizes, strides, spec.dtype, value in self._trainable)
+        grad = value in self._trainable
+        return Like(spec.sizes, strides, spec.dtype, grad, parameter=grad)
 
     def _trial(self, op: Operator) -> Trial:
         place = {value: i for i, value in enumerate(op.reads)}

@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from shoal.dag import random as shoal_random
 from shoal.dag.capture import Captured, capture
 from shoal.dag.cost import FLOPS_PER_BYTE, OperatorCost, StageCost, cost, stage_cost
+from shoal.dag.count import SCORE, SCORE_BACKWARD, VIEW
 from shoal.dag.cut import cut
 from shoal.dag.execute import StageExecutor
 from shoal.dag.graph import Graph
@@ -88,10 +89,12 @@ def test_a_linear_layer_is_two_flops_per_weight_and_token() -> None:
     assert head.parameter_bytes == 0  # the embedding read it first
 
 
-def test_attention_is_four_products_of_the_square() -> None:
+def test_attention_is_four_products_of_the_square_and_a_softmax() -> None:
     (attention,) = by_target("attention", "scaled_dot_product")
-    assert attention.flops_forward == 4 * B * T * T * D
-    assert attention.flops_backward == 5 * 2 * B * T * T * D  # the scores once more, four gradients
+    scores = B * 2 * T * T  # of two heads
+    assert attention.forward.attention == 4 * B * T * T * D + SCORE * scores
+    backward = 5 * 2 * B * T * T * D  # the scores once more, four gradients
+    assert attention.backward.attention == backward + SCORE_BACKWARD * scores
 
 
 def test_a_convolution_counts_its_groups_and_places() -> None:
@@ -106,12 +109,12 @@ def test_a_frozen_layer_costs_half_the_backward() -> None:
     assert last.flops_backward == 2 * 2 * B * 6 * 4 + FLOPS_PER_BYTE * ITEM * (B * 4 + 4)  # bias
 
 
-def test_views_are_free_and_the_rest_moves_bytes() -> None:
-    (attention,) = by_target("attention", "permute")
-    assert attention.flops_forward == 0
-    norm = by_target("attention", "layer_norm")[0]
-    read_and_written = ITEM * (2 * B * T * D + 2 * D + 2 * B * T)
-    assert norm.flops_forward == FLOPS_PER_BYTE * read_and_written
+def test_views_move_nothing_and_the_rest_moves_bytes() -> None:
+    (permute,) = by_target("attention", "permute")
+    assert permute.forward == Work(calls=VIEW)
+    (add,) = by_target("attention", "add.Tensor")
+    assert add.forward == Work(memory=ITEM * 3 * B * T * D, calls=1)
+    assert add.backward == Work(calls=1)  # the gradient goes on as it is
 
 
 @pytest.mark.parametrize("name", ["attention", "dropout", "convolution"])
