@@ -18,7 +18,7 @@ from ..dag.validate import validate
 from ..dag.vocabulary import planned_graph
 from .events import MakePlan, PlanFailed, PlanReady
 from .request import plan_request
-from .scheduler.equal import equal_flops
+from .scheduler.baselines import equal_compute
 from .scheduler.interface import NoPlan, PeerOffer, Planner
 from .wish import read_spec
 
@@ -26,7 +26,7 @@ __all__ = ["answer", "frame_pairs", "make_plan"]
 
 
 def answer(
-    ask: MakePlan, graph_bytes: bytes, planner: Planner = equal_flops
+    ask: MakePlan, graph_bytes: bytes, planner: Planner = equal_compute
 ) -> PlanReady | PlanFailed:
     """The event that answers a MakePlan, whatever the graph is."""
     try:
@@ -39,7 +39,7 @@ def answer(
         return PlanFailed(ask.run, ask.version, f"the graph of the run: {error}", "graph")
 
 
-def make_plan(ask: MakePlan, graph: Graph, planner: Planner = equal_flops) -> PlanReady:
+def make_plan(ask: MakePlan, graph: Graph, planner: Planner = equal_compute) -> PlanReady:
     """Raises NoPlan, PlanError for a hand-written plan, GraphError."""
     spec = ask.spec
     if graph.operator_set != "full":

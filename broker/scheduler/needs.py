@@ -1,0 +1,82 @@
+"""Memory of every interval between some positions of a chain at once.
+
+    bytes(i, j, l) = state(i, j) + l · saved(i, j) + 2 · largest(i, j)       as in `partition.py`
+    recomputed     = state(i, j) + saved(i, j) + 2 · largest(i, j) + (l - 1) · crossing(i)
+
+A thing of some bytes that operators in the blocks b1 < b2 < … touch counts once in (i, j) when any of
+them is in it: when for one t, b(t-1) < i <= b(t) < j. Each t is a rectangle of (i, j), so all things
+together are a sum of differences: O(touches + positions²).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...dag.cost import OperatorCost
+from .partition import Chain
+
+__all__ = ["Needs"]
+
+Ints = NDArray[np.int64]
+
+
+class Needs:
+    """For the intervals between `positions` (ascending, both ends included) of a chain."""
+
+    def __init__(self, chain: Chain, positions: Ints) -> None:
+        self.positions = positions
+        costs, n = chain.costs, len(positions)
+        block = np.searchsorted(positions, np.arange(chain.operators), side="right") - 1
+        self._state = _once((((v, chain.state[v]) for v, _ in c.reads) for c in costs), block, n)
+        self._saved = _once((c.saves for c in costs), block, n)
+        self._largest = _largest(costs, block, n)
+        self._crossing = np.array([chain.crossing_bytes(int(p)) for p in positions], np.int64)
+        self._known: dict[tuple[int, int, bool], Ints] = {}
+
+    def low(self, size_bytes: int, live: int, recompute: bool = False) -> Ints:
+        """By end j, the least start from which every interval that ends at j needs no more than
+        `size_bytes` with `live` microbatches; j itself if none does. Shape (positions,)."""
+        key = (size_bytes, live, recompute)
+        if key not in self._known:
+            if recompute:
+                need = self._state + self._saved + 2 * self._largest
+                need += max(0, live - 1) * self._crossing[:, None]
+            else:
+                need = self._state + live * self._saved + 2 * self._largest
+            n = len(self.positions)
+            over = np.triu(need > size_bytes, 1)
+            # Behind the last start that needs too much.
+            last = n - 1 - np.argmax(over[::-1], axis=0)
+            self._known[key] = np.where(over.any(axis=0), last + 1, 0).astype(np.int64)
+        return self._known[key]
+
+
+def _once(touches: Iterable[Iterable[tuple[object, int]]], block: Ints, n: int) -> Ints:
+    """(n, n) bytes of what operators in (i, j) touch, each thing once. `touches`: by operator."""
+    last: dict[object, int] = {}
+    rows: list[tuple[int, int, int]] = []  # (first i, block, bytes)
+    for b, things in zip(block.tolist(), touches, strict=True):
+        for thing, size in things:
+            before = last.get(thing, -1)
+            if before < b:
+                rows.append((before + 1, b, size))
+                last[thing] = b
+    change = np.zeros((n + 1, n + 1), dtype=np.int64)
+    if rows:
+        first, at, size_bytes = np.array(rows, dtype=np.int64).T
+        np.add.at(change, (first, at + 1), size_bytes)
+        np.add.at(change, (at + 1, at + 1), -size_bytes)
+    return change.cumsum(0).cumsum(1)[:n, :n]
+
+
+def _largest(costs: Sequence[OperatorCost], block: Ints, n: int) -> Ints:
+    """(n, n) bytes of the largest result of one operator in (i, j)."""
+    each = np.zeros(n, dtype=np.int64)
+    np.maximum.at(each, block, [c.output_bytes for c in costs])
+    found = np.zeros((n, n), dtype=np.int64)
+    for i in range(n - 1):
+        np.maximum.accumulate(each[i : n - 1], out=found[i, i + 1 :])
+    return found
