@@ -33,6 +33,7 @@ from .needs import Needs
 from .partition import SLACK, Chain
 from .pathcut import Path, least_bottleneck, soonest_fill
 from .shortage import refuse_impossible, shortage, size_text
+import itertools
 
 __all__ = ["CHUNKS", "equal_compute", "uniform"]
 
@@ -224,9 +225,9 @@ class _Baseline:
 
     def _reasons(self, grid: _Grid, cuts: Sequence[int], recompute: bool) -> Iterator[str]:
         chain, n = self.chain, self.judge.operators
-        sizes = [b - a for a, b in zip(cuts, cuts[1:], strict=False)]
+        sizes = [b - a for a, b in itertools.pairwise(cuts)]
         total = chain.flops(0, n) or 1.0
-        flops = [chain.flops(a, b) / total for a, b in zip(cuts, cuts[1:], strict=False)]
+        flops = [chain.flops(a, b) / total for a, b in itertools.pairwise(cuts)]
         plural = "s" if grid.stages > 1 else ""
         if self.equal == "operators":
             yield (
@@ -235,16 +236,17 @@ class _Baseline:
             )
         else:
             yield (
-                f"equal compute: {grid.stages} stage{plural} over the peers in the order of joining, "
-                f"FLOPs in proportion to their speeds, whatever their links; within {SLACK:.0%} of "
-                "the best cut, the one with the fewest bytes across"
+                f"equal compute: {grid.stages} stage{plural} over the peers in the order of joining "
+                f"with FLOPs in proportion to their speeds, whatever their links; within "
+                f"{SLACK:.0%} of the best cut, the one with the fewest bytes across"
             )
         if recompute:
             yield "every stage computes its forward again: without, no cut fits"
         for k in range(min(grid.stages, 32)):
             ops, offers = self.request.graph.operators, self.request.offers
             a, b = cuts[k], cuts[k + 1]
+            holders = " + ".join(str(offers[p]) for p in grid.holders(k))
             yield (
-                f"stage {k} [{a}, {b}) from {ops[a].name} to {ops[b - 1].name} on "
-                f"{' + '.join(str(offers[p]) for p in grid.holders(k))}: {flops[k]:.1%} of the FLOPs"
+                f"stage {k} [{a}, {b}) from {ops[a].name} to {ops[b - 1].name} on {holders}: "
+                f"{flops[k]:.1%} of the FLOPs"
             )

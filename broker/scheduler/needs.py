@@ -3,9 +3,9 @@
     bytes(i, j, l) = state(i, j) + l · saved(i, j) + 2 · largest(i, j)       as in `partition.py`
     recomputed     = state(i, j) + saved(i, j) + 2 · largest(i, j) + (l - 1) · crossing(i)
 
-A thing of some bytes that operators in the blocks b1 < b2 < … touch counts once in (i, j) when any of
-them is in it: when for one t, b(t-1) < i <= b(t) < j. Each t is a rectangle of (i, j), so all things
-together are a sum of differences: O(touches + positions²).
+A thing of some bytes that operators in the blocks b1 < b2 < … touch counts once in (i, j) when any
+of them is in it: when for one t, b(t-1) < i <= b(t) < j. Each t is a rectangle of (i, j), so all
+things together are a sum of differences: O(touches + positions²).
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+import itertools
 
 __all__ = ["EXACT", "grouped_path", "narrowest", "total", "widest_path"]
 
@@ -27,12 +28,12 @@ _FAR = 1e9
 
 def narrowest(rate: Floats, path: Sequence[int]) -> float:
     """The least rate along a path; inf for one node."""
-    return min((float(rate[a, b]) for a, b in zip(path, path[1:], strict=False)), default=np.inf)
+    return min((float(rate[a, b]) for a, b in itertools.pairwise(path)), default=np.inf)
 
 
 def total(cost: Floats, path: Sequence[int]) -> float:
     """The sum of the costs along a path."""
-    return sum(float(cost[a, b]) for a, b in zip(path, path[1:], strict=False))
+    return sum(float(cost[a, b]) for a, b in itertools.pairwise(path))
 
 
 def widest_path(
@@ -110,7 +111,7 @@ def _improved(
     # Of equally narrow links the cheaper one.
     narrowness += 1e-9 * costs / (costs.max() or 1.0)
     path = _local(narrowness, _greedy(narrowness, n))
-    width = min(rates[a, b] for a, b in zip(path, path[1:], strict=False))
+    width = min(rates[a, b] for a, b in itertools.pairwise(path))
     far = _FAR * (1.0 + costs.sum())
     path = _local(np.where(rates >= width, costs, far), path)
     return path[1:-1]
