@@ -19,6 +19,7 @@ has CHUNKS stages. Forwards are computed again only where nothing fits without.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,7 +34,6 @@ from .needs import Needs
 from .partition import SLACK, Chain
 from .pathcut import Path, least_bottleneck, soonest_fill
 from .shortage import refuse_impossible, shortage, size_text
-import itertools
 
 __all__ = ["CHUNKS", "equal_compute", "uniform"]
 
@@ -236,8 +236,8 @@ class _Baseline:
             )
         else:
             yield (
-                f"equal compute: {grid.stages} stage{plural} over the peers in the order of joining "
-                f"with FLOPs in proportion to their speeds, whatever their links; within "
+                f"equal compute: {grid.stages} stage{plural} over the peers in the order of "
+                f"joining, FLOPs in proportion to their speeds, whatever their links; within "
                 f"{SLACK:.0%} of the best cut, the one with the fewest bytes across"
             )
         if recompute:

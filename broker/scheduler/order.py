@@ -9,11 +9,11 @@ the largest, then on the cost with everything narrower forbidden. Both matrices 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-import itertools
 
 __all__ = ["EXACT", "grouped_path", "narrowest", "total", "widest_path"]
 

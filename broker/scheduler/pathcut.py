@@ -10,9 +10,9 @@ Peers of the path may stay empty, so a slow one can be worth nothing. For a boun
 bottleneck the stages of peer k that end at j begin in a window [low_k(j), j), because seconds and
 memory only grow with an interval; so "can the first j operators end with peer k" and the least fill
 under τ are both found in O(K · reach · n log n) vector operations. The least bottleneck is found by
-bisection, and of several τ above it the one with the shortest step is taken: with few microbatches a
-shorter pipeline wins. Up to `reach` - 1 peers in a row may stay empty between two others, any number
-at the ends.
+bisection, and of several τ above it the one with the shortest step is taken: with few microbatches
+a shorter pipeline wins. Up to `reach` - 1 peers in a row may stay empty between two others, any
+number at the ends.
 """
 
 from __future__ import annotations
