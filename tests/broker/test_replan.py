@@ -106,7 +106,10 @@ def test_a_time_that_is_none_is_refused() -> None:
 
 
 def plan(*holders: str, cuts: tuple[int, ...]) -> Plan:
-    slots = [StageSlot(a, b, (PeerId(p),)) for p, (a, b) in zip(holders, itertools.pairwise(cuts))]
+    slots = [
+        StageSlot(a, b, (PeerId(p),))
+        for p, (a, b) in zip(holders, itertools.pairwise(cuts), strict=True)
+    ]
     route = tuple(Visit(i, s.holders[0]) for i, s in enumerate(slots))
     return Plan(tuple(slots), (route,), 2)
 
