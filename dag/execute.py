@@ -15,6 +15,10 @@ Rules that keep this equal to plain autograd on the whole model:
 5. Running a microbatch changes no buffer. It returns statistics, and `apply_updates` applies those
    of all microbatches in their order when the step ends.
 6. Whatever (step, microbatch) keeps for its backward is gone after it.
+7. A stage that recomputes keeps what came and the data that it read, and no graph: its backward
+   runs the forward again on them, now with autograd. Nothing differs between the two runs, as masks
+   hang on (seed, step, microbatch), and parameters and buffers change only when a step ends. The
+   first run gives values, results and statistics; the second gives only gradients.
 """
 
 from __future__ import annotations
@@ -71,10 +75,12 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a backward needs: leaves of the received ports, and outputs with their graph."""
+    """What a backward needs: leaves of the received ports, and outputs with their graph. With
+    recomputation there are no outputs yet, and `taken` is all that the forward took."""
 
     leaves: dict[str, Tensor]
     roots: dict[str, Tensor]
+    taken: dict[str, Tensor] | None = None
 
 
 class StageExecutor:
@@ -85,6 +91,7 @@ class StageExecutor:
     owns copies: two stages never share a parameter. For a core peer, `graph` is the lowered graph
     and `operators` the interval there; ports and names stay those of `stage`. `evaluation` is an
     evaluation form with its interval; without it, that of `graph` is derived when first used.
+    `recompute`: whether a backward computes the forward again (rule 7), for less memory.
 
     Not thread-safe: one call at a time.
     """
@@ -99,6 +106,7 @@ class StageExecutor:
         seed: int = 0,
         operators: tuple[int, int] | None = None,
         evaluation: tuple[Graph, tuple[int, int]] | None = None,
+        recompute: bool = False,
     ) -> None:
         self.stage = stage
         self.device = torch.device(device)
@@ -106,6 +114,7 @@ class StageExecutor:
         self._seed = seed
         self._operators = operators or (stage.start, stage.stop)
         self._evaluation = evaluation
+        self.recompute = recompute
         owned = frozenset(stage.updates)
         self.parameters: dict[str, nn.Parameter] = {
             name: nn.Parameter(self._own("param", name, tensors), name in stage.trainable)
@@ -168,15 +177,11 @@ class StageExecutor:
         leaves: dict[str, Tensor] = {}
         if backward:
             leaves = {value: taken[value].requires_grad_() for value in self._leaves}
-        module = self._training
-        args: list[object] = [taken.pop(value) for value in module.takes]
-        if module.takes_key:
-            args.append(step_key(self._seed, step, microbatch))
-        with torch.set_grad_enabled(backward):
-            made = dict(zip(module.gives, module.run(*args), strict=True))
-        if backward:
-            roots = {value: made[value] for value in self._roots if made[value].requires_grad}
-            self._kept[step, microbatch] = _Kept(leaves, roots)
+        made = self._run(step, microbatch, taken, grad=backward and not self.recompute)
+        if backward and self.recompute:
+            self._kept[step, microbatch] = _Kept(leaves, {}, taken)
+        elif backward:
+            self._kept[step, microbatch] = _Kept(leaves, self._differentiable(made))
         forwarded = self._forwarded(made)
         forwarded.updates.update(
             {name: made[value].detach() for name, value in self._statistics.items()}
@@ -194,9 +199,12 @@ class StageExecutor:
         NaN and the microbatch contributes nothing.
         """
         kept = self._kept.pop((step, microbatch))
+        outputs = kept.roots
+        if kept.taken is not None:
+            outputs = self._differentiable(self._run(step, microbatch, kept.taken, grad=True))
         roots: list[Tensor] = []
         seeds: list[Tensor] = []
-        for value, root in kept.roots.items():
+        for value, root in outputs.items():
             seed = self._total(grads.get(value))
             if value == self._loss and weight != 0:
                 own = torch.full_like(root, weight)
@@ -254,6 +262,20 @@ class StageExecutor:
         found = {value: ports[value] for value in self._received}
         found |= {f"in:{name}": inputs[name] for name in self.stage.inputs}
         return {v: t.detach().to(self.device, non_blocking=True) for v, t in found.items()}
+
+    def _run(
+        self, step: int, microbatch: int, taken: Mapping[str, Tensor], *, grad: bool
+    ) -> dict[str, Tensor]:
+        """What the training form makes of a microbatch, by value name."""
+        module = self._training
+        args: list[object] = [taken[value] for value in module.takes]
+        if module.takes_key:
+            args.append(step_key(self._seed, step, microbatch))
+        with torch.set_grad_enabled(grad):
+            return dict(zip(module.gives, module.run(*args), strict=True))
+
+    def _differentiable(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {value: made[value] for value in self._roots if made[value].requires_grad}
 
     def _forwarded(self, made: Mapping[str, Tensor]) -> Forwarded:
         return Forwarded(

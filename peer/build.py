@@ -80,8 +80,8 @@ class Work:
         return total
 
     @cached_property
-    def kept_bytes(self) -> dict[int, int]:
-        """By stage, about what autograd keeps of one microbatch: the values that it differentiates.
+    def saved_bytes(self) -> dict[int, int]:
+        """By stage, about what autograd saves of one microbatch: the values that it differentiates.
         An estimate, for a CPU, where nothing measures it."""
         return {
             k: sum(
@@ -92,6 +92,25 @@ class Work:
             )
             for k, held in self.held.items()
         }
+
+    @cached_property
+    def kept_bytes(self) -> dict[int, int]:
+        """By stage, what a live microbatch keeps: what autograd saves; with recomputation what came
+        and the data."""
+        return {
+            k: sum(port.spec.size_bytes for port in held.stage.receives)
+            + sum(self.graph.spec[f"in:{name}"].size_bytes for name in held.stage.inputs)
+            if held.executor.recompute
+            else self.saved_bytes[k]
+            for k, held in self.held.items()
+        }
+
+    def backward_bytes(self, stage: int) -> int:
+        """With recomputation: what a backward held of its microbatch and no longer does at its end,
+        what autograd saved in the second forward with it."""
+        if not self.held[stage].executor.recompute:
+            return 0
+        return self.kept_bytes[stage] + self.saved_bytes[stage]
 
     def exported(self) -> dict[str, Tensor]:
         """What this peer exports, under the names of the user's module. Over all peers every name
@@ -136,6 +155,7 @@ def build_work(order: BuildOrder, device: torch.device) -> Work:
             seed=order.training.seed,
             operators=within,
             evaluation=(evaluation(core.graph), within) if core else None,
+            recompute=plan.stages[stage.index].recompute,
         )
         optimizer = StageOptimizer(order.training.train, executor.parameters)
         held[stage.index] = Held(stage, executor, optimizer)

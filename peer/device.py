@@ -181,7 +181,8 @@ class TorchDevice:
         ready = self._finish()
         for transfer, tensor in given.items():
             work.store.put(_key(work.order, step, transfer), Entry(tensor, ready))
-        self._measure()
+        backward = action.kind is Kind.BACKWARD
+        self._measure(work.backward_bytes(action.stage) if backward else 0)
         seconds = time.perf_counter() - began
         outcome = self._outcome(step) if action.kind is Kind.NORM_COMBINE else None
         evaluation = self._evaluation() if action.kind is Kind.EVAL_COMBINE else None
@@ -304,13 +305,14 @@ class TorchDevice:
 
     # ------------------------------------------------------------ memory
 
-    def _measure(self) -> None:
-        """On a CPU: what stands, the values in the store, what live microbatches keep."""
+    def _measure(self, during: int = 0) -> None:
+        """On a CPU: what stands, the values in the store, what live microbatches keep, and bytes
+        that were there only during the action."""
         if self.device.type == "cuda":
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
             return
         work = self._now
-        now = work.standing_bytes + work.store.size_bytes
+        now = work.standing_bytes + work.store.size_bytes + during
         for k, held in work.held.items():
             now += len(held.executor.live) * work.kept_bytes[k]
         self.peak_bytes = max(self.peak_bytes, now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -260,6 +262,18 @@ def test_masks_are_those_of_the_one_stage_run(make_case, stages, holders):
     other = case.world(case.plan(stages, holders))
     assert other.run(4) == pytest.approx(one.run(4), rel=1e-5)
     assert one.outcomes[0].loss != pytest.approx(plain_first_loss(case), rel=1e-3)
+
+
+def test_recomputation_gives_the_same_bits_for_less_memory(make_case):
+    case = make_case(Gpt(dropout=0.2), length=8, steps=4, batch=16)
+    plan = case.plan(2, ["a", "b"], schedule="gpipe")
+    again = replace(plan, stages=tuple(replace(s, recompute=True) for s in plan.stages))
+    one, other = case.world(plan), case.world(again)
+    assert one.run(2) == other.run(2)
+    weights = other.weights()
+    assert all(torch.equal(weights[name], w) for name, w in one.weights().items())
+    for peer in ("a", "b"):
+        assert other.devices[peer].peak_bytes < one.devices[peer].peak_bytes
 
 
 def plain_first_loss(case):
