@@ -269,6 +269,8 @@ class Assignment:
             peak_bytes=steps.peak_bytes,
             outcome=steps.outcome,
             evaluation=steps.evaluation,
+            stages=steps.stage_times,
+            update_s=steps.update_s,
         )
         self._sent_bytes = 0
         return e.Tell(broker_pb2.PeerMessage(step=report))

@@ -81,7 +81,7 @@ class Steps:
 
     def __init__(self, peer: PeerId, built: Built, first_step: int) -> None:
         flow = built.flow
-        self._peer = peer
+        self._peer, self._flow = peer, flow
         self._run, self._term = built.run, built.term
         self._train = Program.of(flow, peer, tuple(flow.actions(peer)))
         self._evaluate = Program.of(flow, peer, tuple(flow.evaluation_actions(peer)))
@@ -108,6 +108,10 @@ class Steps:
         self.started_at: float | None = None
         self.trained_s = 0.0
         self.compute_s = 0.0
+        self.update_s = 0.0
+        self._times = {
+            k: broker_pb2.StageTime(stage=k) for k in self._flow.plan.stages_of(self._peer)
+        }
         self.peak_bytes = 0
         self.outcome: broker_pb2.Outcome | None = None
         self.evaluation: broker_pb2.Evaluation | None = None
@@ -220,6 +224,7 @@ class Steps:
         self.position += 1
         self.progress += 1
         self.compute_s += result.seconds
+        self._add(action, result.seconds)
         self.peak_bytes = max(self.peak_bytes, result.peak_bytes)
         self.outcome = result.outcome or self.outcome
         self.evaluation = result.evaluation or self.evaluation
@@ -234,6 +239,24 @@ class Steps:
             else:
                 stepped = True
         return Done(sends, releases, trained, stepped)
+
+    def _add(self, action: Action, seconds: float) -> None:
+        """Seconds of training by stage; an evaluation, an exchange and the norm are no stage's."""
+        match action.kind:
+            case Kind.FORWARD:
+                self._times[action.stage].visits += 1
+                self._times[action.stage].forward_s += seconds
+            case Kind.BACKWARD:
+                self._times[action.stage].backward_s += seconds
+            case Kind.UPDATE:
+                self.update_s += seconds
+            case _:
+                pass
+
+    @property
+    def stage_times(self) -> tuple[broker_pb2.StageTime, ...]:
+        """What each stage of this peer took in this step so far."""
+        return tuple(self._times.values())
 
     def leave_step(self) -> None:
         """Goes on to the next step. Nothing of the old one may still wait to be consumed."""

@@ -25,6 +25,7 @@ from shoal.dag.graph import (
     TensorSpec,
 )
 from shoal.dag.plan import PeerId, Plan, Route, StageSlot, Visit
+from shoal.dag.schedule import Kind
 from shoal.net.frame import FrameKey
 from shoal.peer import events as e
 from shoal.peer.machine import PeerMachine
@@ -75,7 +76,7 @@ def random_plan(
         stages=tuple(StageSlot(cuts[i], cuts[i + 1], holders[i]) for i in range(stages)),
         routes=tuple(route() for _ in range(microbatches)),
         microbatch_size=2,
-        schedule=rng.choice(("gpipe", "1f1b")),
+        schedule=rng.choice(("gpipe", "1f1b", "interleaved")),
         evaluation_routes=tuple(route() for _ in range(held_out)),
     ).validate(operators)
 
@@ -145,7 +146,9 @@ class GhostDevice:
             outcome = broker_pb2.Outcome(loss=loss, weight=len(values))
         if str(order.action) == "V+":
             evaluation = broker_pb2.Evaluation(loss=0.5, weight=len(values))
-        return e.Result(seconds=0.25, outcome=outcome, evaluation=evaluation)
+        seconds = {Kind.FORWARD: 0.5, Kind.BACKWARD: 1.0, Kind.UPDATE: 2.0}
+        took = seconds.get(order.action.kind, 0.25)
+        return e.Result(seconds=took, outcome=outcome, evaluation=evaluation)
 
 
 class World:
@@ -301,6 +304,20 @@ def test_only_the_hub_reports_what_the_step_came_to() -> None:
         assert report.HasField("evaluation") == (hub and report.step == 1)
         assert report.seconds > 0
         assert report.compute_s > 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_report_says_what_each_stage_took(seed: int) -> None:
+    world = build(seed, steps=2, eval_every=1)
+    world.run()
+    for peer, report in world.reports:
+        assert [t.stage for t in report.stages] == list(world.plan.stages_of(peer))
+        for found in report.stages:
+            ran = sum(route[found.stage].peer == peer for route in world.plan.routes)
+            backward = ran * world.flow.stages[found.stage].has_backward
+            assert (found.visits, found.forward_s, found.backward_s) == (ran, ran / 2, backward)
+        assert report.update_s == 2.0
+        assert report.compute_s > 2.0 + sum(t.forward_s + t.backward_s for t in report.stages)
 
 
 def test_a_report_counts_the_bytes_that_its_step_sent() -> None:
