@@ -21,7 +21,9 @@ Blocks read h and the labels and nothing of each other, so they may lie in any s
 same time; between stages travel h, the labels and m, s, t, never logits. Ignored labels, the three
 reductions and what stands between linear and loss (reshapes, slices of tokens, casts, scales) are
 those of the graph. A mean over no token at all is NaN with gradient 0, as in torch. A label that is
-neither ignored nor a word fails in the first or the last block, as it does in the whole loss.
+neither ignored nor a word fails in the first or the last block, as it does in the whole loss. Under
+bf16 every block rounds its gradient of h to bf16 before they are summed, so that gradient differs
+by this rounding; those of the weights do not.
 
 The whole is written in operators of the allow-list, and nothing of it crosses the wire: a plan says
 `head_parts`, and everybody who cuts a graph by a plan cuts `planned_graph(graph, plan)`.
@@ -262,16 +264,17 @@ def _write_combination(
     highest = write.put(f"{name}/max", "squeeze.dim", (top, 1), row)
     above = write.put(f"{name}/above", "sub.Tensor", (highest, target), row, grad=True)
     each = write.put(f"{name}/each", "add.Tensor", (above, log), row, grad=True)
-    kept = (each, ignored, 0.0)
-    if head.reduction not in (MEAN, SUM):
-        write.put(name, "masked_fill.Scalar", kept, row, grad=True)
+    whole = head.reduction in (MEAN, SUM)
+    counting = f"{name}/counting" if whole else name
+    kept = write.put(counting, "masked_fill.Scalar", (each, ignored, 0.0), row, grad=True)
+    if not whole:
         return
-    kept = (write.put(f"{name}/kept", "masked_fill.Scalar", kept, row, grad=True),)
+    summed = write.put(
+        name if head.reduction == SUM else f"{name}/summed", "sum.default", (kept,), one, grad=True
+    )
     if head.reduction == SUM:
-        write.put(name, "sum.default", kept, one, grad=True)
         return
     flags, number = TensorSpec((tokens,), "bool"), TensorSpec((), "int64")
-    summed = write.put(f"{name}/summed", "sum.default", kept, one, grad=True)
     counts = write.put(f"{name}/counts", "logical_not.default", (ignored,), flags)
     count = write.put(f"{name}/count", "sum.default", (counts,), number)
     least = write.put(f"{name}/least", "clamp.default", (count, 1), number)
