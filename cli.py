@@ -309,6 +309,47 @@ def train(
 
 @app.command()
 @_verb
+def plan(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job.toml.")],
+    cluster: Annotated[
+        Path | None,
+        typer.Option("--cluster", metavar="FILE", help="Plan over the peers of a scenario file."),
+    ] = None,
+    broker: Broker = None,
+    json: Json = False,
+) -> None:
+    """Show what would run where, and why. Example: shoal plan job.toml --cluster cluster.toml"""
+    from .client.preview import as_json, show
+    from .job import Job
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    if cluster is not None and broker is not None:
+        _complain("plan over a file or over a broker's pool: expected one of --cluster, --broker")
+        raise typer.Exit(WRONG)
+    loaded = Job.from_toml(job)
+    if cluster is not None:
+        from .client.submission import draft
+        from .sim.preview import preview_cluster
+
+        answer = preview_cluster(cluster, job, *draft(loaded, say))
+    else:
+        from . import client as clients
+
+        with clients.connect(broker) as client:
+            answer = client.preview(loaded, say)
+    if json:
+        _print_json(as_json(answer))
+    elif answer.HasField("plan"):
+        show(answer, loaded.name)
+    if not answer.HasField("plan"):
+        _complain(f"no plan: {answer.reason.text}")
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+@_verb
 def watch(
     run: RunId,
     broker: Broker = None,

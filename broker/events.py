@@ -8,7 +8,8 @@ finished work into events, and carries the instructions of one `handle` out in t
     peer stream    StreamOpened, PeerSaid,        Tell, CloseStream, SetTimer
                    StreamClosed
     client call    RunSubmitted, RunCancelled,    Answer or Reject, exactly one for each request
-                   DescribeAsked, WatchAsked
+                   DescribeAsked, WatchAsked,
+                   PreviewAsked
     planner        PlanReady, PlanFailed          Tell(assign) to the holders, or a failed run
     clock          TimerFired                     (whatever was due)
     person         DrainAsked, StopAsked          Stop
@@ -25,6 +26,7 @@ from ..proto.broker_pb2 import (
     BrokerMessage,
     Description,
     PeerMessage,
+    PeerState,
     RunEvent,
     RunSpec,
     RunState,
@@ -44,6 +46,8 @@ __all__ = [
     "PeerSaid",
     "PlanFailed",
     "PlanReady",
+    "PreviewAsked",
+    "PreviewWanted",
     "Publish",
     "Reject",
     "RequestId",
@@ -108,6 +112,14 @@ class DescribeAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class PreviewAsked:
+    """Answered with PreviewWanted: what the planner needs, as it is now."""
+
+    request: RequestId
+    spec: RunSpec
+
+
+@dataclass(frozen=True, slots=True)
 class WatchAsked:
     """Answered with the kept events from a number on; asked again after the next Publish."""
 
@@ -158,6 +170,7 @@ Event = (
     | RunSubmitted
     | RunCancelled
     | DescribeAsked
+    | PreviewAsked
     | WatchAsked
     | PlanReady
     | PlanFailed
@@ -195,9 +208,20 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
+class PreviewWanted:
+    """Preview this spec over these peers; `notes`: what of them was clamped, for people."""
+
+    spec: RunSpec
+    peers: tuple[PeerState, ...]
+    offers: tuple[PeerOffer, ...]
+    network: Network | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     request: RequestId
-    message: Submitted | RunState | Description | Watched
+    message: Submitted | RunState | Description | Watched | PreviewWanted
 
 
 @dataclass(frozen=True, slots=True)

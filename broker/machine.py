@@ -24,6 +24,7 @@ from ..proto.broker_pb2 import (
     PeerMessage,
     PeerState,
     Refused,
+    RunSpec,
     Submitted,
 )
 from ..proto.common_pb2 import Reason
@@ -38,6 +39,8 @@ from .events import (
     PeerSaid,
     PlanFailed,
     PlanReady,
+    PreviewAsked,
+    PreviewWanted,
     Reject,
     RequestId,
     RunCancelled,
@@ -119,6 +122,8 @@ class BrokerMachine:
                 return self._cancel(request, run, now)
             case DescribeAsked(request):
                 return [Answer(request, self._describe(now))]
+            case PreviewAsked(request, spec):
+                return [self._preview(request, spec, now)]
             case WatchAsked(request, run, start):
                 if run not in self.runs:
                     return [self._unknown(request, run)]
@@ -257,20 +262,22 @@ class BrokerMachine:
         text = f"no run {clean(run, 60)!r} here; the newest runs: {known}"
         return Reject(request, "NOT_FOUND", text)
 
+    def _preview(self, request: RequestId, spec: RunSpec, now: float) -> Answer | Reject:
+        try:
+            read_spec(spec)
+        except SpecError as error:
+            return Reject(request, "INVALID_ARGUMENT", str(error))
+        # A draft brings no core graph: whether one exists is found when it is submitted.
+        pool = self.members.pool
+        offers = tuple(m.offer for m in pool)
+        network = self.probing.network([m.id for m in pool], now)
+        states = tuple(_state(m, now) for m in pool)
+        return Answer(request, PreviewWanted(spec, states, offers, network))
+
     def _describe(self, now: float) -> Description:
         return Description(
             broker=self.broker_id,
-            peers=[
-                PeerState(
-                    peer=m.id,
-                    profile=m.profile,
-                    address=m.address,
-                    run=m.run or "",
-                    silent_s=max(0.0, now - m.heard_at),
-                    membership=m.state,
-                )
-                for m in self.members.members.values()
-            ],
+            peers=[_state(m, now) for m in self.members.members.values()],
             runs=[run.state for run in self.runs.values()],
             links=self.probing.links.states(self.members.members, now),
         )
@@ -289,3 +296,14 @@ class BrokerMachine:
         for stream in list(self.members.streams):
             out += [Tell(stream, BrokerMessage(refused=refused)), CloseStream(stream, text)]
         return out
+
+
+def _state(member: Member, now: float) -> PeerState:
+    return PeerState(
+        peer=member.id,
+        profile=member.profile,
+        address=member.address,
+        run=member.run or "",
+        silent_s=max(0.0, now - member.heard_at),
+        membership=member.state,
+    )

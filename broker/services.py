@@ -24,6 +24,7 @@ from ..proto.broker_pb2 import (
     DescribeRequest,
     Description,
     PeerMessage,
+    PreviewAnswer,
     RunEvent,
     RunRequest,
     RunSpec,
@@ -36,6 +37,8 @@ from .blobs import BlobError, Upload
 from .events import (
     DescribeAsked,
     PeerSaid,
+    PreviewAsked,
+    PreviewWanted,
     RunCancelled,
     RunId,
     RunSubmitted,
@@ -125,6 +128,7 @@ def add_services(server: grpc.aio.Server, shell: Shell) -> None:
             "Submit": _unary(runs.submit, RunSpec, Submitted),
             "Cancel": _unary(runs.cancel, RunRequest, RunState),
             "Describe": _unary(runs.describe, DescribeRequest, Description),
+            "Preview": _unary(runs.preview, RunSpec, PreviewAnswer),
             "Watch": grpc.unary_stream_rpc_method_handler(
                 runs.watch, _parser(WatchRequest), RunEvent.SerializeToString
             ),
@@ -234,6 +238,10 @@ class RunsService:
     async def describe(self, _: DescribeRequest) -> Description:
         answer: Description = self._shell.ask(DescribeAsked)
         return answer
+
+    async def preview(self, spec: RunSpec) -> PreviewAnswer:
+        wanted: PreviewWanted = self._shell.ask(lambda request: PreviewAsked(request, spec))
+        return await self._shell.preview(wanted)
 
     async def watch(
         self, wanted: WatchRequest | MalformedError, context: ServicerContext

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ..proto.broker_pb2 import BrokerMessage
+from ..proto.broker_pb2 import BrokerMessage, PreviewAnswer
+from ..proto.common_pb2 import Reason
 from .blobs import BlobError, BlobStore
 from .events import (
     Answer,
@@ -29,6 +30,7 @@ from .events import (
     MakePlan,
     PlanFailed,
     PlanReady,
+    PreviewWanted,
     Publish,
     Reject,
     RequestId,
@@ -192,6 +194,20 @@ class Shell:
     async def _plan(self, ask: MakePlan) -> None:
         answer = await self._loop.run_in_executor(self._planner, self._planned, ask)
         self.post(answer)
+
+    async def preview(self, wanted: PreviewWanted) -> PreviewAnswer:
+        """What the planner would do; waits its turn behind the plans of runs."""
+        return await self._loop.run_in_executor(self._planner, self._previewed, wanted)
+
+    def _previewed(self, wanted: PreviewWanted) -> PreviewAnswer:
+        try:
+            graph = self.blobs.get(wanted.spec.graph.hash)
+        except BlobError as error:
+            text = f"the graph: {error.reason}: upload it before the preview is asked for"
+            return PreviewAnswer(reason=Reason(code="graph", text=text))
+        from .preview import preview_bytes
+
+        return preview_bytes(wanted, graph)
 
     def _planned(self, ask: MakePlan) -> PlanReady | PlanFailed:
         # In the planner's thread. torch is imported by the first plan, not at start.

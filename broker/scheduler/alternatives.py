@@ -21,6 +21,7 @@ The weights then differ between exchanges: it is another training, and said so.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ...dag.plan import Alternative
 from ...dag.speed import Work
@@ -84,7 +85,7 @@ def _alone(judge: Judge, peer: int) -> _Alone | None:
         if segments > n:
             break
         cuts = judge.even_cuts(segments)
-        shares = tuple(Share(peer, a, b, True) for a, b in zip(cuts[:-1], cuts[1:], strict=True))
+        shares = tuple(Share(peer, a, b, True) for a, b in pairwise(cuts))
         again = Candidate((shares,), (m,))
         if judge.fits(again):
             means = f"recomputation in {segments} segments"
@@ -98,7 +99,7 @@ def _offloaded(judge: Judge, peer: int) -> _Alone | None:
     n, m = judge.operators, request.microbatches
     segments = min(n, SEGMENTS[-1])
     cuts = judge.even_cuts(segments)
-    spans = list(zip(cuts[:-1], cuts[1:], strict=True))
+    spans = list(pairwise(cuts))
     parameters = sum(c.parameter_bytes for c in judge.costs)
     on_device = max(judge.stage_bytes(a, b, 1) for a, b in spans) + sum(
         judge.crossing_bytes(a) for a, _ in spans

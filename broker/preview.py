@@ -1,0 +1,151 @@
+"""What would run where, and why: the plan that a run would get, with what people ask next.
+
+The same request and planner as for a run; nothing is started and nothing is kept. Slow: it belongs
+in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..dag.convert import graph_from_bytes, plan_to_proto
+from ..dag.cost import cost, stage_cost
+from ..dag.graph import Graph, GraphError
+from ..dag.plan import Plan, PlanError
+from ..dag.vocabulary import planned_graph
+from ..proto.broker_pb2 import OperatorSpan, PreviewAnswer
+from ..proto.common_pb2 import Reason
+from .events import PreviewWanted
+from .request import plan_request
+from .scheduler.alternatives import ALONE, REPLICAS, alone, replicas
+from .scheduler.interface import NoPlan, PlanRequest
+from .scheduler.judge import Judge
+from .scheduler.planners import plan as make
+from .wish import SpecError, read_spec
+
+__all__ = ["preview", "preview_bytes", "preview_wanted"]
+
+
+def preview_bytes(wanted: PreviewWanted, graph_bytes: bytes) -> PreviewAnswer:
+    """The preview for a serialised graph, which came from outside."""
+    try:
+        graph = graph_from_bytes(graph_bytes)
+    except GraphError as error:
+        return _refusal(wanted, "graph", f"the graph of the run: {error}")
+    return preview_wanted(wanted, graph)
+
+
+def preview_wanted(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
+    """The preview, or an answer that says why there is none."""
+    try:
+        return preview(wanted, graph)
+    except NoPlan as error:
+        return _refusal(wanted, error.code, error.reason)
+    except SpecError as error:
+        return _refusal(wanted, "spec", str(error))
+    except (GraphError, PlanError) as error:
+        return _refusal(wanted, "graph", f"the graph of the run: {error}")
+
+
+def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
+    """Raises NoPlan, SpecError, GraphError, PlanError."""
+    wish = read_spec(wanted.spec)
+    if not wanted.offers:
+        raise NoPlan("no peer is in the pool: start some with `shoal join`", "peers")
+    request = plan_request(wanted.spec, wish, graph, wanted.offers, wanted.network)
+    plan = make(request)
+    judge = Judge(request)
+    others = [alone(judge), replicas(judge)]
+    named = {a.name for a in others}
+    kept = [a for a in plan.predicted.alternatives if a.name not in named]
+    plan = replace(plan, predicted=replace(plan.predicted, alternatives=(*others, *kept)))
+    return PreviewAnswer(
+        plan=plan_to_proto(plan),
+        peers=wanted.peers,
+        operators=_spans(graph, plan),
+        notes=[*wanted.notes, *_verdict(plan), *_unknown(request, plan)],
+    )
+
+
+def _refusal(wanted: PreviewWanted, code: str, text: str) -> PreviewAnswer:
+    return PreviewAnswer(
+        reason=Reason(code=code, text=text), peers=wanted.peers, notes=wanted.notes
+    )
+
+
+def _verdict(plan: Plan) -> list[str]:
+    """Whether a plan over this network is the right choice at all."""
+    step = plan.predicted.step_s
+    notes = []
+    for other in plan.predicted.alternatives:
+        if not 0 < other.step_s < step:
+            continue
+        if other.name == ALONE and len(plan.peers) > 1:
+            notes.append(
+                f"a pipeline over this network is the wrong choice: {other.text} takes "
+                f"{other.step_s:.3g} s for the same samples, the plan {step:.3g} s"
+            )
+        elif other.name == REPLICAS:
+            notes.append(
+                f"{other.text} would take {other.step_s:.3g} s for the same samples, the plan "
+                f"{step:.3g} s: where local steps are good enough, they are the better choice"
+            )
+    return notes
+
+
+def _unknown(request: PlanRequest, plan: Plan) -> list[str]:
+    """What the predictions rest on that nobody measured."""
+    notes = []
+    offers = {o.peer: o for o in request.offers}
+    blind = [str(offers[p]) for p in plan.peers if not (offers[p].speeds or offers[p].flops_per_s)]
+    if blind:
+        notes.append(f"the speed of {_some(blind)} is not known and taken for that of an old core")
+    network = request.links
+    if network is None and len(plan.peers) > 1:
+        notes.append("no link was measured: transfers count nothing in these predictions")
+    elif network is not None and network.measured is not None:
+        place = {peer: i for i, peer in enumerate(network.peers)}
+        guessed = [
+            f"{offers[link.source]} -> {offers[link.destination]}"
+            for link in plan.predicted.links
+            if not network.measured[place[link.source], place[link.destination]]
+        ]
+        if guessed:
+            notes.append(f"estimated from other links, not measured: {_some(guessed)}")
+    return notes
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
+
+
+def _spans(graph: Graph, plan: Plan) -> list[OperatorSpan]:
+    form = planned_graph(graph.bind(plan.microbatch_size), plan)
+    costs = cost(form)
+    total = sum(c.forward.flops + c.backward.flops for c in costs) or 1.0
+    found = []
+    for stage in plan.stages:
+        part = stage_cost(costs, stage.start, stage.stop)
+        ops = form.operators[stage.start : stage.stop]
+        found.append(
+            OperatorSpan(
+                first=ops[0].name,
+                last=ops[-1].name,
+                modules=_modules([op.module for op in ops]),
+                share=(part.forward.flops + part.backward.flops) / total,
+                parameter_bytes=part.parameter_bytes,
+            )
+        )
+    return found
+
+
+def _modules(paths: Sequence[str]) -> str:
+    """The modules of a stage in few words: `blocks.0 to blocks.3`, or the one that they share."""
+    named = list(dict.fromkeys(".".join(p.split(".")[:2]) for p in paths if p))
+    if not named:
+        return ""
+    if len(named) == 1:
+        return named[0]
+    return f"{named[0]} to {named[-1]}"
