@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..dag.network import Network
 from ..dag.plan import PeerId
 from ..proto.broker_pb2 import LinkState
-from .scheduler.completion import complete
+from .scheduler.completion import complete, shared_ends
 
 __all__ = ["MAX_AGE_S", "Caps", "Estimate", "Links", "Origin"]
 
@@ -137,11 +138,10 @@ class Links:
         """For planning. What was measured stands as it is; the rest is completed from it
         (`scheduler/completion.py`), and `measured` says which is which.
 
-        An uplink is the owner's cap. Without one it is the greatest rate measured out of the peer,
-        when two pairs at least were measured: each of them passed the uplink alone, so it carries
-        no less, and counting on more for several at once would promise what nobody saw. With fewer
-        measured pairs it is infinite, so that the pair's own bandwidth decides. The same for
-        downlinks.
+        An uplink is the owner's cap, or else what the measured rates out of the peer show of it
+        (`shared_ends`): the greatest of them when most are equal, and infinite when they differ,
+        so that the pair's own bandwidth decides; taking the greatest then would bind near pairs
+        to what far ones carry. The same for downlinks.
         """
         n = len(peers)
         latency, bandwidth = np.full((n, n), np.nan), np.full((n, n), np.nan)
@@ -163,20 +163,16 @@ class Links:
             peers=tuple(peers),
             latency_s=full.latency_s,
             bandwidth=full.bandwidth,
-            up=_ends(bandwidth, [c.up for c in known]),
-            down=_ends(bandwidth.T, [c.down for c in known]),
+            up=_capped(shared_ends(bandwidth), [c.up for c in known]),
+            down=_capped(shared_ends(bandwidth.T), [c.down for c in known]),
             measured=~np.isnan(bandwidth) | np.eye(n, dtype=bool),
         )
 
 
-def _ends(rates: np.ndarray, caps: Iterable[float]) -> np.ndarray:
-    """(P,) bytes/s of uplinks, from (P, P) measured rates out of them and the owners' caps."""
-    found = []
-    for row, cap in zip(rates, caps, strict=True):
-        seen = row[~np.isnan(row)]
-        measured = float(seen.max()) if len(seen) >= 2 else math.inf
-        found.append(cap if cap > 0 else measured)
-    return np.array(found)
+def _capped(shown: NDArray[np.float64], caps: Iterable[float]) -> NDArray[np.float64]:
+    """(P,): the owner's cap where one is stated."""
+    stated = np.array(list(caps))
+    return np.where(stated > 0, stated, shown)
 
 
 def _fresh(estimate: Estimate, now: float) -> bool:

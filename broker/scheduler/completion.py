@@ -7,12 +7,15 @@ because both latency and bandwidth spread over factors:
 2. Latency: communities become points (3 coordinates and a height, the last mile) whose distances
    fit the measured ones, as in network coordinates (Vivaldi: Dabek et al., SIGCOMM 2004), within
    the bounds of the triangle inequality over well-measured peers.
-3. Bandwidth, as a sum of terms, each fitted to what the ones before leave, each regularised:
+3. Bandwidth between communities is the mean of what was measured between them, or, each term
+   fitted to what the ones before leave, and regularised,
 
-       log bandwidth(i, j) = a + b · log latency(i, j)      long paths carry less per connection
-                           + out(i) + in(j)                 good and bad ends
-                           + u(i) · v(j)                    low rank, alternating least squares
-                           + mean of the pair of communities
+       log bandwidth(c, d) = a + b · log latency(c, d)      long paths carry less per connection
+                           + out(c) + in(d)                 good and bad ends
+                           + u(c) · v(d)                    low rank, alternating least squares
+
+   and how a pair of peers differs from its communities follows by the last two terms again.
+4. No pair of two communities carries more than an uplink or downlink that shows (`shared_ends`).
 
 Measured numbers stay exactly as they are. Pure and deterministic; 1,000 peers take under a second.
 """
@@ -25,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Completed", "communities", "community_means", "complete"]
+__all__ = ["Completed", "communities", "community_means", "complete", "shared_ends"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -40,8 +43,11 @@ _END_WEIGHT = 0.5
 """Regularisation of out and in, in measured pairs' worth."""
 _RANK_WEIGHT = 1.0
 _RANK_SWEEPS = 8
-_PAIR_WEIGHT = 0.1
-_SLOPE_WEIGHT = 1.0
+_SLOPE_WEIGHT = 0.1
+_EQUAL = 1.15
+"""Rates of a peer that differ by no more than this factor show its uplink or downlink."""
+_BEYOND = float(np.log(4.0))
+"""How far an estimate may lie beyond everything that was measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,12 +177,13 @@ def _embedded(between: Floats) -> Floats:
     height = np.full(size, scale / 20)
     weight = (np.minimum(scale / wanted, 10.0)) ** 2
     degree = np.maximum(np.bincount(rows, weight, size), 1e-9)
-    for iteration in range(_EMBED_ITERATIONS):
+    iterations = _EMBED_ITERATIONS if size <= 200 else _EMBED_ITERATIONS // 2
+    for iteration in range(iterations):
         apart = at[rows] - at[columns]
         distance = np.maximum(np.sqrt((apart**2).sum(axis=1)), 1e-9)
         error = wanted - distance - height[rows] - height[columns]
         pull = weight * error
-        step = _EMBED_STEP * (1.0 - 0.8 * iteration / _EMBED_ITERATIONS)
+        step = _EMBED_STEP * (1.0 - 0.8 * iteration / iterations)
         for d in range(_DIMENSIONS):
             force = np.bincount(rows, pull * apart[:, d] / distance, size)
             at[:, d] += step * force / degree
@@ -211,31 +218,76 @@ def _bandwidth(rates: Floats, latency: Floats, labels: Ints, rank: int, if_none:
     known = ~np.isnan(logs)
     if not known.any():
         return np.full_like(rates, if_none)
-    fitted = _by_latency(logs, latency)
-    rows, columns = np.nonzero(known)
-    rest = (logs - fitted)[rows, columns]
-    n = len(labels)
-    ends = _ends(rows, columns, rest, n)
-    fitted += ends[0][:, None] + ends[1][None, :]
-    rest = (logs - fitted)[rows, columns]
-    if rank and len(rows) > 4 * n:
-        fitted += _low_rank(rows, columns, rest, n, rank)
-    means, counts = community_means(np.where(known, logs - fitted, np.nan), labels)
-    shrunk = np.where(counts > 0, means * counts / (counts + _PAIR_WEIGHT), np.nan)
-    shrunk = np.where(np.isnan(shrunk), shrunk.T, shrunk)  # the other direction, if that is known
-    fitted += np.nan_to_num(shrunk)[labels[:, None], labels[None, :]]
-    low, high = logs[known].min() - np.log(4.0), logs[known].max() + np.log(4.0)
+    distance, _ = community_means(np.log(np.maximum(latency, 1e-5)), labels)
+    between = _between(community_means(logs, labels)[0], np.nan_to_num(distance), rank)
+    fitted = between[labels[:, None], labels[None, :]]
+    fitted = fitted + _terms(np.where(known, logs - fitted, np.nan), rank)
+    ends = np.log(np.minimum(shared_ends(rates)[:, None], shared_ends(rates.T)[None, :]))
+    fitted = np.where(labels[:, None] == labels[None, :], fitted, np.minimum(fitted, ends))
+    low, high = logs[known].min() - _BEYOND, logs[known].max() + _BEYOND
     return np.asarray(np.where(known, rates, np.exp(np.clip(fitted, low, high))))
 
 
-def _by_latency(logs: Floats, latency: Floats) -> Floats:
-    """(P, P): a + b · log latency, b <= 0 and drawn towards 0 when little was measured."""
-    known = ~np.isnan(logs)
-    x, y = np.log(np.maximum(latency, 1e-5)), logs[known]
-    centre, mean = x[known].mean(), y.mean()
-    spread = ((x[known] - centre) ** 2).sum()
-    slope = ((x[known] - centre) * (y - mean)).sum() / (spread + _SLOPE_WEIGHT)
-    return np.asarray(mean + min(0.0, slope) * (x - centre))
+def shared_ends(rates: Floats) -> Floats:
+    """(P,) bytes/s of the senders' uplinks as far as (P, P) measured rates show them, else inf;
+    of the receivers' downlinks for the transposed ones.
+
+    Paths differ and the uplink is the same. So it shows where two thirds of a peer's rates, and two
+    at least, are as great as the greatest; that one is it. Rates that differ show paths only: the
+    uplink carries more than any of them, and nobody knows how much.
+    """
+    known = ~np.isnan(rates)
+    filled = np.where(known, rates, 0.0)
+    greatest = filled.max(axis=1, initial=0.0)
+    equal = (known & (filled >= greatest[:, None] / _EQUAL)).sum(axis=1)
+    shows = (equal >= 2) & (3 * equal >= 2 * known.sum(axis=1))
+    return np.asarray(np.where(shows, greatest, np.inf))
+
+
+def _between(means: Floats, distance: Floats, rank: int) -> Floats:
+    """(C, C) log bandwidths between communities: the means where there are some."""
+    size = len(means)
+    within = np.eye(size, dtype=bool)
+    known = ~np.isnan(means)
+    apart = known & ~within
+    if apart.any():
+        fitted = _by_distance(np.where(apart, means, np.nan), distance)
+        fitted += _terms(np.where(apart, means - fitted, np.nan), rank)
+        # The other direction, where only that is known: paths differ less than their ends do.
+        other = np.where(apart, means - fitted, 0.0).T
+        fitted += np.where(known, 0.0, 0.5 * other)
+    else:
+        fitted = np.full_like(means, np.nanmean(means))
+    # Inside of a site nothing follows from its distance to others: as inside of other sites, or
+    # at least as fast as the best way out of it.
+    inside = np.diag(means)
+    best_out = np.where(within, -np.inf, np.where(known, means, fitted)).max(
+        axis=1, initial=-np.inf
+    )
+    typical = np.nanmean(inside) if (~np.isnan(inside)).any() else -np.inf
+    guess = np.maximum(typical, best_out)
+    guess = np.where(np.isfinite(guess), guess, np.nanmean(means))
+    fitted = np.where(within, guess[:, None], fitted)
+    return np.asarray(np.where(known, means, fitted))
+
+
+def _by_distance(values: Floats, distance: Floats) -> Floats:
+    """a + b · distance, where distance is a log latency: b <= 0, and near 0 from little data."""
+    known = ~np.isnan(values)
+    x, y = distance[known], values[known]
+    centre, mean = x.mean(), y.mean()
+    slope = ((x - centre) * (y - mean)).sum() / (((x - centre) ** 2).sum() + _SLOPE_WEIGHT)
+    return np.asarray(mean + min(0.0, slope) * (distance - centre))
+
+
+def _terms(rest: Floats, rank: int) -> Floats:
+    """out(i) + in(j) + u(i) · v(j), fitted to the known entries."""
+    rows, columns = np.nonzero(~np.isnan(rest))
+    n, values = len(rest), rest[rows, columns]
+    out, into = _ends(rows, columns, values, n)
+    fitted = out[:, None] + into[None, :]
+    left = values - fitted[rows, columns]
+    return np.asarray(fitted + _low_rank(rows, columns, left, n, rank) if rank else fitted)
 
 
 def _ends(rows: Ints, columns: Ints, rest: Floats, n: int) -> tuple[Floats, Floats]:
