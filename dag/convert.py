@@ -89,6 +89,7 @@ _OPERATOR_SETS: dict[OperatorSet, graph_pb2.OperatorSet] = {
 _SCHEDULES: dict[ScheduleName, broker_pb2.Schedule] = {
     "gpipe": broker_pb2.Schedule.GPIPE,
     "1f1b": broker_pb2.Schedule.ONE_F_ONE_B,
+    "interleaved": broker_pb2.Schedule.INTERLEAVED,
 }
 _ROLES = {role.value: int(peer_pb2.Role.Value(role.name)) for role in Role}
 # No colon: `in:`, `param:` and `eval:` are never theirs. A slash numbers the steps of a core form.
