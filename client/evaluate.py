@@ -7,18 +7,17 @@ factory makes it, so it shows what the exported weights are worth to whoever loa
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..job import Job
 from ..net.blobs_client import BlobClient
 from ..peer.data.manifest import DataError, Manifest
 from ..peer.data.reader import Reader
 from . import models
+from .division import loss_and_metrics
 from .submission import transfer
 
 __all__ = ["held_out"]
@@ -64,7 +63,9 @@ def _evaluate(module: nn.Module, job: Job, reader: Reader, count: int) -> dict[s
             for m in range(count):
                 batch = reader.held_out(m, job.train.microbatch_size)
                 output = module(**batch)
-                weight, numbers = _numbers(output if loss_of is None else loss_of(output, batch))
+                weight, numbers = loss_and_metrics(
+                    output if loss_of is None else loss_of(output, batch)
+                )
                 weights += weight
                 for name, value in numbers.items():
                     sums[name] = sums.get(name, 0.0) + weight * value
@@ -72,15 +73,3 @@ def _evaluate(module: nn.Module, job: Job, reader: Reader, count: int) -> dict[s
             for part, mode in modes.items():
                 part.training = mode
     return {name: total / weights for name, total in sums.items()} | {"weight": weights}
-
-
-def _numbers(output: Any) -> tuple[float, dict[str, float]]:
-    """(weight, loss and metrics) of one microbatch; the capture has seen that a loss is there."""
-    found = {"loss": output} if isinstance(output, Tensor) else output
-    entries = found if isinstance(found, Mapping) else vars(found)
-    weight = entries.get("weight")
-    scalars = {
-        str(k): float(v) for k, v in entries.items() if isinstance(v, Tensor) and v.dim() == 0
-    }
-    scalars.pop("weight", None)
-    return (1.0 if weight is None else float(weight)), scalars

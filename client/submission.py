@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..dag.capture import capture
+from ..dag.capture import Captured, capture
 from ..dag.convert import graph_to_bytes, lowered_to_bytes
 from ..dag.graph import Graph, GraphError, Lowered
 from ..dag.lower_sizes import lower_for_sizes
@@ -31,13 +31,16 @@ from ..job import Job, SettingsError
 from ..job.settings import plain
 from ..net.blobs_client import BlobClient
 from ..peer.data.manifest import Manifest
+from ..peer.data.reader import Reader
 from ..peer.data.sampler import steps_for
 from ..peer.data.sources import resolve
 from ..proto.broker_pb2 import RunSpec, WeightFile
+from ..proto.common_pb2 import BlobRef
 from . import models
+from .division import why_it_depends
 from .records import write_run
 
-__all__ = ["Prepared", "prepare", "transfer", "upload"]
+__all__ = ["Prepared", "draft", "prepare", "transfer", "upload", "upload_graph"]
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -104,22 +107,8 @@ def prepare(job: Job, say: Say = lambda line: None) -> Iterator[Prepared]:
         sizes, job = job.train.microbatch_choices, _resolved(job, manifest)
         say("capturing the model")
         module = models.build(job)
-        with models.ready(module, job):
-            captured = capture(
-                module,
-                _example(manifest),
-                loss=models.loss_function(job),
-                dtype=job.model.dtype,
-            )
-        stages = job.plan.stages
-        if stages != "auto" and stages > len(captured.graph.operators):
-            raise SettingsError(
-                "plan.stages",
-                f"is {stages}, and the model has {len(captured.graph.operators)} operators: "
-                "expected at most one stage per operator",
-            )
-        if _depends_on_microbatches(captured.graph):
-            sizes = ()
+        captured = _captured(job, manifest, module)
+        sizes = _divisions(job, manifest, shards, module, captured.graph, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
         weights = folder / "weights.safetensors"
         save_file({n: _own(t) for n, t in captured.tensors.items()}, weights)
@@ -133,6 +122,74 @@ def prepare(job: Job, say: Say = lambda line: None) -> Iterator[Prepared]:
             sidecars=_sidecars(module, job, folder / "sidecars"),
             microbatch_sizes=sizes,
         )
+
+
+def draft(job: Job, say: Say = lambda line: None) -> tuple[RunSpec, Graph]:
+    """What a preview needs of a job: a spec that names no weights, and the graph. Raises ValueError
+    as `prepare` does."""
+    with tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:
+        say("reading the data")
+        manifest, shards = _data(job, Path(name))
+        sizes, job = job.train.microbatch_choices, _resolved(job, manifest)
+        say("capturing the model")
+        module = models.build(job)
+        graph = _captured(job, manifest, module).graph
+        sizes = _divisions(job, manifest, shards, module, graph, sizes, say)
+    spec = _spec(job, sizes)
+    data = graph_to_bytes(graph)
+    spec.graph.CopyFrom(BlobRef(hash=hashlib.sha256(data).hexdigest(), size_bytes=len(data)))
+    spec.data.CopyFrom(spec.graph)  # a spec names some data; a preview reads none
+    return spec, graph
+
+
+def _captured(job: Job, manifest: Manifest, module: nn.Module) -> Captured:
+    with models.ready(module, job):
+        captured = capture(
+            module,
+            _example(manifest),
+            loss=models.loss_function(job),
+            dtype=job.model.dtype,
+        )
+    stages = job.plan.stages
+    if stages != "auto" and stages > len(captured.graph.operators):
+        raise SettingsError(
+            "plan.stages",
+            f"is {stages}, and the model has {len(captured.graph.operators)} operators: "
+            "expected at most one stage per operator",
+        )
+    return captured
+
+
+def _divisions(
+    job: Job,
+    manifest: Manifest,
+    shards: dict[str, Path],
+    module: nn.Module,
+    graph: Graph,
+    sizes: tuple[int, ...],
+    say: Say,
+) -> tuple[int, ...]:
+    """The microbatch sizes that the planner may take instead of the job's."""
+    if not sizes:
+        return ()
+    reader = Reader(manifest, shards.__getitem__, seed=job.seed, microbatches=1)
+    why = why_it_depends(module, job, graph, reader)
+    if why:
+        say(f"microbatches of {job.train.microbatch_size}, whatever the plan: {why}")
+    return () if why else sizes
+
+
+def _spec(job: Job, sizes: tuple[int, ...]) -> RunSpec:
+    """The spec of a run without its blobs."""
+    return RunSpec(
+        version=1,
+        name=job.name,
+        job=job.to_json(),
+        microbatches=job.train.microbatches,
+        microbatch_size=job.train.microbatch_size,
+        microbatch_sizes=sizes,
+        steps=job.train.steps or 0,
+    )
 
 
 def _data(job: Job, folder: Path) -> tuple[Manifest, dict[str, Path]]:
@@ -170,12 +227,6 @@ def _example(manifest: Manifest) -> dict[str, Tensor]:
         name: torch.zeros((2, *spec.sizes), dtype=getattr(torch, spec.dtype))
         for name, spec in manifest.fields.items()
     }
-
-
-def _depends_on_microbatches(graph: Graph) -> bool:
-    """Whether another division of a batch would be another training: statistics of a microbatch
-    (batch norm's) and counts of microbatches end up in the weights."""
-    return any(b.update is not None for b in graph.buffers)
 
 
 def _core(
@@ -227,16 +278,7 @@ def upload(address: str, prepared: Prepared, say: Say = lambda line: None) -> Ru
 
     Raises BlobTransferError.
     """
-    job = prepared.job
-    spec = RunSpec(
-        version=1,
-        name=job.name,
-        job=job.to_json(),
-        microbatches=job.train.microbatches,
-        microbatch_size=job.train.microbatch_size,
-        microbatch_sizes=prepared.microbatch_sizes,
-        steps=job.train.steps or 0,
-    )
+    spec = _spec(prepared.job, prepared.microbatch_sizes)
 
     async def store(blobs: BlobClient) -> None:
         spec.graph.CopyFrom(await blobs.store(graph_to_bytes(prepared.graph)))
@@ -251,6 +293,11 @@ def upload(address: str, prepared: Prepared, say: Say = lambda line: None) -> Ru
     say(f"uploading what the broker lacks of {size / 1e6:.1f} MB")
     transfer(address, store)
     return spec
+
+
+def upload_graph(address: str, graph: Graph) -> None:
+    """Stores the graph of a draft. Raises BlobTransferError."""
+    transfer(address, lambda blobs: blobs.store(graph_to_bytes(graph)))
 
 
 def transfer(address: str, work: Callable[[BlobClient], Coroutine[Any, Any, T]]) -> T:
