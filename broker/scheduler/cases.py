@@ -38,7 +38,7 @@ def random_graph(
     made = ["in:x"]
     for i in range(operators):
         last = i == operators - 1
-        size = 1 if last else int(10 ** rng.uniform(3, 5))  # floats: 4 kB to 400 kB
+        size = 1 if last else int(10 ** rng.uniform(2.5, 4.5))  # floats: 1 kB to 126 kB
         spec = TensorSpec((size,), "float32")
         reads = [made[-1]]
         if len(made) > 2 and rng.random() < 0.25:
@@ -56,7 +56,7 @@ def random_graph(
         args = tuple(Ref(v) for v in reads)
         name = f"v{i}"
         found.append(Operator(name, "aten.add.Tensor", args, (), (Output(spec, True),)))
-        work = 10 ** rng.uniform(6, 8)
+        work = 10 ** rng.uniform(7, 8.5)
         kept = spec.size_bytes * rng.randint(1, 4)
         costs.append(
             OperatorCost(
@@ -125,7 +125,7 @@ def random_case(
         PeerOffer(
             PeerId(f"p{i}"),
             f"peer-{i}",
-            device_memory_bytes=int(whole * (rng.uniform(0.2, 1.2) if tight else 3.0)),
+            device_memory_bytes=int(whole * (rng.uniform(0.3, 1.5) if tight else 3.0)),
             flops_per_s=FLOPS * 10 ** rng.uniform(0, 1),
         )
         for i in range(count)

@@ -70,15 +70,22 @@ class Judge:
     def bounds(self, candidate: Candidate) -> list[tuple[int, int]]:
         return [(start, stop) for start, stop, _, _ in candidate.slots()]
 
-    def structure(self, candidate: Candidate) -> Structure:
+    def knows(self, candidate: Candidate) -> bool:
+        """Whether its structure is compiled."""
+        return self._form(candidate) in self._structures
+
+    def _form(self, candidate: Candidate) -> Candidate:
         place = {p: i for i, p in enumerate(candidate.peers)}
-        form = replace(
+        return replace(
             candidate,
             pipelines=tuple(
                 tuple(Share(place[s.peer], s.start, s.stop, s.recompute) for s in p)
                 for p in candidate.pipelines
             ),
         )
+
+    def structure(self, candidate: Candidate) -> Structure:
+        form = self._form(candidate)
         if form not in self._structures:
             if len(self._structures) >= _MOST_STRUCTURES:
                 self._structures.pop(next(iter(self._structures)))

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from ...dag.plan import Plan
-from .auto import auto
-from .baselines import equal_compute, uniform
+from .auto import BASELINES, auto
 from .exact import exact
 from .interface import NoPlan, Planner, PlanRequest
-from .op_fence import op_fence
 
-__all__ = ["BASELINES", "PLANNERS", "plan"]
+__all__ = ["PLANNERS", "plan"]
 
-BASELINES: dict[str, Planner] = {
-    "uniform": uniform,
-    "equal-compute": equal_compute,
-    "op-fence": op_fence,
-}
-"""What `auto` is compared with, and begins from."""
 PLANNERS: dict[str, Planner] = {**BASELINES, "exact": exact, "auto": auto}
 """The names of `plan.scheduler`."""
 

@@ -1,0 +1,290 @@
+"""Ours: chooses the peers, their order, the cuts, the number of pipelines and who is in which, the
+microbatches of each and their size, the schedule, and where to recompute.
+
+1. Seeds (seeds.py) and the plans of all other planners are bounded, each with the best peers that
+   one batch finds for its places.
+2. The best of each shape (number of pipelines, schedule, form of the request) is improved by local
+   search (search.py, moves.py), the best of all further than the rest.
+3. What is left of the budget goes into restarts from shaken copies of the best.
+
+Everything is judged by the same event calculation, so the result is never worse than another
+planner's. Budgets count work: about 1 s on small cases, some seconds on the largest.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...dag.plan import Alternative, Plan, ScheduleName
+from .alternatives import alone, replicas
+from .baselines import equal_compute, uniform
+from .candidate import Candidate, Share
+from .interface import NoPlan, Planner, PlanRequest
+from .judge import Judge
+from .moves import all_moves
+from .op_fence import op_fence
+from .reasons import no_plan, spare_reasons, stage_reasons, with_peer
+from .search import Found, Search, Space
+from .seeds import Seeds, from_plan
+from .shortage import refuse_impossible
+
+__all__ = ["BASELINES", "BUDGET", "Chosen", "auto", "choose", "space_of"]
+
+BASELINES: dict[str, Planner] = {
+    "uniform": uniform,
+    "equal-compute": equal_compute,
+    "op-fence": op_fence,
+}
+"""The planners that it is compared with, and begins from."""
+BUDGET = 60_000
+"""Work of the search on a small request (see search.py); half a second to a second."""
+BUDGET_LARGE = 250_000
+"""Work of the search on the largest ones, where a structure costs more than its actions."""
+STARTS = 4
+"""Seeds that are improved, at most one of each shape before a second of any."""
+RESTARTS = 6
+MOST_SEEDS = 160
+SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "interleaved")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The best that was found in one form of the request, and the best of each shape beside it."""
+
+    judge: Judge
+    best: Found | None
+    shapes: dict[tuple[int, ScheduleName], Found]
+
+
+def space_of(request: PlanRequest) -> Space:
+    """What the options leave open."""
+    options = request.options
+    return Space(
+        pipelines=options.pipelines,
+        stages=options.stages,
+        schedules=SCHEDULES if options.schedule == "auto" else (options.schedule,),
+        recompute=(False, True) if options.recompute is None else (options.recompute,),
+        repeats=options.stages is None,
+    )
+
+
+def auto(request: PlanRequest) -> Plan:
+    """Raises NoPlan with what is short and the smallest change that was found to help."""
+    refuse_impossible(request)
+    found: list[tuple[Chosen, dict[str, float]]] = []
+    for form in (request, *request.others):
+        others = _others(form)
+        judge = Judge(form)
+        starts = [from_plan(plan, judge) for plan in others.values()]
+        # The first look at every form is short; the best one is looked at again.
+        budget = BUDGET if not request.others else BUDGET // 3
+        chosen = choose(judge, space_of(form), budget=budget, starts=starts)
+        seconds = {name: plan.predicted.step_s for name, plan in others.items()}
+        found.append((chosen, seconds))
+    fitting = [x for x in found if x[0].best is not None and x[0].best.fits]
+    if not fitting:
+        raise no_plan(found[0][0].judge)
+    fitting.sort(key=lambda x: x[0].best.seconds if x[0].best else float("inf"))
+    chosen, seconds = fitting[0]
+    assert chosen.best is not None
+    if request.others:
+        again = choose(
+            chosen.judge,
+            space_of(chosen.judge.request),
+            starts=[chosen.best.candidate],
+        )
+        if again.best is not None and again.best.seconds < chosen.best.seconds:
+            chosen = again
+    return _plan(chosen, seconds, [x[0] for x in fitting[1:]])
+
+
+def choose(
+    judge: Judge,
+    space: Space,
+    *,
+    budget: int | None = None,
+    starts: Sequence[Candidate] = (),
+    seed: int = 0,
+) -> Chosen:
+    """The search of `auto` over one form of a request. `starts`: candidates that it must not be
+    worse than."""
+    large = judge.operators > 256 or len(judge.offers) > 32
+    search = Search(judge, space, budget or (BUDGET_LARGE if large else BUDGET))
+    best: Found | None = None
+    shapes: dict[tuple[int, ScheduleName], Found] = {}
+
+    def note(found: Found) -> None:
+        nonlocal best
+        shape = (len(found.candidate.pipelines), found.candidate.schedule)
+        if shape not in shapes or found.key < shapes[shape].key:
+            shapes[shape] = found
+        if best is None or found.key < best.key:
+            best = found
+
+    ranked: list[tuple[tuple[float, float], int, Candidate]] = []
+    given = [c for c in dict.fromkeys(starts) if search.allows(c)]
+    for n, candidate in enumerate(dict.fromkeys((*given, *Seeds(judge, space).all()))):
+        if n >= MOST_SEEDS:
+            break
+        if not search.allows(candidate):
+            continue
+        for one in dict.fromkeys((candidate, search.assigned(candidate))):
+            if candidate in given and one is candidate:
+                note(Found(one, search.key(one)))
+            ranked.append((search.bound(one), len(ranked), one))
+    ranked.sort(key=lambda x: x[:2])
+    firsts: dict[tuple[int, ScheduleName], Candidate] = {}
+    for _, _, candidate in ranked:
+        shape = (len(candidate.pipelines), candidate.schedule)
+        firsts.setdefault(shape, candidate)
+    begin = list(dict.fromkeys([*list(firsts.values())[:STARTS], *(c for _, _, c in ranked[:3])]))
+    # Shapes that begin far behind get one round; the budget is for the best.
+    total = search.budget
+    for n, candidate in enumerate(begin):
+        search.budget = search.spent + max(1, (total - search.spent) // max(2, len(begin) - n))
+        note(search.improve(candidate, all_moves))
+        search.budget = total
+    rng = random.Random(seed)
+    for _ in range(RESTARTS):
+        if best is None or not search.open:
+            break
+        start = _shaken(best.candidate, rng, len(judge.offers))
+        if search.allows(start):
+            note(search.improve(search.assigned(start), all_moves, rounds=12))
+    if best is not None and best.fits:
+        note(_with_spares(search, best))
+    return Chosen(judge, best, shapes)
+
+
+def _with_spares(search: Search, best: Found) -> Found:
+    """Peers that are left over get one more chance, where the budget ended before the moves."""
+    judge = search.judge
+    if search.open or search.space.stages is not None:
+        return best
+    used = set(best.candidate.peers)
+    for p in [p for p in range(len(judge.offers)) if p not in used][:8]:
+        for candidate in with_peer(judge, best.candidate, p):
+            if search.allows(candidate) and search.bound(candidate) < best.key:
+                found = Found(candidate, search.key(candidate))
+                if found.key < best.key:
+                    best = found
+                    break
+    return best
+
+
+def _shaken(candidate: Candidate, rng: random.Random, peers: int) -> Candidate:
+    """Cuts moved at random, and two peers exchanged."""
+    pipelines = []
+    for pipeline in candidate.pipelines:
+        shares = list(pipeline)
+        for i in range(len(shares) - 1):
+            left, right = shares[i], shares[i + 1]
+            if rng.random() < 0.6:
+                at = rng.randint(left.start + 1, right.stop - 1)
+                shares[i], shares[i + 1] = replace(left, stop=at), replace(right, start=at)
+        pipelines.append(shares)
+    used = list(candidate.peers)
+    a, b = rng.choice(used), rng.randrange(peers)
+    other = {a: b, b: a}
+    return replace(
+        candidate,
+        pipelines=tuple(
+            tuple(Share(other.get(s.peer, s.peer), s.start, s.stop, s.recompute) for s in p)
+            for p in pipelines
+        ),
+    )
+
+
+# ---------------------------------------------------------------- what it says
+
+
+def _others(request: PlanRequest) -> dict[str, Plan]:
+    """The plans of the other planners, those that have one."""
+    plans: dict[str, Plan] = {}
+    for name, planner in BASELINES.items():
+        try:
+            plans[name] = planner(request)
+        except NoPlan:
+            continue
+    return plans
+
+
+def _plan(chosen: Chosen, others: dict[str, float], forms: Sequence[Chosen]) -> Plan:
+    judge, best = chosen.judge, chosen.best
+    assert best is not None
+    seconds = best.seconds
+    alternatives = [
+        Alternative(name, s, f"{s:.4g} s, {s / seconds:.2f} times this plan's")
+        for name, s in others.items()
+    ]
+    alternatives += [alone(judge), replicas(judge)]
+    return judge.plan(
+        best.candidate,
+        reasons=_reasons(chosen, forms, others),
+        spares=spare_reasons(judge, best.candidate, seconds),
+        alternatives=alternatives,
+    )
+
+
+def _reasons(chosen: Chosen, forms: Sequence[Chosen], others: dict[str, float]) -> list[str]:
+    judge, best = chosen.judge, chosen.best
+    assert best is not None
+    candidate, seconds = best.candidate, best.seconds
+    used, all_peers = len(candidate.peers), len(judge.offers)
+    count = len(candidate.pipelines)
+    text = (
+        f"auto: {used} of {all_peers} peers in {count} pipeline{'s' if count > 1 else ''} under "
+        f"{candidate.schedule}, {seconds:.4g} s for a step of {judge.request.microbatches} "
+        f"microbatches of {judge.request.microbatch_size}"
+    )
+    found = [text]
+    space = space_of(judge.request)
+    for what, rest in (
+        ("pipelines", [f for (n, _), f in chosen.shapes.items() if n != count]),
+        ("schedule", [f for (_, s), f in chosen.shapes.items() if s != candidate.schedule]),
+    ):
+        rest = [f for f in rest if f.fits and f.seconds > seconds * 1.0001]
+        if rest:
+            next_best = min(rest, key=lambda f: f.key)
+            n, s = len(next_best.candidate.pipelines), next_best.candidate.schedule
+            other = f"{n} pipeline{'s' if n > 1 else ''}" if what == "pipelines" else s
+            found.append(
+                f"{what}: the best with {other} that was found takes {next_best.seconds:.4g} s, "
+                f"{next_best.seconds - seconds:.3g} s more"
+            )
+    again = [s for p in candidate.pipelines for s in p if s.recompute]
+    if again and False in space.recompute:
+        plain = replace(
+            candidate,
+            pipelines=tuple(
+                tuple(replace(s, recompute=False) for s in p) for p in candidate.pipelines
+            ),
+        )
+        without = judge.seconds(plain)
+        found.append(
+            f"{len(again)} shares compute their forward again: "
+            + (
+                "without it the plan does not fit the peers' memory"
+                if without == float("inf")
+                else f"without it the step takes {without:.4g} s"
+            )
+        )
+    for form in forms:
+        other_best = form.best
+        if other_best is not None and other_best.fits:
+            r = form.judge.request
+            split = f" and the head in {r.head_parts} parts" if r.head_parts else ""
+            found.append(
+                f"{r.microbatches} microbatches of {r.microbatch_size}{split} would take "
+                f"{other_best.seconds:.4g} s"
+            )
+    if others:
+        name = min(others, key=lambda n: others[n])
+        found.append(
+            f"the best other planner is {name} with {others[name]:.4g} s, "
+            f"{others[name] - seconds:.3g} s more"
+        )
+    found += stage_reasons(judge, candidate)
+    return found

@@ -1,0 +1,247 @@
+"""What `auto` and `exact` say: why these peers, why not the others, and what is short when there is
+no plan. Every number comes from the judge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ...dag.plan import Spare
+from .candidate import Candidate, Share
+from .interface import NoPlan
+from .judge import Judge
+from .moves import with_pipeline
+from .needs import Needs
+from .partition import Chain
+from .shortage import shortage, size_text
+
+__all__ = ["no_plan", "spare_reasons", "stage_reasons", "with_peer"]
+
+MOST_SPARES = 24
+"""Spare peers whose best insertion is judged; the others get the reason of the slowest of them."""
+MOST_TRIES = 12
+"""Structures that are tried for the spares."""
+MOST_OPERATORS = 512
+"""Beyond, the search for the smallest help is left out."""
+
+
+# ---------------------------------------------------------------- peers that are left over
+
+
+def spare_reasons(judge: Judge, best: Candidate, seconds: float) -> tuple[Spare, ...]:
+    """For every peer without a share: what the step would be with it. The best of a few places is
+    judged: a part of each share, or a microbatch of its own."""
+    used = set(best.peers)
+    spares = [p for p in range(len(judge.offers)) if p not in used]
+    if not spares:
+        return ()
+    hang = _hangs_on(judge, best)
+    found = []
+    looked = spares[:MOST_SPARES]
+    for p in looked:
+        found.append(Spare(judge.offers[p].peer, _why_spare(judge, best, seconds, p, hang)))
+    for p in spares[MOST_SPARES:]:
+        why = f"not needed: {len(used)} peers are enough, and {hang}"
+        found.append(Spare(judge.offers[p].peer, why))
+    return tuple(found)
+
+
+def _why_spare(judge: Judge, best: Candidate, seconds: float, peer: int, hang: str) -> str:
+    offer = judge.offers[peer]
+    tried = list(with_peer(judge, best, peer))
+    least = min(judge.stage_bytes(i, i + 1, 1) for i in range(min(judge.operators, 64)))
+    if least > offer.device_memory_bytes:
+        return (
+            f"too little memory for any stage: {size_text(offer.device_memory_bytes)}, the "
+            f"smallest operator needs {size_text(least)}"
+        )
+    fitting = [c for c in tried if judge.fits(c)]
+    if not fitting:
+        room = size_text(offer.device_memory_bytes)
+        return f"too little memory ({room}) for a share beside the others"
+    bounds = [(judge.bound(c), i) for i, c in enumerate(fitting)]
+    with_it = min(judge.seconds(fitting[i]) for _, i in sorted(bounds)[:2])
+    more = with_it - seconds
+    if more <= 1e-6 * seconds:
+        return f"adds nothing: {hang}"
+    return f"it would add {_time(more)} to the step's {_time(seconds)}{_what(judge, best, peer)}"
+
+
+def with_peer(judge: Judge, best: Candidate, peer: int) -> Iterator[Candidate]:
+    """The plan with one more peer, in a few places."""
+    shares = [(p, i, s) for p, line in enumerate(best.pipelines) for i, s in enumerate(line)]
+    shares = [x for x in shares if x[2].stop - x[2].start > 1]
+    if len(shares) > MOST_TRIES // 2:
+        busy = judge.forward_s + judge.backward_s
+        shares.sort(key=lambda x: -float(busy[x[2].peer, x[2].stop] - busy[x[2].peer, x[2].start]))
+        shares = shares[: MOST_TRIES // 2]
+    seconds = judge.forward_s + judge.backward_s
+    for p, i, s in shares:
+        line = best.pipelines[p]
+        # So many operators that both take about equally long.
+        own, its = seconds[s.peer], seconds[peer]
+        half = min(
+            range(s.start + 1, s.stop),
+            key=lambda x: max(own[x] - own[s.start], its[s.stop] - its[x]),
+        )
+        new = Share(peer, half, s.stop, s.recompute)
+        yield with_pipeline(best, p, (*line[:i], replace(s, stop=half), new, *line[i + 1 :]))
+        half = min(
+            range(s.start + 1, s.stop),
+            key=lambda x: max(its[x] - its[s.start], own[s.stop] - own[x]),
+        )
+        new = Share(peer, s.start, half, s.recompute)
+        yield with_pipeline(best, p, (*line[:i], new, replace(s, start=half), *line[i + 1 :]))
+    most = max(range(len(best.microbatches)), key=lambda p: best.microbatches[p])
+    if best.microbatches[most] > 1 and judge.request.options.pipelines is None:
+        m = [*best.microbatches, 1]
+        m[most] -= 1
+        alone = (Share(peer, 0, judge.operators),)
+        yield replace(best, pipelines=(*best.pipelines, alone), microbatches=tuple(m))
+
+
+def _hangs_on(judge: Judge, best: Candidate) -> str:
+    critical = judge.estimate(best).critical[0]
+    peers = best.peers
+    a = judge.offers[peers[int(critical.peer[1:])]]
+    if critical.destination is None:
+        return f"the step hangs on {a}, which computes for {_time(critical.seconds)} of it"
+    b = judge.offers[peers[int(critical.destination[1:])]]
+    return f"the step hangs on the link {a} -> {b} for {_time(critical.seconds)}"
+
+
+def _what(judge: Judge, best: Candidate, peer: int) -> str:
+    """What is wrong with a peer, in one clause: its links or its speed, whichever is further below
+    those of the plan's peers."""
+    rates = judge.network.rates()
+    used = list(best.peers)
+    own = max(min(rates[peer, q], rates[q, peer]) for q in used)
+    others = [
+        max(min(rates[p, q], rates[q, p]) for q in used if q != p) for p in used if len(used) > 1
+    ]
+    speed = 1 / max(float(judge.forward_s[peer, -1]), 1e-30)
+    fastest = max(1 / max(float(judge.forward_s[p, -1]), 1e-30) for p in used)
+    slower = fastest / speed
+    narrower = min(others) / own if others and math.isfinite(own) else 0.0
+    if narrower > slower and narrower > 1.2:
+        return f": its best link to them carries {own / 1e6:.3g} MB/s"
+    if slower > 1.2:
+        return f": it computes {slower:.2g} times slower than the fastest of them"
+    if math.isfinite(own):
+        return f": what it would take over must cross its link of {own / 1e6:.3g} MB/s"
+    return ""
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
+
+
+# ---------------------------------------------------------------- stages
+
+
+def stage_reasons(judge: Judge, best: Candidate) -> Iterator[str]:
+    """One line for each pipeline, then one for each stage."""
+    seconds = judge.forward_s + judge.backward_s
+    device = judge.device_bytes(best)
+    ops = judge.request.graph.operators
+    many = len(best.pipelines) > 1
+    shown = 0
+    for p, (line, m) in enumerate(zip(best.pipelines, best.microbatches, strict=True)):
+        if many:
+            names = " -> ".join(str(judge.offers[s.peer]) for s in line)
+            yield f"pipeline {p} takes {m} of the step's microbatches: {names}"
+        for s in line:
+            shown += 1
+            if shown > 64:
+                yield "and so on"
+                return
+            each = float(seconds[s.peer, s.stop] - seconds[s.peer, s.start])
+            again = ", its forward computed again" if s.recompute else ""
+            yield (
+                f"operators [{s.start}, {s.stop}) from {ops[s.start].name} to "
+                f"{ops[s.stop - 1].name} on {judge.offers[s.peer]}: {_time(each)} for each "
+                f"microbatch{again}, {size_text(device[s.peer])} of its "
+                f"{size_text(judge.offers[s.peer].device_memory_bytes)}"
+            )
+
+
+# ---------------------------------------------------------------- nothing fits
+
+
+def no_plan(judge: Judge) -> NoPlan:
+    """What is short, by how much, and the smallest changes that were found to help."""
+    request = judge.request
+    chain = Chain(request.graph, request.costs, 1 + request.options.optimizer_slots)
+    rooms = [o.device_memory_bytes for o in judge.offers]
+    live = 1 if request.microbatches == 1 else min(request.microbatches, len(rooms))
+    text = shortage(request, chain, rooms, live)
+    helps = list(_helps(judge, chain, rooms))
+    if helps:
+        text += "; what would be enough: " + ", or ".join(helps)
+    return NoPlan(text, "memory")
+
+
+def _helps(judge: Judge, chain: Chain, rooms: Sequence[int]) -> Iterator[str]:
+    if judge.operators > MOST_OPERATORS:
+        return
+    request, options = judge.request, judge.request.options
+    needs = Needs(chain, chain.positions)
+    again = (False, True) if options.recompute is None else (options.recompute,)
+
+    def enough(room: Sequence[int], recompute: Sequence[bool] = again) -> bool:
+        return any(_fits(judge, needs, room, r) for r in recompute)
+
+    # More memory on one peer: the least, over the peers with most memory, by bisection.
+    best: tuple[int, int] | None = None
+    for p in sorted(range(len(rooms)), key=lambda p: (-rooms[p], p))[:4]:
+        high = 2 * chain.device_bytes(0, judge.operators, request.microbatches)
+        low = 0
+
+        def more(size: int, p: int = p) -> list[int]:
+            return [r + size * (i == p) for i, r in enumerate(rooms)]
+
+        if not enough(more(high)):
+            continue
+        while high - low > max(1, high // 256):
+            middle = (low + high) // 2
+            low, high = (low, middle) if enough(more(middle)) else (middle, high)
+        if best is None or high < best[0]:
+            best = (high, p)
+    if best is not None:
+        yield f"{size_text(best[0])} more memory on {judge.offers[best[1]]}"
+    if options.recompute is False and enough(rooms, (True,)):
+        yield 'plan.recompute = "auto"'
+    for other in sorted(request.others, key=lambda o: -o.microbatch_size):
+        if other.microbatch_size < request.microbatch_size and other.head_parts == 0:
+            theirs = Chain(other.graph, other.costs, 1 + options.optimizer_slots)
+            at = Needs(theirs, theirs.positions)
+            if any(_fits(judge, at, rooms, r, other.microbatches) for r in again):
+                yield (
+                    f"a microbatch of {other.microbatch_size} instead of {request.microbatch_size}"
+                )
+                return
+    if request.microbatch_size > 1 and not request.others:
+        yield f"a smaller train.microbatch than {request.microbatch_size} (each keeps less)"
+
+
+def _fits(
+    judge: Judge, needs: Needs, rooms: Sequence[int], recompute: bool, count: int | None = None
+) -> bool:
+    """Whether some cut over the k largest peers, in either order, fits one pipeline."""
+    m = count or judge.request.microbatches
+    gpipe = judge.request.options.schedule == "gpipe"
+    n = len(needs.positions)
+    at = range(n)
+    ranked = sorted(range(len(rooms)), key=lambda p: (-rooms[p], p))
+    for k in range(1, min(len(rooms), n - 1) + 1):
+        if judge.request.options.stages not in (None, k):
+            continue
+        for order in (ranked[:k], ranked[:k][::-1]):
+            ends = [0]  # positions that the stages so far can end at, ascending
+            for i, p in enumerate(order):
+                low = needs.low(rooms[p], m if gpipe else min(m, k - i), recompute)
+                ends = [j for j in at if any(low[j] <= e < j for e in ends)]
+            if n - 1 in ends:
+                return True
+    return False
