@@ -191,6 +191,31 @@ def test_any_number_of_holders_gives_the_plain_loop(exact, equal_training, holde
     equal_training(lab.train(lab.world(PEERS), plan), wanted)
 
 
+@pytest.mark.parametrize(
+    ("name", "schedule", "recompute"),
+    [("gpt_bytes", "interleaved", ()), ("resnet_digits", "1f1b", (0, 1, 3))],
+)
+def test_interleaving_and_recomputation_give_the_plain_loop(
+    exact, equal_training, name, schedule, recompute
+):
+    """Two peers with two stages each; some compute their forward again."""
+    lab, wanted = exact(name)
+    n, train = len(lab.graph.operators), lab.job.train
+    peers = [PeerId(f"p{i % 2}") for i in range(4)]
+    bounds = [n * i // 4 for i in range(5)]
+    route = tuple(Visit(i, peer) for i, peer in enumerate(peers))
+    plan = Plan(
+        stages=tuple(
+            StageSlot(bounds[i], bounds[i + 1], (peer,), i in recompute)
+            for i, peer in enumerate(peers)
+        ),
+        routes=(route,) * train.microbatches,
+        microbatch_size=train.microbatch_size,
+        schedule=schedule,
+    )
+    equal_training(lab.train(lab.world(PEERS), plan), wanted)
+
+
 def test_dropout_is_the_same_under_every_plan(laboratory, equal_training, tmp_path):
     """Masks come from (seed, step, microbatch, operator, element): three peers, one with the
     core set, drop what one peer drops."""
@@ -200,4 +225,7 @@ def test_dropout_is_the_same_under_every_plan(laboratory, equal_training, tmp_pa
     alone = lab.train(lab.world(1))
     split = lab.train(lab.world([PeerSpec(name=f"p{i}", core=i == 1) for i in range(3)]))
     equal_training(split, alone)
+    plan = random_plan(random.Random("again"), len(lab.graph.operators), 3, job.train)
+    again = replace(plan, stages=tuple(replace(s, recompute=True) for s in plan.stages))
+    equal_training(lab.train(lab.world(PEERS), again), alone)
     assert max(abs(a - b) for a, b in zip(alone.losses, lab.plain().losses, strict=True)) > 1e-4
