@@ -236,12 +236,12 @@ class Probes:
         probe = self._active.get(PeerId(key.destination))
         if probe is None or probe.flight != key:
             return []
-        probe.flight = None
+        sent_at, probe.flight, probe.sent_at = probe.sent_at, None, None
         if key.port == _END:
             return self._end(probe) if probe.heard_end else []
         size = probe.sizes[probe.position]
-        if probe.sent_at is not None:
-            probe.times.setdefault(size, []).append(now - probe.sent_at)
+        if sent_at is not None:
+            probe.times.setdefault(size, []).append(now - sent_at)
         probe.sent_bytes += size
         probe.position += 1
         grows = probe.position < len(probe.sizes) and probe.sizes[probe.position] != size
