@@ -273,8 +273,13 @@ class Probing:
                       _cap(profile.down_bytes_per_s)),
         )  # fmt: skip
         boot = (member.boot, member.counter)
-        if self._boots.get(member.id) != boot:  # another start may be another place
+        if self._boots.get(member.id) == boot:  # it only attached again
+            others = ((p, k.tried.get(member.id)) for p, k in self._peers.items())
+            self._peers[member.id].tried = {p: until for p, until in others if until is not None}
+        else:  # another start may be another place
             self.links.forget(member.id)
+            for known in self._peers.values():
+                known.tried.pop(member.id, None)
         self._boots[member.id] = boot
         self._refresh_at = min(self._refresh_at, now + _REFRESH_S)
 
