@@ -6,12 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from shoal.dag.convert import plan_to_proto
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
+from shoal.proto import broker_pb2
+from shoal.sim.cluster import _follow
+from shoal.sim.report import Summary
 from shoal.sim.world import PeerSpec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -59,3 +64,20 @@ def test_every_division_of_the_batch_gives_the_same_losses(lab) -> None:
             evaluations = got.evaluations
         assert got.evaluations == pytest.approx(evaluations, rel=1e-5), size
     assert wanted.losses[0] - wanted.losses[-1] > 0.1  # it did learn
+
+
+def test_the_simulation_compares_with_the_division_that_the_plan_took() -> None:
+    """What `shoal sim --verify` runs beside it divides the batch as the plan did."""
+    plan = plan_to_proto(plan_with(4, 10))
+    step = broker_pb2.StepDone(outcome=broker_pb2.Outcome(loss=2.0), seconds=1.0)
+
+    class Watched:
+        id = "r"
+
+        def watch(self):
+            yield broker_pb2.RunEvent(plan=plan)
+            yield broker_pb2.RunEvent(step=step)
+
+    cluster, lines = SimpleNamespace(check=lambda: None), []
+    losses, batching = _follow(Watched(), cluster, Summary(name="", world="", seed=0), lines.append)
+    assert (losses, batching) == ([2.0], (4, 2))
