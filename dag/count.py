@@ -2,7 +2,7 @@
 trial.py) and on real ones alike.
 
     product       2·m·n·k FLOPs
-    convolution   FLOPs likewise, by the formulas of torch.utils.flop_counter
+    convolution   FLOPs likewise, by the formulas of torch.utils.flop_counter; its bytes are special
     attention     FLOPs of the full square, and SCORE FLOPs for the softmax of each score
     memory        bytes read and written by kernels that only wait for memory
     special       bytes read and written by kernels that compute or decide per element:
@@ -38,7 +38,10 @@ LATER = 0.5
 """Calls of a kernel in a backward pass, beside those of the autograd node that runs it: it needs no
 history of its own."""
 CONVOLUTION_CALLS = 24
-"""Of a convolution and of each gradient of one: a library is set up, layouts are changed."""
+"""Of a convolution and of each gradient of one: a library is set up."""
+CONVOLUTION_MOVES, CONVOLUTION_MOVES_BACK = 1.0, 1.7
+"""Special bytes per byte that a convolution, or one gradient of one, reads and writes: layouts are
+changed before and after."""
 SCORE, SCORE_BACKWARD = 64, 128
 """FLOPs per score of fused attention: an exponential, maxima, sums, a mask."""
 
@@ -112,6 +115,11 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
         self._random = random
         self._factor = LATER if later else 1.0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False keeps torch from loading its compiler, which takes seconds, at the first call."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -121,7 +129,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
         formula = _FORMULAS.get(packet)
         if formula is not None:
             flops = float(formula(*args, **kwargs, out_val=out))
-            self._add(self._heavy(packet, flops, args))
+            self._add(self._heavy(packet, flops, args, out))
         elif func.namespace != "aten":
             pass
         elif func.is_view or packet in _FREE:
@@ -135,11 +143,16 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
     def _add(self, work: Work) -> None:
         self.work += work._replace(calls=work.calls * self._factor)
 
-    def _heavy(self, packet: Any, flops: float, args: tuple[Any, ...]) -> Work:
+    def _heavy(self, packet: Any, flops: float, args: tuple[Any, ...], out: Any) -> Work:
         """What a formula counts."""
+        if packet is _aten.convolution_backward:
+            gradients = int(args[10][0]) + int(args[10][1])
+            moved = CONVOLUTION_MOVES_BACK * gradients * _bytes(args[:3])
+            calls = CONVOLUTION_CALLS * gradients / self._factor
+            return Work(convolution=flops, special=moved, calls=calls)
         if packet in _CONVOLUTIONS:
-            gradients = sum(args[10][:2]) if packet is _aten.convolution_backward else 1
-            return Work(convolution=flops, calls=CONVOLUTION_CALLS * gradients / self._factor)
+            moved = CONVOLUTION_MOVES * _bytes([args[:2], out])
+            return Work(convolution=flops, special=moved, calls=CONVOLUTION_CALLS)
         if "attention" not in packet.__name__:
             return Work(product=flops, calls=1)
         backward = packet.__name__.endswith("_backward")
@@ -158,8 +171,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
             return Work(special=HASH_BYTES * sum(t.numel() for t in made), calls=HASH_CALLS)
         if packet in _GATHERS:
             read = [*read[1:], *made]
-        # An expanded tensor has more elements than bytes behind it.
-        moved = sum(min(t.numel() * t.itemsize, storage_bytes(t)) for t in (*read, *made))
+        moved = _bytes([read, made])
         weight = _SPECIAL.get(packet, 0.0)
         if packet is _aten.pow and args[1] in _VECTOR_POWERS:
             weight = 0.0
@@ -176,6 +188,11 @@ def nodes(roots: list[Tensor], leaf: float = 1.0) -> float:
                 seen.add(node)
                 waiting.append(node)
     return sum(leaf if "AccumulateGrad" in node.name() else 1.0 for node in seen)
+
+
+def _bytes(tree: Any) -> int:
+    """Of all tensors in it. An expanded tensor has more elements than bytes behind it."""
+    return sum(min(t.numel() * t.itemsize, storage_bytes(t)) for t in _tensors(tree))
 
 
 def storage_bytes(tensor: Tensor) -> int:

@@ -33,7 +33,7 @@ from ..net.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from ..proto import broker_pb2
 from . import events as e
 from .cache import BlobCache
-from .config import PeerConfig
+from .config import DEFAULT_STATE, PeerConfig
 from .control import ControlStream
 from .device import TorchDevice
 from .identity import Identity, IdentityError, Incarnation
@@ -79,6 +79,7 @@ def _look(config: PeerConfig) -> broker_pb2.Profile:
         owner=config.owner,
         core=config.operator_set == "core",
         memory_bytes=config.memory_bytes,
+        speeds=DEFAULT_STATE.expanduser().with_name("speeds.json"),
     )
 
 

@@ -1,4 +1,4 @@
-"""What this host offers to runs: devices, memory, speed.
+"""What this host offers to runs: devices, memory, speeds.
 
 Shares are deliberately below what is there: a peer keeps what it announced (I4) while its owner
 goes on using the machine.
@@ -10,11 +10,12 @@ goes on using the machine.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import socket
 import subprocess
 import sys
-import time
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +23,9 @@ from typing import TYPE_CHECKING
 from ..proto import broker_pb2, graph_pb2
 
 if TYPE_CHECKING:
-    import torch
+    from ..dag.speed import Speeds
 
-__all__ = ["available_host_bytes", "find_devices", "flops_per_s", "measure", "software"]
+__all__ = ["available_host_bytes", "find_devices", "host_id", "measure", "software"]
 
 _GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, the same under WSL, AMD
 _FALLBACK_BYTES = 2 * 2**30
@@ -57,10 +58,14 @@ def measure(
     owner: str = "",
     core: bool = False,
     memory_bytes: int | None = None,
+    speeds: Path | None = None,
 ) -> broker_pb2.Profile:
-    """The profile of one device; takes about 0.3 s. `memory_bytes`: the owner's limit in place of
+    """The profile of one device; takes about a second, and no time where the file `speeds` has
+    what was measured before (peer/speeds_file.py). `memory_bytes`: the owner's limit in place of
     the share. Raises ValueError for a device that is not here."""
     import torch
+
+    from .speeds_file import known_speeds
 
     at = torch.device(device)
     free_host = available_host_bytes()
@@ -76,6 +81,8 @@ def measure(
         on_device, besides = free_host // 2, free_host // 5
     else:
         raise ValueError(f'device {device}: expected "cpu" or "cuda:N"')
+    threads = torch.get_num_threads() if at.type == "cpu" else 0
+    found = known_speeds(at, model, speeds)
     return broker_pb2.Profile(
         name=name,
         place=place,
@@ -83,31 +90,41 @@ def measure(
         device=model,
         device_memory_bytes=on_device if memory_bytes is None else memory_bytes,
         host_memory_bytes=besides,
-        flops_per_s=flops_per_s(at),
+        flops_per_s=found.product,
         operator_set=graph_pb2.CORE if core else graph_pb2.FULL,
         software=software(),
+        speeds=_on_the_wire(found),
+        host=host_id(),
+        cores=os.cpu_count() or 0,
+        threads=threads,
     )
 
 
-def flops_per_s(device: torch.device, seconds: float = 0.2) -> float:
-    """Speed of a square fp32 matrix product: 2·n³ FLOPs each, repeated for about `seconds`."""
-    import torch
+def host_id() -> str:
+    """The same for all peers on this machine, in containers too: they share its cores. A hash,
+    because the number behind it is nobody's business."""
+    for path in ("/proc/sys/kernel/random/boot_id", "/etc/machine-id"):
+        try:
+            source = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if source:
+            break
+    else:
+        source = socket.gethostname()
+    return hashlib.sha256(f"shoal host {source}".encode()).hexdigest()[:16]
 
-    n = 4096 if device.type == "cuda" else 512
 
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    matrix = torch.rand(n, n, device=device)
-    torch.mm(matrix, matrix)  # the first one loads libraries
-    wait()
-    began, done = time.perf_counter(), 0
-    while (spent := time.perf_counter() - began) < seconds:
-        torch.mm(matrix, matrix)
-        wait()
-        done += 1
-    return 2.0 * n**3 * done / spent
+def _on_the_wire(speeds: Speeds) -> broker_pb2.Speeds:
+    return broker_pb2.Speeds(
+        product_flops_per_s=speeds.product,
+        convolution_flops_per_s=speeds.convolution,
+        attention_flops_per_s=speeds.attention,
+        memory_bytes_per_s=speeds.memory,
+        special_bytes_per_s=speeds.special,
+        call_s=speeds.call_s,
+        error=speeds.error,
+    )
 
 
 def available_host_bytes() -> int:

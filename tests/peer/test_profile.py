@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -16,8 +17,14 @@ from shoal.peer.lane import Lane
 from shoal.proto import graph_pb2
 
 
-def test_a_profile_says_what_the_device_offers() -> None:
-    found = profile.measure("cpu", name="home-1", place="eu", core=True)
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first measurement of this file stays."""
+    return tmp_path_factory.mktemp("speeds") / "speeds.json"
+
+
+def test_a_profile_says_what_the_device_offers(measured: Path) -> None:
+    found = profile.measure("cpu", name="home-1", place="eu", core=True, speeds=measured)
     assert (found.name, found.place) == ("home-1", "eu")
     assert found.operator_set == graph_pb2.CORE
     assert found.device.startswith("cpu ")
@@ -27,8 +34,22 @@ def test_a_profile_says_what_the_device_offers() -> None:
     assert f"torch {torch.__version__.split('+')[0]}" in found.software
 
 
-def test_the_owners_limit_replaces_the_share() -> None:
-    assert profile.measure("cpu", name="x", memory_bytes=12345).device_memory_bytes == 12345
+def test_a_profile_has_speeds_by_class_and_says_which_machine_it_is(measured: Path) -> None:
+    found = profile.measure("cpu", name="a", speeds=measured)
+    assert found.speeds.product_flops_per_s == found.flops_per_s
+    assert found.speeds.special_bytes_per_s < found.speeds.memory_bytes_per_s
+    assert 0 < found.speeds.call_s < 1e-2
+    assert (found.cores, found.threads) == (os.cpu_count(), torch.get_num_threads())
+    assert len(found.host) == 16
+    assert profile.measure("cpu", name="b", speeds=measured).host == found.host
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    if boot.exists():
+        assert boot.read_text().strip() not in str(found)
+
+
+def test_the_owners_limit_replaces_the_share(measured: Path) -> None:
+    found = profile.measure("cpu", name="x", memory_bytes=12345, speeds=measured)
+    assert found.device_memory_bytes == 12345
 
 
 @pytest.mark.parametrize("device", ["meta", "cuda:99"])

@@ -1,0 +1,224 @@
+"""How fast a device does each class of work, from about a second of small layers.
+
+Every sample is a short chain of operators as models have them, run forward and backward through
+autograd like a stage, and counted by the code that counts operators for plans (dag/count.py): what
+the counting gets wrong, the speeds make up for. Small samples show the fixed time of a kernel,
+large ones the rates (fit.py).
+
+All samples run in turn, round after round, and the lower quartile of a sample's times counts: other
+processes make a time longer, never shorter. With one thread a time is the processor's for that
+thread, so that peers that join one machine at once hardly disturb each other's figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..dag import random
+from ..dag.count import Counter, nodes
+from ..dag.speed import Speeds, Work
+from .fit import fit
+
+__all__ = ["Bench", "measure_speeds"]
+
+LEAST_ROUNDS = 3
+ROWS_OF_A_CARD = 64
+"""A GPU gets samples with this many times more rows: small ones leave most of it idle."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A function of tensors of these shapes, all of which take a gradient; of one result."""
+
+    name: str
+    function: Callable[..., Tensor]
+    shapes: tuple[Shape, ...]
+    random: bool = False
+
+
+def _linear(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+    return F.linear(F.linear(x, w1, b1), w2, b2)
+
+
+def _convolutions(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    for _ in range(2):
+        x = F.conv2d(F.conv2d(x, w1, padding=1), w2, padding=1)
+    return x
+
+
+def _residual(x: Tensor, w1: Tensor, w2: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    y = F.batch_norm(F.conv2d(x, w1, stride=2, padding=1), None, None, scale, shift, True)
+    y = F.batch_norm(F.conv2d(torch.relu(y), w2, padding=1), None, None, scale, shift, True)
+    return torch.relu(y)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    for _ in range(3):
+        q = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return q
+
+
+def _pointwise(x: Tensor, y: Tensor) -> Tensor:
+    for _ in range(3):
+        x = torch.relu(x * y) + x
+    return x
+
+
+def _moves(x: Tensor, y: Tensor) -> Tensor:
+    heads = x.view(-1, 64, 4, 32).transpose(1, 2).reshape(-1, 64, 4, 32)
+    halves = torch.cat([-y[:, 64:], y[:, :64]], 1)
+    return heads.transpose(1, 2).reshape(x.shape) + halves * x
+
+
+def _functions(x: Tensor) -> Tensor:
+    return torch.softmax(F.silu(F.gelu(F.silu(F.gelu(x)))), -1)
+
+
+def _norms(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    for _ in range(3):
+        x = F.layer_norm(x, scale.shape, scale, shift) + x
+    return x
+
+
+def _dropouts(x: Tensor) -> Tensor:
+    for operator in range(2):
+        x = random.dropout(x, 0.1, operator, key=1)
+    return x
+
+
+def _small(x: Tensor, w: Tensor, b: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    for _ in range(4):
+        y = F.linear(F.layer_norm(x, scale.shape, scale, shift), w, b)
+        y = F.gelu(y).view(2, -1, 4, 4).transpose(1, 2).reshape(2, -1, 16)
+        x = x + y * x
+    return x
+
+
+def samples(rows: int = 1) -> tuple[Sample, ...]:
+    """What is timed; `rows` multiplies the rows of the large ones."""
+
+    def feed(n: int, width: int, inner: int) -> Sample:
+        shapes = ((n * rows, width), (inner, width), (inner,), (width, inner), (width,))
+        return Sample(f"linear {n}x{width}x{inner}", _linear, shapes)
+
+    def squares(n: int, channels: int, size: int) -> Sample:
+        weight = (channels, channels, 3, 3)
+        shapes = ((n * rows, channels, size, size), weight, weight)
+        return Sample(f"convolution {n}x{channels}x{size}", _convolutions, shapes)
+
+    def heads(*shape: int) -> Sample:
+        return Sample(f"attention {shape}", _attention, ((shape[0] * rows, *shape[1:]),) * 3)
+
+    def wide(name: str, function: Callable[..., Tensor], n: int, *others: Shape) -> Sample:
+        first = (n * rows, 128)
+        shapes = (first, *(first if s == () else s for s in others))
+        return Sample(f"{name} {n}", function, shapes, function is _dropouts)
+
+    width = (128,)
+    return (
+        feed(64, 64, 64),
+        feed(512, 128, 512),
+        feed(256, 384, 384),
+        squares(4, 8, 8),
+        squares(16, 32, 8),
+        Sample(
+            "residual",
+            _residual,
+            ((8 * rows, 32, 16, 16), (64, 32, 3, 3), (64, 64, 3, 3), (64,), (64,)),
+        ),
+        heads(4, 4, 64, 16),
+        heads(4, 4, 128, 32),
+        wide("pointwise", _pointwise, 512, ()),
+        wide("pointwise", _pointwise, 4096, ()),
+        wide("moves", _moves, 1024, ()),
+        wide("functions", _functions, 256),
+        wide("functions", _functions, 1024),
+        wide("norms", _norms, 1024, width, width),
+        wide("dropouts", _dropouts, 1024),
+        Sample("small", _small, ((2, 8, 16), (16, 16), (16,), (16,), (16,))),
+    )
+
+
+class Bench:
+    """The samples on one device: `round` times each once, `speeds` fits what was timed so far."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.samples = samples(ROWS_OF_A_CARD if device.type == "cuda" else 1)
+        source = torch.Generator().manual_seed(0)
+        self._inputs = [
+            [torch.rand(s, generator=source).to(device).requires_grad_() for s in sample.shapes]
+            for sample in self.samples
+        ]
+        self.works: list[Work] = []
+        self._seeds: list[Tensor] = []
+        for sample, inputs in zip(self.samples, self._inputs, strict=True):
+            forward, backward, result = count(sample, inputs)
+            self.works += [forward, backward]
+            self._seeds.append(torch.ones_like(result))
+        self.times: list[list[float]] = [[] for _ in self.works]
+
+    def round(self) -> None:
+        """Runs every sample forward and backward."""
+        for i, (sample, inputs) in enumerate(zip(self.samples, self._inputs, strict=True)):
+            for tensor in inputs:
+                tensor.grad = None
+            began = self._clock()
+            result = sample.function(*inputs)
+            between = self._clock()
+            torch.autograd.backward([result], [self._seeds[i]])
+            self.times[2 * i].append(between - began)
+            self.times[2 * i + 1].append(self._clock() - between)
+
+    def forget(self) -> None:
+        """Drops the times: the first round loads libraries and fills caches."""
+        self.times = [[] for _ in self.works]
+
+    @property
+    def seconds(self) -> list[float]:
+        """What counts of the times of each work, in the order of `works`."""
+        return [sorted(times)[len(times) // 4] for times in self.times]
+
+    def speeds(self) -> Speeds:
+        return fit(self.works, self.seconds)
+
+    def _clock(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif torch.get_num_threads() == 1:
+            return time.thread_time()  # another process's turn does not count
+        return time.perf_counter()
+
+
+def count(sample: Sample, inputs: list[Tensor]) -> tuple[Work, Work, Tensor]:
+    """Work of a sample, forward and backward, and its result. It runs: fake tensors, which would
+    do, take seconds to load."""
+    forward, backward = Counter(sample.random), Counter(sample.random, later=True)
+    with forward:
+        result = sample.function(*inputs)
+    ends = nodes([result])
+    with backward:
+        torch.autograd.grad([result], inputs, [torch.ones_like(result)])
+    return forward.work, backward.work + Work(calls=ends), result.detach()
+
+
+def measure_speeds(device: torch.device, seconds: float = 1.0) -> Speeds:
+    """The speeds of a device with torch's present number of threads; takes about `seconds`, longer
+    on a slow device, which runs at least LEAST_ROUNDS rounds."""
+    bench = Bench(device)
+    bench.round()
+    bench.forget()
+    end = time.perf_counter() + seconds
+    done = 0
+    while done < LEAST_ROUNDS or time.perf_counter() < end:
+        bench.round()
+        done += 1
+    return bench.speeds()
