@@ -59,7 +59,7 @@ def find_head(graph: Graph) -> Head:
     """The head of a graph; raises GraphError with the reason why there is none to split."""
     if graph.operator_set != "full":
         raise GraphError("a head is split in the full form only, not for the core operator set")
-    losses = [op for op in graph.operators if op.target == _LOSS]
+    losses = [op for op in graph.operators if op.target == _LOSS and op.name in graph.spec]
     if len(losses) != 1:
         raise GraphError(f"the model has {len(losses)} cross entropies: expected one, over a head")
     (loss,) = losses
@@ -163,9 +163,10 @@ def _weight(
     if readers[value] != 1:
         others = [op for op in graph.operators if value in op.reads and op not in (linear, cast)]
         lookup = any(op.target == "aten.embedding.default" for op in others)
-        what = "the embedding" if lookup else "other operators"
+        what = "the embedding" if lookup else "something else"
+        names = ", ".join(op.name for op in others) or "its own head"
         raise GraphError(
-            f"the head is tied to {what} ({name} is read by {others[0].name}, too): a matrix that "
+            f"the head is tied to {what} ({name} is read by {names}, too): a matrix that "
             "is needed whole elsewhere is not split; place the first and the last stage accordingly"
         )
     return name, cast

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -396,6 +397,59 @@ def test_what_cannot_be_split_says_why(case):
     assert reason in can_split(graph)
     with pytest.raises(GraphError, match=reason):
         split_head(graph, 2)
+
+
+LEAVES: list[Arg] = [
+    *(None, True, 0, 1, -1, 11, -100, 1.5, "x", Size(3), (), (1, 2), (Size(3), -1)),
+    *(Ref("in:x"), Ref("in:y"), Ref("param:head.weight"), Ref("h"), Ref("linear"), Ref("flat")),
+]
+SPECS = [
+    TensorSpec(shape, dtype)
+    for shape in ((), (11,), (Size(3), 11), (11, 4), (0,), (Size(1), 3, 11))
+    for dtype in ("float32", "int64", "bfloat16")
+]
+
+
+def _damaged(graph: Graph, rng: random.Random) -> Graph:
+    """One operator or parameter of the graph says something else."""
+    at, operators = rng.randrange(len(graph.operators)), list(graph.operators)
+    op = operators[at]
+    args = list(op.args)
+    args[rng.randrange(len(args))] = rng.choice(LEAVES)
+    operators[at] = rng.choice(
+        [
+            replace(op, args=tuple(args)),
+            replace(op, args=op.args[: rng.randrange(len(args))]),
+            replace(op, target=rng.choice(operators).target),
+            replace(op, outputs=(Output(rng.choice([*SPECS, None])),)),
+            replace(op, returns_tuple=True),
+            replace(op, kwargs=((rng.choice(["weight", "bias", "dim"]), rng.choice(LEAVES)),)),
+        ]
+    )
+    parameters = list(graph.parameters)
+    if rng.random() < 0.3:
+        i = rng.randrange(len(parameters))
+        parameters[i] = replace(parameters[i], spec=rng.choice(SPECS))
+    return replace(graph, operators=tuple(operators), parameters=tuple(parameters))
+
+
+def test_a_damaged_graph_is_refused_or_split_into_a_graph():
+    """I7: whatever passed `validate`, nothing but a GraphError comes out."""
+    rng = random.Random(0)
+    graphs = [head_graph(), head_graph(bf16=True), head_graph(bias=False, scale=0.5)]
+    outcomes = set()
+    for _ in range(2000):
+        try:
+            graph = validate(_damaged(rng.choice(graphs), rng))
+        except GraphError:
+            continue
+        try:
+            validate(split_head(graph, 3))
+            outcomes.add("split")
+        except GraphError as error:
+            outcomes.add(str(error))
+    assert "split" in outcomes
+    assert len(outcomes) > 20
 
 
 @pytest.mark.parametrize("parts", [0, 1, 12, 10**9])
