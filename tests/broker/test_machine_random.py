@@ -44,6 +44,7 @@ from shoal.proto.broker_pb2 import (
     Goodbye,
     Heartbeat,
     Hello,
+    LinkReport,
     PeerMessage,
     Phase,
     Profile,
@@ -93,7 +94,14 @@ class Driver:
         self.rng = random.Random(seed)
         self.machine = BrokerMachine(
             "broker-1",
-            BrokerOptions(kept_events=20, kept_runs=3, most_waiting=4, most_streams=6, most_lead=2),
+            BrokerOptions(
+                kept_events=20,
+                kept_runs=3,
+                most_waiting=4,
+                most_streams=6,
+                most_lead=2,
+                probe_s=self.pick(0.0, 0.2, 5.0),
+            ),
         )
         self.now = 0.0
         self.asked: list[MakePlan] = []
@@ -142,6 +150,7 @@ class Driver:
             report,
             PeerMessage(exported=weights),
             PeerMessage(drained=Drained(run=mine)),
+            PeerMessage(link=self.link()),
         )
         return PeerSaid(
             stream,
@@ -154,6 +163,19 @@ class Driver:
                 PeerMessage(goodbye=Goodbye(reason=Reason(text="\x1b"))),
             ),
         )
+
+    def link(self) -> LinkReport:
+        """Most often of a probe that is under way."""
+        report = LinkReport(
+            peer=self.pick(*PEERS),
+            probe=self.often(max(0, self.machine.probing._number - self.rng.randrange(3)), 0, 99),
+            latency_s=self.often(0.01, float("nan"), -1.0),
+            bytes_per_s=self.often(1e6, float("inf"), 0.0),
+            size_bytes=self.often(1000, 2**60),
+        )
+        if self.rng.random() < 0.3:
+            report.problem.CopyFrom(Reason(code=self.pick("assigned", "x"), text="\x1b no"))
+        return report
 
     def hello(self) -> PeerMessage:
         return PeerMessage(
