@@ -75,8 +75,10 @@ def auto(request: PlanRequest) -> Plan:
     refuse_impossible(request)
     found: list[tuple[Chosen, dict[str, float]]] = []
     for form in (request, *request.others):
-        others = _others(form)
-        judge = Judge(form)
+        # Each form by itself, with its costs found once.
+        alone_form = replace(form, others=(), known_costs=form.costs)
+        others = _others(alone_form)
+        judge = Judge(alone_form)
         starts = [from_plan(plan, judge) for plan in others.values()]
         # The first look at every form is short; the best one is looked at again.
         budget = BUDGET if not request.others else BUDGET // 3

@@ -133,6 +133,8 @@ def prove(
         compiled += 1
         everywhere = range(len(cuts) - 1) if recompute else ()
         form = chain(order[0].tolist(), cuts, m, schedule, everywhere)
+        if not judge.cuttable(form):
+            continue
         order = order[_fitting(judge, form, order, recompute)]
         if not len(order):
             continue

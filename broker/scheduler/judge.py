@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ...dag.cut import cut, tied_groups
 from ...dag.estimate import Estimate, summarize
+from ...dag.graph import GraphError
 from ...dag.pace import Totals
 from ...dag.plan import (
     Alternative,
@@ -83,6 +84,16 @@ class Judge:
                 for p in candidate.pipelines
             ),
         )
+
+    def cuttable(self, candidate: Candidate) -> bool:
+        """Whether the graph can be cut so: an updated buffer belongs to one stage."""
+        if not any(b.update for b in self.request.graph.buffers):
+            return True
+        try:
+            self.structure(candidate)
+        except GraphError:
+            return False
+        return True
 
     def structure(self, candidate: Candidate) -> Structure:
         form = self._form(candidate)

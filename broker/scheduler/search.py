@@ -86,7 +86,11 @@ class Search:
         return self.spent < self.budget
 
     def allows(self, candidate: Candidate) -> bool:
-        """Whether a candidate is one of the space's, and of the request's microbatches."""
+        """Whether a candidate is one of the space's, of the request's microbatches, and its graph
+        can be cut so (a buffer that is updated belongs to one stage)."""
+        return self._in_space(candidate) and self.judge.cuttable(candidate)
+
+    def _in_space(self, candidate: Candidate) -> bool:
         space = self.space
         return (
             (space.pipelines is None or len(candidate.pipelines) == space.pipelines)
