@@ -69,8 +69,10 @@ def _exchanges(
 ) -> dict[PeerId, list[Action]]:
     """S and T of every peer. Every giving comes before every adding up, and that before every
     taking, on all peers alike: so no two peers wait for each other."""
-    kinds = (Kind.SYNC_GIVE, Kind.SYNC_COMBINE, Kind.SYNC_TAKE)
-    kinds += (Kind.TIED_GIVE, Kind.TIED_COMBINE, Kind.TIED_TAKE)
+    kinds = (
+        *(Kind.SYNC_GIVE, Kind.SYNC_COMBINE, Kind.SYNC_TAKE),
+        *(Kind.TIED_GIVE, Kind.TIED_COMBINE, Kind.TIED_TAKE),
+    )
     found: dict[PeerId, dict[Kind, list[Action]]] = {
         peer: {kind: [] for kind in kinds} for peer in plan.peers
     }
