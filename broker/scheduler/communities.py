@@ -35,7 +35,7 @@ DENSE = 64
 NEAREST = 8
 """Links of each peer that a thinned graph keeps: its fastest ones."""
 SEEDS = (0, 1, 2, 3)
-GAPS = 6
+GAPS = 4
 """Most groupings by single linkage."""
 
 

@@ -28,8 +28,10 @@ __all__ = ["Path", "PathCut", "best_cut", "least_bottleneck", "soonest_fill"]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-LOOSER = (1.0, 1.03, 1.1, 1.25, 1.5, 2.0, 3.0, 6.0, np.inf)
+LOOSER = (1.1, 1.3, 1.7, 2.5, 5.0, np.inf)
 """Bounds that are tried, in least bottlenecks."""
+_SMALL = 128
+"""Positions up to which a table of all windows is faster than one of powers of two."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,15 +79,14 @@ def least_bottleneck(path: Path, tolerance: float = 1e-9) -> PathCut | None:
     low, high = 0.0, found.bottleneck_s
     while high - low > tolerance * high:
         middle = (low + high) / 2
-        better = soonest_fill(path, middle) if _possible(path, middle) else None
-        if better is None:
-            low = middle
+        if _possible(path, middle, _windows(path, middle)):
+            high = middle
         else:
-            found, high = better, min(middle, better.bottleneck_s)
-    return found
+            low = middle
+    return soonest_fill(path, high) or found
 
 
-def best_cut(path: Path, microbatches: int, tolerance: float = 1e-3) -> PathCut | None:
+def best_cut(path: Path, microbatches: int, tolerance: float = 0.01) -> PathCut | None:
     """The cut with the shortest step of those that were tried; None: nothing fits the memory."""
     tight = least_bottleneck(path, tolerance)
     if tight is None:
@@ -110,55 +111,56 @@ def _windows(path: Path, most_s: float) -> list[Ints]:
     return found
 
 
-def _before(path: Path, k: int) -> range:
-    """The places of the path that may come right before k."""
-    return range(max(0, k - path.reach), k)
-
-
-def _possible(path: Path, most_s: float) -> bool:
+def _possible(path: Path, most_s: float, windows: Sequence[Ints]) -> bool:
     """Whether some cut has no stage and no link above `most_s`."""
-    n = path.seconds.shape[1]
-    ends: list[NDArray[np.bool_]] = []
+    n, short = path.seconds.shape[1], path.reach == 1
+    ends = np.zeros((len(path), n), dtype=bool)
+    count = np.zeros(n + 1, dtype=np.int64)
     at = np.arange(n)
-    for k, low in enumerate(_windows(path, most_s)):
-        starts = np.zeros(n, dtype=bool)
-        starts[0] = path.reach > 1 or k == 0
-        for p in _before(path, k):
-            starts |= ends[p] & (path.crossing * path.slower[p, k] <= most_s)
-        count = np.concatenate(([0], np.cumsum(starts)))
-        ends.append(count[at] > count[np.minimum(low, at)])
-        if ends[-1][-1] and (path.reach > 1 or k == len(path) - 1):
+    for k, low in enumerate(windows):
+        first = max(0, k - path.reach)
+        open_ = path.crossing * path.slower[first:k, k, None] <= most_s * (1 + 1e-12)
+        starts = (ends[first:k] & open_).any(axis=0)
+        starts[0] = k == 0 or not short
+        np.cumsum(starts, out=count[1:])
+        ends[k] = count[at] > count[np.minimum(low, at)]
+        if ends[k, -1] and (k == len(path) - 1 or not short):
             return True
     return False
 
 
 def soonest_fill(path: Path, most_s: float) -> PathCut | None:
     """Of the cuts without a stage or link above `most_s` the one that fills soonest."""
-    n = path.seconds.shape[1]
-    ends: list[Floats] = []
+    n, short = path.seconds.shape[1], path.reach == 1
+    ends = np.full((len(path), n), np.inf)
     came: list[Ints] = []  # by peer and start: the peer before, -1: it is the first
     began: list[Ints] = []  # by peer and end: the start
+    columns = np.arange(n)
     for k, low in enumerate(_windows(path, most_s)):
+        first = max(0, k - path.reach)
         starts, previous = np.full(n, np.inf), np.full(n, -1, dtype=np.int64)
-        if path.reach > 1 or k == 0:
-            starts[0] = 0.0
-        for p in _before(path, k):
-            cost = ends[p] + (path.crossing * path.both[p, k] + path.latency[p, k])
-            cost[path.crossing * path.slower[p, k] > most_s] = np.inf
-            better = cost < starts
-            starts[better], previous[better] = cost[better], p
+        if k:
+            link = path.crossing * path.both[first:k, k, None] + path.latency[first:k, k, None]
+            link += ends[first:k]
+            if np.isfinite(most_s):
+                link[path.crossing * path.slower[first:k, k, None] > most_s * (1 + 1e-12)] = np.inf
+            previous = link.argmin(axis=0)
+            starts = link[previous, columns]
+            previous += first
+        if k == 0 or not short:
+            starts[0], previous[0] = 0.0, -1
         seconds = path.seconds[k]
         least, where = _window_least(starts - seconds, low)
-        ends.append(least + seconds)
+        ends[k] = least + seconds
         came.append(previous)
         began.append(where)
-    last = [
-        float(e[-1]) if path.reach > 1 or k == len(path) - 1 else np.inf for k, e in enumerate(ends)
-    ]
+    last = ends[:, -1].copy()
+    if short:
+        last[:-1] = np.inf
     k = int(np.argmin(last))
     if not np.isfinite(last[k]):
         return None
-    fill_s, j = last[k], n - 1
+    fill_s, j = float(last[k]), n - 1
     peers, cuts, bottleneck = [], [j], 0.0
     while k >= 0:
         i = int(began[k][j])
@@ -176,6 +178,11 @@ def _window_least(values: Floats, low: Ints) -> tuple[Floats, Ints]:
     """For every j the least of values[low[j]:j] and where it is; inf for an empty window."""
     n = len(values)
     at = np.arange(n)
+    if n <= _SMALL:
+        inside = (at >= low[:, None]) & (at < at[:, None])
+        windows = np.where(inside, values, np.inf)
+        where = windows.argmin(axis=1)
+        return windows[at, where], where
     length = np.maximum(at - low, 0)
     table = [at.astype(np.int64)]  # table[s][i]: where the least of the 2^s values from i on is
     while 2 ** len(table) <= int(length.max(initial=0)):
