@@ -10,7 +10,8 @@ finished work into events, and carries the instructions of one `handle` out in t
     client call    RunSubmitted, RunCancelled,    Answer or Reject, exactly one for each request
                    DescribeAsked, WatchAsked,
                    PreviewAsked
-    planner        PlanReady, PlanFailed          Tell(assign) to the holders, or a failed run
+    planner        PlanReady, PlanFailed,         Tell(assign) to the holders, or a failed run
+                   PlanConsidered
     clock          TimerFired                     (whatever was due)
     person         DrainAsked, StopAsked          Stop
 """
@@ -37,6 +38,7 @@ from .scheduler.interface import PeerOffer
 __all__ = [
     "Answer",
     "CloseStream",
+    "ConsiderPlan",
     "DescribeAsked",
     "DrainAsked",
     "Event",
@@ -44,6 +46,7 @@ __all__ = [
     "Log",
     "MakePlan",
     "PeerSaid",
+    "PlanConsidered",
     "PlanFailed",
     "PlanReady",
     "PreviewAsked",
@@ -149,6 +152,19 @@ class PlanFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanConsidered:
+    """Seconds per step of the running plan and of the best one (`plan`; None: there is none), and
+    of moving from one to the other."""
+
+    run: RunId
+    version: int
+    running_s: float = 0.0
+    candidate_s: float = 0.0
+    migration_s: float = 0.0
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     name: str
 
@@ -174,6 +190,7 @@ Event = (
     | WatchAsked
     | PlanReady
     | PlanFailed
+    | PlanConsidered
     | TimerFired
     | DrainAsked
     | StopAsked
@@ -254,6 +271,18 @@ class MakePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsiderPlan:
+    """Compare the running plan with the best over these peers; the answer is PlanConsidered."""
+
+    run: RunId
+    version: int
+    spec: RunSpec
+    plan: Plan
+    peers: tuple[PeerOffer, ...]
+    network: Network | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SetTimer:
     """TimerFired(name) at time `at`; replaces a timer of the same name that has not fired."""
 
@@ -277,4 +306,6 @@ class Stop:
     why: str
 
 
-Instruction = Tell | CloseStream | Answer | Reject | Publish | MakePlan | SetTimer | Log | Stop
+Instruction = (
+    Tell | CloseStream | Answer | Reject | Publish | MakePlan | ConsiderPlan | SetTimer | Log | Stop
+)

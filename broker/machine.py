@@ -37,6 +37,7 @@ from .events import (
     Instruction,
     Log,
     PeerSaid,
+    PlanConsidered,
     PlanFailed,
     PlanReady,
     PreviewAsked,
@@ -58,6 +59,7 @@ from .membership import Lost, Member, Membership, clean
 from .options import BrokerOptions
 from .placing import Placing
 from .probing import Probing
+from .reconsider import Reconsidering
 from .runs import Run
 from .wish import SpecError, read_spec
 
@@ -83,6 +85,7 @@ class BrokerMachine:
         self.runs: dict[RunId, Run] = {}
         self.probing = Probing(self.options)
         self.placing = Placing(self.members, self.probing)
+        self.reconsidering = Reconsidering(self.members, self.probing)
         self.ignored: Counter[str] = Counter()
         self._submitted = 0
 
@@ -99,6 +102,7 @@ class BrokerMachine:
         out = self._decide(event, now)
         out += self.probing.advance(self.members, self.placing.next_generation, now)
         out += self.placing.place(self.runs.values(), now)
+        out += self.reconsidering.look(self.runs.values(), now)
         for run in self.runs.values():
             out += run.arm()
         for instruction in out:
@@ -132,6 +136,8 @@ class BrokerMachine:
                 return self.placing.planned(self.runs.get(event.run), event, now)
             case PlanFailed():
                 return self.placing.unplanned(self.runs.get(event.run), event, now)
+            case PlanConsidered():
+                return self.reconsidering.answered(self.runs.get(event.run), event, now)
             case TimerFired(name):
                 return self._timer(name, now)
             case DrainAsked():

@@ -1,4 +1,4 @@
-"""Carrying out MakePlan: from a serialised graph and offers to PlanReady or PlanFailed.
+"""Carrying out MakePlan and ConsiderPlan: from a serialised graph and offers to their answers.
 
 Both shells call `answer`; it is slow (it runs every operator on fake tensors) and belongs in a
 thread. It imports torch, so import it where it is needed.
@@ -16,18 +16,19 @@ from ..dag.graph import Graph, GraphError
 from ..dag.plan import PeerId, Plan, PlanError, Visit
 from ..dag.validate import validate
 from ..dag.vocabulary import planned_graph
-from .events import MakePlan, PlanFailed, PlanReady
+from .events import ConsiderPlan, MakePlan, PlanConsidered, PlanFailed, PlanReady
 from .request import plan_request
-from .scheduler.baselines import equal_compute
+from .scheduler.candidate import from_plan
 from .scheduler.interface import NoPlan, PeerOffer, Planner
+from .scheduler.judge import Judge
+from .scheduler.planners import plan as by_name
+from .scheduler.replan import migration
 from .wish import read_spec
 
-__all__ = ["answer", "frame_pairs", "make_plan"]
+__all__ = ["answer", "consider", "frame_pairs", "make_plan"]
 
 
-def answer(
-    ask: MakePlan, graph_bytes: bytes, planner: Planner = equal_compute
-) -> PlanReady | PlanFailed:
+def answer(ask: MakePlan, graph_bytes: bytes, planner: Planner = by_name) -> PlanReady | PlanFailed:
     """The event that answers a MakePlan, whatever the graph is."""
     try:
         return make_plan(ask, graph_from_bytes(graph_bytes), planner)
@@ -39,7 +40,7 @@ def answer(
         return PlanFailed(ask.run, ask.version, f"the graph of the run: {error}", "graph")
 
 
-def make_plan(ask: MakePlan, graph: Graph, planner: Planner = equal_compute) -> PlanReady:
+def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanReady:
     """Raises NoPlan, PlanError for a hand-written plan, GraphError."""
     spec = ask.spec
     if graph.operator_set != "full":
@@ -64,6 +65,36 @@ def _bound(graph: Graph, size: int) -> Graph:
     if graph.batch not in (None, size):
         raise GraphError(f"it is bound to microbatches of {graph.batch}, the plan has {size}")
     return validate(graph).bind(size)
+
+
+def consider(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner = by_name) -> PlanConsidered:
+    """The event that answers a ConsiderPlan."""
+    graph = graph_from_bytes(graph_bytes)
+    wish = read_spec(ask.spec)
+    names = {o.peer: i for i, o in enumerate(ask.peers)}
+    if any(p not in names for p in ask.plan.peers):
+        return PlanConsidered(ask.run, ask.version)  # a holder is gone: not a matter of speed
+    whole = plan_request(ask.spec, wish, graph, ask.peers, ask.network)
+    # A running plan keeps its microbatches and its graph.
+    had = (ask.plan.microbatch_size, ask.plan.head_parts)
+    forms = (whole, *whole.others)
+    kept = [r for r in forms if (r.microbatch_size, r.head_parts) == had]
+    if not kept:
+        return PlanConsidered(ask.run, ask.version)
+    request = replace(kept[0], others=())
+    running_s = Judge(request).seconds(from_plan(ask.plan, names))
+    try:
+        found = planner(request)
+    except NoPlan:
+        return PlanConsidered(ask.run, ask.version, running_s)
+    seconds, _ = migration(
+        ask.plan,
+        found,
+        request.graph,
+        request.network,
+        optimizer_slots=request.options.optimizer_slots,
+    )
+    return PlanConsidered(ask.run, ask.version, running_s, found.predicted.step_s, seconds, found)
 
 
 def frame_pairs(graph: Graph, plan: Plan) -> tuple[tuple[PeerId, PeerId], ...]:

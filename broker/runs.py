@@ -108,6 +108,10 @@ class Run:
         return self.ledger.committed if self.ledger else 0
 
     @property
+    def running(self) -> bool:
+        return self.phase == RUNNING
+
+    @property
     def active(self) -> bool:
         """Whether peers are assigned to it."""
         return not self.ended and self.phase != WAITING
@@ -229,6 +233,10 @@ class Run:
                 return [self._ignored("step_again", member, text)]
         except WrongStepError as error:
             return self.fail("protocol", f"peer {member.label} reported {error}", members, now)
+        assert self.plan is not None, self
+        for expected in self.plan.predicted.peers:
+            if expected.peer == member.id:
+                member.correction.report(report, expected.compute_s, member.planned_with)
         self._since = now
         out: list[Instruction] = []
         while (done := self.ledger.commit(now)) is not None:

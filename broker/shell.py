@@ -24,10 +24,12 @@ from .blobs import BlobError, BlobStore
 from .events import (
     Answer,
     CloseStream,
+    ConsiderPlan,
     Event,
     Instruction,
     Log,
     MakePlan,
+    PlanConsidered,
     PlanFailed,
     PlanReady,
     PreviewWanted,
@@ -164,6 +166,8 @@ class Shell:
                     news.set()
             case MakePlan():
                 self._tasks.create_task(self._plan(instruction))
+            case ConsiderPlan():
+                self._tasks.create_task(self._consider(instruction))
             case SetTimer(name, at):
                 old = self._timers.pop(name, None)
                 if old is not None:
@@ -194,6 +198,19 @@ class Shell:
     async def _plan(self, ask: MakePlan) -> None:
         answer = await self._loop.run_in_executor(self._planner, self._planned, ask)
         self.post(answer)
+
+    async def _consider(self, ask: ConsiderPlan) -> None:
+        self.post(await self._loop.run_in_executor(self._planner, self._considered, ask))
+
+    def _considered(self, ask: ConsiderPlan) -> PlanConsidered:
+        try:
+            graph = self.blobs.get(ask.spec.graph.hash)
+            from .planning import consider
+
+            return consider(ask, graph)
+        except Exception:  # the run goes on under its plan
+            log.exception("plan_not_considered run=%s", ask.run)
+            return PlanConsidered(ask.run, ask.version)
 
     async def preview(self, wanted: PreviewWanted) -> PreviewAnswer:
         """What the planner would do; waits its turn behind the plans of runs."""

@@ -46,6 +46,7 @@ class Wish:
     are those with fewer microbatches than plan.pipelines.
     wanted: peers that a hand-written plan names, in its order; empty: the broker plans.
     core: whether a peer with the core operator set can take part.
+    replan: whether its plan may change while it runs.
     """
 
     priority: int
@@ -54,6 +55,7 @@ class Wish:
     training: str
     wanted: tuple[PeerId, ...]
     core: bool
+    replan: bool = True
 
     @property
     def least(self) -> int:
@@ -106,6 +108,7 @@ def read_spec(spec: RunSpec) -> Wish:
         training=job.training.to_json(),
         wanted=tuple(dict.fromkeys(PeerId(h) for stage in spec.plan.stages for h in stage.holders)),
         core=spec.HasField("core_graph"),
+        replan=asked.replan,
     )
 
 

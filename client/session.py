@@ -25,7 +25,7 @@ import grpc
 
 from ..job import Job
 from ..proto import broker_pb2
-from ..proto.broker_pb2 import Description, RunEvent, RunState
+from ..proto.broker_pb2 import Description, PreviewAnswer, RunEvent, RunState
 from ..proto.broker_pb2_grpc import RunsStub
 from .records import Recorder, read_run, replacing
 
@@ -51,6 +51,8 @@ LOCAL = "127.0.0.1:7077"
 """Where `shoal broker` listens when no port is given."""
 CALL_S = 30.0
 """Deadline of one short call."""
+PREVIEW_S = 600.0
+"""Deadline of a preview: it waits its turn behind the plans of runs."""
 REFUSALS = (
     "FAILED_PRECONDITION",
     "INVALID_ARGUMENT",
@@ -191,6 +193,17 @@ class Client:
 
         with prepare(job, say) as prepared:
             return self.submit_prepared(prepared, Path(job.output.to), say)
+
+    def preview(self, job: Job, say: Callable[[str], None] = lambda line: None) -> PreviewAnswer:
+        """What would run where if the job were submitted now; starts nothing. Raises as `submit`
+        does."""
+        from .submission import draft, upload_graph  # needs torch
+
+        spec, graph = draft(job, say)
+        with self.translated():
+            upload_graph(self.address, graph)
+            found: PreviewAnswer = self._runs.Preview(spec, timeout=PREVIEW_S)
+        return found
 
     def submit_prepared(
         self, prepared: Prepared, to: Path, say: Callable[[str], None] = lambda line: None

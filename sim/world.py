@@ -22,6 +22,7 @@ from ..broker import events as b
 from ..broker.machine import BrokerMachine
 from ..broker.options import BrokerOptions
 from ..broker.planning import answer as plan_answer
+from ..broker.planning import consider
 from ..dag.cost import cost, stage_cost
 from ..dag.flow import Role
 from ..dag.plan import PeerId
@@ -236,6 +237,9 @@ class _Broker:
             case b.MakePlan():
                 answer = plan_answer(instruction, world.blobs[instruction.spec.graph.hash])
                 world.after(PLANNING_S, lambda: self.handle(answer))
+            case b.ConsiderPlan():
+                found = consider(instruction, world.blobs[instruction.spec.graph.hash])
+                world.after(PLANNING_S, lambda: self.handle(found))
             case b.SetTimer(name, at):
                 self._timers.set(name, at)
             case b.Log(name, fields):

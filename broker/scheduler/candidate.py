@@ -7,12 +7,12 @@ weak peers beside one strong) are an ordinary plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...dag.plan import PeerId, Plan, Prediction, Route, ScheduleName, Spare, StageSlot, Visit
 
-__all__ = ["Candidate", "Pipeline", "Share", "chain", "share_out", "to_plan"]
+__all__ = ["Candidate", "Pipeline", "Share", "chain", "from_plan", "share_out", "to_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,26 @@ def share_out(weights: Sequence[int], count: int) -> list[int]:
         given[p] += 1
         found.append(p)
     return found
+
+
+def from_plan(plan: Plan, index: Mapping[PeerId, int]) -> Candidate:
+    """The candidate whose plan this is, but for the order in which its microbatches take the
+    pipelines. `index[peer]` is the peer's number."""
+    counts: dict[Route, int] = {}
+    for route in plan.routes:
+        counts[route] = counts.get(route, 0) + 1
+    pipelines = []
+    for route in counts:
+        shares: list[Share] = []
+        for visit in route:
+            stage, peer = plan.stages[visit.stage], index[visit.peer]
+            last = shares[-1] if shares else None
+            if last and (last.peer, last.recompute) == (peer, stage.recompute):
+                shares[-1] = Share(peer, last.start, stage.stop, stage.recompute)
+            else:
+                shares.append(Share(peer, stage.start, stage.stop, stage.recompute))
+        pipelines.append(tuple(shares))
+    return Candidate(tuple(pipelines), tuple(counts.values()), plan.schedule)
 
 
 def to_plan(

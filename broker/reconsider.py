@@ -1,0 +1,125 @@
+"""Looking for a better plan of a run that is running.
+
+Rules.
+
+- A run is reconsidered when it has committed EVERY steps since the last time, at least EVERY_S
+  seconds have passed, and something could have changed: a peer joined or left the pool, or a speed
+  that training measured. One at a time, over all runs; runs with a hand-written plan, or with
+  `replan = false`, never.
+- The answer compares both plans at the speeds and links of now; `scheduler/replan.py` decides.
+- A decision is shown and kept (`prepared`). The move itself waits for snapshots: until the run can
+  hand stages over, it goes on under its plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..dag.plan import Plan
+from .events import ConsiderPlan, Instruction, Log, PlanConsidered, RunId
+from .membership import Member, Membership
+from .probing import Probing
+from .runs import Run
+from .scheduler.replan import Hysteresis, in_parts
+from .waiting import suited
+
+__all__ = ["EVERY", "EVERY_S", "Reconsidering"]
+
+EVERY = 10
+"""Committed steps between two looks: five of them fall into the time that a gain has to last."""
+EVERY_S = 5.0
+
+
+@dataclass
+class _Run:
+    """What is remembered of a run under one plan."""
+
+    term: int
+    hysteresis: Hysteresis = field(default_factory=Hysteresis)
+    looked_step: int = 0
+    looked_at: float = -math.inf
+    asked: int | None = None
+    prepared: Plan | None = None
+
+
+class Reconsidering:
+    """See the module."""
+
+    def __init__(self, members: Membership, probing: Probing) -> None:
+        self.members, self.probing = members, probing
+        self._runs: dict[RunId, _Run] = {}
+        self._versions = 0
+        self._busy: RunId | None = None
+
+    def prepared(self, run: RunId) -> Plan | None:
+        """The plan that the run would move to."""
+        return self._runs[run].prepared if run in self._runs else None
+
+    def look(self, runs: Iterable[Run], now: float) -> list[Instruction]:
+        """Asks about the next run that is due."""
+        for run in runs:
+            if run.plan is None or not run.running:
+                if self._runs.pop(run.id, None) and self._busy == run.id:
+                    self._busy = None
+                continue
+            if self._busy is None and self._due(run, now):
+                return [self._ask(run, now)]
+        return []
+
+    def _due(self, run: Run, now: float) -> bool:
+        if run.wish.wanted or not run.wish.replan:
+            return False
+        known = self._runs.get(run.id)
+        if known is None or known.term != run.term:
+            known = self._runs[run.id] = _Run(run.term, looked_step=run.committed, looked_at=now)
+        return run.committed - known.looked_step >= EVERY and now - known.looked_at >= EVERY_S
+
+    def _ask(self, run: Run, now: float) -> ConsiderPlan:
+        assert run.plan is not None
+        known = self._runs[run.id]
+        self._versions += 1
+        known.looked_step, known.looked_at, known.asked = run.committed, now, self._versions
+        self._busy = run.id
+        mine = [self.members.members[p] for p in run.peers if p in self.members.members]
+        free = [m for m in suited(run, self.members) if m.state == "pool"]
+        offered: dict[str, Member] = {m.id: m for m in (*mine, *free)}
+        peers = [m.id for m in offered.values()]
+        return ConsiderPlan(
+            run.id,
+            self._versions,
+            run.spec,
+            run.plan,
+            tuple(m.offer for m in offered.values()),
+            self.probing.network(peers, now),
+        )
+
+    def answered(self, run: Run | None, event: PlanConsidered, now: float) -> list[Instruction]:
+        """What a look has found."""
+        if self._busy == event.run:
+            self._busy = None
+        known = self._runs.get(event.run)
+        if run is None or run.plan is None or known is None or known.asked != event.version:
+            return []
+        known.asked = None
+        if event.plan is None or not (event.running_s > 0 and event.candidate_s > 0):
+            return []
+        step, remaining = run.committed, max(0, run.spec.steps - run.committed)
+        move = known.hysteresis.observe(
+            step, event.running_s, event.candidate_s, event.migration_s, remaining
+        )
+        if move is None:
+            return []
+        known.hysteresis.moved(step)
+        if known.prepared is not None and known.prepared.stages == event.plan.stages:
+            return []  # said before
+        known.prepared = event.plan
+        parts = in_parts(run.plan, event.plan)
+        who = ", then ".join(" and ".join(part) for part in parts)
+        text = (
+            f"{move}; it would move {who}. The run goes on under its plan: stages are handed over "
+            "at snapshots, which are not built yet"
+        )
+        fields = (("run", run.id), ("step", step), ("gain", move.gain), ("why", str(move)))
+        return [Log("plan_prepared", fields), *run.note(text, now)]
