@@ -17,24 +17,19 @@ before. So no more than two steps overlap, and `slots` replays two, with and wit
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .cut import Stage, TiedGroup
-from .flow import Flow, Role
+from .flow import Flow
 from .plan import PeerId, Plan
+from .replay import Link, Replay
 from .schedule import VISITS, Action, Kind, ScheduleError, evaluation_actions, step_actions
 
 __all__ = ["Checked", "Link", "bubble", "check", "slots", "table", "timeline"]
 
 Lists = Mapping[PeerId, Sequence[Action]]
-Link = tuple[PeerId, PeerId, Role]
-"""Source, destination and role of frames."""
 
 _EVALUATION = frozenset({Kind.EVALUATE, Kind.EVAL_GIVE, Kind.EVAL_COMBINE})
 _NORM = frozenset({Kind.NORM_GIVE, Kind.NORM_COMBINE, Kind.NORM_TAKE})
@@ -65,7 +60,7 @@ def check(
     _check_complete(flow, actions)
     for peer in plan.peers:
         _check_order(flow, peer, actions[peer])
-    replay = _Replay(flow, {p: [(0, a) for a in actions[p]] for p in plan.peers})
+    replay = Replay(flow, {p: [(0, a) for a in actions[p]] for p in plan.peers})
     order = tuple((peer, action) for peer, _, action in replay.run())
     return Checked(order, _peak_live(flow, actions), replay.peak_slots)
 
@@ -80,7 +75,7 @@ def slots(plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup]) -> dic
     found: dict[Link, int] = {}
     for rounds in runs:
         tagged = {p: [(i, a) for i, lists in rounds for a in lists[p]] for p in plan.peers}
-        replay = _Replay(flow, tagged)
+        replay = Replay(flow, tagged)
         for _ in replay.run():
             pass
         for link, peak in replay.peak_slots.items():
@@ -192,119 +187,6 @@ def _peak_live(flow: Flow, actions: Lists) -> dict[tuple[PeerId, int], int]:
             elif action.kind is Kind.BACKWARD:
                 live[action.stage] -= 1
     return peak
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """One entry of a list with its transfers as numbers: equal transfers of different rounds are
-    different ones. What stays within a peer has no link."""
-
-    round: int
-    action: Action
-    takes: tuple[int, ...]
-    gives: tuple[int, ...]
-
-
-class _Replay:
-    """Works through lists whose entries are (round, action): equal actions of different rounds are
-    different actions, with frames of their own."""
-
-    def __init__(self, flow: Flow, lists: Mapping[PeerId, Sequence[tuple[int, Action]]]) -> None:
-        self.flow = flow
-        self.transfers = tuple(flow.taken_by)
-        self.peers = tuple(lists)
-        place = {peer: i for i, peer in enumerate(lists)}
-        numbers = {transfer: i for i, transfer in enumerate(self.transfers)}
-        self.lists: list[list[_Entry]] = []
-        # The position in its taker's list at which each frame is taken.
-        self.taken_at: dict[int, int] = {}
-        known: dict[tuple[PeerId, Action], tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        for peer, entries in lists.items():
-            own: list[_Entry] = []
-            for i, (number, action) in enumerate(entries):
-                if (peer, action) not in known:
-                    known[peer, action] = (
-                        tuple(numbers[t] for t in flow.takes(peer, action)),
-                        tuple(numbers[t] for t in flow.gives(peer, action)),
-                    )
-                base = number * len(self.transfers)
-                takes, gives = (tuple(base + t for t in part) for part in known[peer, action])
-                own.append(_Entry(number, action, takes, gives))
-                self.taken_at.update(dict.fromkeys(takes, i))
-            self.lists.append(own)
-        # A frame that these lists never take counts to the end: lists may stop within a round.
-        self.never = sum(map(len, self.lists))
-        # By transfer: where it goes, or -1 where it stays; and its link.
-        self.goes_to = [-1 if t.is_local else place[t.destination] for t in self.transfers]
-        self.link: list[Link] = [(t.source, t.destination, t.role) for t in self.transfers]
-        self.peak_slots: dict[Link, int] = {}
-        self.at = [0] * len(self.peers)
-        self.given: dict[int, NDArray[np.int32] | None] = {}  # with its giver's clock, if it leaves
-        # clock[p, q]: how many actions of q are known to have happened when p is where it is.
-        # Dense, as the norm's hub hears of everyone and everyone hears of it.
-        self.clock = np.zeros((len(self.peers), len(self.peers)), np.int32)
-        self.outstanding: dict[Link, list[int]] = {}  # heaps of positions in the taker's list
-
-    def run(self) -> Iterator[tuple[PeerId, int, Action]]:
-        """Yields (peer, round, action) in an order that works; raises ScheduleError when stuck."""
-        waiting: dict[int, int] = {}
-        ready = list(range(len(self.peers)))[::-1]
-        while ready:
-            peer = ready.pop()
-            entries = self.lists[peer]
-            while self.at[peer] < len(entries):
-                entry = entries[self.at[peer]]
-                missing = next((t for t in entry.takes if t not in self.given), None)
-                if missing is not None:
-                    waiting[missing] = peer
-                    break
-                self._perform(peer, entry)
-                for transfer in entry.gives:
-                    woken = waiting.pop(transfer, None)
-                    if woken is not None and woken != peer:
-                        ready.append(woken)
-                yield self.peers[peer], entry.round, entry.action
-        if waiting:
-            raise ScheduleError("deadlock: " + "; ".join(self._why(*w) for w in waiting.items()))
-
-    def _perform(self, peer: int, entry: _Entry) -> None:
-        clock = self.clock[peer]
-        for transfer in entry.takes:
-            theirs = self.given.pop(transfer)
-            if theirs is not None:
-                np.maximum(clock, theirs, out=clock)
-        self.at[peer] += 1
-        clock[peer] = self.at[peer]
-        snapshot: NDArray[np.int32] | None = None
-        for transfer in entry.gives:
-            kind = transfer % len(self.transfers)
-            if self.goes_to[kind] < 0:
-                self.given[transfer] = None
-                continue
-            if snapshot is None:
-                snapshot = clock.copy()
-            self.given[transfer] = snapshot
-            self._count(transfer, self.link[kind], int(clock[self.goes_to[kind]]))
-
-    def _count(self, transfer: int, link: Link, known: int) -> None:
-        """One more frame is outstanding; those taken among the `known` first actions are not."""
-        positions = self.outstanding.setdefault(link, [])
-        heapq.heappush(positions, self.taken_at.get(transfer, self.never))
-        while positions[0] < known:
-            heapq.heappop(positions)
-        self.peak_slots[link] = max(self.peak_slots.get(link, 0), len(positions))
-
-    def _why(self, number: int, peer: int) -> str:
-        transfer = self.transfers[number % len(self.transfers)]
-        action = self.lists[peer][self.at[peer]].action
-        giver = self.flow.given_by[transfer]
-        source = self.peers.index(transfer.source)
-        at, entries = self.at[source], self.lists[source]
-        stuck = (
-            f", which is at {entries[at].action}" if at < len(entries) else ", which is at its end"
-        )
-        name = self.peers[peer]
-        return f"{name} waits in {action} for {transfer} of {giver} of {transfer.source}{stuck}"
 
 
 def timeline(

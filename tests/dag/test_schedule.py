@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.dag.check import _Replay, bubble, check, slots, table, timeline
+from shoal.dag.check import bubble, check, slots, table, timeline
 from shoal.dag.flow import Flow, Role
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.replay import Replay
 from shoal.dag.schedule import (
     EXCHANGES,
     VISITS,
@@ -266,7 +267,7 @@ def test_slots_are_what_some_execution_needs(worlds, data):
                 link = (t.source, t.destination, t.role)
                 if not t.is_local:
                     most[link] = max(count[link], most.get(link, 0))
-    replay = _Replay(flow, lists)
+    replay = Replay(flow, lists)
     list(replay.run())
     assert replay.peak_slots == most
 
@@ -279,7 +280,7 @@ def test_two_steps_show_the_peak_of_many(worlds, data):
         p: [(n, a) for n in range(4) for a in (*flow.actions(p), *flow.evaluation_actions(p))]
         for p in world.plan.peers
     }
-    replay = _Replay(flow, lists)
+    replay = Replay(flow, lists)
     list(replay.run())
     allowed = slots(world.plan, world.stages, world.tied)
     assert set(allowed) == set(replay.peak_slots)
