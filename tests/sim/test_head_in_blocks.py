@@ -45,7 +45,7 @@ def untied(laboratory: Callable[..., Any], tmp_path_factory: pytest.TempPathFact
                 **{"source": str(EXAMPLES / "*.py"), "holdout": 0.2},
             },
             "train": {
-                **{"steps": 10, "batch": 8, "microbatch": 2, "lr": 1e-2, "clip": 0.7},
+                **{"steps": 10, "batch": 8, "microbatch": 2, "lr": 3e-3, "clip": 0.7},
                 **{"no_decay": ["*.bias", "*norm*", "head.weight"], "weight_decay": 0.5},
                 **{"eval_every": 5, "eval_batches": 2},
             },
