@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from .matching import kinds_of, match
 
-__all__ = ["Islands", "Objective", "Rows", "group", "starts"]
+__all__ = ["Arrangement", "Islands", "Objective", "group", "starts"]
 
 Floats = NDArray[np.float64]
 Kinds = tuple[int, ...]
@@ -44,7 +44,7 @@ HOT, COLD = 0.05, 0.0005
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class Arrangement:
     """`groups[s]` (D,) holds stage s; `groups[s][d]` works in pipeline d."""
 
     groups: tuple[tuple[int, ...], ...]
@@ -55,10 +55,11 @@ class Rows:
 class Objective:
     """What a grouping of P peers costs.
 
-    `exchange` (P, P): seconds that peer i spends on peer j of its group, one after another; a group
-    takes as long as its slowest member. `hop` (P, P), symmetric: seconds of a transfer between two
-    peers of neighbouring groups. `total` takes insides (S,) and distances (S, S) and must not fall
-    when one of them rises.
+    `exchange` (P, P): seconds that peer i spends on peer j of its group, one after another or, with
+    `at_once`, at the same time, and on its diagonal the least seconds of a peer; a group takes as
+    long as its slowest member. `hop` (P, P), symmetric: seconds of a transfer between two peers of
+    neighbouring groups. `total` takes insides (S,) and distances (S, S) and must not fall when one
+    of them rises.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class Objective:
         exchange: Floats,
         hop: Floats,
         total: Callable[[Floats, Floats], tuple[float, tuple[int, ...]]],
+        *,
+        at_once: bool = False,
     ) -> None:
-        self.hop, self.total = hop, total
+        self.hop, self.total, self.at_once = hop, total, at_once
         self.kinds = kinds_of(exchange, hop)
         count = max(self.kinds) + 1
         self._exchange, self._hop = np.zeros((count, count)), np.zeros((count, count))
@@ -77,6 +80,7 @@ class Objective:
                 # Within a kind any two; one that is alone never meets itself.
                 i, j = members[a][0], members[b][-1]
                 self._exchange[a, b], self._hop[a, b] = exchange[i, j], hop[i, j]
+        self._least = np.array([exchange[m[0], m[0]] for m in members])
         self._inside: dict[Kinds, float] = {}
         self._between: dict[tuple[Kinds, Kinds], float] = {}
 
@@ -85,8 +89,10 @@ class Objective:
 
     def inside(self, kinds: Kinds) -> float:
         if kinds not in self._inside:
-            each = self._exchange[np.ix_(kinds, kinds)]
-            self._inside[kinds] = float((each.sum(1) - each.diagonal()).max())
+            each = self._exchange[np.ix_(kinds, kinds)].copy()
+            np.fill_diagonal(each, 0.0)
+            spent = each.max(1) if self.at_once else each.sum(1)
+            self._inside[kinds] = float(np.maximum(spent, self._least[list(kinds)]).max())
         return self._inside[kinds]
 
     def between(self, a: Kinds, b: Kinds) -> float:
@@ -148,14 +154,14 @@ class _State:
         new._measure((a, b))
         return new if new.energy <= most else None
 
-    def rows(self) -> Rows:
+    def arrangement(self) -> Arrangement:
         """In the order of the groups, matched into pipelines."""
         found = [tuple(self.groups[self.order[0]])]
         for g in self.order[1:]:
             members = self.groups[g]
             _, column = match(self.objective.hop[np.ix_(found[-1], members)])
             found.append(tuple(members[c] for c in column))
-        return Rows(tuple(found), self.seconds)
+        return Arrangement(tuple(found), self.seconds)
 
 
 def starts(islands: Islands, groups: int, size: int) -> Iterator[list[list[int]]]:
@@ -193,7 +199,7 @@ def group(
     seed: int = 0,
     steps: int = 1000,
     annealed: int = 3,
-) -> Rows:
+) -> Arrangement:
     """The cheapest grouping that was found of groups · size peers. `islands`: ways of dividing just
     these peers, each a source of starts. The best starts are annealed, `steps` swaps each."""
     rng = random.Random(seed)
@@ -205,7 +211,7 @@ def group(
                 found[key] = _State(objective, start)
     ranked = sorted(found.values(), key=lambda s: s.seconds)
     best = [_annealed(start, rng, steps) for start in ranked[:annealed]]
-    return min(best, key=lambda s: s.seconds).rows()
+    return min(best, key=lambda s: s.seconds).arrangement()
 
 
 def _annealed(state: _State, rng: random.Random, steps: int) -> _State:
