@@ -36,7 +36,8 @@ SIZES = (1024, 1024, 1024, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 SMALLEST = (1024, 1024, 1024, 16 << 10, 32 << 10)
 """The probe of a peer that trains."""
 LINKS = 4
-_PATIENCE_S = 10.0
+_PATIENCE_S = 20.0
+"""For both directions: a link over a satellite takes half of it."""
 _GRACE_S = 5.0
 _RETRY_S = 600.0
 _ASSIGNED_S = 30.0

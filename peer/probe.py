@@ -209,7 +209,10 @@ class Probes:
             return []
         if now < probe.until - 1e-6:  # of an earlier probe of the same link
             return [e.SetTimer(f"probe:{other}", probe.until)]
-        return self._end(probe, "patience", probe.why)
+        waited = probe.up and not probe.turn
+        return self._end(
+            probe, "patience", "the other side took all the time" if waited else probe.why
+        )
 
     # ------------------------------------------------------------ the link
 

@@ -168,7 +168,7 @@ def test_an_order_that_nobody_answers_ends_by_itself(world):
     world.join("a")
     world.join("b")
     assert not world.machine.probing.settled(["a", "b"])
-    out = live(world, 16.0)
+    out = live(world, 30.0)
     assert [i for i in out if isinstance(i, Log) and i.name == "link_unmeasured"]
     assert world.machine.probing.settled(["a", "b"])
 
