@@ -40,6 +40,7 @@ from ..proto.graph_pb2 import CORE, FULL
 from .events import CloseStream, Instruction, Log, RunId, SetTimer, StreamId, Tell
 from .options import BrokerOptions
 from .scheduler.interface import PeerOffer
+from .speeds import Correction, speeds_of
 
 __all__ = ["PROTOCOL", "Lost", "Member", "Membership", "State", "clean"]
 
@@ -70,6 +71,8 @@ class Member:
     state: State = "pool"
     run: RunId | None = None  # Set exactly while it is assigned or draining.
     draining_since: float = 0.0
+    correction: Correction = field(default_factory=Correction)
+    planned_with: float = 1.0  # The correction's factor when it was assigned.
 
     @property
     def label(self) -> str:
@@ -79,15 +82,21 @@ class Member:
 
     @property
     def offer(self) -> PeerOffer:
+        stated = self.profile.HasField("speeds") or self.profile.flops_per_s > 0
+        speeds = speeds_of(self.profile)[0].slower(self.correction.factor)
         return PeerOffer(
             peer=self.id,
             name=self.profile.name,
             place=self.profile.place,
             device_memory_bytes=self.profile.device_memory_bytes,
             host_memory_bytes=self.profile.host_memory_bytes,
-            flops_per_s=self.profile.flops_per_s,
+            flops_per_s=speeds.product if stated else 0.0,
             operator_set="core" if self.profile.operator_set == CORE else "full",
             reachable=bool(self.address),
+            speeds=speeds if stated or self.correction.factor != 1.0 else None,
+            host=self.profile.host,
+            cores=self.profile.cores,
+            threads=self.profile.threads,
         )
 
 
@@ -105,6 +114,7 @@ class _Claims:
 
     counter: int = -1
     boot: str = ""
+    correction: Correction = field(default_factory=Correction)  # Of this boot.
     takeovers: list[float] = field(default_factory=list)
     closed_until: float = -math.inf
 
@@ -204,6 +214,8 @@ class Membership:
         old = self.members.get(peer)
         if old is not None:
             out, lost = self._replace(old, hello, claims, now)
+        if hello.boot != claims.boot:
+            claims.correction = Correction()
         claims.counter, claims.boot = hello.counter, hello.boot
         if now < claims.closed_until:
             return out + self.refuse(stream, "identity", _shared(peer)), lost
@@ -243,6 +255,7 @@ class Membership:
             address=hello.address,
             joined=self._joins,
             heard_at=now,
+            correction=self._claims[peer].correction,
         )
         self.members[peer] = member
         self.streams[stream] = peer
@@ -255,6 +268,10 @@ class Membership:
         out: list[Instruction] = [
             Log(
                 "peer_joined", (("peer", peer), ("name", profile.name), ("counter", hello.counter))
+            ),
+            *(
+                Log("speeds_odd", (("peer", peer), ("why", clean(text))), "warning")
+                for text in speeds_of(profile)[1]
             ),
             Tell(stream, BrokerMessage(welcome=welcome)),
             SetTimer(f"peer:{peer}", now + self.options.lease_s),
@@ -296,6 +313,7 @@ class Membership:
     def assign(self, member: Member, run: RunId) -> None:
         assert member.state == "pool", f"{member.id} is {member.state} for {member.run}"
         member.state, member.run = "assigned", run
+        member.planned_with = member.correction.factor
         self.version += 1
 
     def drain(self, member: Member, now: float) -> list[Instruction]:
