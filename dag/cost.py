@@ -49,6 +49,13 @@ class OperatorCost:
     """Parameters and buffers that it reads, by value name, with their bytes."""
     saves: tuple[tuple[int, int], ...] = ()
     """Storages that it keeps for its backward: (number in the graph, bytes)."""
+    makes: tuple[tuple[int, int], ...] = ()
+    """By result, the storage that it lies in: (number in the graph, bytes of the whole storage);
+    -1 for a result that is absent or lies in a parameter, a buffer or data."""
+    peak_forward: int = 0
+    """Most bytes that its kernels' results take at once, what it returns included."""
+    peak_backward: int = 0
+    """The same in its backward, the gradients that it gives included."""
 
     @property
     def flops_forward(self) -> int:
@@ -147,6 +154,9 @@ class _Ledger:
             sum(saves[n] for n in storages),
             tuple(outside.items()),
             tuple(saves.items()),
+            tuple((-1, 0) if n is None else (n, self._bytes[n]) for n in made),
+            found.peak_forward,
+            found.peak_backward,
         )
 
     def _outside(self, value: str) -> Like:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_backward_flop, sdpa_flop
 
@@ -39,9 +40,9 @@ LATER = 0.5
 history of its own."""
 CONVOLUTION_CALLS = 24
 """Of a convolution and of each gradient of one: a library is set up."""
-CONVOLUTION_MOVES, CONVOLUTION_MOVES_BACK = 1.0, 1.7
-"""Special bytes per byte that a convolution, or one gradient of one, reads and writes: layouts are
-changed before and after."""
+CONVOLUTION_MOVES, CONVOLUTION_MOVES_BACK, CONVOLUTION_WEIGHT = 0.85, 1.75, 2.5
+"""Special bytes per byte that a convolution, or one gradient of one, reads and writes, for layouts
+are changed before and after; and how much more a byte of the weight counts."""
 SCORE, SCORE_BACKWARD = 64, 128
 """FLOPs per score of fused attention: an exponential, maxima, sums, a mask."""
 
@@ -107,11 +108,14 @@ _VECTOR_POWERS = (0.5, 1.0, 2.0, 3.0, -0.5, -1.0, -2.0)
 
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
     """Adds up, in `work`, everything that is dispatched below autograd while the mode is active.
-    `random`: what runs is a random operator; `later`: a backward pass."""
+    `random`: what runs is a random operator; `later`: a backward pass. With `follow`, `peak_bytes`
+    is the most that the results of these kernels took at once."""
 
-    def __init__(self, random: bool = False, later: bool = False) -> None:
+    def __init__(self, random: bool = False, later: bool = False, follow: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's is untyped
         self.work = Work()
+        self.peak_bytes = 0
+        self._made: dict[int, tuple[StorageWeakRef, int]] | None = {} if follow else None
         self._random = random
         self._factor = LATER if later else 1.0
 
@@ -125,6 +129,8 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if self._made is not None:
+            self._follow(self._made, [args, kwargs], out)
         packet = func._overloadpacket
         formula = _FORMULAS.get(packet)
         if formula is not None:
@@ -140,6 +146,16 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
             )
         return out
 
+    def _follow(self, made: dict[int, tuple[StorageWeakRef, int]], read: Any, out: Any) -> None:
+        given = {t.untyped_storage()._cdata for t in _tensors(read)}
+        for tensor in _tensors(out):
+            if tensor.untyped_storage()._cdata not in given:  # a view is nothing new
+                ref = StorageWeakRef(tensor.untyped_storage())
+                made[ref.cdata] = ref, storage_bytes(tensor)
+        for key in [k for k, (ref, _) in made.items() if ref.expired()]:
+            del made[key]
+        self.peak_bytes = max(self.peak_bytes, sum(size for _, size in made.values()))
+
     def _add(self, work: Work) -> None:
         self.work += work._replace(calls=work.calls * self._factor)
 
@@ -147,11 +163,13 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
         """What a formula counts."""
         if packet is _aten.convolution_backward:
             gradients = int(args[10][0]) + int(args[10][1])
-            moved = CONVOLUTION_MOVES_BACK * gradients * _bytes(args[:3])
+            moved = _bytes(args[:2]) + CONVOLUTION_WEIGHT * _bytes(args[2])
+            moved *= CONVOLUTION_MOVES_BACK * gradients
             calls = CONVOLUTION_CALLS * gradients / self._factor
             return Work(convolution=flops, special=moved, calls=calls)
         if packet in _CONVOLUTIONS:
-            moved = CONVOLUTION_MOVES * _bytes([args[:2], out])
+            moved = _bytes([args[0], out]) + CONVOLUTION_WEIGHT * _bytes(args[1])
+            moved *= CONVOLUTION_MOVES
             return Work(convolution=flops, special=moved, calls=CONVOLUTION_CALLS)
         if "attention" not in packet.__name__:
             return Work(product=flops, calls=1)

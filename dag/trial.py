@@ -48,12 +48,15 @@ class Lies:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """What the run showed. `outputs` has None for a result that is no tensor; `saved` names each
-    storage once that autograd keeps."""
+    storage once that autograd keeps. `peak_forward`, `peak_backward`: most bytes of storages made
+    in it that were there at once, results included."""
 
     forward: Work
     backward: Work
     outputs: tuple[Lies | None, ...]
     saved: tuple[Lies, ...]
+    peak_forward: int = 0
+    peak_backward: int = 0
 
 
 def trial(op: Operator, reads: Sequence[Like]) -> Trial:
@@ -69,7 +72,8 @@ def trial(op: Operator, reads: Sequence[Like]) -> Trial:
         kept.append(tensor)
         return tensor
 
-    forward, backward = Counter(random), Counter(random, later=True)
+    forward = Counter(random, follow=True)
+    backward = Counter(random, later=True, follow=True)
     with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor), forward:
         results: list[Tensor | None] = call(op, inputs, torch.device("cpu"))
     roots = [
@@ -97,7 +101,14 @@ def trial(op: Operator, reads: Sequence[Like]) -> Trial:
         _storage(t): place.get(_storage(t), Lies(None, None, storage_bytes(t)))
         for t in (kept if roots else ())
     }
-    return Trial(forward.work, backward.work, tuple(outputs), tuple(saved.values()))
+    return Trial(
+        forward.work,
+        backward.work,
+        tuple(outputs),
+        tuple(saved.values()),
+        forward.peak_bytes,
+        backward.peak_bytes,
+    )
 
 
 def _storage(tensor: Tensor) -> int:
