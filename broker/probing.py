@@ -260,7 +260,6 @@ class Probing:
             if a in self._peers and b in self._peers
         }
         self._stale = True
-        self._count_short(members)
         self.version += 1
 
     def _join(self, member: Member, now: float) -> None:

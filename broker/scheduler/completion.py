@@ -107,19 +107,19 @@ def communities(groups: Sequence[str], latency_s: Floats) -> Ints:
             sums[labels[i]] += values[i]
             counts[labels[i]] += seen[i]
     total = len(names)
-    for i in np.flatnonzero(labels < 0):
-        (columns,) = np.nonzero(seen[i])
+    for alone in np.flatnonzero(labels < 0):
+        (columns,) = np.nonzero(seen[alone])
         there = counts[:total, columns]
         common = there > 0
-        apart = sums[:total, columns] / np.maximum(there, 1) - values[i, columns]
+        apart = sums[:total, columns] / np.maximum(there, 1) - values[alone, columns]
         enough = common.sum(axis=1) >= 2
         square = (np.where(common, apart, 0.0) ** 2).sum(axis=1)
         alike = enough & (square <= _ALIKE**2 * np.maximum(common.sum(axis=1), 1))
         found = np.flatnonzero(alike)
-        labels[i] = found[0] if len(found) else total
+        labels[alone] = found[0] if len(found) else total
         total += not len(found)
-        sums[labels[i]] += values[i]
-        counts[labels[i]] += seen[i]
+        sums[labels[alone]] += values[alone]
+        counts[labels[alone]] += seen[alone]
     return labels
 
 
