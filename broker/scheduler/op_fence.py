@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ...dag.graph import GraphError
 from ...dag.plan import Plan, Spare
 from .candidate import Candidate
-from .communities import groupings, rates
+from .communities import DENSE, groupings, rates
 from .interface import NoPlan, PlanRequest
 from .judge import Judge
 from .order import grouped_path, narrowest
@@ -40,8 +40,10 @@ __all__ = ["MOST_ACTIONS", "candidates", "op_fence"]
 
 Floats = NDArray[np.float64]
 
-MOST_ACTIONS = 200_000
+MOST_ACTIONS = 100_000
 """Forwards and backwards of all candidates that are judged, exchanges of gradients included."""
+ACTIONS_PER_OPERATOR = 4
+"""What it takes to cut the graph for a candidate, in actions that are played."""
 MOST_JUDGED = 48
 LONGEST = 128
 """Most peers of one pipeline."""
@@ -50,7 +52,7 @@ WIDEST = 128
 MOST_PEERS = 256
 """Most peers of a plan."""
 MOST_POOLS = 24
-"""Most sets of peers that paths are laid through, the fastest together first."""
+"""Most sets of peers that paths are laid through: of all sets, ordered by speed, every n-th."""
 NEAR = 1.2
 """A guess that is this much above the best one may still be better when it is judged."""
 
@@ -62,7 +64,7 @@ def op_fence(request: PlanRequest) -> Plan:
     judged = 0
     for form in (request, *request.others):
         judge = Judge(form)
-        for candidate in _affordable(candidates(judge)):
+        for candidate in _affordable(candidates(judge), judge.operators):
             judged += 1
             try:
                 seconds = judge.seconds(candidate)
@@ -84,11 +86,11 @@ def op_fence(request: PlanRequest) -> Plan:
     return judge.plan(candidate, reasons=list(_reasons(judge, candidate, judged)), spares=spares)
 
 
-def _affordable(found: Iterator[Candidate]) -> Iterator[Candidate]:
+def _affordable(found: Iterator[Candidate], operators: int) -> Iterator[Candidate]:
     """The first candidates, until the budget is spent; at least one."""
     left = MOST_ACTIONS
     for count, candidate in enumerate(found):
-        left -= _actions(candidate)
+        left -= _actions(candidate) + ACTIONS_PER_OPERATOR * operators
         if count and (left < 0 or count >= MOST_JUDGED):
             return
         yield candidate
@@ -104,12 +106,12 @@ def _actions(candidate: Candidate) -> int:
 
 def candidates(judge: Judge) -> Iterator[Candidate]:
     """Different candidates, the best guesses first."""
+    fence = _Fence(judge)
     seen: set[Candidate] = set()
-    guesses = list(_Fence(judge).guesses())
-    for guess in sorted(guesses, key=lambda g: g.seconds):
+    for guess in sorted(fence.guesses(), key=lambda g: g.seconds):
         if guess.candidate not in seen:
             seen.add(guess.candidate)
-            yield guess.candidate
+            yield fence.rows.refined(guess).candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,12 @@ class _Fence:
         wanted = self.options.pipelines
         pools = sorted(self._pools(order), key=lambda p: (-self._speed_of(p), p.size))
         least = np.inf
-        for pool in pools[:MOST_POOLS]:
+        self.large = len(order) > DENSE
+        most = MOST_POOLS // 2 if self.large else MOST_POOLS
+        if len(pools) > most:
+            chosen = np.linspace(0, len(pools) - 1, most)
+            pools = [pools[round(i)] for i in chosen]
+        for pool in pools:
             # All its peers busy all the time: no better than what there is already?
             if self.microbatches / self._speed_of(pool) > NEAR * least:
                 break
@@ -233,7 +240,7 @@ class _Fence:
         if length * count > len(path) or length > LONGEST:
             return
         islands = self._stretches(path, count)
-        if not exactly and length > 1 and count <= 4:
+        if not exactly and length > 1 and count <= 4 and not self.large:
             yield from _some(self.rows.own(islands))
             if len(pool.groups) == count:
                 yield from _some(self.rows.own([self._path(_Pool((g,))) for g in pool.groups]))

@@ -4,7 +4,12 @@
     link(l, k, i)  = bytes cut at i · seconds per byte, slower direction
     bottleneck     = max over stages and links
     fill           = Σ stages + Σ links, both directions, with latencies
-    step           = fill + (M - 1) · bottleneck                        for M microbatches
+    period         = max(bottleneck, max over s of (Σ stages and links from s on) / live(s))
+    step           = fill + (M - 1) · period                            for M microbatches
+
+live(s) is the number of microbatches that stage s may have on their way: under 1F1B the number of
+stages from it on, so that a link takes as much of the pace as a stage does; without a bound (GPipe)
+links hide behind stages.
 
 Peers of the path may stay empty, so a slow one can be worth nothing. For a bound τ on the
 bottleneck the stages of peer k that end at j begin in a window [low_k(j), j), because seconds and
@@ -23,14 +28,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Path", "PathCut", "best_cut", "least_bottleneck", "soonest_fill"]
+__all__ = ["Path", "PathCut", "best_cut", "least_bottleneck", "slowest_circle", "soonest_fill"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-LOOSER = (1.1, 1.3, 1.7, 2.5, 5.0, np.inf)
+LOOSER = (1.15, 1.6, 3.0, np.inf)
 """Bounds that are tried, in least bottlenecks."""
-_SMALL = 128
+_SMALL = 300
 """Positions up to which a table of all windows is faster than one of powers of two."""
 
 
@@ -65,9 +70,26 @@ class PathCut:
     cuts: tuple[int, ...]
     bottleneck_s: float
     fill_s: float
+    stages_s: tuple[float, ...]
+    """By stage, seconds of one microbatch and of the link to the next stage, both directions."""
 
-    def step_s(self, microbatches: int) -> float:
-        return self.fill_s + (microbatches - 1) * self.bottleneck_s
+    def step_s(self, microbatches: int, *, bound: bool = True) -> float:
+        """`bound`: at most K - s microbatches are on their way from stage s of K on."""
+        period = self.bottleneck_s
+        if bound:
+            period = max(period, slowest_circle(self.stages_s, microbatches))
+        return self.fill_s + (microbatches - 1) * period
+
+
+def slowest_circle(stages_s: Sequence[float], microbatches: int) -> float:
+    """The longest average wait for a microbatch to come back, when as many are on their way from a
+    stage as there are stages from it on; 0 where that is all of them."""
+    slowest = rest = 0.0
+    for live, seconds in enumerate(reversed(stages_s), 1):
+        rest += seconds
+        if live < microbatches:
+            slowest = max(slowest, rest / live)
+    return slowest
 
 
 def least_bottleneck(path: Path, tolerance: float = 1e-9) -> PathCut | None:
@@ -76,7 +98,9 @@ def least_bottleneck(path: Path, tolerance: float = 1e-9) -> PathCut | None:
     found = soonest_fill(path, np.inf)
     if found is None:
         return None
-    low, high = 0.0, found.bottleneck_s
+    # All peers together cannot be faster than this.
+    whole = np.maximum(path.seconds[:, -1], 1e-300)
+    low, high = float(1 / (1 / whole).sum()) * (1 - 1e-9), found.bottleneck_s
     while high - low > tolerance * high:
         middle = (low + high) / 2
         if _possible(path, middle, _windows(path, middle)):
@@ -86,7 +110,9 @@ def least_bottleneck(path: Path, tolerance: float = 1e-9) -> PathCut | None:
     return soonest_fill(path, high) or found
 
 
-def best_cut(path: Path, microbatches: int, tolerance: float = 0.01) -> PathCut | None:
+def best_cut(
+    path: Path, microbatches: int, *, bound: bool = True, tolerance: float = 0.02
+) -> PathCut | None:
     """The cut with the shortest step of those that were tried; None: nothing fits the memory."""
     tight = least_bottleneck(path, tolerance)
     if tight is None:
@@ -96,7 +122,7 @@ def best_cut(path: Path, microbatches: int, tolerance: float = 0.01) -> PathCut 
         looser = soonest_fill(path, tight.bottleneck_s * factor)
         if looser is not None:
             tried.append(looser)
-    return min(tried, key=lambda c: c.step_s(microbatches))
+    return min(tried, key=lambda c: c.step_s(microbatches, bound=bound))
 
 
 def _windows(path: Path, most_s: float) -> list[Ints]:
@@ -161,17 +187,21 @@ def soonest_fill(path: Path, most_s: float) -> PathCut | None:
     if not np.isfinite(last[k]):
         return None
     fill_s, j = float(last[k]), n - 1
-    peers, cuts, bottleneck = [], [j], 0.0
+    peers, cuts, bottleneck, link = [], [j], 0.0, 0.0
+    stages = []
     while k >= 0:
         i = int(began[k][j])
-        bottleneck = max(bottleneck, float(path.seconds[k, j] - path.seconds[k, i]))
+        seconds_ = float(path.seconds[k, j] - path.seconds[k, i])
+        stages.append(seconds_ + link)
+        bottleneck = max(bottleneck, seconds_)
         p = int(came[k][i])
         if p >= 0:
             bottleneck = max(bottleneck, float(path.crossing[i] * path.slower[p, k]))
+            link = float(path.crossing[i] * path.both[p, k] + path.latency[p, k])
         peers.append(k)
         cuts.append(i)
         k, j = p, i
-    return PathCut(tuple(peers[::-1]), tuple(cuts[::-1]), bottleneck, fill_s)
+    return PathCut(tuple(peers[::-1]), tuple(cuts[::-1]), bottleneck, fill_s, tuple(stages[::-1]))
 
 
 def _window_least(values: Floats, low: Ints) -> tuple[Floats, Ints]:

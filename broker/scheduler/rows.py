@@ -27,14 +27,17 @@ from .candidate import Candidate, Share
 from .judge import Judge
 from .needs import Needs
 from .partition import Chain
-from .pathcut import Path, best_cut
+from .pathcut import Path, best_cut, slowest_circle
 
 __all__ = ["Guess", "Rows"]
 
 Floats = NDArray[np.float64]
 
-POSITIONS = 512
-"""Positions of a chain that are tried, for up to 32 stages; more for longer rows."""
+POSITIONS = 128
+"""Positions that are tried for up to 16 stages: 8 for each; more for longer rows."""
+FINE = 4
+"""How many times as many are tried where the peers are settled."""
+MOST_POSITIONS = 1024
 REACH = 4
 """In long rows, one more than the peers in a row that may stay empty; short rows have no limit."""
 SHORT = 16
@@ -53,6 +56,8 @@ class Rows:
 
     def __init__(self, judge: Judge) -> None:
         request = judge.request
+        self.fine = False
+        """Whether many positions are tried."""
         self.judge, self.microbatches = judge, request.microbatches
         wanted = request.options.schedule
         self.schedule: ScheduleName = "1f1b" if wanted == "auto" else wanted
@@ -101,6 +106,11 @@ class Rows:
                 return Guess(self._seconds(candidate), candidate)
         return None
 
+    @property
+    def _bound(self) -> bool:
+        """Whether the schedule bounds what is on its way."""
+        return self.schedule != "gpipe"
+
     def _recomputes(self) -> tuple[bool, ...]:
         wanted = self.judge.request.options.recompute
         return (False, True) if wanted is None else (wanted,)
@@ -114,8 +124,9 @@ class Rows:
         *,
         exactly: bool = False,
         chunks: int = 1,
+        among: int = 1,
     ) -> tuple[Share, ...] | None:
-        """The shares of a row that is cut for itself."""
+        """The shares of a row that is cut for itself. `among`: rows, all with their own cuts."""
         path = self._path(
             [[p] for p in peers],
             microbatches,
@@ -123,21 +134,24 @@ class Rows:
             recompute,
             exactly=exactly or chunks > 1,
             chunks=chunks,
+            among=among,
         )
         at = self._positions(len(peers))
-        found = best_cut(path, microbatches)
+        found = best_cut(path, microbatches, bound=self._bound)
         if found is None and not exactly and len(peers) > 2 and chunks == 1:
             # A long row keeps more microbatches live: perhaps the larger half fits.
             half = sorted(peers, key=lambda p: -self._memory(p))[: (len(peers) + 1) // 2]
             rest = [p for p in peers if p in set(half)]
-            return self._row(rest, microbatches, shared, recompute)
+            return self._row(rest, microbatches, shared, recompute, among=among)
         if found is None:
             return None
         if len(found.peers) < len(peers) and not exactly:
             # With fewer stages fewer microbatches are live: cut again without the empty ones.
             used = [peers[k] for k in found.peers]
-            path = self._path([[p] for p in used], microbatches, shared, recompute, exactly=True)
-            found = best_cut(path, microbatches) or found
+            path = self._path(
+                [[p] for p in used], microbatches, shared, recompute, exactly=True, among=among
+            )
+            found = best_cut(path, microbatches, bound=self._bound) or found
             at = self._positions(len(used))
             peers = used
         return tuple(
@@ -154,7 +168,7 @@ class Rows:
             speed = [sum(1 / self.whole_s[p] for p in row) for row in rows]
             live = _in_proportion(speed, self.microbatches)
             shares = [
-                self._row(row, max(1, m), True, recompute, exactly=exactly)
+                self._row(row, max(1, m), True, recompute, exactly=exactly, among=len(rows))
                 for row, m in zip(rows, live, strict=True)
             ]
             kept = [s for s in shares if s is not None]
@@ -171,7 +185,7 @@ class Rows:
         groups = list(zip(*rows, strict=True))
         for recompute in self._recomputes():
             path = self._path(groups, each, len(rows) > 1, recompute, exactly=exactly)
-            found = best_cut(path, each)
+            found = best_cut(path, each, bound=self._bound)
             if found is None:
                 continue
             at = self._positions(len(groups))
@@ -187,7 +201,8 @@ class Rows:
 
     def _combined(self, shares: Sequence[tuple[Share, ...]]) -> Guess | None:
         """Microbatches by throughput; rows that get none are left out."""
-        rate = [1 / max(self._pace(row)[1], 1e-300) for row in shares]
+        each = max(1, self.microbatches // len(shares))
+        rate = [1 / max(self._pace(row, each)[1], 1e-300) for row in shares]
         given = _in_proportion(rate, self.microbatches)
         kept = [(row, m) for row, m in zip(shares, given, strict=True) if m]
         if not kept:
@@ -197,6 +212,22 @@ class Rows:
         )
         return Guess(self._seconds(candidate), candidate)
 
+    def refined(self, guess: Guess) -> Guess:
+        """The same rows of peers, cut more finely; the same guess when that is no better."""
+        candidate = guess.candidate
+        rows = [[s.peer for s in row] for row in candidate.pipelines]
+        if self.judge.operators < POSITIONS or candidate.schedule == "interleaved":
+            return guess
+        self.fine = True
+        if len(rows) == 1:
+            found = self.single(rows[0], exactly=True)
+        elif len({tuple(s.stop for s in row) for row in candidate.pipelines}) == 1:
+            found = self.aligned(rows, exactly=True)
+        else:
+            found = self.own(rows, exactly=True)
+        self.fine = False
+        return found if found is not None and found.seconds < guess.seconds else guess
+
     # ------------------------------------------------------------ paths
 
     def _positions(self, stages: int) -> NDArray[np.int64]:
@@ -204,8 +235,9 @@ class Rows:
 
     def _needs_of(self, shared: int, stages: int) -> Needs:
         most = POSITIONS
-        while most < 16 * stages and most < 1024:
+        while most < 8 * stages and most < MOST_POSITIONS:
             most *= 2
+        most = min(most * (FINE if self.fine else 1), MOST_POSITIONS)
         if (shared, most) not in self._needs:
             chain = self._chains[shared]
             self._needs[shared, most] = Needs(chain, chain.coarse(most))
@@ -223,6 +255,7 @@ class Rows:
         *,
         exactly: bool = False,
         chunks: int = 1,
+        among: int = 1,
     ) -> Path:
         """A path whose k-th place has the holders `groups[k]`, which share the microbatches."""
         judge, n = self.judge, len(groups)
@@ -231,7 +264,8 @@ class Rows:
         gpipe = self.schedule == "gpipe"
         lows, seconds = [], []
         for k, group in enumerate(groups):
-            live = microbatches if gpipe else min(microbatches, n - k)
+            # The stages are those of all rows together, and so is what is live.
+            live = microbatches if gpipe else min(microbatches, (n - k) * among)
             room = min(self._memory(p) for p in group) // chunks
             lows.append(needs.low(room, live, recompute))
             members = list(group)
@@ -257,30 +291,36 @@ class Rows:
 
     # ------------------------------------------------------------ guesses
 
-    def _pace(self, shares: Sequence[Share]) -> tuple[float, float, float]:
-        """(fill, bottleneck, update) of a row."""
-        judge, fill = self.judge, 0.0
+    def _pace(self, shares: Sequence[Share], microbatches: int) -> tuple[float, float, float]:
+        """(fill, period, update) of a row."""
+        judge = self.judge
         busy: dict[int, float] = {}
         held: dict[int, float] = {}
+        stages: list[float] = []
         worst = 0.0
         for s in shares:
             f = judge.forward_s[s.peer, s.stop] - judge.forward_s[s.peer, s.start]
             b = judge.backward_s[s.peer, s.stop] - judge.backward_s[s.peer, s.start]
             size = self.trainable_bytes[s.stop] - self.trainable_bytes[s.start]
             passed = size * self._byte_s[s.peer]
-            fill += f * (1 + s.recompute) + b
-            busy[s.peer] = busy.get(s.peer, 0.0) + f * (1 + s.recompute) + b + 3 * passed
+            stages.append(float(f * (1 + s.recompute) + b))
+            busy[s.peer] = busy.get(s.peer, 0.0) + stages[-1] + 3 * passed
             held[s.peer] = held.get(s.peer, 0.0) + self._passes * passed
-        for s, t in itertools.pairwise(shares):
+        for k, (s, t) in enumerate(itertools.pairwise(shares)):
             if s.peer != t.peer:
                 size = judge.crossing_bytes(t.start)
-                fill += size * self.both[s.peer, t.peer] + self.latency[s.peer, t.peer]
+                stages[k] += float(
+                    size * self.both[s.peer, t.peer] + self.latency[s.peer, t.peer]
+                )
                 worst = max(worst, size * self.slower[s.peer, t.peer])
-        return float(fill), float(max(worst, *busy.values())), float(max(held.values()))
+        period = max(worst, *busy.values())
+        if self._bound and len(busy) == len(shares):
+            period = max(period, slowest_circle(stages, microbatches))
+        return sum(stages), float(period), float(max(held.values()))
 
     def _seconds(self, candidate: Candidate) -> float:
         rows = zip(candidate.pipelines, candidate.microbatches, strict=True)
-        paces = [(self._pace(row), m) for row, m in rows]
+        paces = [(self._pace(row, m), m) for row, m in rows]
         longest = max(fill + (m - 1) * slow + update for (fill, slow, update), m in paces)
         return longest + self._sync(candidate)
 
