@@ -90,6 +90,9 @@ def simulate(options: SimOptions, front: Front) -> int:
         job = replace(job, train=train)
     if options.seed is not None:
         job = replace(job, seed=options.seed)
+    if options.job is None:
+        # One peer alone would be the best plan for a model this small; it is here to be shared.
+        job = replace(job, plan=replace(job.plan, stages=options.peers, pipelines=1))
     summary = Summary(
         name=job.name,
         world="real processes, loopback",
