@@ -39,8 +39,13 @@ class Candidate:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Every peer once, in the order of its first share."""
-        return tuple(dict.fromkeys(s.peer for p in self.pipelines for s in p))
+        """Every peer once, in the order of the plan's stages, and of the pipelines in each: that of
+        `Plan.peers`."""
+        if len(self.pipelines) == 1:
+            return tuple(dict.fromkeys(s.peer for s in self.pipelines[0]))
+        # A peer stands first where one of its shares starts. The sort is stable: pipelines in order.
+        shares = sorted((s for p in self.pipelines for s in p), key=lambda s: s.start)
+        return tuple(dict.fromkeys(s.peer for s in shares))
 
     def slots(self) -> list[tuple[int, int, tuple[int, ...], bool]]:
         """The stages: (start, stop, holders, recompute), the latter when any holder wants it."""
