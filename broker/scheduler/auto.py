@@ -119,7 +119,7 @@ def choose(
 
     def note(found: Found) -> None:
         nonlocal best
-        shape = (len(found.candidate.pipelines), found.candidate.schedule)
+        shape = _shape(found.candidate)
         if shape not in shapes or found.key < shapes[shape].key:
             shapes[shape] = found
         if best is None or found.key < best.key:
@@ -132,16 +132,18 @@ def choose(
             break
         if not search.allows(candidate):
             continue
-        for one in dict.fromkeys((candidate, search.assigned(candidate))):
-            if candidate in given and one is candidate:
-                note(Found(one, search.key(one)))
-            ranked.append((search.bound(one), len(ranked), one))
+        if candidate in given:
+            note(Found(candidate, search.key(candidate)))
+        one = search.assigned(candidate)
+        ranked.append((search.bound(one), len(ranked), one))
     ranked.sort(key=lambda x: x[:2])
-    firsts: dict[tuple[int, ScheduleName], Candidate] = {}
-    for _, _, candidate in ranked:
-        shape = (len(candidate.pipelines), candidate.schedule)
-        firsts.setdefault(shape, candidate)
-    begin = list(dict.fromkeys([*list(firsts.values())[:STARTS], *(c for _, _, c in ranked[:3])]))
+    begin: dict[Candidate, None] = {}
+    for shape_of, most in ((_shape, STARTS), (_size, STARTS + 3)):
+        seen = {shape_of(c) for c in begin}
+        for _, _, candidate in ranked:
+            if len(begin) < most and shape_of(candidate) not in seen:
+                seen.add(shape_of(candidate))
+                begin[candidate] = None
     # Shapes that begin far behind get one round; the budget is for the best.
     total = search.budget
     for n, candidate in enumerate(begin):
@@ -158,6 +160,16 @@ def choose(
     if best is not None and best.fits:
         note(_with_spares(search, best))
     return Chosen(judge, best, shapes)
+
+
+def _shape(candidate: Candidate) -> tuple[int, ScheduleName]:
+    return len(candidate.pipelines), candidate.schedule
+
+
+def _size(candidate: Candidate) -> tuple[int, ScheduleName, int, bool]:
+    """Starts of one size mostly end in one place."""
+    again = any(s.recompute for p in candidate.pipelines for s in p)
+    return *_shape(candidate), len(candidate.peers), again
 
 
 def _with_spares(search: Search, best: Found) -> Found:

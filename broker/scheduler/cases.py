@@ -42,7 +42,7 @@ def random_graph(
         spec = TensorSpec((size,), "float32")
         reads = [made[-1]]
         if len(made) > 2 and rng.random() < 0.25:
-            reads.append(rng.choice(made[1:-1]))
+            reads.append(rng.choice(made[max(1, len(made) - 8) : -1]))
         held: tuple[tuple[str, int], ...] = ()
         if (tied and last) or rng.random() < 0.7 or i == 0:
             if tied and last:

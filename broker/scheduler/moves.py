@@ -20,6 +20,8 @@ __all__ = ["all_moves", "chain_moves", "even_pipeline", "with_pipeline"]
 
 MOST_CUTS = 24
 """Positions at which a new share is tried."""
+MOST_LOANS = 3
+"""Shares of a pipeline in which a middle is lent."""
 MOST_SHARES = 64
 """Beyond, only the shares of the busiest peers are moved."""
 
@@ -52,6 +54,9 @@ def chain_moves(judge: Judge, candidate: Candidate, space: Space) -> Iterator[Ca
             if free is not None:
                 for other in _insertions(judge, pipeline, free):
                     yield with_pipeline(candidate, p, other)
+        if space.repeats and space.stages is None:
+            for other in _loans(judge, pipeline, free):
+                yield with_pipeline(candidate, p, other)
         if space.repeats and len(pipeline) > 1 and space.stages is None:
             for other in _returns(judge, pipeline):
                 yield with_pipeline(candidate, p, other)
@@ -149,6 +154,28 @@ def _returns(judge: Judge, pipeline: Pipeline) -> Iterator[Pipeline]:
     for front in dict.fromkeys((1, 2, size // 4)):
         if 0 < front < size:
             yield (replace(last, start=0, stop=front), replace(first, start=front), *pipeline[1:])
+
+
+def _loans(judge: Judge, pipeline: Pipeline, free: int | None) -> Iterator[Pipeline]:
+    """A peer keeps both ends of its share and another one takes the middle."""
+    if len(pipeline) > MOST_LOANS:
+        return
+    own = judge.forward_s + judge.backward_s
+    others = [p for p in {s.peer for s in pipeline} | ({free} if free is not None else set())]
+    for i, s in enumerate(pipeline):
+        size = s.stop - s.start
+        if size < 3:
+            continue
+        row = own[s.peer, s.start : s.stop + 1] - own[s.peer, s.start]
+        whole = max(float(row[-1]), 1e-30)
+        for front, back in ((0.25, 0.5), (0.5, 0.75), (0.25, 0.75), (0.4, 0.6), (0.1, 0.9)):
+            a = s.start + min(max(1, int((row / whole).searchsorted(front))), size - 2)
+            b = s.start + min(max(a - s.start + 1, int((row / whole).searchsorted(back))), size - 1)
+            for peer in sorted(others):
+                if peer != s.peer:
+                    middle = Share(peer, a, b, s.recompute)
+                    ends = replace(s, stop=a), replace(s, start=b)
+                    yield _joined((*pipeline[:i], ends[0], middle, ends[1], *pipeline[i + 1 :]))
 
 
 def recompute_moves(candidate: Candidate, space: Space) -> Iterator[Candidate]:

@@ -133,7 +133,7 @@ class Search:
         pairs = zip(candidate.pipelines, candidate.microbatches, strict=True)
         actions = 2 * sum(len(p) * m for p, m in pairs)
         new = 0 if self.judge.knows(candidate) else self.judge.operators // 4 + 5 * actions
-        self.spent += int(times * (20 + actions)) + new
+        self.spent += int(times * (50 + actions)) + new
 
     # ------------------------------------------------------------ who
 

@@ -179,7 +179,7 @@ class Seeds:
                 latency + latency.T,
                 reach,
             )
-            found = best_cut(path, self.m, 1e-2)
+            found = best_cut(path, self.m)
             if found is not None:
                 cuts = [int(needs.positions[c]) for c in found.cuts]
                 return tuple(
