@@ -43,7 +43,7 @@ class Candidate:
         `Plan.peers`."""
         if len(self.pipelines) == 1:
             return tuple(dict.fromkeys(s.peer for s in self.pipelines[0]))
-        # A peer stands first where one of its shares starts. The sort is stable: pipelines in order.
+        # A peer comes where one of its shares starts. The sort is stable: pipelines in order.
         shares = sorted((s for p in self.pipelines for s in p), key=lambda s: s.start)
         return tuple(dict.fromkeys(s.peer for s in shares))
 

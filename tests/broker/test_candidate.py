@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,9 +19,7 @@ def candidates(draw: st.DrawFn) -> Candidate:
     for _ in range(draw(st.integers(1, 3))):
         inner = draw(st.sets(st.integers(1, operators - 1), max_size=3))
         at = [0, *sorted(inner), operators]
-        pipelines.append(
-            tuple(Share(next(peers), a, b) for a, b in zip(at[:-1], at[1:], strict=True))
-        )
+        pipelines.append(tuple(Share(next(peers), a, b) for a, b in itertools.pairwise(at)))
     return Candidate(tuple(pipelines), (1,) * len(pipelines))
 
 
