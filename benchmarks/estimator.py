@@ -29,7 +29,7 @@ from shoal.dag.execute import StageExecutor
 from shoal.dag.speed import Work
 from shoal.examples.gpt import gpt
 from shoal.examples.resnet_digits import resnet
-from shoal.peer.calibrate import Bench
+from shoal.peer.calibrate import REPEATS, Bench
 
 STAGES = 3
 
@@ -88,6 +88,15 @@ class Chain:
             for value, grad in back.items():
                 grads.setdefault(value, []).append(grad)
 
+    def drop_first(self, runs: int) -> None:
+        """Forgets the first of the last `runs` runs."""
+        for prediction in (p for pair in self.predictions for p in pair):
+            del prediction.times[-runs]
+
+    def forget(self) -> None:
+        for prediction in (p for pair in self.predictions for p in pair):
+            prediction.times.clear()
+
 
 def models() -> Iterator[tuple[str, nn.Module, dict[str, Tensor]]]:
     yield "gpt-128", gpt(4, 128, 4, 64, 0.1), text(16, 64)
@@ -144,15 +153,16 @@ def main() -> int:
     }
     everything = [chain for some in chains.values() for chain in some]
     bench = Bench(torch.device("cpu"))
-    for turn in range(-2, options.rounds):
+    for turn in range(-1, options.rounds):
         bench.round()
         for chain in everything:
-            chain.run()
-        if turn == -1:  # warm by now
+            for _ in range(REPEATS):
+                chain.run()
+            chain.drop_first(REPEATS)  # it fills the caches, as the microbatch before in training
+        if turn == -1:  # libraries are loaded by now
             bench.forget()
             for chain in everything:
-                for prediction in (p for pair in chain.predictions for p in pair):
-                    prediction.times.clear()
+                chain.forget()
     speeds = bench.speeds()
     print(speeds)
     errors: dict[str, list[float]] = {}
