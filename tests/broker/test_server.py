@@ -71,7 +71,8 @@ class Peer:
 
 @asynccontextmanager
 async def running(**config: Any) -> AsyncIterator[tuple[Broker, grpc.aio.Channel]]:
-    config = {"insecure": True, "port": 0, **config}
+    # The peers of these tests are scripts and answer no probes.
+    config = {"insecure": True, "port": 0, "options": BrokerOptions(probe_s=0.0), **config}
     async with (
         Broker(BrokerConfig(**config)) as broker,
         grpc.aio.insecure_channel(broker.address) as channel,
