@@ -41,17 +41,30 @@ class Needs:
         `size_bytes` with `live` microbatches; j itself if none does. Shape (positions,)."""
         key = (size_bytes, live, recompute)
         if key not in self._known:
-            if recompute:
-                need = self._state + self._saved + 2 * self._largest
-                need += max(0, live - 1) * self._crossing[:, None]
-            else:
-                need = self._state + live * self._saved + 2 * self._largest
-            n = len(self.positions)
-            over = np.triu(need > size_bytes, 1)
-            # Behind the last start that needs too much.
-            last = n - 1 - np.argmax(over[::-1], axis=0)
-            self._known[key] = np.where(over.any(axis=0), last + 1, 0).astype(np.int64)
+            find = self._low_recomputed if recompute else self._low
+            self._known[key] = find(size_bytes, live)
         return self._known[key]
+
+    def _low(self, size_bytes: int, live: int) -> Ints:
+        """By bisection in all columns at once: an interval that starts later never needs more."""
+        n = len(self.positions)
+        end = np.arange(n)
+        low, high = np.zeros(n, dtype=np.int64), end.copy()
+        for _ in range(n.bit_length()):
+            i = (low + high) // 2
+            need = self._state[i, end] + live * self._saved[i, end] + 2 * self._largest[i, end]
+            over = (need > size_bytes) & (i < end)
+            low, high = np.where(over, i + 1, low), np.where(over, high, i)
+        return np.minimum(high, end)
+
+    def _low_recomputed(self, size_bytes: int, live: int) -> Ints:
+        """What crosses the start may be less further on: behind the last start that is too much."""
+        n = len(self.positions)
+        need = self._state + self._saved + 2 * self._largest
+        need += max(0, live - 1) * self._crossing[:, None]
+        over = np.triu(need > size_bytes, 1)
+        last = n - 1 - np.argmax(over[::-1], axis=0)
+        return np.where(over.any(axis=0), last + 1, 0).astype(np.int64)
 
 
 def _once(touches: Iterable[Iterable[tuple[object, int]]], block: Ints, n: int) -> Ints:

@@ -40,7 +40,7 @@ __all__ = ["MOST_ACTIONS", "candidates", "op_fence"]
 
 Floats = NDArray[np.float64]
 
-MOST_ACTIONS = 100_000
+MOST_ACTIONS = 70_000
 """Forwards and backwards of all candidates that are judged, exchanges of gradients included."""
 ACTIONS_PER_OPERATOR = 4
 """What it takes to cut the graph for a candidate, in actions that are played."""

@@ -33,7 +33,7 @@ __all__ = ["Path", "PathCut", "best_cut", "least_bottleneck", "slowest_circle", 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-LOOSER = (1.15, 1.6, 3.0, np.inf)
+LOOSER = (1.2, 2.0, np.inf)
 """Bounds that are tried, in least bottlenecks."""
 _SMALL = 300
 """Positions up to which a table of all windows is faster than one of powers of two."""

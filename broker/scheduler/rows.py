@@ -34,7 +34,7 @@ __all__ = ["Guess", "Rows"]
 Floats = NDArray[np.float64]
 
 POSITIONS = 128
-"""Positions that are tried for up to 16 stages: 8 for each; more for longer rows."""
+"""Positions that are tried for up to 32 stages: 4 for each; more for longer rows."""
 FINE = 4
 """How many times as many are tried where the peers are settled."""
 MOST_POSITIONS = 1024
@@ -235,7 +235,7 @@ class Rows:
 
     def _needs_of(self, shared: int, stages: int) -> Needs:
         most = POSITIONS
-        while most < 8 * stages and most < MOST_POSITIONS:
+        while most < 4 * stages and most < MOST_POSITIONS:
             most *= 2
         most = min(most * (FINE if self.fine else 1), MOST_POSITIONS)
         if (shared, most) not in self._needs:
@@ -262,10 +262,12 @@ class Rows:
         needs = self._needs_of(int(shared), n)
         at = needs.positions
         gpipe = self.schedule == "gpipe"
+        # Of several rows a faster one gets more microbatches than the mean.
+        most = min(self.microbatches, -(-3 * microbatches // 2))
         lows, seconds = [], []
         for k, group in enumerate(groups):
             # The stages are those of all rows together, and so is what is live.
-            live = microbatches if gpipe else min(microbatches, (n - k) * among)
+            live = most if gpipe else min(most, (n - k) * among)
             room = min(self._memory(p) for p in group) // chunks
             lows.append(needs.low(room, live, recompute))
             members = list(group)
@@ -309,9 +311,7 @@ class Rows:
         for k, (s, t) in enumerate(itertools.pairwise(shares)):
             if s.peer != t.peer:
                 size = judge.crossing_bytes(t.start)
-                stages[k] += float(
-                    size * self.both[s.peer, t.peer] + self.latency[s.peer, t.peer]
-                )
+                stages[k] += float(size * self.both[s.peer, t.peer] + self.latency[s.peer, t.peer])
                 worst = max(worst, size * self.slower[s.peer, t.peer])
         period = max(worst, *busy.values())
         if self._bound and len(busy) == len(shares):
