@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ...dag.cut import cut, tied_groups
 from ...dag.estimate import Estimate, summarize
 from ...dag.graph import GraphError
+from ...dag.memory import MemoryModel
 from ...dag.pace import Totals
 from ...dag.plan import (
     Alternative,
@@ -52,7 +53,7 @@ class Judge:
         self.operators = len(self.costs)
         self.totals = Totals(self.costs)
         self.network = request.network
-        self._rates = self.network.rates()
+        self.rates = self.network.rates()
         self.per_unit = np.array([o.pace.per_unit for o in self.offers])
         self.forward_s, self.backward_s = self.totals.seconds([o.pace for o in self.offers])
         # Whether a second holder exists changes memory: with one, gradients are flattened once.
@@ -62,7 +63,8 @@ class Judge:
         }
         self._structures: dict[Candidate, Structure] = {}
         self._wirings: dict[tuple[Hashable, ...], Wiring] = {}
-        self._device: dict[tuple[int, int, int, int], int] = {}
+        self.memory = MemoryModel(request.graph, self.costs)
+        self._slots = slots
         self.judged = 0
         """Event calculations so far: what search budgets count."""
 
@@ -120,33 +122,34 @@ class Judge:
     # ------------------------------------------------------------ memory
 
     def device_bytes(self, candidate: Candidate) -> dict[int, int]:
-        """Peak bytes on the device of every peer of the candidate."""
+        """Peak bytes on the device of every peer of the candidate: all its stages stand and keep,
+        and one of them computes (dag/memory.py)."""
         structure = self.structure(candidate)
-        peers = candidate.peers
-        found = dict.fromkeys(peers, 0)
-        for k, slot in enumerate(structure.plan.stages):
-            for i, peer in enumerate(peers):
-                live = structure.peak_live.get((i, k), 0)
-                if structure.program.peers[i] in slot.holders:
-                    shared = int(len(slot.holders) > 1)
-                    found[peer] += self.stage_bytes(
-                        slot.start, slot.stop, live, shared, slot.recompute
-                    )
+        memory, slots, plan = self.memory, self._slots, structure.plan
+        stages = [memory.stage(s.start, s.stop, s.recompute) for s in plan.stages]
+        shared = [len(s.holders) > 1 for s in plan.stages]
+        found = {}
+        for peer, held, moments in zip(
+            candidate.peers, structure.wiring.held, structure.wiring.moments, strict=True
+        ):
+            after = max(
+                *(stages[k].update for k in held),
+                sum(stages[k].exchange for k in held if shared[k]),
+            )
+            most = max(
+                stages[k].transient
+                + sum(n * stages[i].kept for i, n in zip(held, live, strict=True))
+                for k, live in moments
+            )
+            found[peer] = sum(stages[k].standing(slots) for k in held) + max(most, after)
         return found
 
     def stage_bytes(
         self, start: int, stop: int, live: int, shared: int = 0, recompute: bool = False
     ) -> int:
-        """Peak bytes of one stage with `live` microbatches between forward and backward."""
-        key = (start, stop, shared, -live if recompute else live)
-        if key not in self._device:
-            chain = self._chains[shared]
-            if recompute:
-                kept = max(0, live - 1) * chain.crossing_bytes(start)
-                self._device[key] = chain.device_bytes(start, stop, 1) + kept
-            else:
-                self._device[key] = chain.device_bytes(start, stop, live)
-        return self._device[key]
+        """Peak bytes of one stage alone on its peer, with `live` microbatches between forward and
+        backward. `shared`: whether it has other holders."""
+        return self.memory.stage(start, stop, recompute).peak(self._slots, live, bool(shared))
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether every peer has the memory that it needs."""
@@ -177,7 +180,7 @@ class Judge:
         structure = self.structure(candidate)
         seconds = structure.seconds(self.per_unit[peers])
         return structure.wiring.unshared.step_s(
-            structure.size_bytes, seconds, self.network, peers, self._rates
+            structure.size_bytes, seconds, self.network, peers, self.rates
         )
 
     def bound_many(self, form: Candidate, peers: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -191,7 +194,7 @@ class Judge:
         lane_of_row[list(wiring.message_row)] = wiring.program.lane
         size = np.array(structure.row_bytes, dtype=np.float64)
         return wiring.unshared.many(
-            (size / self._rates[a, b][:, lane_of_row]).T,
+            (size / self.rates[a, b][:, lane_of_row]).T,
             wiring.message_row,
             structure.row_seconds(self.per_unit[peers]).T,
             wiring.action_row,

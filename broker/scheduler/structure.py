@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ...dag.cut import Stage, TiedGroup
 from ...dag.flow import Flow, Role, Transfer
 from ...dag.graph import Graph
+from ...dag.memory import live_moments
 from ...dag.pace import Totals, action_work, sizes_of
 from ...dag.plan import Plan
 from ...dag.program import FRAME_BYTES, Program, compile_program
@@ -44,6 +45,11 @@ class Wiring:
     """By action; actions of one row take equally long."""
     kinds: tuple[tuple[int, Kind, int], ...]
     """By row of actions: position of the peer, kind, stage or tied group."""
+    held: tuple[tuple[int, ...], ...]
+    """By position of a peer, its stages."""
+    moments: tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]
+    """By position of a peer: of a forward or backward the stage, and how many microbatches each of
+    `held` has between forward and backward then; only those that no other surpasses."""
 
     @classmethod
     def of(cls, plan: Plan, stages: tuple[Stage, ...], tied: tuple[TiedGroup, ...]) -> Wiring:
@@ -82,6 +88,8 @@ class Wiring:
             port,
             action_row,
             tuple(kinds),
+            tuple(plan.stages_of(peer) for peer in program.peers),
+            live_moments(program, plan, [s.has_backward for s in stages]),
         )
 
 
