@@ -41,6 +41,8 @@ Floats = NDArray[np.float64]
 
 CHUNKS = 2
 """Stages of a peer under "interleaved", where the graph has operators for them."""
+MARGINS = (1.6, 1.25, 1.0, 0.8, 0.6)
+"""Parts of each memory that are filled by the planner's own count, until the judge says it fits."""
 MOST_POSITIONS = 1024
 """Positions that are tried where equal shares do not fit."""
 
@@ -196,21 +198,27 @@ class _Baseline:
             yield tuple((k * n + stages // 2) // stages for k in range(stages + 1))
         needs = self.needs
         at = needs.positions
-        lows = [
-            needs.low(self._room(grid, k), self._live(k, stages), recompute) for k in range(stages)
-        ]
         crossing = np.array([self.chain.crossing_bytes(int(p)) for p in at], np.float64)
         seconds = np.array([self._shares(grid.holders(k), recompute)[at] for k in range(stages)])
         nothing, across = np.zeros((stages, stages)), np.ones((stages, stages))
-        path = Path(seconds, lows, crossing, nothing, across, nothing)
-        tight = least_bottleneck(replace(path, both=nothing))
-        if tight is None:
-            return
         slack = SLACK if self.equal == "compute" else 0.0
-        # A byte across counts more than all seconds together.
-        dear = replace(path, both=across * (1 + float(seconds[:, -1].sum())))
-        found = soonest_fill(dear, tight.bottleneck_s * (1 + slack)) or tight
-        yield tuple(int(at[c]) for c in found.cuts)
+        seen: set[tuple[int, ...]] = set()
+        for margin in MARGINS:
+            lows = [
+                needs.low(int(margin * self._room(grid, k)), self._live(k, stages), recompute)
+                for k in range(stages)
+            ]
+            path = Path(seconds, lows, crossing, nothing, nothing, nothing)
+            tight = least_bottleneck(path)
+            if tight is None:
+                break  # with less room there is none either
+            # A byte across counts more than all seconds together.
+            dear = replace(path, both=across * (1 + float(seconds[:, -1].sum())))
+            found = soonest_fill(dear, tight.bottleneck_s * (1 + slack)) or tight
+            cuts = tuple(int(at[c]) for c in found.cuts)
+            if cuts not in seen:
+                seen.add(cuts)
+                yield cuts
 
     def _shares(self, holders: Sequence[int], recompute: bool) -> Floats:
         """(operators + 1,): what the first j operators count for a stage."""

@@ -45,6 +45,8 @@ MOST_ACTIONS = 70_000
 ACTIONS_PER_OPERATOR = 4
 """What it takes to cut the graph for a candidate, in actions that are played."""
 MOST_JUDGED = 48
+MARGINS = (1.0, 1.6, 0.6)
+"""Parts of each memory that are filled by the planner's own count, the next where nothing fits."""
 LONGEST = 128
 """Most peers of one pipeline."""
 WIDEST = 128
@@ -62,9 +64,13 @@ def op_fence(request: PlanRequest) -> Plan:
     refuse_impossible(request)
     best: tuple[float, Judge, Candidate] | None = None
     judged = 0
-    for form in (request, *request.others):
+    # Where nothing fits by the first margin, memory is judged too strictly or too loosely.
+    forms = (request, *request.others)
+    for form, margin in ((f, m) for m in MARGINS for f in forms):
+        if best is not None and margin != MARGINS[0]:
+            break
         judge = Judge(form)
-        for candidate in _affordable(candidates(judge), judge.operators):
+        for candidate in _affordable(candidates(judge, margin), judge.operators):
             judged += 1
             try:
                 seconds = judge.seconds(candidate)
@@ -104,9 +110,10 @@ def _actions(candidate: Candidate) -> int:
     return visits + (2 * stages * rows * rows if rows > 1 else 0)
 
 
-def candidates(judge: Judge) -> Iterator[Candidate]:
-    """Different candidates, the best guesses first."""
+def candidates(judge: Judge, margin: float = 1.0) -> Iterator[Candidate]:
+    """Different candidates, the best guesses first. `margin`: the part of each memory to fill."""
     fence = _Fence(judge)
+    fence.rows.margin = margin
     seen: set[Candidate] = set()
     for guess in sorted(fence.guesses(), key=lambda g: g.seconds):
         if guess.candidate not in seen:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...dag.graph import GraphError
 from ...dag.plan import ScheduleName
 from ...dag.speed import Work
 from .candidate import Candidate, Share
@@ -58,6 +59,8 @@ class Rows:
         request = judge.request
         self.fine = False
         """Whether many positions are tried."""
+        self.margin = 1.0
+        """The part of each memory that may be filled: `needs.py` is not as exact as the judge."""
         self.judge, self.microbatches = judge, request.microbatches
         wanted = request.options.schedule
         self.schedule: ScheduleName = "1f1b" if wanted == "auto" else wanted
@@ -213,20 +216,40 @@ class Rows:
         return Guess(self._seconds(candidate), candidate)
 
     def refined(self, guess: Guess) -> Guess:
-        """The same rows of peers, cut more finely; the same guess when that is no better."""
+        """The same rows of peers cut more finely, where that is better; and with less in each
+        memory, where the judge finds one too full."""
         candidate = guess.candidate
-        rows = [[s.peer for s in row] for row in candidate.pipelines]
-        if self.judge.operators < POSITIONS or candidate.schedule == "interleaved":
+        if candidate.schedule == "interleaved":
             return guess
-        self.fine = True
+        if self.judge.operators >= POSITIONS:
+            self.fine = True
+            found = self._again(candidate)
+            self.fine = False
+            if found is not None and found.seconds < guess.seconds:
+                guess = found
+        over = self._over(guess.candidate)
+        if over > 1:
+            before, self.margin = self.margin, self.margin / (1.02 * over)
+            found = self._again(guess.candidate)
+            self.margin = before
+            guess = found or guess
+        return guess
+
+    def _again(self, candidate: Candidate) -> Guess | None:
+        rows = [[s.peer for s in row] for row in candidate.pipelines]
         if len(rows) == 1:
-            found = self.single(rows[0], exactly=True)
-        elif len({tuple(s.stop for s in row) for row in candidate.pipelines}) == 1:
-            found = self.aligned(rows, exactly=True)
-        else:
-            found = self.own(rows, exactly=True)
-        self.fine = False
-        return found if found is not None and found.seconds < guess.seconds else guess
+            return self.single(rows[0], exactly=True)
+        if len({tuple(s.stop for s in row) for row in candidate.pipelines}) == 1:
+            return self.aligned(rows, exactly=True)
+        return self.own(rows, exactly=True)
+
+    def _over(self, candidate: Candidate) -> float:
+        """The fullest memory, as a multiple of what there is."""
+        try:
+            needed = self.judge.device_bytes(candidate)
+        except GraphError:  # this cut cannot be: the planner will find out
+            return 0.0
+        return max(size / max(1, self._memory(p)) for p, size in needed.items())
 
     # ------------------------------------------------------------ paths
 
@@ -268,7 +291,7 @@ class Rows:
         for k, group in enumerate(groups):
             # The stages are those of all rows together, and so is what is live.
             live = most if gpipe else min(most, (n - k) * among)
-            room = min(self._memory(p) for p in group) // chunks
+            room = int(self.margin * min(self._memory(p) for p in group) / chunks)
             lows.append(needs.low(room, live, recompute))
             members = list(group)
             each = judge.forward_s[members] * (1 + recompute) + judge.backward_s[members]

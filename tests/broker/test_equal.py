@@ -10,6 +10,7 @@ import pytest
 
 from shoal.broker.scheduler.baselines import equal_compute, uniform
 from shoal.broker.scheduler.interface import NoPlan, PeerOffer, Planner, PlanOptions, PlanRequest
+from shoal.broker.scheduler.judge import Judge
 from shoal.broker.scheduler.partition import SLACK, Chain, Room
 from shoal.dag.cost import OperatorCost, cost
 from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
@@ -110,8 +111,8 @@ def test_options_are_kept(planner: Planner) -> None:
 @pytest.mark.parametrize("planner", [uniform, equal_compute])
 def test_forwards_are_computed_again_only_where_nothing_fits_without(planner: Planner) -> None:
     graph = chain_graph(8, width=64)
-    chain = Chain(graph, cost(graph), 3)
-    with_everything, least = (chain.device_bytes(0, 17, live) for live in (4, 1))
+    judge = Judge(request(graph, offers(GIB)))
+    with_everything, least = (judge.stage_bytes(0, 17, 4, recompute=r) for r in (False, True))
     one = request(graph, offers(with_everything), schedule="gpipe")
     assert not planner(one).stages[0].recompute
     one = request(graph, offers((with_everything + least) // 2), schedule="gpipe")
