@@ -184,7 +184,7 @@ class Placing:
         # while all of them work, the pool must change first.
         if busy == len(others):
             self._placed = (self.members.version, self._changes, self.probing.version)
-        self._patience.pop(run.id, None)  # the next plan is over other peers, whose links may be new
+        self._patience.pop(run.id, None)  # the next plan is over other peers, with new links
         text = f"{event.reason}; {busy} more peers work for other runs"
         return run.waits(event.code, text, now)
 
