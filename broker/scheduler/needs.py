@@ -3,6 +3,9 @@
     bytes(i, j, l) = state(i, j) + l · saved(i, j) + 2 · largest(i, j)       as in `partition.py`
     recomputed     = state(i, j) + saved(i, j) + 2 · largest(i, j) + (l - 1) · crossing(i)
 
+Between few positions, FEW at most, what is kept and passes comes from `dag/memory.py` itself, as
+the judge counts it.
+
 A thing of some bytes that operators in the blocks b1 < b2 < … touch counts once in (i, j) when any
 of them is in it: when for one t, b(t-1) < i <= b(t) < j. Each t is a rectangle of (i, j), so all
 things together are a sum of differences: O(touches + positions²).
@@ -10,6 +13,7 @@ things together are a sum of differences: O(touches + positions²).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -19,6 +23,9 @@ from ...dag.cost import OperatorCost
 from .partition import Chain
 
 __all__ = ["Needs"]
+
+FEW = 48
+"""Positions between which every interval is swept: some 0.1 s."""
 
 Ints = NDArray[np.int64]
 
@@ -34,15 +41,29 @@ class Needs:
         self._saved = _once((c.saves for c in costs), block, n)
         self._largest = _largest(costs, block, n)
         self._crossing = np.array([chain.crossing_bytes(int(p)) for p in positions], np.int64)
+        self._swept = {r: self._sweep(chain, r) for r in (False, True)} if n <= FEW else {}
         self._known: dict[tuple[int, int, bool], Ints] = {}
+
+    def _sweep(self, chain: Chain, recompute: bool) -> tuple[Ints, Ints]:
+        """(n, n) bytes that a live microbatch keeps, and those that pass."""
+        n = len(self.positions)
+        kept, passing = np.zeros((n, n), dtype=np.int64), np.zeros((n, n), dtype=np.int64)
+        for i, j in itertools.combinations(range(n), 2):
+            stage = chain.memory.stage(int(self.positions[i]), int(self.positions[j]), recompute)
+            kept[i, j], passing[i, j] = stage.kept, stage.transient
+        return kept, passing
 
     def low(self, size_bytes: int, live: int, recompute: bool = False) -> Ints:
         """By end j, the least start from which every interval that ends at j needs no more than
         `size_bytes` with `live` microbatches; j itself if none does. Shape (positions,)."""
         key = (size_bytes, live, recompute)
         if key not in self._known:
-            find = self._low_recomputed if recompute else self._low
-            self._known[key] = find(size_bytes, live)
+            if self._swept:
+                kept, passing = self._swept[recompute]
+                self._known[key] = _behind(self._state + live * kept + passing > size_bytes)
+            else:
+                find = self._low_recomputed if recompute else self._low
+                self._known[key] = find(size_bytes, live)
         return self._known[key]
 
     def _low(self, size_bytes: int, live: int) -> Ints:
@@ -59,12 +80,16 @@ class Needs:
 
     def _low_recomputed(self, size_bytes: int, live: int) -> Ints:
         """What crosses the start may be less further on: behind the last start that is too much."""
-        n = len(self.positions)
         need = self._state + self._saved + 2 * self._largest
         need += max(0, live - 1) * self._crossing[:, None]
-        over = np.triu(need > size_bytes, 1)
-        last = n - 1 - np.argmax(over[::-1], axis=0)
-        return np.where(over.any(axis=0), last + 1, 0).astype(np.int64)
+        return _behind(need > size_bytes)
+
+
+def _behind(over: NDArray[np.bool_]) -> Ints:
+    """By column, the row behind the last one above the diagonal that is set."""
+    over = np.triu(over, 1)
+    last = len(over) - 1 - np.argmax(over[::-1], axis=0)
+    return np.where(over.any(axis=0), last + 1, 0).astype(np.int64)
 
 
 def _once(touches: Iterable[Iterable[tuple[object, int]]], block: Ints, n: int) -> Ints:

@@ -1,4 +1,6 @@
-"""Cutting a chain of operators into intervals: exact, by dynamic programming.
+"""Cutting a chain of operators into intervals: exact, by dynamic programming. Memory is here a
+simple form of `dag/memory.py`, by which the judge decides, that follows an interval whose ends
+move:
 
     device_bytes(i, j, l) = Σ state(p) over the parameters and buffers that [i, j) reads, each once
                           + l · Σ bytes of the storages that [i, j) keeps for backward, each once
@@ -25,12 +27,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.cost import OperatorCost
 from ...dag.graph import Graph
+from ...dag.memory import MemoryModel
 
 __all__ = ["MOST_POSITIONS", "SLACK", "Chain", "Room"]
 
@@ -104,6 +108,7 @@ class Chain:
     def __init__(self, graph: Graph, costs: Sequence[OperatorCost], copies: int) -> None:
         self.operators = len(costs)
         self.costs = costs
+        self._graph = graph
         trainable = {f"param:{p.name}" for p in graph.parameters if p.trainable}
         self.state = {
             value: size * (1 + copies) if value in trainable else size
@@ -124,6 +129,11 @@ class Chain:
         for _ in range(start, stop):
             window.grow()
         return window.bytes(live)
+
+    @cached_property
+    def memory(self) -> MemoryModel:
+        """What intervals take, swept; `device_bytes` is about the same and follows both ends."""
+        return MemoryModel(self._graph, self.costs)
 
     def crossing_bytes(self, position: int) -> int:
         """Bytes of the values that are made before a position and read behind it."""
