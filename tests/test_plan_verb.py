@@ -1,0 +1,141 @@
+"""`shoal plan`: what it shows before anything runs, and what it says when there is no plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal import cli
+from shoal.client.submission import draft
+from shoal.job import Job
+from shoal.sim.preview import preview_cluster
+
+JOB = """
+version = 1
+[model]
+factory = "shoal.examples.gpt:gpt"
+args = { layers = 2, width = 16, heads = 2, length = 16, dropout = 0.0 }
+[data]
+length = 16
+[train]
+steps = 5
+batch = 8
+microbatch = 2
+"""
+
+PEERS = """
+version = 1
+[[peers]]
+name = "near-{1..2}"
+place = "lab"
+device = "rtx-3060"
+[[peers]]
+name = "far"
+place = "home"
+device = "rtx-3060"
+up = "1Mbit"
+[[links]]
+from = "lab"
+to = "home"
+latency = "40ms"
+bandwidth = "50Mbit"
+"""
+
+
+@pytest.fixture(scope="module")
+def drafted(tmp_path_factory: pytest.TempPathFactory):
+    path = tmp_path_factory.mktemp("plan") / "small.toml"
+    path.write_text(JOB)
+    return path, draft(Job.from_toml(path))
+
+
+def preview(drafted, cluster: str, **plan: object):
+    path, (spec, graph) = drafted
+    file = path.with_name("cluster.toml")
+    file.write_text(cluster)
+    job = json.loads(spec.job)
+    job["plan"] |= plan
+    changed = type(spec)()
+    changed.CopyFrom(spec)
+    changed.job = json.dumps(job)
+    return preview_cluster(file, path, changed, graph)
+
+
+def call(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.app, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_every_stage_peer_and_link_of_the_plan_is_shown(drafted) -> None:
+    answer = preview(drafted, PEERS, stages=3, scheduler="uniform")
+    plan = answer.plan
+    assert [list(s.holders) for s in plan.stages] == [["near-1"], ["near-2"], ["far"]]
+    assert len(answer.operators) == 3
+    assert sum(span.share for span in answer.operators) == pytest.approx(1)
+    assert plan.predicted.step_s > 0
+    assert {p.peer for p in plan.predicted.peers} == {"near-1", "near-2", "far"}
+    assert all(0 <= p.bubble <= 1 and p.device_bytes for p in plan.predicted.peers)
+    pairs = {(x.source, x.destination) for x in plan.predicted.links}
+    assert ("near-2", "far") in pairs
+    assert any("far" in text for text in plan.predicted.bottlenecks)
+
+
+def test_it_says_when_one_peer_alone_is_faster(drafted) -> None:
+    answer = preview(drafted, PEERS, stages=3, scheduler="uniform")
+    names = [a.name for a in answer.plan.predicted.alternatives]
+    assert "best single peer" in names
+    assert "whole replicas" in names
+    assert any("a pipeline over this network is the wrong choice" in n for n in answer.notes)
+
+
+def test_every_peer_that_is_left_out_has_a_reason(drafted) -> None:
+    answer = preview(drafted, PEERS)
+    used = {h for s in answer.plan.stages for h in s.holders}
+    spares = {s.peer: s.reason for s in answer.plan.spares}
+    assert used | set(spares) == {"near-1", "near-2", "far"}
+    assert all(spares.values())
+    assert not used & set(spares)
+
+
+@pytest.mark.parametrize("planner", ["uniform", "equal-compute", "op-fence", "auto"])
+def test_no_feasible_plan_says_what_is_short_by_how_much_and_what_would_help(
+    drafted, planner: str
+) -> None:
+    small = PEERS.replace('device = "rtx-3060"', 'device = "rtx-3060"\nmemory = "1KiB"')
+    answer = preview(drafted, small, scheduler=planner)
+    assert not answer.HasField("plan")
+    assert "memory" in answer.reason.text
+    assert "short by" in answer.reason.text
+    assert answer.reason.code == "memory"
+
+
+def test_the_verb_prints_tables_for_people_and_fields_for_programs(drafted) -> None:
+    path, _ = drafted
+    cluster = path.with_name("peers.toml")
+    cluster.write_text(PEERS)
+    code, text = call("plan", str(path), "--cluster", str(cluster), "--json")
+    assert code == 0, text
+    found = json.loads(text[text.index("{") :])
+    assert found["plan"]["predicted"]["step_s"] > 0
+    assert found["plan"]["microbatches"] == 4
+    code, text = call("plan", str(path), "--cluster", str(cluster))
+    assert code == 0, text
+    for word in ("predicted", "against", "stage", "bubble", "why"):
+        assert word in text
+
+
+def test_wrong_input_is_said_in_one_line(drafted, tmp_path: Path) -> None:
+    path, _ = drafted
+    cluster = tmp_path / "peers.toml"
+    cluster.write_text(PEERS.replace("rtx-3060", "rtx-3061"))
+    code, text = call("plan", str(path), "--cluster", str(cluster))
+    assert code == 2
+    assert "rtx-3061" in text
+    assert "rtx-3060" in text
+    assert "Traceback" not in text
+    code, text = call("plan", str(path), "--cluster", str(cluster), "--broker", "127.0.0.1:1")
+    assert code == 2
+    assert "one of --cluster, --broker" in text
