@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from published import dtfm_figures, skippipe_figures
 from table import Figure, arguments, report
 
 from shoal.broker.scheduler.auto import choose
@@ -70,7 +71,11 @@ def optimality(cases: int) -> list[Figure]:
     ]
 
 
-GROUPS: dict[str, Callable[[int], list[Figure]]] = {"optimality": optimality}
+GROUPS: dict[str, Callable[[int], list[Figure]]] = {
+    "optimality": optimality,
+    "dtfm": lambda cases: dtfm_figures(),
+    "skippipe": lambda cases: skippipe_figures(),
+}
 
 
 if __name__ == "__main__":
