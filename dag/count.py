@@ -38,6 +38,10 @@ VIEW = 0.4
 LATER = 0.5
 """Calls of a kernel in a backward pass, beside those of the autograd node that runs it: it needs no
 history of its own."""
+OPERATOR = 0.5
+"""Calls of any operator of a graph, for it is called from Python, whatever kernels it becomes."""
+BATCH_NORM_CALLS = 5
+"""Of a batch norm, which copies its running statistics besides."""
 CONVOLUTION_CALLS = 24
 """Of a convolution and of each gradient of one: a library is set up."""
 CONVOLUTION_MOVES, CONVOLUTION_MOVES_BACK, CONVOLUTION_WEIGHT = 0.85, 1.75, 2.5
@@ -193,7 +197,10 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
         weight = _SPECIAL.get(packet, 0.0)
         if packet is _aten.pow and args[1] in _VECTOR_POWERS:
             weight = 0.0
-        return Work(special=weight * moved, calls=1) if weight else Work(memory=moved, calls=1)
+        if not weight:
+            return Work(memory=moved, calls=1)
+        batch_norm = "batch_norm" in packet.__name__ and not packet.__name__.endswith("backward")
+        return Work(special=weight * moved, calls=BATCH_NORM_CALLS if batch_norm else 1)
 
 
 def nodes(roots: list[Tensor], leaf: float = 1.0) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from .count import Counter, nodes, storage_bytes
+from .count import OPERATOR, Counter, nodes, storage_bytes
 from .graph import Operator
 from .infer import call
 from .operators import takes_key
@@ -101,6 +101,7 @@ def trial(op: Operator, reads: Sequence[Like]) -> Trial:
         _storage(t): place.get(_storage(t), Lies(None, None, storage_bytes(t)))
         for t in (kept if roots else ())
     }
+    forward.work += Work(calls=OPERATOR)
     return Trial(
         forward.work,
         backward.work,

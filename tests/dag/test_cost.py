@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from shoal.dag import random as shoal_random
 from shoal.dag.capture import Captured, capture
 from shoal.dag.cost import FLOPS_PER_BYTE, OperatorCost, StageCost, cost, stage_cost
-from shoal.dag.count import SCORE, SCORE_BACKWARD, VIEW
+from shoal.dag.count import OPERATOR, SCORE, SCORE_BACKWARD, VIEW
 from shoal.dag.cut import cut
 from shoal.dag.execute import StageExecutor
 from shoal.dag.graph import Graph
@@ -99,8 +99,9 @@ def test_attention_is_four_products_of_the_square_and_a_softmax() -> None:
 
 def test_a_convolution_counts_its_groups_and_places() -> None:
     (conv,) = by_target("convolution", "conv2d")
-    assert conv.flops_forward == 2 * B * 7 * 7 * 3 * 3 * 2 * 6 // 2
-    assert conv.flops_backward == conv.flops_forward  # the weights' half: nothing trains below it
+    assert conv.forward.convolution == 2 * B * 7 * 7 * 3 * 3 * 2 * 6 // 2
+    # The weights' half: nothing trains below it.
+    assert conv.backward.convolution == conv.forward.convolution
 
 
 def test_a_frozen_layer_costs_half_the_backward() -> None:
@@ -111,9 +112,9 @@ def test_a_frozen_layer_costs_half_the_backward() -> None:
 
 def test_views_move_nothing_and_the_rest_moves_bytes() -> None:
     (permute,) = by_target("attention", "permute")
-    assert permute.forward == Work(calls=VIEW)
+    assert permute.forward == Work(calls=VIEW + OPERATOR)
     (add,) = by_target("attention", "add.Tensor")
-    assert add.forward == Work(memory=ITEM * 3 * B * T * D, calls=1)
+    assert add.forward == Work(memory=ITEM * 3 * B * T * D, calls=1 + OPERATOR)
     assert add.backward == Work(calls=1)  # the gradient goes on as it is
 
 
@@ -164,6 +165,19 @@ def test_costs_do_not_depend_on_what_ran_before() -> None:
     assert cost(graph) == before
     (drop,) = by_target("dropout", "shoal.dropout")
     assert drop.saved_bytes == B * T * D  # one byte per element
+
+
+@pytest.mark.parametrize("name", ["attention", "dropout", "convolution"])
+def test_no_class_of_work_shrinks_with_the_batch_or_is_negative(name: str) -> None:
+    graph = captured(name)[1].graph
+    n = len(graph.operators)
+    before = Work()
+    for batch in (2, 3, 8, 64):
+        whole = stage_cost(cost(graph.bind(batch)), 0, n)
+        now = whole.forward + whole.backward
+        assert all(a <= b for a, b in zip(before, now, strict=True))
+        before = now
+    assert before.calls == now.calls
 
 
 def test_costs_grow_with_the_batch_and_equal_operators_cost_the_same() -> None:
