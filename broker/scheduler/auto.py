@@ -14,7 +14,7 @@ planner's. Budgets count work: about 1 s on small cases, some seconds on the lar
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...dag.plan import Alternative, Plan, ScheduleName
@@ -23,10 +23,10 @@ from .baselines import equal_compute, uniform
 from .candidate import Candidate, Share
 from .interface import NoPlan, Planner, PlanRequest
 from .judge import Judge
-from .moves import all_moves
+from .moves import all_moves, guess
 from .op_fence import op_fence
 from .reasons import no_plan, spare_reasons, stage_reasons, with_peer
-from .search import Found, Search, Space
+from .search import Found, Search, Space, weight
 from .seeds import Seeds, from_plan
 from .shortage import refuse_impossible
 
@@ -45,7 +45,6 @@ BUDGET_LARGE = 250_000
 STARTS = 4
 """Seeds that are improved, at most one of each shape before a second of any."""
 RESTARTS = 6
-MOST_SEEDS = 160
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "interleaved")
 
 
@@ -79,7 +78,7 @@ def auto(request: PlanRequest) -> Plan:
         alone_form = replace(form, others=(), known_costs=form.costs)
         others = _others(alone_form)
         judge = Judge(alone_form)
-        starts = [from_plan(plan, judge) for plan in others.values()]
+        starts = {from_plan(p, judge): p.predicted.step_s for p in others.values()}
         # The first look at every form is short; the best one is looked at again.
         budget = BUDGET if not request.others else BUDGET // 3
         chosen = choose(judge, space_of(form), budget=budget, starts=starts)
@@ -95,7 +94,7 @@ def auto(request: PlanRequest) -> Plan:
         again = choose(
             chosen.judge,
             space_of(chosen.judge.request),
-            starts=[chosen.best.candidate],
+            starts={chosen.best.candidate: chosen.best.seconds},
         )
         if again.best is not None and again.best.seconds < chosen.best.seconds:
             chosen = again
@@ -107,11 +106,11 @@ def choose(
     space: Space,
     *,
     budget: int | None = None,
-    starts: Sequence[Candidate] = (),
+    starts: Mapping[Candidate, float] | None = None,
     seed: int = 0,
 ) -> Chosen:
-    """The search of `auto` over one form of a request. `starts`: candidates that it must not be
-    worse than."""
+    """The search of `auto` over one form of a request. `starts`: candidates that fit and
+    that it must not be worse than, with their seconds by the same judge."""
     large = judge.operators > 256 or len(judge.offers) > 32
     search = Search(judge, space, budget or (BUDGET_LARGE if large else BUDGET))
     best: Found | None = None
@@ -126,16 +125,20 @@ def choose(
             best = found
 
     ranked: list[tuple[tuple[float, float], int, Candidate]] = []
-    given = [c for c in dict.fromkeys(starts) if search.allows(c)]
-    for n, candidate in enumerate(dict.fromkeys((*given, *Seeds(judge, space).all()))):
-        if n >= MOST_SEEDS:
+    given = [c for c in starts or {} if search.in_space(c)]
+    for candidate in given:
+        search.tell(candidate, (starts or {})[candidate])
+        note(Found(candidate, search.key(candidate)))
+    seeds = dict.fromkeys((*given, *Seeds(judge, space).all()))
+    for n, candidate in enumerate(_promising(judge, seeds, search.budget // 3)):
+        # A request too large for its budget still gets a few.
+        if n >= 4 and search.spent > search.budget // 2:
             break
-        if not search.allows(candidate):
+        if weight(judge, candidate) > search.budget // 4:
             continue
-        if candidate in given:
-            note(Found(candidate, search.key(candidate)))
-        one = search.assigned(candidate)
-        ranked.append((search.bound(one), len(ranked), one))
+        if search.allows(candidate):
+            one = search.assigned(candidate)
+            ranked.append((search.bound(one), len(ranked), one))
     ranked.sort(key=lambda x: x[:2])
     begin: dict[Candidate, None] = {}
     for shape_of, most in ((_shape, STARTS), (_size, STARTS + 3)):
@@ -147,6 +150,8 @@ def choose(
     # Shapes that begin far behind get one round; the budget is for the best.
     total = search.budget
     for n, candidate in enumerate(begin):
+        if not search.open:
+            break
         search.budget = search.spent + max(1, (total - search.spent) // max(2, len(begin) - n))
         note(search.improve(candidate, all_moves))
         search.budget = total
@@ -160,6 +165,27 @@ def choose(
     if best is not None and best.fits:
         note(_with_spares(search, best))
     return Chosen(judge, best, shapes)
+
+
+def _promising(judge: Judge, seeds: Iterable[Candidate], room: int) -> list[Candidate]:
+    """All of them where they are cheap; otherwise the best of each shape by a closed formula, then
+    the second best of each, and so on, as far as the budget has room."""
+    every = list(seeds)
+    if sum(4 * weight(judge, c) for c in every) <= 3 * room:
+        return every
+    shapes: dict[tuple[int, ScheduleName], int] = {}
+    ranks = []
+    for value, n in sorted((guess(judge, c), n) for n, c in enumerate(every)):
+        rank = shapes.get(_shape(every[n]), 0)
+        shapes[_shape(every[n])] = rank + 1
+        ranks.append((rank, value, n))
+    found = []
+    for _, _, n in sorted(ranks):
+        found.append(every[n])
+        room -= weight(judge, every[n])
+        if room < 0 and len(found) >= 4:
+            break
+    return found
 
 
 def _shape(candidate: Candidate) -> tuple[int, ScheduleName]:
@@ -176,6 +202,8 @@ def _with_spares(search: Search, best: Found) -> Found:
     """Peers that are left over get one more chance, where the budget ended before the moves."""
     judge = search.judge
     if search.open or search.space.stages is not None:
+        return best
+    if weight(judge, best.candidate) > 2_000:
         return best
     used = set(best.candidate.peers)
     for p in [p for p in range(len(judge.offers)) if p not in used][:8]:

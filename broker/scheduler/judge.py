@@ -65,6 +65,7 @@ class Judge:
         self._wirings: dict[tuple[Hashable, ...], Wiring] = {}
         self.memory = MemoryModel(request.graph, self.costs)
         self._slots = slots
+        self._last: tuple[Candidate, Estimate] | None = None
         self.judged = 0
         """Event calculations so far: what search budgets count."""
 
@@ -258,9 +259,11 @@ class Judge:
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """With the names of the plan: peers `p0`, `p1`, … stand for `candidate.peers`."""
-        structure, played = self.play(candidate)
-        part = self.network.part(list(candidate.peers))
-        return summarize(structure.program, played, part)
+        if self._last is None or self._last[0] != candidate:
+            structure, played = self.play(candidate)
+            part = self.network.part(list(candidate.peers))
+            self._last = candidate, summarize(structure.program, played, part)
+        return self._last[1]
 
     def plan(
         self,

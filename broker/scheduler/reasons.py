@@ -11,15 +11,18 @@ from ...dag.plan import Spare
 from .candidate import Candidate, Share
 from .interface import NoPlan
 from .judge import Judge
-from .moves import with_pipeline
+from .moves import guess, with_pipeline
 from .needs import Needs
 from .partition import Chain
+from .search import weight
 from .shortage import shortage, size_text
 
 __all__ = ["no_plan", "spare_reasons", "stage_reasons", "with_peer"]
 
 MOST_SPARES = 24
-"""Spare peers whose best insertion is judged; the others get the reason of the slowest of them."""
+"""Spare peers whose best insertion is judged."""
+MOST_WORK = 40_000
+"""Of all insertions, in units of the search."""
 MOST_TRIES = 12
 """Structures that are tried for the spares."""
 MOST_OPERATORS = 512
@@ -38,18 +41,27 @@ def spare_reasons(judge: Judge, best: Candidate, seconds: float) -> tuple[Spare,
         return ()
     hang = _hangs_on(judge, best)
     found = []
-    looked = spares[:MOST_SPARES]
-    for p in looked:
-        found.append(Spare(judge.offers[p].peer, _why_spare(judge, best, seconds, p, hang)))
-    for p in spares[MOST_SPARES:]:
-        why = f"not needed: {len(used)} peers are enough, and {hang}"
+    # The fastest are looked at, with as many places each as the work allows.
+    allowed = max(2, MOST_WORK // weight(judge, best))
+    by_speed = sorted(spares, key=lambda p: (judge.forward_s[p, -1], p))
+    looked = set(by_speed[: min(MOST_SPARES, allowed)])
+    places = max(1, min(MOST_TRIES, allowed // len(looked)))
+    for p in spares:
+        if p in looked:
+            why = _why_spare(judge, best, seconds, p, hang, places)
+        else:
+            why = f"not needed: {len(used)} peers are used, faster ones are spare, and {hang}"
         found.append(Spare(judge.offers[p].peer, why))
     return tuple(found)
 
 
-def _why_spare(judge: Judge, best: Candidate, seconds: float, peer: int, hang: str) -> str:
+def _why_spare(
+    judge: Judge, best: Candidate, seconds: float, peer: int, hang: str, places: int
+) -> str:
     offer = judge.offers[peer]
-    tried = list(with_peer(judge, best, peer))
+    tried = [c for c in with_peer(judge, best, peer)]
+    tried = sorted(tried, key=lambda c: guess(judge, c))[:places]
+    tried = [c for c in tried if judge.cuttable(c)]
     least = min(judge.stage_bytes(i, i + 1, 1) for i in range(min(judge.operators, 64)))
     if least > offer.device_memory_bytes:
         return (

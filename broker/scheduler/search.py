@@ -25,7 +25,7 @@ from ...dag.plan import ScheduleName
 from .candidate import Candidate, Share
 from .judge import Judge
 
-__all__ = ["Found", "Search", "Space"]
+__all__ = ["Found", "Search", "Space", "weight"]
 
 MOST_PERMUTATIONS = 130
 """Permutations that are bounded at once; above, the neighbourhood of the present one."""
@@ -71,6 +71,18 @@ class Found:
 Moves = Callable[[Judge, Candidate, Space], Iterator[Candidate]]
 
 
+def weight(judge: Judge, candidate: Candidate) -> int:
+    """What it costs to compile and play a candidate, in units of the search's budget: its actions,
+    and what the holders of each stage exchange."""
+    slots = len({s.stop for p in candidate.pipelines for s in p})
+    holders = len(candidate.pipelines)
+    actions = 2 * slots * sum(candidate.microbatches)
+    # All pairs of holders send at once, and each change shares the links out again among them.
+    exchange = slots * holders * (holders - 1)
+    crowd = exchange * holders * (holders - 1) // 2
+    return 50 + judge.operators + 6 * (actions + exchange) + crowd
+
+
 class Search:
     """One search over one request. `budget`: see the module."""
 
@@ -88,9 +100,10 @@ class Search:
     def allows(self, candidate: Candidate) -> bool:
         """Whether a candidate is one of the space's, of the request's microbatches, and its graph
         can be cut so (a buffer that is updated belongs to one stage)."""
-        return self._in_space(candidate) and self.judge.cuttable(candidate)
+        return self.in_space(candidate) and self.judge.cuttable(candidate)
 
-    def _in_space(self, candidate: Candidate) -> bool:
+    def in_space(self, candidate: Candidate) -> bool:
+        """`allows` without the graph."""
         space = self.space
         return (
             (space.pipelines is None or len(candidate.pipelines) == space.pipelines)
@@ -120,6 +133,10 @@ class Search:
         self._pay(candidate)
         return self.over(candidate), self.judge.bound(candidate)
 
+    def tell(self, candidate: Candidate, seconds: float) -> None:
+        """What another planner has found by the same judge: it fits and need not be played."""
+        self._known[candidate] = (0.0, seconds)
+
     def key(self, candidate: Candidate) -> Key:
         """What does not fit is bounded, not played."""
         if candidate not in self._known:
@@ -130,10 +147,9 @@ class Search:
         return self._known[candidate]
 
     def _pay(self, candidate: Candidate, times: float = 1.0) -> None:
-        pairs = zip(candidate.pipelines, candidate.microbatches, strict=True)
-        actions = 2 * sum(len(p) * m for p, m in pairs)
-        new = 0 if self.judge.knows(candidate) else self.judge.operators // 4 + 5 * actions
-        self.spent += int(times * (50 + actions)) + new
+        full = weight(self.judge, candidate)
+        again = 50 + (full - self.judge.operators) // 6
+        self.spent += int(times * again) + (0 if self.judge.knows(candidate) else full)
 
     # ------------------------------------------------------------ who
 

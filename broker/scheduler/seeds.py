@@ -73,6 +73,8 @@ class Seeds:
         slots = judge.request.options.optimizer_slots
         self.chain = Chain(judge.request.graph, judge.costs, 1 + slots)
         self._needs: Needs | None = None
+        # `op-fence`, whose plans the search begins from too, knows large requests better.
+        self.large = len(judge.offers) > 16 or judge.operators > 128
 
     def all(self) -> Iterator[Candidate]:
         """In no order of merit; what the space forbids comes too."""
@@ -106,7 +108,8 @@ class Seeds:
                 if len(self.recompute()) > 1:
                     yield (Share(p, 0, n, True),)
         most = min(len(self.by_speed), n, MOST_CHAIN)
-        for k in range(2, most + 1) if stages is None else [stages]:
+        counts = [2, 4, 8, 12] if self.large else list(range(2, most + 1))
+        for k in [k for k in counts if k <= most] if stages is None else [stages]:
             order = self.ordered(self.by_speed[:k])
             for again in self.recompute():
                 for pipeline in (
@@ -135,7 +138,7 @@ class Seeds:
                     yield list(group)[:MOST_PATH]
 
     def communities(self) -> list[tuple[tuple[int, ...], ...]]:
-        if len(self.by_speed) > 256:
+        if self.large:
             return []
         return [g for g, _ in zip(groupings(self.rate), range(4), strict=False) if len(g) > 1]
 
@@ -150,16 +153,17 @@ class Seeds:
         judge = self.judge
         if self._needs is None:
             at = self.chain.positions
-            if len(at) > MOST_POSITIONS:
-                step = (len(at) - 1) / MOST_POSITIONS
-                at = np.unique(at[np.round(np.arange(MOST_POSITIONS + 1) * step).astype(int)])
+            most = MOST_POSITIONS // (2 if self.large else 1)
+            if len(at) > most:
+                step = (len(at) - 1) / most
+                at = np.unique(at[np.round(np.arange(most + 1) * step).astype(int)])
             self._needs = Needs(self.chain, at)
         needs, k = self._needs, len(order)
         if len(needs.positions) <= k and reach == 1:
             return None
         peers = np.array(order)
         grid = np.ix_(peers, peers)
-        one_way = judge.network.rates()[grid] if len(judge.offers) <= 512 else self.rate[grid]
+        one_way = judge.rates[grid]
         latency = judge.network.latency_s[grid]
         seconds = (judge.forward_s * (1 + recompute) + judge.backward_s)[peers]
         gpipe = self.space.schedules[0] == "gpipe"
@@ -205,7 +209,8 @@ class Seeds:
     def several(self) -> Iterator[tuple[Pipeline, ...]]:
         asked = self.space.pipelines
         most = min(len(self.by_speed), self.m)
-        for count in [asked] if asked else range(2, min(most, 8) + 1):
+        counts = [2, 4, 8] if self.large else list(range(2, min(most, 8) + 1))
+        for count in [asked] if asked else counts:
             if count <= most:
                 for groups in self.grouped(count):
                     for again in self.recompute():
