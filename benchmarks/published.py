@@ -26,7 +26,8 @@ from skippipe_plan import describe, first, search
 from table import Figure
 
 from shoal.broker.scheduler.communities import groupings, rates
-from shoal.broker.scheduler.grouping import Arrangement, Islands, Objective, group
+from shoal.broker.scheduler.grouping import Arrangement, Objective, group
+from shoal.broker.scheduler.groups import Islands
 from shoal.broker.scheduler.matching import shortest_path
 from shoal.sim.topologies import Topology, load, names
 

@@ -9,7 +9,8 @@ recomputes only what it touches:
     total(inside, between)  seconds of all, and the order of the groups
 
 Peers of one kind are interchangeable (all their links are equal), so parts are remembered by the
-kinds of a group and a swap within a kind is never tried. The search starts from groupings that the
+kinds of a group and a swap within a kind is never tried. Of a few peers all groupings are tried.
+Otherwise the search starts from groupings that the
 network suggests: every group takes peers from few of its islands or from many, with every number of
 peers per island between. Then swaps of one or several peers between two groups, accepted as in
 simulated annealing (Kirkpatrick et al. 1983) with a seeded generator.
@@ -19,26 +20,27 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .groups import Islands, divisions, every_division, starts
 from .matching import kinds_of, match
 
-__all__ = ["Arrangement", "Islands", "Objective", "group", "starts"]
+__all__ = ["Arrangement", "Objective", "group"]
 
 Floats = NDArray[np.float64]
 Kinds = tuple[int, ...]
 """The kinds of the peers of a group, ascending."""
-Islands = Sequence[Sequence[int]]
-"""Peers that lie together; every peer is in one."""
 Groups = Sequence[Sequence[int]]
 
 GUIDE = 0.05
 """How much of the mean of all parts is added to the seconds: most objectives only feel the worst
 part, and a search over a plain finds no way."""
+EVERY = 300
+"""Most divisions that are tried all: nine peers in three groups."""
 HOT, COLD = 0.05, 0.0005
 """The first and the last temperature, in the seconds of the start."""
 
@@ -164,32 +166,6 @@ class _State:
         return Arrangement(tuple(found), self.seconds)
 
 
-def starts(islands: Islands, groups: int, size: int) -> Iterator[list[list[int]]]:
-    """Groupings that islands suggest: a group takes c peers at a time from the island that has most
-    left, for each c that divides `size`. 1: across as many islands as there are; `size`: inside of
-    one where it is large enough."""
-    for c in range(1, size + 1):
-        if size % c:
-            continue
-        left = [list(island) for island in islands]
-        found = []
-        for _ in range(groups):
-            group: list[int] = []
-            used: set[int] = set()
-            while len(group) < size:
-                # An island that it has nothing of yet, where such a one has enough peers.
-                i = max(
-                    range(len(left)),
-                    key=lambda i: (min(len(left[i]), c), i not in used, len(left[i]), -i),
-                )
-                take = min(c, size - len(group))
-                group += left[i][:take]
-                del left[i][:take]
-                used.add(i)
-            found.append(group)
-        yield found
-
-
 def group(
     objective: Objective,
     islands: Sequence[Islands],
@@ -201,7 +177,12 @@ def group(
     annealed: int = 3,
 ) -> Arrangement:
     """The cheapest grouping that was found of groups · size peers. `islands`: ways of dividing just
-    these peers, each a source of starts. The best starts are annealed, `steps` swaps each."""
+    these peers, each a source of starts. The best starts are annealed, `steps` swaps each; of few
+    enough divisions all are tried."""
+    if divisions(groups, size) <= EVERY:
+        peers = sorted(p for island in islands[0] for p in island)
+        every = (_State(objective, g) for g in every_division(peers, size))
+        return min(every, key=lambda s: s.seconds).arrangement()
     rng = random.Random(seed)
     found: dict[tuple[Kinds, ...], _State] = {}
     for division in islands:

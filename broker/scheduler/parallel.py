@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .communities import groupings, rates
-from .grouping import Islands, Objective, group
+from .grouping import Objective, group
+from .groups import Islands
 from .judge import Judge
 from .matching import shortest_path
 from .rows import Guess, Rows
