@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cost import OperatorCost
-from .graph import Graph
+from .graph import Graph, Operator
 from .plan import Plan
 from .program import Program
 from .schedule import Kind
@@ -120,6 +120,7 @@ class MemoryModel:
         made: list[tuple[int, int]] = []
         read: list[tuple[int, int]] = []
         data: list[tuple[int, int]] = []
+        fresh = 1 + max((k for c in costs for k, _ in (*c.saves, *c.makes)), default=0)
         inputs = {f"in:{i.name}": (k, i.spec.size_bytes) for k, i in enumerate(graph.inputs)}
         for i, (op, cost) in enumerate(zip(graph.operators, costs, strict=True)):
             for value in op.reads:
@@ -127,8 +128,9 @@ class MemoryModel:
                     read.append((i, storage[value]))
                 elif value in inputs:
                     data.append((i, inputs[value][0]))
-            makes = cost.makes or ((-1, 0),) * len(op.values)
-            for value, output, (number, bytes_) in zip(op.values, op.outputs, makes, strict=True):
+            for value, output, lies in zip(op.values, op.outputs, _makes(op, cost), strict=True):
+                number, bytes_ = lies or (fresh, output.spec.size_bytes if output.spec else 0)
+                fresh += lies is None
                 if number < 0:
                     continue
                 storage[value] = number
@@ -269,9 +271,14 @@ def _filled(count: int, given: dict[int, int], missing: int) -> Ints:
     return found
 
 
+def _makes(op: Operator, cost: OperatorCost) -> Sequence[tuple[int, int] | None]:
+    """Where each result lies; None: in a storage of its own, for costs that do not say it."""
+    return cost.makes or (None,) * len(op.values)
+
+
 def _forward_bytes(cost: OperatorCost) -> int:
-    return cost.peak_forward or cost.output_bytes
+    return cost.peak_forward if cost.makes else cost.output_bytes
 
 
 def _backward_bytes(cost: OperatorCost) -> int:
-    return cost.peak_backward
+    return cost.peak_backward if cost.makes else cost.output_bytes

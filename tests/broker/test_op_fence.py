@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.broker.scheduler import needs as needs_module
 from shoal.broker.scheduler.candidate import chain
 from shoal.broker.scheduler.interface import NoPlan, PeerOffer, PlanOptions, PlanRequest
 from shoal.broker.scheduler.judge import Judge
@@ -163,7 +164,11 @@ def test_what_is_on_its_way_bounds_the_pace() -> None:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_memory_of_all_intervals_is_that_of_each(recompute: bool) -> None:
+@pytest.mark.parametrize("few", [0, needs_module.FEW])
+def test_memory_of_all_intervals_is_that_of_each(
+    recompute: bool, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs_module, "FEW", few)
     costs = costs_of(5)
     whole = Chain(layers_graph(5), costs, 3)
     positions = whole.coarse(100)[::2] if not recompute else whole.coarse(100)
@@ -171,6 +176,9 @@ def test_memory_of_all_intervals_is_that_of_each(recompute: bool) -> None:
     needs = Needs(whole, positions)
 
     def needed(i: int, j: int, live: int) -> int:
+        if len(positions) <= few:
+            stage = whole.memory.stage(i, j, recompute)
+            return stage.standing(2) + live * stage.kept + stage.transient
         if not recompute:
             return whole.device_bytes(i, j, live)
         return whole.device_bytes(i, j, 1) + (live - 1) * whole.crossing_bytes(i)
