@@ -61,6 +61,7 @@ from .placing import Placing
 from .probing import Probing
 from .reconsider import Reconsidering
 from .runs import Run
+from .speeds import speeds_of
 from .wish import SpecError, read_spec
 
 __all__ = ["MOST_MESSAGE_BYTES", "BrokerMachine"]
@@ -278,7 +279,8 @@ class BrokerMachine:
         offers = tuple(m.offer for m in pool)
         network = self.probing.network([m.id for m in pool], now)
         states = tuple(_state(m, now) for m in pool)
-        return Answer(request, PreviewWanted(spec, states, offers, network))
+        notes = tuple(clean(text) for m in pool for text in speeds_of(m.profile)[1])
+        return Answer(request, PreviewWanted(spec, states, offers, network, notes))
 
     def _describe(self, now: float) -> Description:
         return Description(
