@@ -42,9 +42,17 @@ BUDGET = 60_000
 """Work of the search on a small request (see search.py); half a second to a second."""
 BUDGET_LARGE = 250_000
 """Work of the search on the largest ones, where a structure costs more than its actions."""
+MOST_VISITS = 6_000
+"""Visits of a step up to which the baselines that use every peer are predicted beside ours."""
 STARTS = 4
 """Seeds that are improved, at most one of each shape before a second of any."""
 RESTARTS = 6
+MOST_SEEDED = 256
+"""Peers up to which the search has seeds of its own; beyond, those of `op-fence` are improved."""
+MOST_GROUPED = 32
+"""Peers up to which groupings are searched here; beyond, it takes longer than all the rest."""
+GROUPED = 8
+"""Candidates from parallel.py, its best guesses."""
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "interleaved")
 
 
@@ -129,7 +137,13 @@ def choose(
     for candidate in given:
         search.tell(candidate, (starts or {})[candidate])
         note(Found(candidate, search.key(candidate)))
-    seeds = dict.fromkeys((*given, *Seeds(judge, space).all()))
+    # Groups of several peers are found by a search of their own.
+    few = len(judge.offers) <= MOST_GROUPED
+    several = candidates_in(judge) if few and space.pipelines != 1 else iter(())
+    grouped = [guess.candidate for guess, _ in zip(several, range(GROUPED), strict=False)]
+    known = len(judge.offers) > MOST_SEEDED and given
+    own = () if known else Seeds(judge, space).all()
+    seeds = dict.fromkeys((*given, *grouped, *own))
     for n, candidate in enumerate(_promising(judge, seeds, search.budget // 3)):
         # A request too large for its budget still gets a few.
         if n >= 4 and search.spent > search.budget // 2:
@@ -243,9 +257,13 @@ def _shaken(candidate: Candidate, rng: random.Random, peers: int) -> Candidate:
 
 
 def _others(request: PlanRequest) -> dict[str, Plan]:
-    """The plans of the other planners, those that have one."""
+    """The plans of the other planners, those that have one. Over hundreds of peers the plans of
+    the literature's baselines, which use all of them, take longer to predict than to rule out."""
     plans: dict[str, Plan] = {}
+    everyone = min(len(request.offers), len(request.graph.operators))
     for name, planner in BASELINES.items():
+        if planner is not op_fence and request.microbatches * everyone > MOST_VISITS:
+            continue
         try:
             plans[name] = planner(request)
         except NoPlan:
