@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from published import dtfm_figures, skippipe_figures
+from scale import scale
 from table import Figure, arguments, report
 
 from shoal.broker.scheduler.auto import choose
@@ -75,6 +76,7 @@ GROUPS: dict[str, Callable[[int], list[Figure]]] = {
     "optimality": optimality,
     "dtfm": lambda cases: dtfm_figures(),
     "skippipe": lambda cases: skippipe_figures(),
+    "scale": scale,
 }
 
 

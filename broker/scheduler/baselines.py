@@ -32,7 +32,7 @@ from .interface import NoPlan, PlanRequest
 from .judge import Judge
 from .needs import Needs
 from .partition import SLACK, Chain
-from .pathcut import Path, least_bottleneck, soonest_fill
+from .pathcut import Path, least_bottleneck, possible, soonest_fill
 from .shortage import refuse_impossible, shortage, size_text
 
 __all__ = ["CHUNKS", "equal_compute", "uniform"]
@@ -165,7 +165,7 @@ class _Baseline:
                     spares + [Spare(offers[i].peer, why) for i in odd],
                 )
             # The later one of equals goes, so that who joined first stays; of very many, several.
-            for _ in range(max(1, len(left) // 20)):
+            for _ in range(max(1, len(left) // 16)):
                 least = min(reversed(left), key=lambda i: offers[i].device_memory_bytes)
                 left.remove(least)
                 memory = size_text(offers[least].device_memory_bytes)
@@ -209,9 +209,11 @@ class _Baseline:
                 for k in range(stages)
             ]
             path = Path(seconds, lows, crossing, nothing, nothing, nothing)
-            tight = least_bottleneck(path)
-            if tight is None:
-                break  # with less room there is none either
+            # With less room there is no cut either.
+            if not possible(path):
+                break
+            tight = least_bottleneck(path, 1e-9 if stages <= 64 else 1e-3)
+            assert tight is not None, "what is possible has a least bottleneck"
             # A byte across counts more than all seconds together.
             dear = replace(path, both=across * (1 + float(seconds[:, -1].sum())))
             found = soonest_fill(dear, tight.bottleneck_s * (1 + slack)) or tight

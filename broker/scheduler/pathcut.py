@@ -28,7 +28,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Path", "PathCut", "best_cut", "least_bottleneck", "slowest_circle", "soonest_fill"]
+__all__ = [
+    "Path",
+    "PathCut",
+    "best_cut",
+    "least_bottleneck",
+    "possible",
+    "slowest_circle",
+    "soonest_fill",
+]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -103,7 +111,7 @@ def least_bottleneck(path: Path, tolerance: float = 1e-9) -> PathCut | None:
     low, high = float(1 / (1 / whole).sum()) * (1 - 1e-9), found.bottleneck_s
     while high - low > tolerance * high:
         middle = (low + high) / 2
-        if _possible(path, middle, _windows(path, middle)):
+        if possible(path, middle):
             high = middle
         else:
             low = middle
@@ -123,6 +131,11 @@ def best_cut(
         if looser is not None:
             tried.append(looser)
     return min(tried, key=lambda c: c.step_s(microbatches, bound=bound))
+
+
+def possible(path: Path, most_s: float = np.inf) -> bool:
+    """Whether some cut fits the memory and has no stage and no link above `most_s`."""
+    return _possible(path, most_s, _windows(path, most_s))
 
 
 def _windows(path: Path, most_s: float) -> list[Ints]:
