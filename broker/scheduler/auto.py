@@ -44,6 +44,8 @@ BUDGET_LARGE = 250_000
 """Work of the search on the largest ones, where a structure costs more than its actions."""
 MOST_VISITS = 6_000
 """Visits of a step up to which the baselines that use every peer are predicted beside ours."""
+MOST_COMPARED = 32
+"""Of each kind, peers that are compared alone."""
 STARTS = 4
 """Seeds that are improved, at most one of each shape before a second of any."""
 RESTARTS = 6
@@ -279,7 +281,8 @@ def _plan(chosen: Chosen, others: dict[str, float], forms: Sequence[Chosen]) -> 
         Alternative(name, s, f"{s:.4g} s, {s / seconds:.2f} times this plan's")
         for name, s in others.items()
     ]
-    alternatives += [alone(judge), replicas(judge)]
+    few = _compared(judge)
+    alternatives += [alone(few), replicas(few)]
     return judge.plan(
         best.candidate,
         reasons=_reasons(chosen, forms, others),
