@@ -25,6 +25,7 @@ from .interface import NoPlan, Planner, PlanRequest
 from .judge import Judge
 from .moves import all_moves, guess
 from .op_fence import op_fence
+from .parallel import candidates_in
 from .reasons import no_plan, spare_reasons, stage_reasons, with_peer
 from .search import Found, Search, Space, weight
 from .seeds import Seeds, from_plan
@@ -288,6 +289,24 @@ def _plan(chosen: Chosen, others: dict[str, float], forms: Sequence[Chosen]) -> 
         reasons=_reasons(chosen, forms, others),
         spares=spare_reasons(judge, best.candidate, seconds),
         alternatives=alternatives,
+    )
+
+
+def _compared(judge: Judge) -> Judge:
+    """The peers that may be the best alone: of hundreds, the fastest and those with most memory."""
+    offers = judge.offers
+    if len(offers) <= 2 * MOST_COMPARED:
+        return judge
+    by_speed = sorted(range(len(offers)), key=lambda p: (judge.forward_s[p, -1], p))
+    by_room = sorted(range(len(offers)), key=lambda p: (-offers[p].device_memory_bytes, p))
+    keep = sorted({*by_speed[:MOST_COMPARED], *by_room[:MOST_COMPARED]})
+    return Judge(
+        replace(
+            judge.request,
+            offers=tuple(offers[p] for p in keep),
+            links=judge.network.part(keep),
+            known_costs=judge.costs,
+        )
     )
 
 
