@@ -42,7 +42,8 @@ GAPS = 4
 def rates(network: Network) -> Floats:
     """(P, P) bytes/s in the slower direction, symmetric; inf on the diagonal."""
     one_way = network.rates()
-    return np.minimum(one_way, one_way.T)
+    slower: Floats = np.minimum(one_way, one_way.T)
+    return slower
 
 
 def weights(rate: Floats) -> Floats:

@@ -1,7 +1,6 @@
 """Few slow crossings, small tensors on them, balanced stages: an OP-Fence style scheduler.
 
-FusionLLM (arXiv 2410.12707) names the idea and publishes no algorithm; this one is
-`docs/decisions.md`'s:
+FusionLLM (arXiv 2410.12707) names the idea and publishes no algorithm; this one:
 
 1. Groups of peers with fast links (`communities.py`).
 2. Of each grouping: the strongest group, the two strongest, …, all; of these all peers, or the

@@ -159,7 +159,7 @@ def _possible(path: Path, most_s: float, windows: Sequence[Ints]) -> bool:
     for k, low in enumerate(windows):
         first = max(0, k - path.reach)
         open_ = path.crossing * path.slower[first:k, k, None] <= most_s * (1 + 1e-12)
-        starts = (ends[first:k] & open_).any(axis=0)
+        starts: NDArray[np.bool_] = np.logical_or.reduce(ends[first:k] & open_, axis=0)
         starts[0] = k == 0 or not short
         np.cumsum(starts, out=count[1:])
         ends[k] = count[at] > count[np.minimum(low, at)]
@@ -200,17 +200,17 @@ def soonest_fill(path: Path, most_s: float) -> PathCut | None:
     if not np.isfinite(last[k]):
         return None
     fill_s, j = float(last[k]), n - 1
-    peers, cuts, bottleneck, link = [], [j], 0.0, 0.0
-    stages = []
+    peers, cuts, bottleneck, hop_s = [], [j], 0.0, 0.0
+    stages: list[float] = []
     while k >= 0:
         i = int(began[k][j])
         seconds_ = float(path.seconds[k, j] - path.seconds[k, i])
-        stages.append(seconds_ + link)
+        stages.append(seconds_ + hop_s)
         bottleneck = max(bottleneck, seconds_)
         p = int(came[k][i])
         if p >= 0:
             bottleneck = max(bottleneck, float(path.crossing[i] * path.slower[p, k]))
-            link = float(path.crossing[i] * path.both[p, k] + path.latency[p, k])
+            hop_s = float(path.crossing[i] * path.both[p, k] + path.latency[p, k])
         peers.append(k)
         cuts.append(i)
         k, j = p, i
