@@ -29,7 +29,7 @@ __all__ = ["candidates_in", "shapes"]
 
 Floats = NDArray[np.float64]
 
-MOST_SHAPES = 10
+MOST_SHAPES = 6
 """Numbers of pipelines and stages that are tried."""
 MOST_PEERS = 64
 """Peers of a grouping."""
@@ -37,7 +37,7 @@ WIDEST = 16
 """Most pipelines."""
 LONGEST = 12
 """Most stages: so many groups are ordered exactly."""
-STEPS = 6
+STEPS = 4
 """Swaps for each peer of a grouping."""
 DIVISIONS = 4
 """Ways of dividing the peers into islands."""
@@ -142,6 +142,6 @@ def _grouped(
 def _divisions(judge: Judge, peers: Sequence[int]) -> list[Islands]:
     """Into islands, the peers numbered as they come."""
     rate = rates(judge.network.part(peers))
-    found = [g for g, _ in zip(groupings(rate), range(DIVISIONS), strict=False)]
+    found: list[Islands] = [g for g, _ in zip(groupings(rate), range(DIVISIONS), strict=False)]
     everyone = tuple(range(len(peers)))
     return found if (everyone,) in found else [*found, (everyone,)]
