@@ -40,9 +40,10 @@ def starts(islands: Islands, groups: int, size: int) -> Iterator[list[list[int]]
 
 def divisions(groups: int, size: int) -> int:
     """How many divisions of groups · size peers there are, whatever the order of the groups."""
-    return math.factorial(groups * size) // (
-        math.factorial(size) ** groups * math.factorial(groups)
-    )
+    found = 1
+    for left in range(groups * size, 0, -size):
+        found *= math.comb(left - 1, size - 1)  # whom the first of those left is with
+    return found
 
 
 def every_division(peers: Sequence[int], size: int) -> Iterator[list[list[int]]]:
