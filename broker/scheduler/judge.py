@@ -36,7 +36,7 @@ from ...dag.speed import FLOPS_PER_BYTE
 from .candidate import Candidate, Share, to_plan
 from .interface import PlanRequest
 from .partition import Chain
-from .structure import Structure, Wiring, wiring_key
+from .structure import Structure, Wiring, units, wiring_key
 
 __all__ = ["Judge", "Structure"]
 
@@ -54,7 +54,7 @@ class Judge:
         self.totals = Totals(self.costs)
         self.network = request.network
         self.rates = self.network.rates()
-        self.per_unit = np.array([o.pace.per_unit for o in self.offers])
+        self.per_unit = np.array([units(o.pace, o.threads > 0) for o in self.offers])
         self.forward_s, self.backward_s = self.totals.seconds([o.pace for o in self.offers])
         # Whether a second holder exists changes memory: with one, gradients are flattened once.
         slots = request.options.optimizer_slots

@@ -8,7 +8,7 @@ program of each is compiled once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,10 +22,18 @@ from ...dag.pace import Totals, action_work, sizes_of
 from ...dag.plan import Plan
 from ...dag.program import FRAME_BYTES, Program, compile_program
 from ...dag.schedule import Action, Kind
-from ...dag.speed import Work
+from ...dag.speed import Speeds, Work
 from ...dag.unshared import Unshared
 
-__all__ = ["Structure", "Wiring", "wiring_key"]
+__all__ = ["FRAME_CALLS", "FRAME_MOVES", "Structure", "Wiring", "units", "wiring_key"]
+
+FRAME_CALLS = 150
+FRAME_MOVES = 24
+"""What a frame costs the CPU at each of its ends, in kernels' fixed times, and in bytes moved for
+each of its bytes: encoding, headers, gRPC, acknowledgements, decoding. Measured at two peers with
+models that compute next to nothing, frames of 8 KiB to 2 MiB (benchmarks/truth.py --only frames),
+as CPU seconds of all threads but the one that computes; both stand for how fast Python and memory
+are on this CPU."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,8 @@ class Wiring:
     """By action; actions of one row take equally long."""
     kinds: tuple[tuple[int, Kind, int], ...]
     """By row of actions: position of the peer, kind, stage or tied group."""
+    end_rows: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
+    """By end of a message: row of its action, row of the message, 1 / actions of that row."""
     held: tuple[tuple[int, ...], ...]
     """By position of a peer, its stages."""
     moments: tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]
@@ -88,9 +98,33 @@ class Wiring:
             port,
             action_row,
             tuple(kinds),
+            _ends(program, action_row, message_row),
             tuple(plan.stages_of(peer) for peer in program.peers),
             live_moments(program, plan, [s.has_backward for s in stages]),
         )
+
+    def ends(self, sizes: Sequence[float]) -> NDArray[np.float64]:
+        """By row of actions, the mean sum over the messages that one gives and takes, given what
+        counts of each row of messages."""
+        action, message, share = self.end_rows
+        weights = share * np.asarray(sizes, dtype=np.float64)[message]
+        return np.bincount(action, weights, minlength=len(self.kinds))
+
+
+def _ends(
+    program: Program, action_row: Sequence[int], message_row: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    rows = np.array(action_row, dtype=np.int64)
+    ends = np.array([*program.giver, *program.taker], dtype=np.int64)
+    action = rows[ends]
+    return action, np.array([*message_row, *message_row], np.int64), 1.0 / np.bincount(rows)[action]
+
+
+def units(speeds: Speeds, cpu: bool) -> NDArray[np.float64]:
+    """Seconds per unit of every column of `Structure.work`; shape (8,). Where frames are handled by
+    the cores that compute (`cpu`), they take of their time."""
+    frame_s = FRAME_CALLS * speeds.call_s, FRAME_MOVES / speeds.memory
+    return np.concatenate((speeds.per_unit, frame_s if cpu else (0.0, 0.0)))
 
 
 def wiring_key(
@@ -141,7 +175,15 @@ class Structure:
         work = action_work(plan, stages, tied, graph, totals, optimizer_slots=optimizer_slots)
         peers = wiring.program.peers
         rows = [work(peers[i], Action(kind, 0, stage)) for i, kind, stage in wiring.kinds]
-        self.work = np.array(rows, dtype=np.float64).reshape(len(rows), len(Work._fields))
+        self.work = np.column_stack(
+            (
+                np.array(rows, dtype=np.float64).reshape(len(rows), len(Work._fields)),
+                wiring.ends([len(row) for row in wiring.rows]),
+                wiring.ends(self.row_bytes),
+            )
+        )
+        """By row of actions: its work, and the frames and bytes that its peer gives for it and
+        takes; see `units`."""
         self.work_owner = np.array([i for i, _, _ in wiring.kinds], dtype=np.int64)
 
     @property
