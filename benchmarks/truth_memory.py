@@ -37,7 +37,7 @@ from shoal.peer.data.sources import resolve
 from shoal.peer.device import TorchDevice
 from shoal.peer.order import BuildOrder
 
-__all__ = ["LEAST_BYTES", "Outcome", "cases", "outcomes"]
+__all__ = ["LEAST_BYTES", "Outcome", "cases", "outcomes", "summary"]
 
 LEAST_BYTES = 20e6
 """Peers that take less do not count: constants of torch would be measured."""
@@ -133,10 +133,10 @@ def outcomes(
     return found
 
 
-def worst(found: Sequence[Outcome]) -> tuple[float, float]:
-    """Worst and median error of those that count."""
+def summary(found: Sequence[Outcome]) -> tuple[float, float, int]:
+    """Worst and median error of those that count, and how many they are."""
     errors = [o.error for o in found if o.measured >= LEAST_BYTES]
-    return max(errors), statistics.median(errors)
+    return max(errors), statistics.median(errors), len(errors)
 
 
 class _Run:
