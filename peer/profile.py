@@ -25,7 +25,14 @@ from ..proto import broker_pb2, graph_pb2
 if TYPE_CHECKING:
     from ..dag.speed import Speeds
 
-__all__ = ["available_host_bytes", "find_devices", "host_id", "measure", "software"]
+__all__ = [
+    "available_host_bytes",
+    "find_devices",
+    "host_id",
+    "measure",
+    "software",
+    "speeds_to_proto",
+]
 
 _GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, the same under WSL, AMD
 _FALLBACK_BYTES = 2 * 2**30
@@ -93,7 +100,7 @@ def measure(
         flops_per_s=found.product,
         operator_set=graph_pb2.CORE if core else graph_pb2.FULL,
         software=software(),
-        speeds=_on_the_wire(found),
+        speeds=speeds_to_proto(found),
         host=host_id(),
         cores=os.cpu_count() or 0,
         threads=threads,
@@ -115,7 +122,8 @@ def host_id() -> str:
     return hashlib.sha256(f"shoal host {source}".encode()).hexdigest()[:16]
 
 
-def _on_the_wire(speeds: Speeds) -> broker_pb2.Speeds:
+def speeds_to_proto(speeds: Speeds) -> broker_pb2.Speeds:
+    """As they stand in a profile."""
     return broker_pb2.Speeds(
         product_flops_per_s=speeds.product,
         convolution_flops_per_s=speeds.convolution,

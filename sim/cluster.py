@@ -213,6 +213,12 @@ def _follow(
         kind = event.WhichOneof("kind")
         if kind == "plan":
             summary.stages = len(event.plan.stages)
+            predicted = event.plan.predicted
+            summary.predicted_step_s = predicted.step_s
+            bubbles = [p.bubble for p in predicted.peers]
+            summary.bubble = sum(bubbles) / max(1, len(bubbles))
+            summary.bottlenecks = tuple(predicted.bottlenecks)
+            summary.against = {a.name: a.step_s for a in predicted.alternatives}
             batching = (event.plan.microbatch_size, len(event.plan.routes))
             summary.spares = tuple(f"{s.peer}: {s.reason}" for s in event.plan.spares)
             for reason in event.plan.reasons:

@@ -9,7 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 __all__ = ["Summary", "render", "unigram_entropy", "write_json"]
@@ -45,6 +45,14 @@ class Summary:
     cores: int = 0
     compute_share: float = 0.0
     """Computing time of all peers over cores times elapsed time, between 0 and 1."""
+    predicted_step_s: float = 0.0
+    """What the plan expected of a step; 0: nothing."""
+    bubble: float = 0.0
+    """Mean over peers of the share of a step in which they do not compute, as the plan expected."""
+    bottlenecks: tuple[str, ...] = ()
+    """What the predicted step hangs on, the heaviest first."""
+    against: dict[str, float] = field(default_factory=dict)
+    """Predicted step seconds of what the plan was compared with, by name."""
     bytes_on_wire: int = 0
     """Encoded bytes of all frames between peers, the whole run."""
     seconds: float = 0.0
@@ -98,10 +106,19 @@ def render(s: Summary) -> str:
             )
         lines.append(text)
     if s.step_s:
-        lines.append(
-            f"speed    {s.step_s:.3f} s/step, {_si(s.tokens_per_s)} tok/s · "
-            f"computing {s.compute_share:.0%} of {s.cores} cores"
-        )
+        text = f"speed    {s.step_s:.3f} s/step, {_si(s.tokens_per_s)} tok/s"
+        if s.predicted_step_s:
+            error = s.predicted_step_s / s.step_s - 1
+            text += f" · predicted {s.predicted_step_s:.3f} (error {error:+.0%})"
+            text += f" · bubble {s.bubble:.0%} [predicted]"
+        lines.append(f"{text} · computing {s.compute_share:.0%} of {s.cores} cores")
+        if s.bottlenecks:
+            lines.append(f"hangs on {'; next '.join(s.bottlenecks[:2])} [predicted]")
+        if s.against and s.predicted_step_s:
+            ratios = [f"{n} {t / s.predicted_step_s:.2f}x" for n, t in s.against.items() if t]
+            lines.append(
+                f"against  {' · '.join(ratios)} [predicted, its step time over this one's]"
+            )
         lines.append(f"wire     {s.bytes_on_wire / 1e6:.1f} MB dense")
     tail = f"again    {s.again}"
     if s.weights:

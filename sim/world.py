@@ -6,7 +6,7 @@ tensors, and turns results into events. Nothing waits and nothing reads a clock:
 takes as long as its tensors. The same arguments give the same events, byte for byte (I6).
 
 What is modelled: the control channel (latency), links (`net/memory.py` with latency and bandwidth
-per directed pair), computing time (FLOPs of the action over the peer's speed, plus an overhead).
+per directed pair), computing time (the cost model's seconds of the action at the peer's speeds).
 What is real: both machines, the link protocol, codecs, and every tensor.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..broker import events as b
@@ -23,10 +23,13 @@ from ..broker.machine import BrokerMachine
 from ..broker.options import BrokerOptions
 from ..broker.planning import answer as plan_answer
 from ..broker.planning import consider
-from ..dag.cost import cost, stage_cost
+from ..dag.cost import cost
+from ..dag.cut import cut, tied_groups
 from ..dag.flow import Role
+from ..dag.pace import Totals, action_work
 from ..dag.plan import PeerId
-from ..dag.schedule import Action, Kind
+from ..dag.schedule import Action
+from ..dag.speed import Speeds
 from ..net.memory import Carry, MemoryNetwork, MemoryTransport, steady
 from ..net.transport import (
     FrameAcknowledged,
@@ -41,12 +44,15 @@ from ..peer.device import TorchDevice
 from ..peer.machine import PeerMachine, PeerOptions
 from ..peer.order import BuildOrder, order_from_assign
 from ..peer.probe import probe_payload
+from ..peer.profile import speeds_to_proto
 from ..proto import broker_pb2, common_pb2, graph_pb2
 
 __all__ = ["PeerSpec", "StalledError", "World"]
 
+CALL_S = 1e-6
+"""Fixed time of a kernel."""
 OVERHEAD_S = 1e-4
-"""Computing time of an action besides its FLOPs."""
+"""What building, reading data and storing weights take."""
 PLANNING_S = 0.05
 """How long a plan takes to make, in the world's time."""
 
@@ -66,6 +72,10 @@ class PeerSpec:
     """Whether it knows the core operator set only."""
 
     @property
+    def speeds(self) -> Speeds:
+        return Speeds.of_flops(self.flops_per_s, CALL_S)
+
+    @property
     def profile(self) -> broker_pb2.Profile:
         return broker_pb2.Profile(
             name=self.name,
@@ -73,6 +83,7 @@ class PeerSpec:
             device_memory_bytes=self.memory_bytes,
             host_memory_bytes=self.memory_bytes,
             flops_per_s=self.flops_per_s,
+            speeds=speeds_to_proto(self.speeds),
             operator_set=graph_pb2.CORE if self.core else graph_pb2.FULL,
         )
 
@@ -248,30 +259,26 @@ class _Broker:
                 world.note("broker", f"stops: {why}")
 
 
-@dataclass
-class _Speed:
-    """How long the actions of an assignment take on one peer, seconds."""
+class _Pace:
+    """How long the actions of an assignment take on one peer: the cost model's seconds."""
 
-    order: BuildOrder
-    flops_per_s: float
-    flops: dict[int, tuple[float, float]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        plan = self.order.plan
-        costs = cost(self.order.graph.bind(plan.microbatch_size))
-        for k in plan.stages_of(self.order.peer):
-            total = stage_cost(costs, plan.stages[k].start, plan.stages[k].stop)
-            self.flops[k] = (float(total.flops_forward), float(total.flops_backward))
+    def __init__(self, order: BuildOrder, speeds: Speeds) -> None:
+        plan = order.plan
+        graph = order.graph.bind(plan.microbatch_size)
+        stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+        slots = 2 if order.training.train.optimizer == "adamw" else 1
+        self._peer, self._speeds = order.peer, speeds
+        self._work = action_work(
+            plan,
+            stages,
+            tied_groups(graph, stages),
+            graph,
+            Totals(cost(graph)),
+            optimizer_slots=slots,
+        )
 
     def seconds(self, action: Action) -> float:
-        match action.kind:
-            case Kind.FORWARD | Kind.EVALUATE:
-                flops = self.flops[action.stage][0]
-            case Kind.BACKWARD:
-                flops = self.flops[action.stage][1]
-            case _:
-                flops = 0.0
-        return OVERHEAD_S + flops / self.flops_per_s
+        return self._speeds.seconds(self._work(self._peer, action))
 
 
 class _Peer:
@@ -283,7 +290,7 @@ class _Peer:
             PeerId(spec.name), f"boot-{spec.name}", spec.profile, address=spec.name, options=options
         )
         self.device = TorchDevice("cpu")
-        self.speed: _Speed | None = None
+        self.pace: _Pace | None = None
         self.alive = True
         self.exit: p.Exit | None = None
         self._transport: MemoryTransport = world.network.transport(
@@ -436,15 +443,15 @@ class _Peer:
                 read=lambda name, offset, length: world.blobs[name][offset : offset + length],
                 shard=shard,
             )
-            self.speed = _Speed(order, self.spec.flops_per_s)
+            self.pace = _Pace(order, self.spec.speeds)
             return self.device.build(order)
         except ValueError as error:
             return p.BuildFailed(run, term, str(error))
 
     def _compute(self, wanted: p.Compute) -> None:
-        assert self.speed is not None
+        assert self.pace is not None
         result = self.device.compute(wanted.step, wanted.action)
-        seconds = self.speed.seconds(wanted.action)
+        seconds = self.pace.seconds(wanted.action)
         self.world.note(self.name, f"computes {wanted.action} of step {wanted.step}")
         answer = p.Computed(
             wanted.run, wanted.term, wanted.step, wanted.action, replace(result, seconds=seconds)
