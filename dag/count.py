@@ -133,9 +133,10 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if self._made is not None:
-            self._follow(self._made, [args, kwargs], out)
         packet = func._overloadpacket
+        if self._made is not None:
+            inside = _bytes(_laid_out_anew(packet, args, out))
+            self._follow(self._made, [args, kwargs], out, inside)
         formula = _FORMULAS.get(packet)
         if formula is not None:
             flops = float(formula(*args, **kwargs, out_val=out))
@@ -150,7 +151,9 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
             )
         return out
 
-    def _follow(self, made: dict[int, tuple[StorageWeakRef, int]], read: Any, out: Any) -> None:
+    def _follow(
+        self, made: dict[int, tuple[StorageWeakRef, int]], read: Any, out: Any, inside: int
+    ) -> None:
         given = {t.untyped_storage()._cdata for t in _tensors(read)}
         for tensor in _tensors(out):
             if tensor.untyped_storage()._cdata not in given:  # a view is nothing new
@@ -158,7 +161,8 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
                 made[ref.cdata] = ref, storage_bytes(tensor)
         for key in [k for k, (ref, _) in made.items() if ref.expired()]:
             del made[key]
-        self.peak_bytes = max(self.peak_bytes, sum(size for _, size in made.values()))
+        now = sum(size for _, size in made.values())
+        self.peak_bytes = max(self.peak_bytes, now + inside)
 
     def _add(self, work: Work) -> None:
         self.work += work._replace(calls=work.calls * self._factor)
@@ -201,6 +205,14 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
             return Work(memory=moved, calls=1)
         batch_norm = "batch_norm" in packet.__name__ and not packet.__name__.endswith("backward")
         return Work(special=weight * moved, calls=BATCH_NORM_CALLS if batch_norm else 1)
+
+
+def _laid_out_anew(packet: Any, args: tuple[Any, ...], out: Any) -> Any:
+    """Tensors of which a kernel holds a copy in another layout while it runs: the CPU's library for
+    convolutions wants channels in blocks."""
+    if packet is _aten.convolution_backward:
+        return args[:3]
+    return [args[1], out] if packet in _CONVOLUTIONS else ()
 
 
 def nodes(roots: list[Tensor], leaf: float = 1.0) -> float:
