@@ -103,7 +103,7 @@ def _unknown(request: PlanRequest, plan: Plan) -> list[str]:
         notes.append(f"the speed of {_some(blind)} is not known and taken for that of an old core")
     network = request.links
     if network is None and len(plan.peers) > 1:
-        notes.append("no link was measured: transfers count nothing in these predictions")
+        notes.append("no link was measured: each is taken for 100 Mbit/s with 20 ms")
     elif network is not None and network.measured is not None:
         place = {peer: i for i, peer in enumerate(network.peers)}
         guessed = [

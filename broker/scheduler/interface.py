@@ -17,10 +17,22 @@ from ...dag.network import Network, uniform
 from ...dag.plan import PeerId, Plan, ScheduleName
 from ...dag.speed import Speeds
 
-__all__ = ["DEFAULT_FLOPS_PER_S", "NoPlan", "PeerOffer", "PlanOptions", "PlanRequest", "Planner"]
+__all__ = [
+    "DEFAULT_FLOPS_PER_S",
+    "UNKNOWN_BYTES_PER_S",
+    "UNKNOWN_LATENCY_S",
+    "NoPlan",
+    "PeerOffer",
+    "PlanOptions",
+    "PlanRequest",
+    "Planner",
+]
 
 DEFAULT_FLOPS_PER_S = 1e10
 """What a peer is taken for that says nothing of its speed: one old CPU core."""
+UNKNOWN_LATENCY_S = 0.02
+UNKNOWN_BYTES_PER_S = 1.25e7
+"""What links are taken for while none is known: 100 Mbit/s within a continent."""
 
 
 class NoPlan(ValueError):  # noqa: N818 (an answer, named in the design)
@@ -96,7 +108,7 @@ class PlanRequest:
     evaluation_microbatches: int = 0
     options: PlanOptions = field(default_factory=PlanOptions)
     links: Network | None = None
-    """Between the offers, in their order; None: nothing is known, transfers count nothing."""
+    """Between the offers, in their order; None: nothing is known."""
     known_costs: tuple[OperatorCost, ...] | None = None
     """Of the graph's operators; None: found from it."""
     head_parts: int = 0
@@ -112,8 +124,10 @@ class PlanRequest:
 
     @cached_property
     def network(self) -> Network:
-        """Between the offers, in their order."""
-        return self.links or uniform([o.peer for o in self.offers])
+        """Between the offers, in their order; unknown links are taken for ordinary ones."""
+        if self.links is not None:
+            return self.links
+        return uniform([o.peer for o in self.offers], UNKNOWN_LATENCY_S, UNKNOWN_BYTES_PER_S)
 
 
 Planner = Callable[[PlanRequest], Plan]

@@ -153,7 +153,7 @@ def test_predictions_come_from_the_judge() -> None:
     asked = request(chain_graph(4), offers(GIB, GIB, speed=1e6))
     plan = equal_compute(asked)
     slowest = max(p.compute_s for p in plan.predicted.peers)
-    assert slowest < plan.predicted.step_s < 2 * slowest
+    assert slowest < plan.predicted.step_s < 5 * slowest
     assert all(0 < p.device_bytes <= GIB and 0 < p.bubble < 1 for p in plan.predicted.peers)
     assert {(link.source, link.destination) for link in plan.predicted.links} == {
         ("p0", "p1"),

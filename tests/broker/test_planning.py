@@ -54,7 +54,8 @@ def by_hand(world, *stages: tuple[int, int, str]):
 
 
 def test_a_plan_is_made_with_the_pairs_that_exchange_frames(world) -> None:
-    ask = MakePlan(RunId("r"), 7, world.spec(), offers("one", "two"))
+    spec = world.spec(plan={"scheduler": "uniform"})
+    ask = MakePlan(RunId("r"), 7, spec, offers("one", "two"))
     ready = answer(ask, graph_to_bytes(make_graph()))
     assert isinstance(ready, PlanReady)
     assert (ready.run, ready.version) == ("r", 7)

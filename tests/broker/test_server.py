@@ -199,7 +199,8 @@ async def stored_spec(channel: grpc.aio.Channel, graph: bytes = b"graph") -> Run
     from shoal.job import Job
 
     client = BlobClient(channel)
-    job = Job(model="m.py:f", steps=1, batch=4, microbatch=2, eval_every=0)
+    plan = {"scheduler": "uniform"}  # a graph this small is best run by one peer
+    job = Job(model="m.py:f", steps=1, batch=4, microbatch=2, eval_every=0, plan=plan)
     return RunSpec(
         version=1,
         name="test",

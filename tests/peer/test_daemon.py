@@ -99,6 +99,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[submission.Prepa
     text = tmp_path_factory.mktemp("data") / "page.txt"
     text.write_bytes(bytes((i * i // 7 + i) % 250 for i in range(2000)))
     job = Job(
+        plan={"stages": 2},
         model=Tiny(),
         data={"source": str(text), "length": 8, "holdout": 0.1},
         train={"steps": 4, "batch": 4, "microbatch": 2, "eval_every": 2, "eval_batches": 1},
