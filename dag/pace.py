@@ -25,15 +25,21 @@ from .cut import Stage, TiedGroup
 from .flow import Role, Transfer
 from .graph import Graph
 from .plan import PeerId, Plan
-from .schedule import Action, Kind
+from .schedule import VISITS, Action, Kind
 from .speed import Speeds, Work, work_array
 
 __all__ = ["UPDATE_CALLS", "Totals", "action_work", "seconds_of", "sizes_of"]
 
-UPDATE_CALLS = 12
+UPDATE_CALLS = 20
 """Kernels of an optimizer update and the scaling before it, per trainable parameter."""
-_ACTION_CALLS = 2.0
-"""Kernels that any action costs besides its operators."""
+NORM_CALLS = 4
+"""Of the squares of the gradients, likewise."""
+VISIT_CALLS = 100
+"""Kernels' fixed times that a forward or backward costs besides its operators: finding what it
+takes, checking, keeping, leaving what it gives. This and the others as one CPU core's seconds of
+every kind of action of a GPT of 2 layers of width 32, whose operators cost next to nothing."""
+ACTION_CALLS = 30
+"""The same of any other action."""
 
 
 class Totals:
@@ -79,10 +85,10 @@ def action_work(
     known: dict[tuple[PeerId, Kind, int], Work] = {}
 
     def moved(size: float) -> Work:
-        return Work(memory=size, calls=_ACTION_CALLS)
+        return Work(memory=size, calls=ACTION_CALLS)
 
     def find(peer: PeerId, kind: Kind, k: int) -> Work:
-        extra = Work(calls=_ACTION_CALLS)
+        extra = Work(calls=VISIT_CALLS if kind in VISITS else ACTION_CALLS)
         match kind:
             case Kind.FORWARD | Kind.EVALUATE:
                 return totals.work(stages[k].start, stages[k].stop)[0] + extra
@@ -103,13 +109,14 @@ def action_work(
                 return moved(parts * size)
             case Kind.NORM_GIVE:
                 first = [i for i in held[peer] if plan.stages[i].holders[0] == peer]
-                return moved(sum(trainable[i] for i in first))
+                count = sum(len(stages[i].trainable) for i in first)
+                return moved(sum(trainable[i] for i in first)) + Work(calls=NORM_CALLS * count)
             case Kind.UPDATE:
                 size = sum(trainable[i] for i in held[peer])
                 count = sum(len(stages[i].trainable) for i in held[peer])
                 return Work(
                     memory=(5 + 2 * optimizer_slots) * size,
-                    calls=_ACTION_CALLS + UPDATE_CALLS * count,
+                    calls=ACTION_CALLS + UPDATE_CALLS * count,
                 )
             case _:
                 return extra
