@@ -16,6 +16,7 @@ from collections.abc import Callable
 from published import dtfm_figures, skippipe_figures
 from scale import scale
 from table import Figure, arguments, report
+from truth import figures as truth_figures
 
 from shoal.broker.scheduler.auto import choose
 from shoal.broker.scheduler.cases import random_case
@@ -77,6 +78,7 @@ GROUPS: dict[str, Callable[[int], list[Figure]]] = {
     "dtfm": lambda cases: dtfm_figures(),
     "skippipe": lambda cases: skippipe_figures(),
     "scale": scale,
+    "truth": lambda cases: list(truth_figures()),
 }
 
 

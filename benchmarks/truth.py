@@ -36,7 +36,7 @@ __all__ = ["figures"]
 
 WARM_UP = 3
 """Steps at the beginning that are not counted: first allocations, connections."""
-STEPS = 15
+STEPS = 13
 DIGITS = "digits.npz"
 """In the place of a path: pictures of the size of digits, made here."""
 
@@ -116,10 +116,11 @@ class Outcome:
         return abs(self.predicted_s / self.measured_s - 1)
 
     def __str__(self) -> str:
+        off = self.predicted_s / self.measured_s - 1
         return (
-            f"{self.name:44s} predicted {self.predicted_s * 1e3:7.1f} ms, "
-            f"measured {self.measured_s * 1e3:7.1f} ms ({self.predicted_s / self.measured_s - 1:+.1%}); "
-            f"computing {self.predicted_compute_s * 1e3:.1f}, {self.measured_compute_s * 1e3:.1f} ms"
+            f"{self.name:42s} predicted {self.predicted_s * 1e3:7.1f} ms, "
+            f"measured {self.measured_s * 1e3:7.1f} ms ({off:+.1%}); computing "
+            f"{self.predicted_compute_s * 1e3:.1f}, {self.measured_compute_s * 1e3:.1f} ms"
         )
 
 
@@ -134,26 +135,39 @@ def outcomes(wanted: Sequence[str], steps: int) -> Iterator[tuple[Outcome, Outco
         for case in cases():
             if wanted and not any(w in case.name for w in wanted):
                 continue
-            job = Job.from_table(
-                {
-                    "version": 1,
-                    "name": "truth",
-                    "model": case.model,
-                    "data": {k: str(folder / v) if v == DIGITS else v for k, v in case.data.items()},
-                    "train": {"steps": steps, "eval_every": 0, **case.train},
-                    "plan": {"replan": False, "recompute": False, **case.plan},
-                }
-            )
-            with prepare(job) as prepared, LocalCluster(peers=case.peers, threads=1) as cluster:
-                with connect(cluster.address) as client:
-                    while len(client.describe().peers) < case.peers:
-                        cluster.check()
-                        time.sleep(0.1)
-                    first = _run(case.name, client, prepared, folder)
-                    print(first, flush=True)
-                    second = _run(f"{case.name}, again", client, prepared, folder)
-                    print(second, flush=True)
+            with prepare(_job(case, folder, steps)) as prepared:
+                first, second = _twice(case, prepared, folder)
             yield first, second
+
+
+def _job(case: Case, folder: Path, steps: int) -> Job:
+    data = {k: str(folder / DIGITS) if v == DIGITS else v for k, v in case.data.items()}
+    return Job.from_table(
+        {
+            "version": 1,
+            "name": "truth",
+            "model": case.model,
+            "data": data,
+            "train": {"steps": steps, "eval_every": 0, **case.train},
+            "plan": {"replan": False, "recompute": False, **case.plan},
+        }
+    )
+
+
+def _twice(case: Case, prepared: Prepared, folder: Path) -> tuple[Outcome, Outcome]:
+    """On fresh peers, and on the same ones again."""
+    with (
+        LocalCluster(peers=case.peers, threads=1) as cluster,
+        connect(cluster.address) as client,
+    ):
+        while len(client.describe().peers) < case.peers:
+            cluster.check()
+            time.sleep(0.1)
+        first = _run(case.name, client, prepared, folder)
+        print(first, flush=True)
+        second = _run(f"{case.name}, again", client, prepared, folder)
+        print(second, flush=True)
+    return first, second
 
 
 def _run(name: str, client: Client, prepared: Prepared, folder: Path) -> Outcome:
@@ -173,9 +187,7 @@ def _run(name: str, client: Client, prepared: Prepared, folder: Path) -> Outcome
     )
 
 
-def figures(
-    only: str = "", wanted: Sequence[str] = (), steps: int = STEPS
-) -> Iterator[Figure]:
+def figures(only: str = "", wanted: Sequence[str] = (), steps: int = STEPS) -> Iterator[Figure]:
     """`only`: "steps" or "memory"; empty: both."""
     if only != "memory":
         found = list(outcomes(wanted, steps))

@@ -70,11 +70,11 @@ class Model:
 
 
 def models() -> Iterator[Model]:
-    yield Model("gpt-192", lambda: gpt(4, 192, 6, 128, 0.1), 32, 4, 128)
-    yield Model("gpt-384", lambda: gpt(3, 384, 6, 64, 0.0), 16, 4, 64)
-    yield Model("resnet-32", lambda: resnet(32, 2), 512, 64, 0, (1, 8, 8), (), "sgd")
-    yield Model("unet-16", lambda: unet(16, 2), 32, 4, 0, (1, 64, 64), (1, 64, 64))
-    yield Model("llama-256", llama, 32, 4, 128, names=("input_ids", "labels"))
+    yield Model("gpt-192", lambda: gpt(4, 192, 6, 128, 0.1), 24, 4, 128)
+    yield Model("gpt-384", lambda: gpt(3, 384, 6, 64, 0.0), 24, 4, 64)
+    yield Model("resnet-32", lambda: resnet(32, 2), 768, 128, 0, (1, 8, 8), (), "sgd")
+    yield Model("unet-16", lambda: unet(16, 2), 24, 4, 0, (1, 64, 64), (1, 64, 64))
+    yield Model("llama-256", llama, 24, 4, 128, names=("input_ids", "labels"))
 
 
 def llama() -> nn.Module:
@@ -200,6 +200,9 @@ class _Run:
             )
         )
         peaks = world.run(2)
+        if torch.cuda.is_available() and len(candidate.peers) == 1:  # gpu
+            measured = world.on_card(2)
+            yield Outcome(f"{name}: on cuda", predicted[candidate.peers[0]], measured)
         for i in candidate.peers:
             peer = self.offers[i].peer
             yield Outcome(f"{name}: {peer} {peaks[peer][1]}", predicted[i], peaks[peer][0])
@@ -212,6 +215,17 @@ class _World:
         self.order, self.plan = order, order.plan
         self.devices: dict[PeerId, TorchDevice] = {}
         self.flows: dict[PeerId, Flow] = {}
+
+    def on_card(self, steps: int) -> int:
+        """Of a plan with one peer, on a GPU: what torch counted at most."""
+        (peer,) = self.plan.peers
+        self.devices[peer] = TorchDevice("cuda")
+        self.flows[peer] = self.devices[peer].build(replace(self.order, peer=peer)).flow
+        for step in range(steps):
+            self._step(step)
+        found = self.devices[peer].peak_bytes
+        self.devices[peer].discard()
+        return found
 
     def run(self, steps: int) -> dict[PeerId, tuple[int, str]]:
         """Most bytes that each peer had allocated at once, and in which action."""

@@ -31,9 +31,8 @@ FRAME_CALLS = 150
 FRAME_MOVES = 24
 """What a frame costs the CPU at each of its ends, in kernels' fixed times, and in bytes moved for
 each of its bytes: encoding, headers, gRPC, acknowledgements, decoding. Measured at two peers with
-models that compute next to nothing, frames of 8 KiB to 2 MiB (benchmarks/truth.py --only frames),
-as CPU seconds of all threads but the one that computes; both stand for how fast Python and memory
-are on this CPU."""
+models that compute next to nothing, frames of 8 KiB to 2 MiB, as CPU seconds of all threads of a
+peer but the one that computes; they stand for how fast Python and memory are on this CPU."""
 
 
 @dataclass(frozen=True)
