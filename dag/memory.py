@@ -21,7 +21,8 @@ operators is swept, not bounded.
 
 Storages are followed as in `cost.py`: views of one storage count once, from when its first value
 is made to when the last one is read. Bytes inside a kernel are known for convolutions only, whose
-layouts are changed for the library: one copy more of what goes in and comes out.
+layouts are changed for the library (`count.py`). Gradients stand from the first forward on, though
+they come with the first backward: where all microbatches are live before it, that much too many.
 """
 
 from __future__ import annotations
