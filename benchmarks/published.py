@@ -97,7 +97,7 @@ def replayed_s(forward_s: float) -> float:
     numbers = iter(range(len(d.edge)))
     groups = [[next(numbers) for _ in stage] for stage in REPLAYED]
     routes = baseline_routes(groups, MICROBATCHES // 3)
-    return max(ends_s(replace(d, layer_s=forward_s / LAYERS_HELD), routes))
+    return float(max(ends_s(replace(d, layer_s=forward_s / LAYERS_HELD), routes)))
 
 
 def skippipe_figures() -> list[Figure]:

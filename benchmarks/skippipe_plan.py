@@ -75,8 +75,8 @@ def _in_islands(islands: list[list[int]], d: Delays, layers: int, microbatches: 
         order = shortest_path(edge[np.ix_(island, island)])[1]
         n = len(island)
         routes.append(tuple((island[i], (layers + k) // n) for k, i in enumerate(order)))
-    order = share_out([len(r) for r in routes], microbatches)
-    return Rows(tuple(routes), tuple(order.count(p) for p in range(len(routes))))
+    turns = share_out([len(r) for r in routes], microbatches)
+    return Rows(tuple(routes), tuple(turns.count(p) for p in range(len(routes))))
 
 
 def search(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 from .graph import Arg, Graph, GraphError, Lowered, Operator, Output, Size, TensorSpec
 from .lower import lower
@@ -80,7 +81,7 @@ class _Fit:
             raise self._differs(op)
         return replace(a, spec=spec)
 
-    def _arg(self, a: Arg, b: Arg, op: Operator) -> Arg:
+    def _arg(self, a: Arg, b: Arg, op: Operator) -> Any:
         if isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
             return tuple(self._arg(x, y, op) for x, y in zip(a, b, strict=True))
         if type(a) is int and type(b) is int and a != b:  # not bool

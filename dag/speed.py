@@ -40,7 +40,8 @@ class Work(NamedTuple):
     calls: float = 0.0
     """Kernels."""
 
-    def __add__(self, other: object) -> Work:  # type: ignore[override]  # a sum, not a longer tuple
+    def __add__(self, other: object) -> Work:
+        """The sum of each, not a longer tuple."""
         if not isinstance(other, Work):
             return NotImplemented
         return Work(*(a + b for a, b in zip(self, other, strict=True)))

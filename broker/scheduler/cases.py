@@ -16,7 +16,7 @@ import numpy as np
 from ...dag.cost import OperatorCost
 from ...dag.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 from ...dag.network import Network
-from ...dag.plan import PeerId
+from ...dag.plan import PeerId, ScheduleName
 from ...dag.speed import Work
 from .interface import PeerOffer, PlanOptions, PlanRequest
 from .partition import Chain
@@ -140,5 +140,6 @@ def random_case(
     )
     if not held:
         return request
-    schedule = rng.choice(("gpipe", "1f1b"))
+    schedules: tuple[ScheduleName, ...] = ("gpipe", "1f1b")
+    schedule = rng.choice(schedules)
     return replace(request, options=PlanOptions(pipelines=1, schedule=schedule, recompute=False))

@@ -55,7 +55,7 @@ def weights(rate: Floats) -> Floats:
         return apart.astype(np.float64)
     # A link without limit counts as twice the fastest.
     finite = np.where(np.isfinite(rate), rate, 2 * known.max())
-    found = np.log2(1 + finite / known.min())
+    found: NDArray[np.float64] = np.log2(1 + finite / known.min())
     np.fill_diagonal(found, 0.0)
     return found
 

@@ -110,7 +110,7 @@ def prove(
             [judge.stage_bytes(a, b, 1, 0, recompute) for a, b in itertools.pairwise(cuts)]
         )
         bound: NDArray[np.float64] = m * each[order, np.arange(k)].max(1)
-        fits: NDArray[np.bool_] = (bytes_of <= rooms[order]).all(1)
+        fits: NDArray[np.bool_] = np.all(bytes_of <= rooms[order], axis=1)
         return bound, fits
 
     ranked: list[tuple[float, tuple[int, ...]]] = []
@@ -178,5 +178,5 @@ def _fitting(
         ]
     )
     rooms = np.array([o.device_memory_bytes for o in judge.offers])
-    found: NDArray[np.bool_] = (need <= rooms[order]).all(1)
+    found: NDArray[np.bool_] = np.all(need <= rooms[order], axis=1)
     return found

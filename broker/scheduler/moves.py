@@ -300,18 +300,20 @@ def pipeline_moves(judge: Judge, candidate: Candidate) -> Iterator[Candidate]:
             continue
         by_speed = sorted(peers, key=lambda x: (judge.forward_s[x, -1], x))
         half = len(peers) // 2
-        groups = [
+        groups: list[tuple[list[int], list[int]]] = [
             (peers[:half], peers[half:]),
             (by_speed[:1], [x for x in peers if x != by_speed[0]]),
             (peers[:1], peers[1:]),
             (peers[-1:], peers[:-1]),
             (peers[::2], peers[1::2]),
         ]
-        for a, b in groups:
-            one, two = even_pipeline(judge, a), even_pipeline(judge, b)
+        for these, those in groups:
+            one, two = even_pipeline(judge, these), even_pipeline(judge, those)
             if one is None or two is None:
                 continue
-            rate = [sum(1 / float(judge.forward_s[x, -1] + 1e-30) for x in g) for g in (a, b)]
+            rate = [
+                sum(1 / float(judge.forward_s[x, -1] + 1e-30) for x in g) for g in (these, those)
+            ]
             m = min(max(1, round(ms[p] * rate[0] / sum(rate))), ms[p] - 1)
             yield replace(
                 candidate,
@@ -321,10 +323,10 @@ def pipeline_moves(judge: Judge, candidate: Candidate) -> Iterator[Candidate]:
     most = max(range(count), key=lambda i: ms[i])
     if ms[most] > 1:
         for peer in sorted(free, key=lambda x: (judge.forward_s[x, -1], x))[:4]:
-            m = [*ms, 1]
-            m[most] -= 1
+            counts = [*ms, 1]
+            counts[most] -= 1
             yield replace(
                 candidate,
                 pipelines=(*pipelines, (Share(peer, 0, judge.operators),)),
-                microbatches=tuple(m),
+                microbatches=tuple(counts),
             )
