@@ -285,7 +285,8 @@ def _peaks(seen: profile) -> dict[PeerId, tuple[int, str]]:
     for; memory from before is not counted."""
     changes: list[tuple[int, int, int]] = []
     marks: list[tuple[int, str, str]] = []
-    ahead = list(seen.profiler.kineto_results.experimental_event_tree())
+    profiler: Any = seen.profiler
+    ahead = list(profiler.kineto_results.experimental_event_tree())
     while ahead:
         event = ahead.pop()
         if event.tag.name == "Allocation":

@@ -157,10 +157,12 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
         given = {t.untyped_storage()._cdata for t in _tensors(read)}
         for tensor in _tensors(out):
             if tensor.untyped_storage()._cdata not in given:  # a view is nothing new
-                ref = StorageWeakRef(tensor.untyped_storage())
+                # torch's is untyped.
+                ref = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
                 made[ref.cdata] = ref, storage_bytes(tensor)
-        for key in [k for k, (ref, _) in made.items() if ref.expired()]:
-            del made[key]
+        for key, (ref, _) in tuple(made.items()):
+            if ref.expired():  # type: ignore[no-untyped-call]
+                del made[key]
         now = sum(size for _, size in made.values())
         self.peak_bytes = max(self.peak_bytes, now + inside)
 

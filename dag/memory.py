@@ -154,7 +154,7 @@ class MemoryModel:
             self._last[number] = i
         self._flows = np.zeros(count, bool)
         self._flows[list(flows)] = True
-        self._input_bytes = [b for _, b in inputs.values()]
+        self._input_bytes: list[int] = [b for _, b in inputs.values()]
         self._saved, self._read, self._made = (_Events(e, n) for e in (saved, read, made))
         self._data = _Events(data, n)
         self._forward: Ints = np.array([_forward_bytes(c) for c in costs], np.int64)
@@ -224,7 +224,8 @@ class _Sweep:
         self._keeps = self._fixed | (self._freed < n)
         self._flows = flows
         self._model, self._start, self._stop = model, start, stop
-        self.data = sum(model._input_bytes[k] for k in set(model._data.of(start, stop)[1].tolist()))
+        data = set(model._data.of(start, stop)[1].tolist())
+        self.data: int = sum(model._input_bytes[k] for k in data)
         self.received = int(self._size[self._in].sum())
         self.kept = int(self._size[self._keeps].sum()) + self.data
         self.answered = int(self._size[self._sent & flows].sum())
@@ -239,7 +240,7 @@ class _Sweep:
         end = np.where(stays, n, self._last)
         there = _there(self._size, self._born + 1, end, n)
         work = self._model._forward[self._start : self._stop]
-        return int((there + work).max(initial=0)) + self.data
+        return self.data + int((there + work).max(initial=0))
 
     def backward(self) -> int:
         """Most bytes of a microbatch while its backward runs."""

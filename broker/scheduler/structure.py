@@ -107,7 +107,10 @@ class Wiring:
         counts of each row of messages."""
         action, message, share = self.end_rows
         weights = share * np.asarray(sizes, dtype=np.float64)[message]
-        return np.bincount(action, weights, minlength=len(self.kinds))
+        found: NDArray[np.float64] = np.bincount(action, weights, len(self.kinds)).astype(
+            np.float64
+        )
+        return found
 
 
 def _ends(
