@@ -102,7 +102,6 @@ def cases(operators: int, microbatches: int) -> Iterator[tuple[str, Candidate]]:
 
     m = microbatches
     yield "alone", Candidate((row([0], 1),), (m,), "1f1b")
-    yield "alone, recompute", Candidate((row([0], 1, True),), (m,), "1f1b")
     yield "2 gpipe", Candidate((row([0, 1], 2),), (m,), "gpipe")
     yield "3 1f1b", Candidate((row([0, 1, 2], 3),), (m,), "1f1b")
     yield "3 1f1b, recompute", Candidate((row([0, 1, 2], 3, True),), (m,), "1f1b")
