@@ -20,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from .graph import Graph, GraphError, Operator, TensorSpec
 from .plan import PlanError
 
-__all__ = ["Port", "Stage", "TiedGroup", "cut", "stage_graph", "tied_groups"]
+__all__ = ["Cutter", "Port", "Stage", "TiedGroup", "cut", "stage_graph", "tied_groups"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,87 +109,174 @@ def cut(graph: Graph, bounds: Sequence[tuple[int, int]]) -> tuple[Stage, ...]:
     Raises PlanError when the intervals are not consecutive, non-empty and complete, GraphError when
     the graph is not bound, makes no loss, or a buffer is read in another stage than its owner.
     """
-    if graph.batch is None:
-        raise GraphError("the graph is for any microbatch size: call graph.bind(microbatch) first")
-    _check_bounds(bounds, len(graph.operators))
-    if graph.loss not in graph.producer:
-        raise GraphError(f"the loss is {graph.loss!r}: expected a value that an operator makes")
+    return Cutter(graph).cut(bounds)
 
-    stage_of_operator = [i for i, (start, stop) in enumerate(bounds) for _ in range(start, stop)]
-    stage_of = {value: stage_of_operator[i] for value, i in graph.producer.items()}
-    loss_stage = stage_of[graph.loss]
-    reported = [graph.loss, graph.weight, *(value for _, value in graph.metrics)]
-    reported = [value for value in dict.fromkeys(reported) if value]
 
-    readers: dict[str, set[int]] = {}  # stages whose operators read a value
-    differentiators: dict[str, set[int]] = {}  # of these, the ones that send its gradient back
-    for operator, stage in zip(graph.operators, stage_of_operator, strict=True):
-        passes_gradient = any(value in graph.grads for value in operator.values)
-        for value in operator.reads:
-            _check_known(graph, operator, value)
-            readers.setdefault(value, set()).add(stage)
-            if passes_gradient and value in graph.grads:
-                differentiators.setdefault(value, set()).add(stage)
-    takers = {value: set(stages) for value, stages in readers.items()}
-    for value in reported:
-        if value not in graph.spec:
-            raise GraphError(f"result {value!r} is no value of the graph")
-        takers.setdefault(value, set()).add(loss_stage)
+class Cutter:
+    """Cuts one graph many times: who reads what is found once, and each cut looks only at values
+    that cross it. Raises GraphError when the graph is not bound or makes no loss."""
 
-    ports = [_port(graph, value, stage_of, takers, differentiators) for value in stage_of]
-    crossing = [port for port in ports if port is not None]
-    owner = {b.name: _owner(graph, b.name, stage_of, stage_of_operator) for b in graph.buffers}
-    for name, home in owner.items():
-        others = takers.get(f"buffer:{name}", set()) - {home}
-        if home is not None and others:
+    def __init__(self, graph: Graph) -> None:
+        if graph.batch is None:
             raise GraphError(
-                f"buffer {name!r} is updated in stage {home} and read in stage {min(others)}: "
-                "put the operators that read it into one stage with the one that updates it"
+                "the graph is for any microbatch size: call graph.bind(microbatch) first"
             )
-
-    stages = []
-    for i, (start, stop) in enumerate(bounds):
-        reads = {value for value, at in takers.items() if i in at}
-        own = [b for b in graph.buffers if owner[b.name] == i]
-        stages.append(
-            Stage(
-                index=i,
-                start=start,
-                stop=stop,
-                inputs=tuple(x.name for x in graph.inputs if f"in:{x.name}" in reads),
-                parameters=tuple(p.name for p in graph.parameters if f"param:{p.name}" in reads),
-                trainable=tuple(
-                    p.name for p in graph.parameters if p.trainable and f"param:{p.name}" in reads
-                ),
-                buffers=tuple(
-                    b.name for b in graph.buffers if b in own or f"buffer:{b.name}" in reads
-                ),
-                updates=tuple(b.name for b in own),
-                statistics=tuple(
-                    b.update.value for b in own if b.update and b.update.rule == "ema"
-                ),
-                receives=tuple(p for p in crossing if i in p.targets and p.source < i),
-                sends=tuple(p for p in crossing if p.source == i),
-                late=tuple(p for p in crossing if i in p.targets and p.source > i),
-                results=tuple(v for v in reported if stage_of.get(v, loss_stage) == i),
-                makes_loss=i == loss_stage,
-                has_backward=any(
-                    value in graph.grads
-                    for op in graph.operators[start:stop]
-                    for value in op.values
-                ),
-            )
+        if graph.loss not in graph.producer:
+            raise GraphError(f"the loss is {graph.loss!r}: expected a value that an operator makes")
+        self.graph = graph
+        self._loss = graph.producer[graph.loss]
+        self._takers: dict[str, list[int]] = {}
+        """By value, the operators that read it."""
+        self._differentiators: dict[str, list[int]] = {}
+        """Of these, the ones that send its gradient back."""
+        self._grads = [0]
+        """By position, operators before it through which a gradient flows."""
+        for i, operator in enumerate(graph.operators):
+            passes_gradient = any(value in graph.grads for value in operator.values)
+            self._grads.append(self._grads[-1] + passes_gradient)
+            for value in operator.reads:
+                _check_known(graph, operator, value)
+                self._takers.setdefault(value, []).append(i)
+                if passes_gradient and value in graph.grads:
+                    self._differentiators.setdefault(value, []).append(i)
+        reported = [graph.loss, graph.weight, *(value for _, value in graph.metrics)]
+        self._reported = [value for value in dict.fromkeys(reported) if value]
+        for value in self._reported:
+            if value not in graph.spec:
+                raise GraphError(f"result {value!r} is no value of the graph")
+            # Results are gathered where the loss is made.
+            self._takers.setdefault(value, []).append(self._loss)
+        self._made = [(v, i) for v, i in graph.producer.items() if v in self._takers]
+        takers = [self._takers[v] for v, _ in self._made]
+        self._first = np.array(
+            [min(i, *at) for (_, i), at in zip(self._made, takers, strict=True)], np.int64
         )
-    return tuple(stages)
+        self._last = np.array(
+            [max(i, *at) for (_, i), at in zip(self._made, takers, strict=True)], np.int64
+        )
+        """By value of `_made`: the first and last operator that makes or takes it."""
+        self._updates = {b.name: b.update for b in graph.buffers}
+        self._owner = {name: self._owner_of(name) for name in self._updates}
+
+    def cut(self, bounds: Sequence[tuple[int, int]]) -> tuple[Stage, ...]:
+        """As the function `cut`."""
+        graph = self.graph
+        _check_bounds(bounds, len(graph.operators))
+        stage_at = np.repeat(np.arange(len(bounds)), [stop - start for start, stop in bounds])
+        stage_of: list[int] = stage_at.tolist()
+        loss_stage = stage_of[self._loss]
+        receives: list[list[Port]] = [[] for _ in bounds]
+        sends: list[list[Port]] = [[] for _ in bounds]
+        late: list[list[Port]] = [[] for _ in bounds]
+        for n in np.flatnonzero(stage_at[self._first] != stage_at[self._last]).tolist():
+            value, made = self._made[n]
+            port = self._port(value, stage_of[made], stage_of)
+            sends[port.source].append(port)
+            for i in port.targets:
+                (receives if i > port.source else late)[i].append(port)
+
+        inputs = self._by_stage("in:", [x.name for x in graph.inputs], stage_of, len(bounds))
+        parameters = self._by_stage(
+            "param:", [p.name for p in graph.parameters], stage_of, len(bounds)
+        )
+        trained = {p.name for p in graph.parameters if p.trainable}
+        owner = {n: None if at is None else stage_of[at] for n, at in self._owner.items()}
+        buffers: list[list[str]] = [[] for _ in bounds]
+        updates: list[list[str]] = [[] for _ in bounds]
+        for name, home in owner.items():
+            at = {stage_of[i] for i in self._takers.get(f"buffer:{name}", ())}
+            if home is not None:
+                if at - {home}:
+                    raise GraphError(
+                        f"buffer {name!r} is updated in stage {home} and read in stage "
+                        f"{min(at - {home})}: put the operators that read it into one stage with "
+                        "the one that updates it"
+                    )
+                at.add(home)
+                updates[home].append(name)
+            for i in at:
+                buffers[i].append(name)
+        results: list[list[str]] = [[] for _ in bounds]
+        for value in self._reported:
+            made_at = graph.producer.get(value)
+            results[loss_stage if made_at is None else stage_of[made_at]].append(value)
+        found = []
+        for i, (start, stop) in enumerate(bounds):
+            rules = [self._updates[name] for name in updates[i]]
+            found.append(
+                Stage(
+                    index=i,
+                    start=start,
+                    stop=stop,
+                    inputs=tuple(inputs[i]),
+                    parameters=tuple(parameters[i]),
+                    trainable=tuple(name for name in parameters[i] if name in trained),
+                    buffers=tuple(buffers[i]),
+                    updates=tuple(updates[i]),
+                    statistics=tuple(r.value for r in rules if r and r.rule == "ema"),
+                    receives=tuple(receives[i]),
+                    sends=tuple(sends[i]),
+                    late=tuple(late[i]),
+                    results=tuple(results[i]),
+                    makes_loss=i == loss_stage,
+                    has_backward=self._grads[stop] > self._grads[start],
+                )
+            )
+        return tuple(found)
+
+    def _by_stage(
+        self, prefix: str, names: Sequence[str], stage_of: Sequence[int], stages: int
+    ) -> list[list[str]]:
+        """By stage, those of the names that its operators read."""
+        found: list[list[str]] = [[] for _ in range(stages)]
+        for name in names:
+            for i in {stage_of[at] for at in self._takers.get(prefix + name, ())}:
+                found[i].append(name)
+        return found
+
+    def _port(self, value: str, source: int, stage_of: Sequence[int]) -> Port:
+        targets = {stage_of[i] for i in self._takers[value]} - {source}
+        back = {stage_of[i] for i in self._differentiators.get(value, ())} - {source}
+        return Port(
+            value,
+            self.graph.spec[value],
+            source,
+            tuple(sorted(targets)),
+            bool(back),
+            tuple(sorted(back)),
+        )
+
+    def _owner_of(self, name: str) -> int | None:
+        """An operator of the stage that a buffer belongs to (see the module); None: nothing updates
+        it."""
+        producer, mine = self.graph.producer, self._updates[name]
+        if mine is None:
+            return None
+        if mine.rule == "ema":
+            if mine.value not in producer:
+                raise GraphError(
+                    f"buffer {name!r} is updated from {mine.value!r}, which nothing makes"
+                )
+            return producer[mine.value]
+        module = name.rpartition(".")[0]
+        for other, rule in self._updates.items():
+            if rule and rule.rule == "ema" and other.rpartition(".")[0] == module:
+                return producer.get(rule.value)
+        read = self._takers.get(f"buffer:{name}", ())
+        for i, operator in enumerate(self.graph.operators):
+            if operator.module == module or i in read:
+                return i
+        return 0
 
 
 def tied_groups(graph: Graph, stages: Sequence[Stage]) -> tuple[TiedGroup, ...]:
     """The trainable parameters that more than one stage reads, in the order of the graph."""
-    found = [
-        (p.name, tuple(s.index for s in stages if p.name in s.trainable)) for p in graph.parameters
-    ]
-    several = [(name, at) for name, at in found if len(at) > 1]
-    return tuple(TiedGroup(i, name, at) for i, (name, at) in enumerate(several))
+    at: dict[str, list[int]] = {}
+    for stage in stages:
+        for name in stage.trainable:
+            at.setdefault(name, []).append(stage.index)
+    several = [(p.name, tuple(at[p.name])) for p in graph.parameters if len(at.get(p.name, ())) > 1]
+    return tuple(TiedGroup(i, name, where) for i, (name, where) in enumerate(several))
 
 
 def stage_graph(graph: Graph, stage: Stage) -> Graph:
@@ -235,41 +324,3 @@ def _check_known(graph: Graph, operator: Operator, value: str) -> None:
         raise GraphError(
             f"operator {operator.name} reads {value!r}, which has no spec in the graph"
         )
-
-
-def _port(
-    graph: Graph,
-    value: str,
-    stage_of: dict[str, int],
-    takers: dict[str, set[int]],
-    differentiators: dict[str, set[int]],
-) -> Port | None:
-    """The port of a value that an operator makes; None when it stays in its stage."""
-    source = stage_of[value]
-    targets = tuple(sorted(takers.get(value, set()) - {source}))
-    if not targets:
-        return None
-    back = tuple(sorted(differentiators.get(value, set()) - {source}))
-    return Port(value, graph.spec[value], source, targets, bool(back), back)
-
-
-def _owner(
-    graph: Graph, name: str, stage_of: dict[str, int], stage_of_operator: Sequence[int]
-) -> int | None:
-    """The stage that a buffer belongs to (see the module's docstring); None: nothing updates it."""
-    update = {b.name: b.update for b in graph.buffers}
-    mine = update[name]
-    if mine is None:
-        return None
-    if mine.rule == "ema":
-        if mine.value not in stage_of:
-            raise GraphError(f"buffer {name!r} is updated from {mine.value!r}, which nothing makes")
-        return stage_of[mine.value]
-    module = name.rpartition(".")[0]
-    for other, rule in update.items():
-        if rule and rule.rule == "ema" and other.rpartition(".")[0] == module:
-            return stage_of.get(rule.value)
-    for operator, stage in zip(graph.operators, stage_of_operator, strict=True):
-        if operator.module == module or f"buffer:{name}" in operator.reads:
-            return stage
-    return 0

@@ -20,8 +20,11 @@ The weights then differ between exchanges: it is another training, and said so.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+
+import numpy as np
 
 from ...dag.plan import Alternative
 from ...dag.speed import Work
@@ -55,7 +58,7 @@ class _Alone:
 
 def alone(judge: Judge) -> Alternative:
     """The best single peer for the same samples."""
-    found = [a for p in range(len(judge.offers)) if (a := _alone(judge, p)) is not None]
+    found = _singles(judge)
     if not found:
         needed = judge.stage_bytes(0, judge.operators, 1)
         most = max(judge.offers, key=lambda o: o.device_memory_bytes)
@@ -76,67 +79,86 @@ def alone(judge: Judge) -> Alternative:
     )
 
 
-def _alone(judge: Judge, peer: int) -> _Alone | None:
-    n, m = judge.operators, judge.request.microbatches
-    whole = Candidate(((Share(peer, 0, n),),), (m,))
-    if judge.fits(whole):
-        return _Alone(peer, judge.seconds(whole), "", True)
-    for segments in SEGMENTS:
-        if segments > n:
-            break
+def _singles(judge: Judge) -> list[_Alone]:
+    """By peer that can hold it by some means, the first of them that it can."""
+    n = judge.operators
+    rooms = np.array([o.device_memory_bytes for o in judge.offers], np.int64)
+    left = np.ones(len(rooms), dtype=bool)
+    found: list[_Alone] = []
+    for segments in (1, *(s for s in SEGMENTS if s <= n)):
         cuts = judge.even_cuts(segments)
-        shares = tuple(Share(peer, a, b, True) for a, b in pairwise(cuts))
-        again = Candidate((shares,), (m,))
-        if judge.fits(again):
-            means = f"recomputation in {segments} segments"
-            return _Alone(peer, judge.seconds(again), means, True)
-    return _offloaded(judge, peer)
+        shares = tuple(Share(0, a, b, segments > 1) for a, b in pairwise(cuts))
+        if not left.any():
+            break
+        # A peer alone takes its microbatches one after another: what it keeps is the same for two
+        # as for more, and each from the second on adds equally many seconds.
+        one, two = (Candidate((shares,), (m,)) for m in (1, 2))
+        count = judge.request.microbatches
+        (needed,) = judge.device_bytes(two if count > 1 else one).values()
+        able = np.flatnonzero(left & (rooms >= needed))
+        if not len(able):
+            continue
+        seconds = judge.bound_many(one, able[:, None])
+        if count > 1:
+            seconds = seconds + (count - 1) * (judge.bound_many(two, able[:, None]) - seconds)
+        left[able] = False
+        means = f"recomputation in {segments} segments" if segments > 1 else ""
+        for p, s in zip(able.tolist(), seconds.tolist(), strict=True):
+            found.append(_Alone(p, s * _crowding(judge.offers[p]), means, True))
+    if left.any():
+        found += _offloaded(judge, np.flatnonzero(left).tolist())
+    return sorted(found, key=lambda a: a.peer)
 
 
-def _offloaded(judge: Judge, peer: int) -> _Alone | None:
+def _crowding(offer: PeerOffer) -> float:
+    """How many times longer an action takes on a machine with fewer cores than threads."""
+    if offer.host and offer.cores and offer.threads:
+        return max(1.0, offer.threads / offer.cores)
+    return 1.0
+
+
+def _offloaded(judge: Judge, peers: list[int]) -> Iterator[_Alone]:
     """State on the host, one segment at a time on the device."""
-    offer, request = judge.offers[peer], judge.request
+    request = judge.request
     n, m = judge.operators, request.microbatches
-    segments = min(n, SEGMENTS[-1])
-    cuts = judge.even_cuts(segments)
-    spans = list(pairwise(cuts))
+    spans = list(pairwise(judge.even_cuts(min(n, SEGMENTS[-1]))))
     parameters = sum(c.parameter_bytes for c in judge.costs)
     on_device = max(judge.stage_bytes(a, b, 1) for a, b in spans) + sum(
         judge.crossing_bytes(a) for a, _ in spans
     )
     on_host = parameters * (2 + request.options.optimizer_slots)
-    if on_device > offer.device_memory_bytes or on_host > offer.host_memory_bytes:
-        return None
     forward, backward = judge.totals.work(0, n)
-    each = offer.pace.seconds(Work(*(2 * f + b for f, b in zip(forward, backward, strict=True))))
+    work = Work(*(2 * f + b for f, b in zip(forward, backward, strict=True)))
     moved = 3 * parameters / HOST_LINK_BYTES_PER_S
     update = (5 + 2 * request.options.optimizer_slots) * parameters / HOST_BYTES_PER_S
-    return _Alone(peer, m * (each + moved) + update, "recomputation and host offload", False)
+    for p in peers:
+        offer = judge.offers[p]
+        if on_device <= offer.device_memory_bytes and on_host <= offer.host_memory_bytes:
+            each = offer.pace.seconds(work)
+            yield _Alone(p, m * (each + moved) + update, "recomputation and host offload", False)
 
 
 def replicas(judge: Judge) -> Alternative:
     """Whole replicas that take local steps, over all peers that can hold one."""
-    found = []
-    for p in range(len(judge.offers)):
-        one = _alone(judge, p)
-        if one is not None and one.executable:
-            found.append(one)
+    found = [a for a in _singles(judge) if a.executable]
     if len(found) < 2:
         count = "no peer" if not found else f"only {judge.offers[found[0].peer]}"
         return Alternative(REPLICAS, 0.0, f"{count} can hold the whole model")
     # The faster ones first; another replica helps while its link does not cost more than it adds.
     found.sort(key=lambda a: (a.step_s, a.peer))
     parameters = sum(c.parameter_bytes for c in judge.costs)
-    rates = judge.network.rates()
+    peers = [a.peer for a in found]
+    grid = np.ix_(peers, peers)
+    slowest, latency = judge.rates[grid], judge.network.latency_s[grid]
     best, chosen = float("inf"), found[:1]
-    for count in range(2, len(found) + 1):
-        some = [a.peer for a in found[:count]]
-        compute = 1 / sum(1 / a.step_s for a in found[:count])
-        slowest = min(float(rates[i, j]) for i in some for j in some if i != j)
-        latency = max(float(judge.network.latency_s[i, j]) for i in some for j in some if i != j)
-        step = compute + (2 * parameters / slowest + latency) / LOCAL_STEPS
+    narrow, late, speed = float("inf"), 0.0, 1 / found[0].step_s
+    for k in range(1, len(found)):
+        narrow = min(narrow, float(slowest[k, :k].min()), float(slowest[:k, k].min()))
+        late = max(late, float(latency[k, :k].max()), float(latency[:k, k].max()))
+        speed += 1 / found[k].step_s
+        step = 1 / speed + (2 * parameters / narrow + late) / LOCAL_STEPS
         if step < best:
-            best, chosen = step, found[:count]
+            best, chosen = step, found[: k + 1]
     names = _names([judge.offers[a.peer] for a in chosen])
     return Alternative(
         REPLICAS,

@@ -13,6 +13,7 @@ planner's. Budgets count work: about 1 s on small cases, some seconds on the lar
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +21,11 @@ from dataclasses import dataclass, replace
 from ...dag.plan import Alternative, Plan, ScheduleName
 from .alternatives import alone, replicas
 from .baselines import equal_compute, uniform
-from .candidate import Candidate, Share
+from .candidate import Candidate, Share, to_plan
 from .interface import NoPlan, Planner, PlanRequest
 from .judge import Judge
 from .moves import all_moves, guess
-from .op_fence import op_fence
+from .op_fence import fenced, op_fence
 from .parallel import candidates_in
 from .reasons import no_plan, spare_reasons, stage_reasons, with_peer
 from .search import Found, Search, Space, weight
@@ -45,8 +46,6 @@ BUDGET_LARGE = 250_000
 """Work of the search on the largest ones, where a structure costs more than its actions."""
 MOST_VISITS = 6_000
 """Visits of a step up to which the baselines that use every peer are predicted beside ours."""
-MOST_COMPARED = 32
-"""Of each kind, peers that are compared alone."""
 STARTS = 4
 """Seeds that are improved, at most one of each shape before a second of any."""
 RESTARTS = 6
@@ -87,13 +86,13 @@ def auto(request: PlanRequest) -> Plan:
     for form in (request, *request.others):
         # Each form by itself, with its costs found once.
         alone_form = replace(form, others=(), known_costs=form.costs)
-        others = _others(alone_form)
         judge = Judge(alone_form)
-        starts = {from_plan(p, judge): p.predicted.step_s for p in others.values()}
+        others = _others(judge)
+        starts = {candidate: s for candidate, s in others.values()}
         # The first look at every form is short; the best one is looked at again.
         budget = BUDGET if not request.others else BUDGET // 3
         chosen = choose(judge, space_of(form), budget=budget, starts=starts)
-        seconds = {name: plan.predicted.step_s for name, plan in others.items()}
+        seconds = {name: s for name, (_, s) in others.items()}
         found.append((chosen, seconds))
     fitting = [x for x in found if x[0].best is not None and x[0].best.fits]
     if not fitting:
@@ -259,19 +258,28 @@ def _shaken(candidate: Candidate, rng: random.Random, peers: int) -> Candidate:
 # ---------------------------------------------------------------- what it says
 
 
-def _others(request: PlanRequest) -> dict[str, Plan]:
-    """The plans of the other planners, those that have one. Over hundreds of peers the plans of
-    the literature's baselines, which use all of them, take longer to predict than to rule out."""
-    plans: dict[str, Plan] = {}
-    everyone = min(len(request.offers), len(request.graph.operators))
+def _others(judge: Judge) -> dict[str, tuple[Candidate, float]]:
+    """What the other planners find, and its seconds; of those that find something. Over hundreds of
+    peers the plans of the literature's baselines, which use all of them, take longer to predict
+    than to rule out."""
+    request = judge.request
+    found: dict[str, tuple[Candidate, float]] = {}
+    everyone = min(len(request.offers), judge.operators)
     for name, planner in BASELINES.items():
-        if planner is not op_fence and request.microbatches * everyone > MOST_VISITS:
+        # What `op-fence` does comes below, by the judge that there is.
+        if planner is op_fence or request.microbatches * everyone > MOST_VISITS:
             continue
         try:
-            plans[name] = planner(request)
+            plan = planner(request)
         except NoPlan:
             continue
-    return plans
+        found[name] = from_plan(plan, judge), plan.predicted.step_s
+    with contextlib.suppress(NoPlan):
+        best = fenced([judge])
+        names = [o.peer for o in judge.offers]
+        plan = to_plan(best.candidate, names, request.microbatch_size)
+        found["op-fence"] = from_plan(plan, judge), best.seconds
+    return found
 
 
 def _plan(chosen: Chosen, others: dict[str, float], forms: Sequence[Chosen]) -> Plan:
@@ -282,31 +290,12 @@ def _plan(chosen: Chosen, others: dict[str, float], forms: Sequence[Chosen]) -> 
         Alternative(name, s, f"{s:.4g} s, {s / seconds:.2f} times this plan's")
         for name, s in others.items()
     ]
-    few = _compared(judge)
-    alternatives += [alone(few), replicas(few)]
+    alternatives += [alone(judge), replicas(judge)]
     return judge.plan(
         best.candidate,
         reasons=_reasons(chosen, forms, others),
         spares=spare_reasons(judge, best.candidate, seconds),
         alternatives=alternatives,
-    )
-
-
-def _compared(judge: Judge) -> Judge:
-    """The peers that may be the best alone: of hundreds, the fastest and those with most memory."""
-    offers = judge.offers
-    if len(offers) <= 2 * MOST_COMPARED:
-        return judge
-    by_speed = sorted(range(len(offers)), key=lambda p: (judge.forward_s[p, -1], p))
-    by_room = sorted(range(len(offers)), key=lambda p: (-offers[p].device_memory_bytes, p))
-    keep = sorted({*by_speed[:MOST_COMPARED], *by_room[:MOST_COMPARED]})
-    return Judge(
-        replace(
-            judge.request,
-            offers=tuple(offers[p] for p in keep),
-            links=judge.network.part(keep),
-            known_costs=judge.costs,
-        )
     )
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dag.cut import cut, tied_groups
+from ...dag.cut import Cutter, tied_groups
 from ...dag.estimate import Estimate, summarize
 from ...dag.graph import GraphError
 from ...dag.memory import MemoryModel
@@ -35,6 +35,7 @@ from ...dag.play import Hosts, Played, play
 from ...dag.speed import FLOPS_PER_BYTE
 from .candidate import Candidate, Share, to_plan
 from .interface import PlanRequest
+from .needs import Needs
 from .partition import Chain
 from .structure import Structure, Wiring, units, wiring_key
 
@@ -56,15 +57,13 @@ class Judge:
         self.rates = self.network.rates()
         self.per_unit = np.array([units(o.pace, o.threads > 0) for o in self.offers])
         self.forward_s, self.backward_s = self.totals.seconds([o.pace for o in self.offers])
-        # Whether a second holder exists changes memory: with one, gradients are flattened once.
-        slots = request.options.optimizer_slots
-        self._chains = {
-            shared: Chain(request.graph, self.costs, 1 + slots + shared) for shared in (0, 1)
-        }
+        self.chain = Chain(request.graph, self.costs)
         self._structures: dict[Candidate, Structure] = {}
         self._wirings: dict[tuple[Hashable, ...], Wiring] = {}
         self.memory = MemoryModel(request.graph, self.costs)
-        self._slots = slots
+        self._cutter = Cutter(request.graph)
+        self._slots = request.options.optimizer_slots
+        self._needs: dict[int, Needs] = {}
         self._last: tuple[Candidate, Estimate] | None = None
         self.judged = 0
         """Event calculations so far: what search budgets count."""
@@ -110,7 +109,7 @@ class Judge:
         names = [PeerId(f"p{i}") for i in range(len(form.peers))]
         plan = to_plan(form, names, self.request.microbatch_size)
         graph = self.request.graph
-        stages = cut(graph, self.bounds(form))
+        stages = self._cutter.cut(self.bounds(form))
         tied = tied_groups(graph, stages)
         key = wiring_key(plan, stages, tied)
         if key not in self._wirings:
@@ -151,6 +150,13 @@ class Judge:
         """Peak bytes of one stage alone on its peer, with `live` microbatches between forward and
         backward. `shared`: whether it has other holders."""
         return self.memory.stage(start, stop, recompute).peak(self._slots, live, bool(shared))
+
+    def needs(self, positions: int) -> Needs:
+        """`stage_bytes` of all intervals between about so many positions at most."""
+        if positions not in self._needs:
+            at = self.chain.positions(positions)
+            self._needs[positions] = Needs(self.memory, at, self._slots)
+        return self._needs[positions]
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether every peer has the memory that it needs."""
@@ -232,7 +238,7 @@ class Judge:
 
     def crossing_bytes(self, position: int) -> int:
         """Of the values made before a position and read behind it, for one microbatch."""
-        return self._chains[0].crossing_bytes(position)
+        return self.chain.crossing_bytes(position)
 
     def even_cuts(self, parts: int) -> list[int]:
         """Positions that cut the operators into that many parts of about equal work."""
@@ -281,7 +287,7 @@ class Judge:
         structure = self.structure(candidate)
         edge: dict[PeerId, int] = {}
         for k, slot in enumerate(structure.plan.stages):
-            crossing = self._chains[0].crossing_bytes
+            crossing = self.chain.crossing_bytes
             for i, p in enumerate(structure.program.peers):
                 live = structure.peak_live.get((i, k), 0)
                 if p in slot.holders:

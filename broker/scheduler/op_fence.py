@@ -31,11 +31,10 @@ from .communities import DENSE, groupings, rates
 from .interface import NoPlan, PlanRequest
 from .judge import Judge
 from .order import grouped_path, narrowest
-from .partition import Chain
 from .rows import Guess, Rows
 from .shortage import refuse_impossible, shortage
 
-__all__ = ["MOST_ACTIONS", "candidates", "op_fence"]
+__all__ = ["MOST_ACTIONS", "Fenced", "candidates", "fenced", "op_fence"]
 
 Floats = NDArray[np.float64]
 
@@ -61,14 +60,36 @@ NEAR = 1.2
 def op_fence(request: PlanRequest) -> Plan:
     """Raises NoPlan."""
     refuse_impossible(request)
+    found = fenced([Judge(form) for form in (request, *request.others)])
+    judge, candidate = found.judge, found.candidate
+    used = set(candidate.peers)
+    spares = [
+        Spare(o.peer, "no candidate with it takes a shorter step")
+        for i, o in enumerate(request.offers)
+        if i not in used
+    ]
+    reasons = list(_reasons(judge, candidate, found.judged))
+    return judge.plan(candidate, reasons=reasons, spares=spares)
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The best candidate of several forms of a request, each with its judge."""
+
+    seconds: float
+    judge: Judge
+    candidate: Candidate
+    judged: int
+
+
+def fenced(judges: Sequence[Judge]) -> Fenced:
+    """The candidate that `op_fence` takes. Raises NoPlan."""
     best: tuple[float, Judge, Candidate] | None = None
     judged = 0
     # Where nothing fits by the first margin, memory is judged too strictly or too loosely.
-    forms = (request, *request.others)
-    for form, margin in ((f, m) for m in MARGINS for f in forms):
+    for judge, margin in ((j, m) for m in MARGINS for j in judges):
         if best is not None and margin != MARGINS[0]:
             break
-        judge = Judge(form)
         for candidate in _affordable(candidates(judge, margin), judge.operators):
             judged += 1
             try:
@@ -78,17 +99,8 @@ def op_fence(request: PlanRequest) -> Plan:
             if np.isfinite(seconds) and (best is None or seconds < best[0]):
                 best = seconds, judge, candidate
     if best is None:
-        chain = Chain(request.graph, request.costs, 1 + request.options.optimizer_slots)
-        rooms = [o.device_memory_bytes for o in request.offers]
-        raise NoPlan(shortage(request, chain, rooms, request.microbatches), "memory")
-    _, judge, candidate = best
-    used = set(candidate.peers)
-    spares = [
-        Spare(o.peer, "no candidate with it takes a shorter step")
-        for i, o in enumerate(request.offers)
-        if i not in used
-    ]
-    return judge.plan(candidate, reasons=list(_reasons(judge, candidate, judged)), spares=spares)
+        raise NoPlan(shortage(judges[0]), "memory")
+    return Fenced(*best, judged)
 
 
 def _affordable(found: Iterator[Candidate], operators: int) -> Iterator[Candidate]:
@@ -145,9 +157,9 @@ class _Fence:
     def _order(self) -> list[int]:
         """The peers that can hold any operator, in an order that depends on no names: the fastest
         first; of equals by memory and by their links."""
-        chain = Chain(self.judge.request.graph, self.judge.costs, 1)
-        state = [sum(chain.state[v] for v, _ in c.reads) for c in self.judge.costs]
-        least, offers = min(state), self.judge.offers
+        # Not even the parameters of the smallest operator: such a peer holds nothing.
+        judge, offers = self.judge, self.judge.offers
+        least = min(judge.memory.stage(i, i + 1).weights for i in range(judge.operators))
         links = np.sort(self.rate, axis=1)
         able = [i for i, o in enumerate(offers) if o.device_memory_bytes >= least]
         return sorted(
