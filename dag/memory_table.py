@@ -129,7 +129,7 @@ class MemoryTable:
         return np.searchsorted(self.positions, operators, side="right").astype(np.int64)
 
     def _once(self, pairs: _Pairs, size: Ints, behind: Ints | None = None) -> Ints:
-        """The sizes of the things with a pair in [i, j), each once; those with i <= `behind` not."""
+        """The sizes of the things with a pair in [i, j), each once; with i > `behind` only."""
         n = len(self.positions)
         before = pairs.before if behind is None else np.maximum(pairs.before, behind[pairs.what])
         total = _Sum(n, n)

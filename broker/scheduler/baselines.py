@@ -30,10 +30,8 @@ from ...dag.plan import Plan, ScheduleName, Spare
 from .candidate import Candidate, Share
 from .interface import NoPlan, PlanRequest
 from .judge import Judge
-from .needs import Needs
-from .partition import SLACK, Chain
 from .pathcut import Path, least_bottleneck, possible, soonest_fill
-from .shortage import refuse_impossible, shortage, size_text
+from .shortage import recomputes, refuse_impossible, shortage, size_text
 
 __all__ = ["CHUNKS", "equal_compute", "uniform"]
 
@@ -41,8 +39,8 @@ Floats = NDArray[np.float64]
 
 CHUNKS = 2
 """Stages of a peer under "interleaved", where the graph has operators for them."""
-MARGINS = (1.6, 1.25, 1.0, 0.8, 0.6)
-"""Parts of each memory that are filled by the planner's own count, until the judge says it fits."""
+SLACK = 0.05
+"""How much above the best bottleneck a stage may be for a cheaper cut."""
 MOST_POSITIONS = 1024
 """Positions that are tried where equal shares do not fit."""
 
@@ -86,25 +84,15 @@ class _Baseline:
         self.request, self.equal = request, equal
         self.judge = Judge(request)
         self.pipelines = request.options.pipelines or 1
-        slots = request.options.optimizer_slots
-        self.chain = Chain(request.graph, request.costs, 1 + slots + (self.pipelines > 1))
-        self._needs: Needs | None = None
 
     @property
     def schedule(self) -> ScheduleName:
         wanted = self.request.options.schedule
         return "1f1b" if wanted == "auto" else wanted
 
-    @property
-    def needs(self) -> Needs:
-        if self._needs is None:
-            self._needs = Needs(self.chain, self.chain.coarse(MOST_POSITIONS))
-        return self._needs
-
     def plan(self) -> Plan:
         widest: _Grid | None = None
-        again = self.request.options.recompute
-        for recompute in (False, True) if again is None else (again,):
+        for recompute in recomputes(self.judge):
             for grid in self._grids():
                 widest = widest or grid
                 for cuts in self._cuts(grid, recompute):
@@ -115,7 +103,7 @@ class _Baseline:
         assert widest is not None, "there is at least one grid"
         rooms = [self._room(widest, k) for k in range(widest.stages)]
         live = max(self._live(k, widest.stages) for k in range(widest.stages))
-        raise NoPlan(shortage(self.request, self.chain, rooms, live), "memory")
+        raise NoPlan(shortage(self.judge, rooms, live), "memory")
 
     def _candidate(self, grid: _Grid, cuts: Sequence[int], recompute: bool) -> Candidate:
         each, more = divmod(self.request.microbatches, self.pipelines)
@@ -196,31 +184,27 @@ class _Baseline:
         n, stages = len(self.request.graph.operators), grid.stages
         if self.equal == "operators":
             yield tuple((k * n + stages // 2) // stages for k in range(stages + 1))
-        needs = self.needs
+        needs = self.judge.needs(MOST_POSITIONS)
         at = needs.positions
-        crossing = np.array([self.chain.crossing_bytes(int(p)) for p in at], np.float64)
+        crossing = np.array([self.judge.crossing_bytes(int(p)) for p in at], np.float64)
         seconds = np.array([self._shares(grid.holders(k), recompute)[at] for k in range(stages)])
         nothing, across = np.zeros((stages, stages)), np.ones((stages, stages))
         slack = SLACK if self.equal == "compute" else 0.0
-        seen: set[tuple[int, ...]] = set()
-        for margin in MARGINS:
-            lows = [
-                needs.low(int(margin * self._room(grid, k)), self._live(k, stages), recompute)
-                for k in range(stages)
-            ]
-            path = Path(seconds, lows, crossing, nothing, nothing, nothing)
-            # With less room there is no cut either.
-            if not possible(path):
-                break
-            tight = least_bottleneck(path, 1e-9 if stages <= 64 else 1e-3)
-            assert tight is not None, "what is possible has a least bottleneck"
-            # A byte across counts more than all seconds together.
-            dear = replace(path, both=across * (1 + float(seconds[:, -1].sum())))
-            found = soonest_fill(dear, tight.bottleneck_s * (1 + slack)) or tight
-            cuts = tuple(int(at[c]) for c in found.cuts)
-            if cuts not in seen:
-                seen.add(cuts)
-                yield cuts
+        lows = [
+            needs.low(
+                self._room(grid, k), self._live(k, stages), recompute, len(grid.holders(k)) > 1
+            )
+            for k in range(stages)
+        ]
+        path = Path(seconds, lows, crossing, nothing, nothing, nothing)
+        if not possible(path):
+            return
+        tight = least_bottleneck(path, 1e-9 if stages <= 64 else 1e-3)
+        assert tight is not None, "what is possible has a least bottleneck"
+        # A byte across counts more than all seconds together.
+        dear = replace(path, both=across * (1 + float(seconds[:, -1].sum())))
+        found = soonest_fill(dear, tight.bottleneck_s * (1 + slack)) or tight
+        yield tuple(int(at[c]) for c in found.cuts)
 
     def _shares(self, holders: Sequence[int], recompute: bool) -> Floats:
         """(operators + 1,): what the first j operators count for a stage."""
@@ -234,7 +218,7 @@ class _Baseline:
     # ------------------------------------------------------------ why
 
     def _reasons(self, grid: _Grid, cuts: Sequence[int], recompute: bool) -> Iterator[str]:
-        chain, n = self.chain, self.judge.operators
+        chain, n = self.judge.chain, self.judge.operators
         sizes = [b - a for a, b in itertools.pairwise(cuts)]
         total = chain.flops(0, n) or 1.0
         flops = [chain.flops(a, b) / total for a, b in itertools.pairwise(cuts)]

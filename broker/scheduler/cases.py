@@ -15,11 +15,11 @@ import numpy as np
 
 from ...dag.cost import OperatorCost
 from ...dag.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
+from ...dag.memory import MemoryModel
 from ...dag.network import Network
 from ...dag.plan import PeerId, ScheduleName
 from ...dag.speed import Work
 from .interface import PeerOffer, PlanOptions, PlanRequest
-from .partition import Chain
 
 __all__ = ["random_case", "random_graph", "random_network"]
 
@@ -119,7 +119,7 @@ def random_case(
     n = rng.randint(min(4, operators), operators)
     count = rng.randint(2, peers)
     graph, costs = random_graph(rng, n, tied=rng.random() < 0.3)
-    whole = Chain(graph, costs, 3).device_bytes(0, n, 1)
+    whole = MemoryModel(graph, costs).stage(0, n).peak(slots=2, live=1)
     tight = rng.random() < 0.5
     offers = tuple(
         PeerOffer(

@@ -1,120 +1,110 @@
-"""Memory of every interval between some positions of a chain at once.
+"""Which intervals between some positions of a chain fit a peer alone: what the judge says of each
+(`Judge.stage_bytes`), for all of them at once.
 
-    bytes(i, j, l) = state(i, j) + l · saved(i, j) + 2 · largest(i, j)       as in `partition.py`
-    recomputed     = state(i, j) + saved(i, j) + 2 · largest(i, j) + (l - 1) · crossing(i)
+    bytes(i, j) = standing + max(live · kept + transient, update, exchange)      as in dag/memory.py
 
-Between few positions, FEW at most, what is kept and passes comes from `dag/memory.py` itself, as
-the judge counts it.
-
-A thing of some bytes that operators in the blocks b1 < b2 < … touch counts once in (i, j) when any
-of them is in it: when for one t, b(t-1) < i <= b(t) < j. Each t is a rectangle of (i, j), so all
-things together are a sum of differences: O(touches + positions²).
+The first sum may be more for a later start, where more crosses: it is looked through from the end
+of an interval back, in blocks whose largest summands bound it. The others only grow with an
+interval. What a peer takes that holds several stages is at most the sum of what each takes alone.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dag.cost import OperatorCost
-from .partition import Chain
+from ...dag.memory import MemoryModel
+from ...dag.memory_table import MemoryTable
 
 __all__ = ["Needs"]
 
-FEW = 48
-"""Positions between which every interval is swept: some 0.1 s."""
+BLOCK = 32
+"""Starts that are bounded together."""
 
 Ints = NDArray[np.int64]
 
 
 class Needs:
-    """For the intervals between `positions` (ascending, both ends included) of a chain."""
+    """For the intervals between `positions` (ascending, both ends included). `slots`: numbers of
+    optimizer state per trainable number."""
 
-    def __init__(self, chain: Chain, positions: Ints) -> None:
+    def __init__(self, memory: MemoryModel, positions: Ints, slots: int) -> None:
         self.positions = positions
-        costs, n = chain.costs, len(positions)
-        block = np.searchsorted(positions, np.arange(chain.operators), side="right") - 1
-        self._state = _once((((v, chain.state[v]) for v, _ in c.reads) for c in costs), block, n)
-        self._saved = _once((c.saves for c in costs), block, n)
-        self._largest = _largest(costs, block, n)
-        self._crossing = np.array([chain.crossing_bytes(int(p)) for p in positions], np.int64)
-        self._swept = {r: self._sweep(chain, r) for r in (False, True)} if n <= FEW else {}
-        self._known: dict[tuple[int, int, bool], Ints] = {}
+        table = MemoryTable(memory, positions)
+        standing = table.weights + (1 + slots) * table.trainable
+        self._beside = [
+            standing + np.maximum(table.update, shared * 2 * table.trainable) for shared in (0, 1)
+        ]
+        inside = np.tri(len(positions), k=-1, dtype=bool)
+        self._kept = [_Blocks.of(np.where(inside, kept, 0)) for kept in table.kept]
+        self._passing = [
+            _Blocks.of(np.where(inside, standing + passing, 0)) for passing in table.transient
+        ]
+        self._known: dict[tuple[int, int, bool, bool], Ints] = {}
 
-    def _sweep(self, chain: Chain, recompute: bool) -> tuple[Ints, Ints]:
-        """(n, n) bytes that a live microbatch keeps, and those that pass."""
-        n = len(self.positions)
-        kept, passing = np.zeros((n, n), dtype=np.int64), np.zeros((n, n), dtype=np.int64)
-        for i, j in itertools.combinations(range(n), 2):
-            stage = chain.memory.stage(int(self.positions[i]), int(self.positions[j]), recompute)
-            kept[i, j], passing[i, j] = stage.kept, stage.transient
-        return kept, passing
-
-    def low(self, size_bytes: int, live: int, recompute: bool = False) -> Ints:
+    def low(
+        self, size_bytes: int, live: int, recompute: bool = False, shared: bool = False
+    ) -> Ints:
         """By end j, the least start from which every interval that ends at j needs no more than
-        `size_bytes` with `live` microbatches; j itself if none does. Shape (positions,)."""
-        key = (size_bytes, live, recompute)
+        `size_bytes` with `live` microbatches; j itself if none does. `shared`: the stage has
+        several holders. Shape (positions,), the index of a position."""
+        key = (size_bytes, live, recompute, shared)
         if key not in self._known:
-            if self._swept:
-                kept, passing = self._swept[recompute]
-                self._known[key] = _behind(self._state + live * kept + passing > size_bytes)
-            else:
-                find = self._low_recomputed if recompute else self._low
-                self._known[key] = find(size_bytes, live)
+            passing = self._low_passing(max(0, size_bytes), live, recompute)
+            beside = self._low_beside(size_bytes, shared)
+            self._known[key] = np.maximum(passing, beside)
         return self._known[key]
 
-    def _low(self, size_bytes: int, live: int) -> Ints:
-        """By bisection in all columns at once: an interval that starts later never needs more."""
+    def least(self, live: int, recompute: bool = False) -> Ints:
+        """By position but the last: the least that an interval needs which has the operator behind
+        it."""
+        n = len(self.positions)
+        passing = self._passing[recompute].each + live * self._kept[recompute].each
+        need = np.maximum(passing.reshape(n, -1)[:, :n], self._beside[0])
+        need[~np.tri(n, k=-1, dtype=bool)] = np.iinfo(np.int64).max
+        need = np.minimum.accumulate(need, axis=1)  # that start at i or before
+        need = np.minimum.accumulate(need[::-1], axis=0)[::-1]  # and end at j or behind
+        return np.diagonal(need, offset=-1).copy()
+
+    def _low_passing(self, size_bytes: int, live: int, recompute: bool) -> Ints:
+        kept, passing = self._kept[recompute], self._passing[recompute]
+        low = np.zeros(len(self.positions), np.int64)
+        over = passing.most + live * kept.most > size_bytes
+        ends = np.flatnonzero(over.any(axis=1))
+        while len(ends):
+            blocks = over.shape[1] - 1 - np.argmax(over[ends, ::-1], axis=1)
+            need = passing.each[ends, blocks] + live * kept.each[ends, blocks]
+            last = BLOCK - 1 - np.argmax((need > size_bytes)[:, ::-1], axis=1)
+            found = (need > size_bytes).any(axis=1)
+            low[ends[found]] = (blocks * BLOCK + last + 1)[found]
+            # The largest summands were not of one start: the block before it.
+            ends, blocks = ends[~found], blocks[~found]
+            over[ends, blocks] = False
+            ends = ends[over[ends].any(axis=1)]
+        return low
+
+    def _low_beside(self, size_bytes: int, shared: bool) -> Ints:
+        """By bisection for all ends at once."""
         n = len(self.positions)
         end = np.arange(n)
         low, high = np.zeros(n, dtype=np.int64), end.copy()
         for _ in range(n.bit_length()):
             i = (low + high) // 2
-            need = self._state[i, end] + live * self._saved[i, end] + 2 * self._largest[i, end]
-            over = (need > size_bytes) & (i < end)
+            over = (self._beside[shared][end, i] > size_bytes) & (i < end)
             low, high = np.where(over, i + 1, low), np.where(over, high, i)
         return np.minimum(high, end)
 
-    def _low_recomputed(self, size_bytes: int, live: int) -> Ints:
-        """What crosses the start may be less further on: behind the last start that is too much."""
-        need = self._state + self._saved + 2 * self._largest
-        need += max(0, live - 1) * self._crossing[:, None]
-        return _behind(need > size_bytes)
 
+class _Blocks:
+    """A table by end and start whose starts are in blocks: `each` (n, blocks, BLOCK), and the
+    largest of every block, `most` (n, blocks)."""
 
-def _behind(over: NDArray[np.bool_]) -> Ints:
-    """By column, the row behind the last one above the diagonal that is set."""
-    over = np.triu(over, 1)
-    last = len(over) - 1 - np.argmax(over[::-1], axis=0)
-    return np.where(over.any(axis=0), last + 1, 0).astype(np.int64)
+    def __init__(self, each: Ints) -> None:
+        self.each = each
+        self.most: Ints = each.max(axis=2)
 
-
-def _once(touches: Iterable[Iterable[tuple[object, int]]], block: Ints, n: int) -> Ints:
-    """(n, n) bytes of what operators in (i, j) touch, each thing once. `touches`: by operator."""
-    last: dict[object, int] = {}
-    rows: list[tuple[int, int, int]] = []  # (first i, block, bytes)
-    for b, things in zip(block.tolist(), touches, strict=True):
-        for thing, size in things:
-            before = last.get(thing, -1)
-            if before < b:
-                rows.append((before + 1, b, size))
-                last[thing] = b
-    change = np.zeros((n + 1, n + 1), dtype=np.int64)
-    if rows:
-        first, at, size_bytes = np.array(rows, dtype=np.int64).T
-        np.add.at(change, (first, at + 1), size_bytes)
-        np.add.at(change, (at + 1, at + 1), -size_bytes)
-    return change.cumsum(0).cumsum(1)[:n, :n]
-
-
-def _largest(costs: Sequence[OperatorCost], block: Ints, n: int) -> Ints:
-    """(n, n) bytes of the largest result of one operator in (i, j)."""
-    each = np.zeros(n, dtype=np.int64)
-    np.maximum.at(each, block, [c.output_bytes for c in costs])
-    found = np.zeros((n, n), dtype=np.int64)
-    for i in range(n - 1):
-        np.maximum.accumulate(each[i : n - 1], out=found[i, i + 1 :])
-    return found
+    @classmethod
+    def of(cls, table: Ints) -> _Blocks:
+        n = len(table)
+        blocks = -(-n // BLOCK)
+        return cls(np.pad(table, ((0, 0), (0, blocks * BLOCK - n))).reshape(n, blocks, BLOCK))

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from ...dag.graph import GraphError
 from ...dag.plan import Plan, Spare
+from .batchings import look_at_forms
 from .candidate import Candidate
 from .communities import DENSE, groupings, rates
 from .interface import NoPlan, PlanRequest
@@ -43,8 +44,6 @@ MOST_ACTIONS = 70_000
 ACTIONS_PER_OPERATOR = 4
 """What it takes to cut the graph for a candidate, in actions that are played."""
 MOST_JUDGED = 48
-MARGINS = (1.0, 1.6, 0.6)
-"""Parts of each memory that are filled by the planner's own count, the next where nothing fits."""
 LONGEST = 128
 """Most peers of one pipeline."""
 WIDEST = 128
@@ -60,7 +59,18 @@ NEAR = 1.2
 def op_fence(request: PlanRequest) -> Plan:
     """Raises NoPlan."""
     refuse_impossible(request)
-    found = fenced([Judge(form) for form in (request, *request.others)])
+    every: list[Fenced] = []
+
+    def look(form: PlanRequest) -> float:
+        found = fenced(Judge(form))
+        if found is not None:
+            every.append(found)
+        return found.seconds if found is not None else np.inf
+
+    look_at_forms(request, look)
+    if not every:
+        raise NoPlan(shortage(Judge(request)), "memory")
+    found = min(every, key=lambda f: f.seconds)
     judge, candidate = found.judge, found.candidate
     used = set(candidate.peers)
     spares = [
@@ -68,13 +78,13 @@ def op_fence(request: PlanRequest) -> Plan:
         for i, o in enumerate(request.offers)
         if i not in used
     ]
-    reasons = list(_reasons(judge, candidate, found.judged))
+    reasons = list(_reasons(judge, candidate, sum(f.judged for f in every)))
     return judge.plan(candidate, reasons=reasons, spares=spares)
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """The best candidate of several forms of a request, each with its judge."""
+    """The best candidate of one form of a request."""
 
     seconds: float
     judge: Judge
@@ -82,13 +92,13 @@ class Fenced:
     judged: int
 
 
-def fenced(judges: Sequence[Judge]) -> Fenced:
-    """The candidate that `op_fence` takes. Raises NoPlan."""
-    best: tuple[float, Judge, Candidate] | None = None
+def fenced(judge: Judge) -> Fenced | None:
+    """What `op_fence` takes in one form; None: nothing fits."""
+    best: tuple[float, Candidate] | None = None
     judged = 0
     # Where nothing fits by the first margin, memory is judged too strictly or too loosely.
-    for judge, margin in ((j, m) for m in MARGINS for j in judges):
-        if best is not None and margin != MARGINS[0]:
+    for margin in MARGINS:
+        if best is not None:
             break
         for candidate in _affordable(candidates(judge, margin), judge.operators):
             judged += 1
@@ -97,10 +107,8 @@ def fenced(judges: Sequence[Judge]) -> Fenced:
             except GraphError:  # a buffer would be updated in one stage and read in another
                 continue
             if np.isfinite(seconds) and (best is None or seconds < best[0]):
-                best = seconds, judge, candidate
-    if best is None:
-        raise NoPlan(shortage(judges[0]), "memory")
-    return Fenced(*best, judged)
+                best = seconds, candidate
+    return None if best is None else Fenced(best[0], judge, best[1], judged)
 
 
 def _affordable(found: Iterator[Candidate], operators: int) -> Iterator[Candidate]:
@@ -121,10 +129,9 @@ def _actions(candidate: Candidate) -> int:
     return visits + (2 * stages * rows * rows if rows > 1 else 0)
 
 
-def candidates(judge: Judge, margin: float = 1.0) -> Iterator[Candidate]:
-    """Different candidates, the best guesses first. `margin`: the part of each memory to fill."""
+def candidates(judge: Judge) -> Iterator[Candidate]:
+    """Different candidates, the best guesses first."""
     fence = _Fence(judge)
-    fence.rows.margin = margin
     seen: set[Candidate] = set()
     for guess in sorted(fence.guesses(), key=lambda g: g.seconds):
         if guess.candidate not in seen:
@@ -157,9 +164,8 @@ class _Fence:
     def _order(self) -> list[int]:
         """The peers that can hold any operator, in an order that depends on no names: the fastest
         first; of equals by memory and by their links."""
-        # Not even the parameters of the smallest operator: such a peer holds nothing.
-        judge, offers = self.judge, self.judge.offers
-        least = min(judge.memory.stage(i, i + 1).weights for i in range(judge.operators))
+        offers = self.judge.offers
+        least = min(sum(size for _, size in c.reads) for c in self.judge.costs)
         links = np.sort(self.rate, axis=1)
         able = [i for i, o in enumerate(offers) if o.device_memory_bytes >= least]
         return sorted(

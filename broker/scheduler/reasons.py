@@ -12,10 +12,8 @@ from .candidate import Candidate, Share
 from .interface import NoPlan
 from .judge import Judge
 from .moves import guess, with_pipeline
-from .needs import Needs
-from .partition import Chain
 from .search import weight
-from .shortage import shortage, size_text
+from .shortage import MOST_OPERATORS, fitting, recomputes, shortage, size_text
 
 __all__ = ["no_plan", "spare_reasons", "stage_reasons", "with_peer"]
 
@@ -25,8 +23,6 @@ MOST_WORK = 40_000
 """Of all insertions, in units of the search."""
 MOST_TRIES = 12
 """Structures that are tried for the spares."""
-MOST_OPERATORS = 512
-"""Beyond, the search for the smallest help is left out."""
 
 
 # ---------------------------------------------------------------- peers that are left over
@@ -183,32 +179,23 @@ def stage_reasons(judge: Judge, best: Candidate) -> Iterator[str]:
 
 def no_plan(judge: Judge) -> NoPlan:
     """What is short, by how much, and the smallest changes that were found to help."""
-    request = judge.request
-    chain = Chain(request.graph, request.costs, 1 + request.options.optimizer_slots)
-    rooms = [o.device_memory_bytes for o in judge.offers]
-    live = 1 if request.microbatches == 1 else min(request.microbatches, len(rooms))
-    text = shortage(request, chain, rooms, live)
-    helps = list(_helps(judge, chain, rooms))
+    text = shortage(judge)
+    helps = list(_helps(judge)) if judge.operators < MOST_OPERATORS else []
     if helps:
         text += "; what would be enough: " + ", or ".join(helps)
     return NoPlan(text, "memory")
 
 
-def _helps(judge: Judge, chain: Chain, rooms: Sequence[int]) -> Iterator[str]:
-    if judge.operators > MOST_OPERATORS:
-        return
-    request, options = judge.request, judge.request.options
-    needs = Needs(chain, chain.positions)
-    again = (False, True) if options.recompute is None else (options.recompute,)
+def _helps(judge: Judge) -> Iterator[str]:
+    request, rooms = judge.request, [o.device_memory_bytes for o in judge.offers]
 
-    def enough(room: Sequence[int], recompute: Sequence[bool] = again) -> bool:
-        return any(_fits(judge, needs, room, r) for r in recompute)
+    def enough(room: Sequence[int], again: Sequence[bool] = recomputes(judge)) -> bool:
+        return any(fitting(judge, room, r) is not None for r in again)
 
     # More memory on one peer: the least, over the peers with most memory, by bisection.
     best: tuple[int, int] | None = None
     for p in sorted(range(len(rooms)), key=lambda p: (-rooms[p], p))[:4]:
-        high = 2 * chain.device_bytes(0, judge.operators, request.microbatches)
-        low = 0
+        high, low = judge.stage_bytes(0, judge.operators, request.microbatches, 1), 0
 
         def more(size: int, p: int = p) -> list[int]:
             return [r + size * (i == p) for i, r in enumerate(rooms)]
@@ -222,38 +209,15 @@ def _helps(judge: Judge, chain: Chain, rooms: Sequence[int]) -> Iterator[str]:
             best = (high, p)
     if best is not None:
         yield f"{size_text(best[0])} more memory on {judge.offers[best[1]]}"
-    if options.recompute is False and enough(rooms, (True,)):
+    if request.options.recompute is False and enough(rooms, (True,)):
         yield 'plan.recompute = "auto"'
     for other in sorted(request.others, key=lambda o: -o.microbatch_size):
         if other.microbatch_size < request.microbatch_size and other.head_parts == 0:
-            theirs = Chain(other.graph, other.costs, 1 + options.optimizer_slots)
-            at = Needs(theirs, theirs.positions)
-            if any(_fits(judge, at, rooms, r, other.microbatches) for r in again):
+            theirs = Judge(other)
+            if any(fitting(theirs, rooms, r) is not None for r in recomputes(judge)):
                 yield (
                     f"a microbatch of {other.microbatch_size} instead of {request.microbatch_size}"
                 )
                 return
     if request.microbatch_size > 1 and not request.others:
         yield f"a smaller train.microbatch than {request.microbatch_size} (each keeps less)"
-
-
-def _fits(
-    judge: Judge, needs: Needs, rooms: Sequence[int], recompute: bool, count: int | None = None
-) -> bool:
-    """Whether some cut over the k largest peers, in either order, fits one pipeline."""
-    m = count or judge.request.microbatches
-    gpipe = judge.request.options.schedule == "gpipe"
-    n = len(needs.positions)
-    at = range(n)
-    ranked = sorted(range(len(rooms)), key=lambda p: (-rooms[p], p))
-    for k in range(1, min(len(rooms), n - 1) + 1):
-        if judge.request.options.stages not in (None, k):
-            continue
-        for order in (ranked[:k], ranked[:k][::-1]):
-            ends = [0]  # positions that the stages so far can end at, ascending
-            for i, p in enumerate(order):
-                low = needs.low(rooms[p], m if gpipe else min(m, k - i), recompute)
-                ends = [j for j in at if any(low[j] <= e < j for e in ends)]
-            if n - 1 in ends:
-                return True
-    return False

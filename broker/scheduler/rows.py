@@ -27,7 +27,6 @@ from ...dag.speed import Work
 from .candidate import Candidate, Share
 from .judge import Judge
 from .needs import Needs
-from .partition import Chain
 from .pathcut import Path, best_cut, slowest_circle
 
 __all__ = ["Guess", "Rows"]
@@ -59,14 +58,10 @@ class Rows:
         request = judge.request
         self.fine = False
         """Whether many positions are tried."""
-        self.margin = 1.0
-        """The part of each memory that may be filled: `needs.py` is not as exact as the judge."""
         self.judge, self.microbatches = judge, request.microbatches
         wanted = request.options.schedule
         self.schedule: ScheduleName = "1f1b" if wanted == "auto" else wanted
         slots = request.options.optimizer_slots
-        self._chains = [Chain(request.graph, judge.costs, 1 + slots + shared) for shared in (0, 1)]
-        self._needs: dict[tuple[int, int], Needs] = {}
         rates = judge.network.rates()
         there, back = 1 / rates, 1 / rates.T
         self.slower: Floats = np.maximum(there, back)
@@ -216,8 +211,8 @@ class Rows:
         return Guess(self._seconds(candidate), candidate)
 
     def refined(self, guess: Guess) -> Guess:
-        """The same rows of peers cut more finely, where that is better; and with less in each
-        memory, where the judge finds one too full."""
+        """The same rows of peers cut more finely, where that is better; and cut again, where rows
+        that were left out have left them more microbatches than fit."""
         candidate = guess.candidate
         if candidate.schedule == "interleaved":
             return guess
@@ -227,12 +222,8 @@ class Rows:
             self.fine = False
             if found is not None and found.seconds < guess.seconds:
                 guess = found
-        over = self._over(guess.candidate)
-        if over > 1:
-            before, self.margin = self.margin, self.margin / (1.02 * over)
-            found = self._again(guess.candidate)
-            self.margin = before
-            guess = found or guess
+        if self._over(guess.candidate):
+            guess = self._again(guess.candidate) or guess
         return guess
 
     def _again(self, candidate: Candidate) -> Guess | None:
@@ -243,28 +234,24 @@ class Rows:
             return self.aligned(rows, exactly=True)
         return self.own(rows, exactly=True)
 
-    def _over(self, candidate: Candidate) -> float:
-        """The fullest memory, as a multiple of what there is."""
+    def _over(self, candidate: Candidate) -> bool:
+        """Whether some memory is too small."""
         try:
-            needed = self.judge.device_bytes(candidate)
+            return not self.judge.fits(candidate)
         except GraphError:  # this cut cannot be: the planner will find out
-            return 0.0
-        return max(size / max(1, self._memory(p)) for p, size in needed.items())
+            return False
 
     # ------------------------------------------------------------ paths
 
     def _positions(self, stages: int) -> NDArray[np.int64]:
-        return self._needs_of(0, stages).positions
+        return self._needs_of(stages).positions
 
-    def _needs_of(self, shared: int, stages: int) -> Needs:
+    def _needs_of(self, stages: int) -> Needs:
         most = POSITIONS
         while most < 4 * stages and most < MOST_POSITIONS:
             most *= 2
         most = min(most * (FINE if self.fine else 1), MOST_POSITIONS)
-        if (shared, most) not in self._needs:
-            chain = self._chains[shared]
-            self._needs[shared, most] = Needs(chain, chain.coarse(most))
-        return self._needs[shared, most]
+        return self.judge.needs(most)
 
     def _memory(self, peer: int) -> int:
         return self.judge.offers[peer].device_memory_bytes
@@ -282,7 +269,7 @@ class Rows:
     ) -> Path:
         """A path whose k-th place has the holders `groups[k]`, which share the microbatches."""
         judge, n = self.judge, len(groups)
-        needs = self._needs_of(int(shared), n)
+        needs = self._needs_of(n)
         at = needs.positions
         gpipe = self.schedule == "gpipe"
         # Of several rows a faster one gets more microbatches than the mean.
@@ -291,8 +278,8 @@ class Rows:
         for k, group in enumerate(groups):
             # The stages are those of all rows together, and so is what is live.
             live = most if gpipe else min(most, (n - k) * among)
-            room = int(self.margin * min(self._memory(p) for p in group) / chunks)
-            lows.append(needs.low(room, live, recompute))
+            room = min(self._memory(p) for p in group) // chunks
+            lows.append(needs.low(room, live, recompute, shared))
             members = list(group)
             each = judge.forward_s[members] * (1 + recompute) + judge.backward_s[members]
             passes = (3 * (microbatches - 1) + self._passes) / microbatches

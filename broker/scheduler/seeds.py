@@ -20,9 +20,7 @@ from .candidate import Candidate, Pipeline, Share
 from .communities import groupings, rates
 from .judge import Judge
 from .moves import even_pipeline
-from .needs import Needs
 from .order import widest_path
-from .partition import Chain
 from .pathcut import Path, best_cut
 from .search import Space
 
@@ -70,9 +68,6 @@ class Seeds:
         self.link_s: NDArray[np.float64] = typical / finite + (latency + latency.T) / 2
         speed = judge.forward_s[:, -1] + judge.backward_s[:, -1]
         self.by_speed = sorted(range(len(judge.offers)), key=lambda p: (speed[p], p))
-        slots = judge.request.options.optimizer_slots
-        self.chain = Chain(judge.request.graph, judge.costs, 1 + slots)
-        self._needs: Needs | None = None
         # `op-fence`, whose plans the search begins from too, knows large requests better.
         self.large = len(judge.offers) > 16 or judge.operators > 128
 
@@ -151,14 +146,8 @@ class Seeds:
     def cut(self, order: Sequence[int], recompute: bool, reach: int) -> Pipeline | None:
         """The best cut along an order; `reach` 1: every peer has a share."""
         judge = self.judge
-        if self._needs is None:
-            at = self.chain.positions
-            most = MOST_POSITIONS // (2 if self.large else 1)
-            if len(at) > most:
-                step = (len(at) - 1) / most
-                at = np.unique(at[np.round(np.arange(most + 1) * step).astype(int)])
-            self._needs = Needs(self.chain, at)
-        needs, k = self._needs, len(order)
+        needs = judge.needs(MOST_POSITIONS // (2 if self.large else 1))
+        k = len(order)
         if len(needs.positions) <= k and reach == 1:
             return None
         peers = np.array(order)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import random
 
 import pytest
 
-from shoal.broker.scheduler.baselines import equal_compute, uniform
+from shoal.broker.scheduler.baselines import SLACK, equal_compute, uniform
 from shoal.broker.scheduler.interface import NoPlan, PeerOffer, Planner, PlanOptions, PlanRequest
 from shoal.broker.scheduler.judge import Judge
-from shoal.broker.scheduler.partition import SLACK, Chain, Room
-from shoal.dag.cost import OperatorCost, cost
+from shoal.broker.scheduler.partition import Chain
+from shoal.dag.cost import cost
 from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
-from shoal.dag.speed import Work
 
 GIB = 2**30
 
@@ -90,7 +87,7 @@ def test_compute_is_shared_in_proportion_to_speed() -> None:
         for o, s in zip(offers(GIB, GIB, GIB), (1e9, 3e9, 6e9), strict=True)
     )
     plan = equal_compute(request(graph, peers))
-    chain = Chain(graph, cost(graph), 3)
+    chain = Chain(graph, cost(graph))
     shares = [chain.flops(s.start, s.stop) / chain.flops(0, 81) for s in plan.stages]
     assert shares == pytest.approx([0.1, 0.3, 0.6], abs=0.05)
 
@@ -129,7 +126,7 @@ def test_every_peer_gets_about_the_same_flops_in_the_order_of_joining() -> None:
     graph = chain_graph(16, width=32)
     plan = equal_compute(request(graph, offers(GIB, GIB, GIB, GIB)))
     assert plan.validate(len(graph.operators)).peers == ("p0", "p1", "p2", "p3")
-    chain = Chain(graph, cost(graph), 3)
+    chain = Chain(graph, cost(graph))
     shares = [chain.flops(s.start, s.stop) / chain.flops(0, 33) for s in plan.stages]
     assert max(shares) < 0.25 * (1 + SLACK) + 0.02
     assert len(plan.routes) == 4
@@ -164,8 +161,7 @@ def test_predictions_come_from_the_judge() -> None:
 
 def test_memory_moves_the_cut_away_from_equal_compute() -> None:
     graph = chain_graph(8, width=64)
-    chain = Chain(graph, cost(graph), 3)
-    small = chain.device_bytes(0, 4, 2)
+    small = Judge(request(graph, offers(GIB))).stage_bytes(0, 4, 2)
     plan = equal_compute(request(graph, offers(small, GIB)))
     assert plan.stages[0].stop <= 5
     assert plan.predicted.peers[0].device_bytes <= small
@@ -221,70 +217,6 @@ def test_a_frozen_parameter_costs_its_weight_only() -> None:
     graph = chain_graph(2, width=64)
     frozen = tuple(dataclasses.replace(p, trainable=False) for p in graph.parameters[:1])
     cold = dataclasses.replace(graph, parameters=frozen + graph.parameters[1:])
-    warm = Chain(graph, cost(graph), 3).device_bytes(0, 1, 1)
-    less = warm - Chain(cold, cost(cold), 3).device_bytes(0, 1, 1)
+    warm, less = (Judge(request(g, offers(GIB))).stage_bytes(0, 1, 1) for g in (graph, cold))
+    less = warm - less
     assert less >= 3 * 64 * 64 * 4
-
-
-# ---------------------------------------------------------------- against brute force
-
-
-def random_chain(rng: random.Random, n: int) -> tuple[Graph, tuple[OperatorCost, ...]]:
-    graph = chain_graph(n)
-    graph = dataclasses.replace(graph, operators=graph.operators[:n])
-    costs = []
-    for _ in range(n):
-        reads = ((f"param:w{rng.randrange(3)}", 0),) if rng.random() < 0.5 else ()
-        reads = tuple((name, 10 * (1 + int(name[-1]))) for name, _ in reads)
-        saves = tuple((s, 1 + s % 7) for s in sorted(rng.sample(range(n), rng.randrange(3))))
-        size = rng.randrange(5)
-        costs.append(
-            OperatorCost(Work(rng.randrange(20)), Work(rng.randrange(20)), 0, size, 0, reads, saves)
-        )
-    return graph, tuple(costs)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_the_cut_is_the_best_one_that_fits(seed: int) -> None:
-    rng = random.Random(seed)
-    n, stages = rng.randrange(3, 10), rng.randrange(1, 4)
-    chain = Chain(*random_chain(rng, n), copies=2)
-    rooms = [Room(rng.randrange(60, 260), stages - k) for k in range(stages)]
-
-    def legal(bounds: list[tuple[int, int]]) -> bool:
-        return all(
-            chain.device_bytes(i, j, room.live) <= room.bytes
-            for (i, j), room in zip(bounds, rooms, strict=True)
-        )
-
-    every = []
-    for inner in itertools.combinations(range(1, n), stages - 1):
-        ends = [0, *inner, n]
-        every.append(list(itertools.pairwise(ends)))
-    fitting = [b for b in every if legal(b)]
-    found = chain.cut(rooms)
-    assert chain.fits(rooms) == bool(fitting)
-    if not fitting:
-        assert found is None
-        return
-    best = min(max(chain.flops(*b) for b in bounds) for bounds in fitting)
-    assert found in fitting
-    assert max(chain.flops(*b) for b in found) <= best * (1 + SLACK) + 1e-6
-
-    def across(bounds: list[tuple[int, int]]) -> int:
-        return sum(chain.crossing_bytes(i) for i, _ in bounds)
-
-    near = [b for b in fitting if max(chain.flops(*x) for x in b) <= best * (1 + SLACK)]
-    assert across(found) == min(map(across, near))
-
-
-def test_thousands_of_operators_are_cut_at_the_best_position_of_each_bucket() -> None:
-    rng = random.Random(1)
-    graph, costs = random_chain(rng, 3000)
-    chain = Chain(graph, costs, copies=3)
-    assert len(chain.positions) <= 2050
-    bounds = chain.cut([Room(10**9, 2)] * 8)
-    assert bounds is not None
-    assert (bounds[0][0], bounds[-1][1]) == (0, 3000)
-    ideal = chain.flops(0, 3000) / 8
-    assert max(chain.flops(*b) for b in bounds) < 1.06 * ideal

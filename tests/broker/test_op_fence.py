@@ -11,13 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.scheduler import needs as needs_module
 from shoal.broker.scheduler.candidate import chain
 from shoal.broker.scheduler.interface import NoPlan, PeerOffer, PlanOptions, PlanRequest
 from shoal.broker.scheduler.judge import Judge
-from shoal.broker.scheduler.needs import Needs
 from shoal.broker.scheduler.op_fence import MOST_JUDGED, candidates, op_fence
-from shoal.broker.scheduler.partition import Chain
 from shoal.broker.scheduler.pathcut import Path, least_bottleneck, slowest_circle, soonest_fill
 from shoal.dag.cost import OperatorCost, cost
 from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
@@ -163,37 +160,6 @@ def test_what_is_on_its_way_bounds_the_pace() -> None:
     assert slowest_circle((2.0, 1.0), 1) == 0.0
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("few", [0, needs_module.FEW])
-def test_memory_of_all_intervals_is_that_of_each(
-    recompute: bool, few: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(needs_module, "FEW", few)
-    costs = costs_of(5)
-    whole = Chain(layers_graph(5), costs, 3)
-    positions = whole.coarse(100)[::2] if not recompute else whole.coarse(100)
-    positions = np.unique(np.append(positions, whole.operators))
-    needs = Needs(whole, positions)
-
-    def needed(i: int, j: int, live: int) -> int:
-        if len(positions) <= few:
-            stage = whole.memory.stage(i, j, recompute)
-            return stage.standing(2) + live * stage.kept + stage.transient
-        if not recompute:
-            return whole.device_bytes(i, j, live)
-        return whole.device_bytes(i, j, 1) + (live - 1) * whole.crossing_bytes(i)
-
-    for live in (1, 3):
-        for room in (6_000, 30_000, 70_000, 10**6):
-            low = needs.low(room, live, recompute)
-            for j in range(1, len(positions)):
-                fits = [
-                    needed(int(positions[i]), int(positions[j]), live) <= room for i in range(j)
-                ]
-                assert all(fits[low[j] :])
-                assert low[j] == 0 or not fits[low[j] - 1]
-
-
 # ---------------------------------------------------------------- plans
 
 
@@ -251,7 +217,7 @@ def test_the_slow_crossing_between_two_islands_is_passed_once() -> None:
 
 
 def test_memory_is_kept() -> None:
-    whole = Chain(layers_graph(6), costs_of(6), 3).device_bytes(0, 13, 1)
+    whole = Judge(ask(1, 4, layers=6)).stage_bytes(0, 13, 1)
     request = ask(1, 4, layers=6, memory=whole // 2)
     plan = op_fence(request)
     assert len(plan.peers) > 1
