@@ -157,6 +157,19 @@ class Cutter:
         """By value of `_made`: the first and last operator that makes or takes it."""
         self._updates = {b.name: b.update for b in graph.buffers}
         self._owner = {name: self._owner_of(name) for name in self._updates}
+        together = [
+            (at, *self._takers.get(f"buffer:{name}", ()))
+            for name, at in self._owner.items()
+            if at is not None
+        ]
+        self._together = np.array([(min(x), max(x)) for x in together], np.int64).reshape(-1, 2)
+        """By buffer that is updated: the first and last operator of those in one stage."""
+
+    def can(self, bounds: Sequence[tuple[int, int]]) -> bool:
+        """Whether no buffer is updated in one stage and read in another."""
+        starts = np.array([start for start, _ in bounds], np.int64)
+        first, last = np.searchsorted(starts, self._together, side="right").T
+        return bool((first == last).all())
 
     def cut(self, bounds: Sequence[tuple[int, int]]) -> tuple[Stage, ...]:
         """As the function `cut`."""

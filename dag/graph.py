@@ -310,6 +310,11 @@ class Graph:
         return found
 
     @cached_property
+    def parameter_bytes(self) -> dict[str, int]:
+        """Bytes of every parameter, by its name; the graph is bound."""
+        return {p.name: p.spec.size_bytes for p in self.parameters}
+
+    @cached_property
     def grads(self) -> frozenset[str]:
         """Values through which a gradient of the loss can flow."""
         return frozenset(

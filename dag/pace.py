@@ -162,7 +162,7 @@ def sizes_of(
 
 
 def _bytes(graph: Graph, names: Sequence[str]) -> int:
-    return sum(graph.spec[f"param:{name}"].size_bytes for name in names)
+    return sum(graph.parameter_bytes[name] for name in names)
 
 
 def seconds_of(

@@ -13,7 +13,6 @@ planner's. Budgets count work: about 1 s on small cases, some seconds on the lar
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,11 +20,12 @@ from dataclasses import dataclass, replace
 from ...dag.plan import Alternative, Plan, ScheduleName
 from .alternatives import alone, replicas
 from .baselines import equal_compute, uniform
+from .batchings import look_at_forms
 from .candidate import Candidate, Share, to_plan
 from .interface import NoPlan, Planner, PlanRequest
 from .judge import Judge
 from .moves import all_moves, guess
-from .op_fence import fenced, op_fence
+from .op_fence import Fenced, fenced, op_fence
 from .parallel import candidates_in
 from .reasons import no_plan, spare_reasons, stage_reasons, with_peer
 from .search import Found, Search, Space, weight
@@ -53,6 +53,8 @@ MOST_SEEDED = 256
 """Peers up to which the search has seeds of its own; beyond, those of `op-fence` are improved."""
 MOST_GROUPED = 32
 """Peers up to which groupings are searched here; beyond, it takes longer than all the rest."""
+NEAR = 1.3
+"""Forms of the request whose best by `op-fence` is at most so many times the least are searched."""
 GROUPED = 8
 """Candidates from parallel.py, its best guesses."""
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "interleaved")
@@ -82,16 +84,27 @@ def space_of(request: PlanRequest) -> Space:
 def auto(request: PlanRequest) -> Plan:
     """Raises NoPlan with what is short and the smallest change that was found to help."""
     refuse_impossible(request)
-    found: list[tuple[Chosen, dict[str, float]]] = []
-    for form in (request, *request.others):
+    looked: list[tuple[Judge, Fenced | None]] = []
+
+    def look(form: PlanRequest) -> float:
         # Each form by itself, with its costs found once.
-        alone_form = replace(form, others=(), known_costs=form.costs)
-        judge = Judge(alone_form)
-        others = _others(judge)
+        judge = Judge(replace(form, others=(), known_costs=form.costs))
+        looked.append((judge, fenced(judge)))
+        return _seconds_of(looked[-1][1])
+
+    look_at_forms(request, look)
+    least = min(_seconds_of(fence) for _, fence in looked)
+    found: list[tuple[Chosen, dict[str, float]]] = []
+    for judge, fence in looked:
+        if least < _seconds_of(fence) > NEAR * least:
+            # Far behind: what `op-fence` found is all that is said of it.
+            found.append((_unsearched(judge, fence), {}))
+            continue
+        others = _others(judge, fence)
         starts = {candidate: s for candidate, s in others.values()}
         # The first look at every form is short; the best one is looked at again.
-        budget = BUDGET if not request.others else BUDGET // 3
-        chosen = choose(judge, space_of(form), budget=budget, starts=starts)
+        budget = BUDGET if len(looked) == 1 else BUDGET // 3
+        chosen = choose(judge, space_of(judge.request), budget=budget, starts=starts)
         seconds = {name: s for name, (_, s) in others.items()}
         found.append((chosen, seconds))
     fitting = [x for x in found if x[0].best is not None and x[0].best.fits]
@@ -100,7 +113,7 @@ def auto(request: PlanRequest) -> Plan:
     fitting.sort(key=lambda x: x[0].best.seconds if x[0].best else float("inf"))
     chosen, seconds = fitting[0]
     assert chosen.best is not None
-    if request.others:
+    if len(looked) > 1:
         again = choose(
             chosen.judge,
             space_of(chosen.judge.request),
@@ -109,6 +122,15 @@ def auto(request: PlanRequest) -> Plan:
         if again.best is not None and again.best.seconds < chosen.best.seconds:
             chosen = again
     return _plan(chosen, seconds, [x[0] for x in fitting[1:]])
+
+
+def _seconds_of(fence: Fenced | None) -> float:
+    return float("inf") if fence is None else fence.seconds
+
+
+def _unsearched(judge: Judge, fence: Fenced | None) -> Chosen:
+    best = None if fence is None else Found(fence.candidate, (0.0, fence.seconds))
+    return Chosen(judge, best, {})
 
 
 def choose(
@@ -258,7 +280,7 @@ def _shaken(candidate: Candidate, rng: random.Random, peers: int) -> Candidate:
 # ---------------------------------------------------------------- what it says
 
 
-def _others(judge: Judge) -> dict[str, tuple[Candidate, float]]:
+def _others(judge: Judge, fence: Fenced | None) -> dict[str, tuple[Candidate, float]]:
     """What the other planners find, and its seconds; of those that find something. Over hundreds of
     peers the plans of the literature's baselines, which use all of them, take longer to predict
     than to rule out."""
@@ -274,11 +296,10 @@ def _others(judge: Judge) -> dict[str, tuple[Candidate, float]]:
         except NoPlan:
             continue
         found[name] = from_plan(plan, judge), plan.predicted.step_s
-    with contextlib.suppress(NoPlan):
-        best = fenced([judge])
+    if fence is not None:
         names = [o.peer for o in judge.offers]
-        plan = to_plan(best.candidate, names, request.microbatch_size)
-        found["op-fence"] = from_plan(plan, judge), best.seconds
+        plan = to_plan(fence.candidate, names, request.microbatch_size)
+        found["op-fence"] = from_plan(plan, judge), fence.seconds
     return found
 
 

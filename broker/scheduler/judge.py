@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from ...dag.cut import Cutter, tied_groups
 from ...dag.estimate import Estimate, summarize
-from ...dag.graph import GraphError
 from ...dag.memory import MemoryModel
 from ...dag.pace import Totals
 from ...dag.plan import (
@@ -89,13 +88,7 @@ class Judge:
 
     def cuttable(self, candidate: Candidate) -> bool:
         """Whether the graph can be cut so: an updated buffer belongs to one stage."""
-        if not any(b.update for b in self.request.graph.buffers):
-            return True
-        try:
-            self.structure(candidate)
-        except GraphError:
-            return False
-        return True
+        return self._cutter.can(self.bounds(candidate))
 
     def structure(self, candidate: Candidate) -> Structure:
         form = self._form(candidate)

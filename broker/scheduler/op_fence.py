@@ -96,18 +96,14 @@ def fenced(judge: Judge) -> Fenced | None:
     """What `op_fence` takes in one form; None: nothing fits."""
     best: tuple[float, Candidate] | None = None
     judged = 0
-    # Where nothing fits by the first margin, memory is judged too strictly or too loosely.
-    for margin in MARGINS:
-        if best is not None:
-            break
-        for candidate in _affordable(candidates(judge, margin), judge.operators):
-            judged += 1
-            try:
-                seconds = judge.seconds(candidate)
-            except GraphError:  # a buffer would be updated in one stage and read in another
-                continue
-            if np.isfinite(seconds) and (best is None or seconds < best[0]):
-                best = seconds, candidate
+    for candidate in _affordable(candidates(judge), judge.operators):
+        judged += 1
+        try:
+            seconds = judge.seconds(candidate)
+        except GraphError:  # a buffer would be updated in one stage and read in another
+            continue
+        if np.isfinite(seconds) and (best is None or seconds < best[0]):
+            best = seconds, candidate
     return None if best is None else Fenced(best[0], judge, best[1], judged)
 
 
