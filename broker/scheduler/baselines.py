@@ -14,7 +14,7 @@ Both take the peers in the order of joining:
 
 Where equal shares do not fit, they are as equal as memory allows. With `pipelines = P` the peers
 form P rows of as many stages, which share the microbatches evenly. Under "interleaved" every peer
-has CHUNKS stages. Forwards are computed again only where nothing fits without.
+has CHUNKS stages where that fits. Forwards are computed again only where nothing fits without.
 """
 
 from __future__ import annotations
@@ -146,12 +146,15 @@ class _Baseline:
             if stages <= operators:
                 odd = left[stages * pipelines :]
                 why = f"{len(left)} peers do not divide into {pipelines} pipelines"
-                yield _Grid.of(
-                    left[: stages * pipelines],
-                    pipelines,
-                    chunks if stages > 1 and stages * chunks <= operators else 1,
-                    spares + [Spare(offers[i].peer, why) for i in odd],
-                )
+                several = chunks > 1 and stages > 1 and stages * chunks <= operators
+                # Stages that share a peer's memory equally may not fit where one does.
+                for each in (chunks, 1) if several else (1,):
+                    yield _Grid.of(
+                        left[: stages * pipelines],
+                        pipelines,
+                        each,
+                        spares + [Spare(offers[i].peer, why) for i in odd],
+                    )
             # The later one of equals goes, so that who joined first stays; of very many, several.
             for _ in range(max(1, len(left) // 16)):
                 least = min(reversed(left), key=lambda i: offers[i].device_memory_bytes)
