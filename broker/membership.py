@@ -95,7 +95,7 @@ class Member:
             reachable=bool(self.address),
             speeds=speeds if stated or self.correction.factor != 1.0 else None,
             host=self.profile.host,
-            cores=self.profile.cores,
+            cores=self.profile.cores * speeds.busy,
             threads=self.profile.threads,
         )
 

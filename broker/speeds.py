@@ -27,6 +27,7 @@ MOST_BYTES_PER_S = 2e13
 LEAST_PER_S = 1e5
 """FLOP/s or bytes/s; a microcontroller."""
 MOST_CALL_S = 0.1
+LEAST_BUSY = 0.1
 MOST_FACTOR = 16.0
 """A peer is taken to be at most so many times slower, or faster, than it says."""
 MEMORY = 5
@@ -82,7 +83,9 @@ def speeds_of(profile: Profile) -> tuple[Speeds, tuple[str, ...]]:
         notes.append(f"{who} reports {call_s:g} s for each kernel: {kept:g} s are taken")
         call_s = kept
     error = error if math.isfinite(error) and error >= 0 else 0.0
-    return Speeds(**taken, call_s=call_s, error=error), tuple(notes)
+    busy = profile.speeds.busy
+    busy = busy if LEAST_BUSY <= busy <= 1 else 1.0  # NaN and 0: nothing is known
+    return Speeds(**taken, call_s=call_s, error=error, busy=busy), tuple(notes)
 
 
 @dataclass(slots=True)

@@ -37,8 +37,8 @@ class Hosts:
     """By peer: number of its machine."""
     threads: tuple[int, ...]
     """By peer: threads of one action."""
-    cores: tuple[int, ...]
-    """By machine: cores; 0: no limit."""
+    cores: tuple[float, ...]
+    """By machine: how many threads it computes at full speed; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)

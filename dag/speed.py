@@ -75,12 +75,16 @@ class Speeds:
     """Fixed seconds of each kernel."""
     error: float = 0.0
     """Median relative error of the fit that these come from; 0: not fitted."""
+    busy: float = 1.0
+    """Share that a CPU thread keeps while every core of its machine computes, in (0, 1]."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value, least = getattr(self, field.name), field.name in ("call_s", "error")
             if not (math.isfinite(value) and (value > 0 or (least and value == 0))):
                 raise ValueError(f"speed {field.name} is {value}: expected a positive number")
+        if self.busy > 1:
+            raise ValueError(f"busy is {self.busy}: expected at most 1, the whole of a thread")
 
     @classmethod
     def of_flops(cls, flops_per_s: float, call_s: float = 0.0) -> Speeds:
@@ -115,7 +119,7 @@ class Speeds:
         """The same device at 1/factor of its speed."""
         rates = ("product", "convolution", "attention", "memory", "special")
         changed = {name: getattr(self, name) / factor for name in rates}
-        return Speeds(**changed, call_s=self.call_s * factor, error=self.error)
+        return Speeds(**changed, call_s=self.call_s * factor, error=self.error, busy=self.busy)
 
 
 def work_array(works: Sequence[Work]) -> NDArray[np.float64]:

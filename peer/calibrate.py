@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from torch import Tensor
 from ..dag import random
 from ..dag.count import Counter, nodes
 from ..dag.speed import Speeds, Work
+from .busy import busy_share
 from .fit import fit
 
 __all__ = ["Bench", "measure_speeds"]
@@ -266,4 +267,5 @@ def measure_speeds(device: torch.device, seconds: float = 1.0) -> Speeds:
     while done < LEAST_ROUNDS or time.perf_counter() < end:
         bench.round()
         done += 1
-    return bench.speeds()
+    speeds = bench.speeds()
+    return replace(speeds, busy=busy_share()) if device.type == "cpu" else speeds

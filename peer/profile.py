@@ -132,6 +132,7 @@ def speeds_to_proto(speeds: Speeds) -> broker_pb2.Speeds:
         special_bytes_per_s=speeds.special,
         call_s=speeds.call_s,
         error=speeds.error,
+        busy=speeds.busy,
     )
 
 

@@ -65,8 +65,9 @@ class PeerOffer:
     """By class of work; None: only `flops_per_s` is known."""
     host: str = ""
     """The same for peers on one machine, which share its cores; empty: alone."""
-    cores: int = 0
-    """CPU cores of the machine; 0: unknown, or it does not compute on them."""
+    cores: float = 0.0
+    """What the CPU cores of the machine compute together, in threads that compute alone; 0: unknown,
+    or it does not compute on them."""
     threads: int = 0
     """CPU threads of one action; 0: it does not compute on the CPU."""
 

@@ -216,14 +216,15 @@ class Judge:
     def _hosts(self, peers: Sequence[int]) -> Hosts | None:
         """Machines that several of the peers share; None: there is none."""
         named: dict[str, int] = {}
-        host, cores = [], []
+        host: list[int] = []
+        cores: list[float] = []
         for p in peers:
             offer = self.offers[p]
             shared = bool(offer.host and offer.threads and offer.cores)
             key = f"host {offer.host}" if shared else f"peer {offer.peer}"
             if key not in named:
                 named[key] = len(cores)
-                cores.append(offer.cores if shared else 0)
+                cores.append(offer.cores if shared else 0.0)
             host.append(named[key])
         if not any(cores):
             return None
