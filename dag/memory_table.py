@@ -84,10 +84,10 @@ class _Sum:
     ) -> None:
         row, row_end, column, end, size = np.broadcast_arrays(row, row_end, column, end, size)
         some = (row < row_end) & (column < end) & (size != 0)
-        row, row_end, column, end, size = (x[some] for x in (row, row_end, column, end, size))
-        for r, sign in ((row, 1), (row_end, -1)):
-            np.add.at(self._change, (r, column), sign * size)
-            np.add.at(self._change, (r, end), -sign * size)
+        corners = [np.asarray(x)[some] for x in (row, row_end, column, end, size)]
+        for r, sign in ((corners[0], 1), (corners[1], -1)):
+            np.add.at(self._change, (r, corners[2]), sign * corners[4])
+            np.add.at(self._change, (r, corners[3]), -sign * corners[4])
 
     def table(self) -> Ints:
         found: Ints = self._change

@@ -154,8 +154,8 @@ def _cuts(lows: Sequence[NDArray[np.int64]]) -> list[int] | None:
         return None
     cuts = [n - 1]
     for k in range(len(lows) - 1, -1, -1):
-        low = int(lows[k][cuts[-1]])
-        cuts.append(low + int(np.argmax(reached[k, low : cuts[-1]])))
+        first = int(lows[k][cuts[-1]])
+        cuts.append(first + int(np.argmax(reached[k, first : cuts[-1]])))
     return cuts[::-1]
 
 
