@@ -313,12 +313,17 @@ def plan(
     job: Annotated[Path, typer.Argument(metavar="JOB", help="A job.toml.")],
     cluster: Annotated[
         Path | None,
-        typer.Option("--cluster", metavar="FILE", help="Plan over the peers of a scenario file."),
+        typer.Option(
+            "--cluster",
+            metavar="FILE",
+            help="Plan over the peers and links of a scenario file, without a broker.",
+        ),
     ] = None,
     broker: Broker = None,
     json: Json = False,
 ) -> None:
-    """Show what would run where, and why. Example: shoal plan job.toml --cluster cluster.toml"""
+    """Show what would run where, and why, without running it. Example: shoal plan job.toml
+    --cluster cluster.toml"""
     from .client.preview import as_json, show
     from .job import Job
 
@@ -330,10 +335,13 @@ def plan(
         raise typer.Exit(WRONG)
     loaded = Job.from_toml(job)
     if cluster is not None:
+        from .sim.scenario import Scenario
+
+        scenario = Scenario.from_toml(cluster, job=job)  # before the model, which takes longer
         from .client.submission import draft
         from .sim.preview import preview_cluster
 
-        answer = preview_cluster(cluster, job, *draft(loaded, say))
+        answer = preview_cluster(scenario, *draft(loaded, say))
     else:
         from . import client as clients
 
@@ -345,7 +353,7 @@ def plan(
         show(answer, loaded.name)
     if not answer.HasField("plan"):
         _complain(f"no plan: {answer.reason.text}")
-        raise typer.Exit(FAILED)
+        raise typer.Exit(WRONG if answer.reason.code == "spec" else FAILED)
 
 
 @app.command()

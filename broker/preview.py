@@ -6,13 +6,14 @@ in a thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ..dag.convert import graph_from_bytes, plan_to_proto
 from ..dag.cost import cost, stage_cost
 from ..dag.graph import Graph, GraphError
-from ..dag.plan import Plan, PlanError
+from ..dag.plan import Alternative, Plan, PlanError
 from ..dag.vocabulary import planned_graph
 from ..proto.broker_pb2 import OperatorSpan, PreviewAnswer
 from ..proto.common_pb2 import Reason
@@ -25,6 +26,9 @@ from .scheduler.planners import plan as make
 from .wish import SpecError, read_spec
 
 __all__ = ["preview", "preview_bytes", "preview_wanted"]
+
+WORTH_SAYING = 0.98
+"""Another way is said to be better when it takes less than this share of the plan's step."""
 
 
 def preview_bytes(wanted: PreviewWanted, graph_bytes: bytes) -> PreviewAnswer:
@@ -55,16 +59,14 @@ def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
         raise NoPlan("no peer is in the pool: start some with `shoal join`", "peers")
     request = plan_request(wanted.spec, wish, graph, wanted.offers, wanted.network)
     plan = make(request)
-    judge = Judge(request)
-    others = [alone(judge), replicas(judge)]
-    named = {a.name for a in others}
-    kept = [a for a in plan.predicted.alternatives if a.name not in named]
+    others = _compared(request)
+    kept = [a for a in plan.predicted.alternatives if a.name not in (ALONE, REPLICAS)]
     plan = replace(plan, predicted=replace(plan.predicted, alternatives=(*others, *kept)))
     return PreviewAnswer(
         plan=plan_to_proto(plan),
         peers=wanted.peers,
         operators=_spans(graph, plan),
-        notes=[*wanted.notes, *_verdict(plan), *_unknown(request, plan)],
+        notes=[*_verdict(plan), *wanted.notes, *_unknown(request, plan)],
     )
 
 
@@ -74,23 +76,45 @@ def _refusal(wanted: PreviewWanted, code: str, text: str) -> PreviewAnswer:
     )
 
 
+def _compared(request: PlanRequest) -> list[Alternative]:
+    """One peer alone and whole replicas, each under the batching that suits it best: the plan was
+    free to choose one, too."""
+    best: dict[str, Alternative] = {}
+    for one in (request, *(o for o in request.others if not o.head_parts)):
+        judge = Judge(one)
+        for found in (alone(judge), replicas(judge)):
+            text = found.text.replace(
+                f"{one.microbatches} microbatches one after another",
+                f"{_microbatches(one.microbatches)} of {one.microbatch_size}",
+            )
+            found = replace(found, text=text)
+            known = best.setdefault(found.name, found)
+            if 0 < found.step_s < (known.step_s or math.inf):
+                best[found.name] = found
+    return list(best.values())
+
+
+def _microbatches(count: int) -> str:
+    return f"{count} microbatch{'' if count == 1 else 'es'}"
+
+
 def _verdict(plan: Plan) -> list[str]:
-    """Whether a plan over this network is the right choice at all."""
+    """Whether a plan over this network is the right choice at all. Both sentences may hold: the
+    first is about the same training, the second about another one."""
     step = plan.predicted.step_s
+    faster = {a.name: a for a in plan.predicted.alternatives if 0 < a.step_s < step * WORTH_SAYING}
+    one, many = faster.get(ALONE), faster.get(REPLICAS)
     notes = []
-    for other in plan.predicted.alternatives:
-        if not 0 < other.step_s < step:
-            continue
-        if other.name == ALONE and len(plan.peers) > 1:
-            notes.append(
-                f"a pipeline over this network is the wrong choice: {other.text} takes "
-                f"{other.step_s:.3g} s for the same samples, the plan {step:.3g} s"
-            )
-        elif other.name == REPLICAS:
-            notes.append(
-                f"{other.text} would take {other.step_s:.3g} s for the same samples, the plan "
-                f"{step:.3g} s: where local steps are good enough, they are the better choice"
-            )
+    if one is not None and len(plan.peers) > 1:
+        notes.append(
+            f"a pipeline over this network is the wrong choice: {one.text}, takes "
+            f"{one.step_s:.3g} s for the same samples, the plan {step:.3g} s"
+        )
+    if many is not None and (one is None or many.step_s < one.step_s):
+        notes.append(
+            f"{many.text.partition(':')[0]} would take {many.step_s:.3g} s for the same samples, "
+            f"the plan {step:.3g} s: the better choice where local steps are good enough"
+        )
     return notes
 
 

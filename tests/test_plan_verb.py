@@ -12,6 +12,7 @@ from shoal import cli
 from shoal.client.submission import draft
 from shoal.job import Job
 from shoal.sim.preview import preview_cluster
+from shoal.sim.scenario import Scenario
 
 JOB = """
 version = 1
@@ -61,7 +62,7 @@ def preview(drafted, cluster: str, **plan: object):
     changed = type(spec)()
     changed.CopyFrom(spec)
     changed.job = json.dumps(job)
-    return preview_cluster(file, path, changed, graph)
+    return preview_cluster(Scenario.from_toml(file, job=path), changed, graph)
 
 
 def call(*arguments: str) -> tuple[int, str]:
@@ -123,7 +124,7 @@ def test_the_verb_prints_tables_for_people_and_fields_for_programs(drafted) -> N
     assert found["plan"]["microbatches"] == 4
     code, text = call("plan", str(path), "--cluster", str(cluster))
     assert code == 0, text
-    for word in ("predicted", "against", "stage", "bubble", "why"):
+    for word in ("predicted", "bottleneck", "compared with", "stage", "bubble", "offered", "why"):
         assert word in text
 
 
