@@ -51,7 +51,7 @@ STARTS = 4
 RESTARTS = 6
 MOST_SEEDED = 256
 """Peers up to which the search has seeds of its own; beyond, those of `op-fence` are improved."""
-MOST_GROUPED = 32
+MOST_GROUPED = 24
 """Peers up to which groupings are searched here; beyond, it takes longer than all the rest."""
 NEAR = 1.3
 """Forms of the request whose best by `op-fence` is at most so many times the least are searched."""
