@@ -181,7 +181,7 @@ class Search:
                 break
             tried = []
             for other in moves(self.judge, best.candidate, self.space):
-                if not self.open:
+                if self.spent >= self.budget:
                     break
                 if self.allows(other):
                     fresh = tuple(set(other.peers) - set(best.candidate.peers))
