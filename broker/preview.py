@@ -56,7 +56,11 @@ def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
     """Raises NoPlan, SpecError, GraphError, PlanError."""
     wish = read_spec(wanted.spec)
     if not wanted.offers:
-        raise NoPlan("no peer is in the pool: start some with `shoal join`", "peers")
+        raise NoPlan(
+            "no peer is free, none has joined or all are in runs (`shoal peers` lists them): start "
+            "some with `shoal join`, or wait for a run's end",
+            "peers",
+        )
     request = plan_request(wanted.spec, wish, graph, wanted.offers, wanted.network)
     plan = make(request)
     others = _compared(request)

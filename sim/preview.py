@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..broker.events import PreviewWanted
 from ..broker.preview import preview_wanted
 from ..broker.scheduler.interface import PeerOffer
+from ..broker.speeds import speeds_of
 from ..dag.graph import Graph
 from ..peer.profile import speeds_to_proto
 from ..proto.broker_pb2 import PeerState, PreviewAnswer, Profile, RunSpec
@@ -15,14 +18,18 @@ __all__ = ["preview_cluster"]
 
 
 def preview_cluster(scenario: Scenario, spec: RunSpec, graph: Graph) -> PreviewAnswer:
-    """What would run where if the peers of the scenario had joined."""
-    offers = scenario.offers()
+    """What would run where if the peers of the scenario had joined: a speed that no device has is
+    clamped and noted as for a peer that reports it."""
     network = scenario.network()
-    states = tuple(
-        PeerState(peer=o.peer, profile=_profile(o, float(up), float(down)), membership="pool")
-        for o, up, down in zip(offers, network.up, network.down, strict=True)
-    )
-    return preview_wanted(PreviewWanted(spec, states, offers, network), graph)
+    states, offers, notes = [], [], list[str]()
+    for offer, up, down in zip(scenario.offers(), network.up, network.down, strict=True):
+        profile = _profile(offer, float(up), float(down))
+        speeds, unlikely = speeds_of(profile)
+        notes += unlikely
+        offers.append(replace(offer, speeds=speeds, flops_per_s=speeds.product))
+        states.append(PeerState(peer=offer.peer, profile=profile, membership="pool"))
+    wanted = PreviewWanted(spec, tuple(states), tuple(offers), network, tuple(notes))
+    return preview_wanted(wanted, graph)
 
 
 def _profile(offer: PeerOffer, up: float, down: float) -> Profile:

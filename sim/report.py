@@ -70,6 +70,10 @@ def unigram_entropy(pieces: Iterable[bytes]) -> float:
     return -sum(n / total * math.log(n / total) for n in counts.values())
 
 
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
 def _si(n: float) -> str:
     for unit in ("", "k", "M", "G", "T"):
         if abs(n) < 1000:
@@ -89,8 +93,8 @@ def render(s: Summary) -> str:
     if s.stages:
         spare = f"; in pool: {'; '.join(s.spares)}" if s.spares else ""
         lines.append(
-            f"model    {_si(s.params)} params, {s.operators} ops -> {s.stages} stages "
-            f"on {s.peers - len(s.spares)} of {s.peers} peers{spare}"
+            f"model    {_si(s.params)} params, {s.operators} ops -> {_count(s.stages, 'stage')} "
+            f"on {s.peers - len(s.spares)} of {_count(s.peers, 'peer')}{spare}"
         )
     if s.loss_last is not None:
         text = f"learned  loss {s.loss_first:.3f} -> {s.loss_last:.3f}"

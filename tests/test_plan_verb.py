@@ -9,8 +9,17 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
+from shoal.client.preview import as_json, page
 from shoal.client.submission import draft
 from shoal.job import Job
+from shoal.proto.broker_pb2 import (
+    PeerState,
+    Plan,
+    Prediction,
+    PreviewAnswer,
+    Profile,
+    StageSlot,
+)
 from shoal.sim.preview import preview_cluster
 from shoal.sim.scenario import Scenario
 
@@ -126,6 +135,62 @@ def test_the_verb_prints_tables_for_people_and_fields_for_programs(drafted) -> N
     assert code == 0, text
     for word in ("predicted", "bottleneck", "compared with", "stage", "bubble", "offered", "why"):
         assert word in text
+
+
+def test_one_peer_alone_is_compared_under_the_batching_that_suits_it(drafted) -> None:
+    path, (spec, graph) = drafted
+    free = type(spec)()
+    free.CopyFrom(spec)
+    free.microbatch_sizes[:] = [8]
+    answer = preview((path, (free, graph)), PEERS, stages=1, pipelines=1)
+    alone = {a.name: a for a in answer.plan.predicted.alternatives}["best single peer"]
+    assert answer.plan.microbatch_size == 8
+    assert alone.step_s == pytest.approx(answer.plan.predicted.step_s)
+    assert "1 microbatch of 8" in alone.text
+    assert not any("wrong choice" in n for n in answer.notes)
+
+
+def test_a_speed_that_no_device_has_is_clamped_and_shown(drafted) -> None:
+    table = '{ flops = 1e30, memory_bandwidth = "900GB/s", overhead = "10us" }'
+    answer = preview(drafted, PEERS.replace('"rtx-3060"', table, 1))
+    assert any("near-1 reports" in n and "clamped" in n for n in answer.notes)
+    assert "clamped" in page(answer, "small")
+
+
+def test_json_has_every_field_and_its_numbers_are_numbers(drafted) -> None:
+    found = as_json(preview(drafted, PEERS, stages=3, scheduler="uniform"))
+    json.dumps(found, allow_nan=False)
+    first = found["plan"]["stages"][0]
+    assert first["start"] == 0
+    assert first["recompute"] is False
+    assert all(type(x["bytes"]) is int for x in found["plan"]["predicted"]["links"])
+    assert type(found["peers"][0]["profile"]["device_memory_bytes"]) is int
+    assert found["peers"][0]["profile"]["speeds"]["product_flops_per_s"] > 0
+    assert "reason" not in found
+    found = as_json(PreviewAnswer(plan=Plan(predicted=Prediction(step_s=float("nan")))))
+    assert found["plan"]["predicted"]["step_s"] is None
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_page_keeps_to_the_terminal_and_loses_no_word(drafted, width: int) -> None:
+    answer = preview(drafted, PEERS, stages=2, pipelines=1, scheduler="op-fence")
+    narrow, whole = page(answer, "small", width), page(answer, "small")
+    assert max(map(len, narrow.splitlines())) <= width
+    for texts in (answer.notes, answer.plan.reasons, [s.reason for s in answer.plan.spares]):
+        for text in texts:
+            assert text in whole
+            assert text in " ".join(narrow.split())
+    assert "1 microbatches" not in whole
+
+
+def test_names_from_the_network_write_no_control_characters() -> None:
+    peers = [PeerState(peer="p", profile=Profile(name="\x1b[31mred [bold]"))]
+    plan = Plan(stages=[StageSlot(start=0, stop=1, holders=["p"])], microbatch_size=1)
+    plan.predicted.peers.add(peer="p", compute_s=2500.0)
+    text = page(PreviewAnswer(plan=plan, peers=peers), "job", 80)
+    assert "\x1b" not in text
+    assert "[bold]" in text
+    assert "2500 s" in text
 
 
 def test_wrong_input_is_said_in_one_line(drafted, tmp_path: Path) -> None:
