@@ -55,7 +55,7 @@ def as_json(answer: PreviewAnswer) -> dict[str, Any]:
     there, not both."""
     found: dict[str, Any] = _plain(answer)
     for name in ("plan", "reason"):
-        if not answer.HasField(name):  # type: ignore[arg-type]
+        if not answer.HasField(name):
             found.pop(name, None)
     if answer.HasField("plan"):
         plan = found["plan"]
