@@ -123,6 +123,7 @@ class _Player:
         self.left = [0.0] * len(program.lanes)
         self.since = [0.0] * len(program.lanes)
         self.version = [0] * len(program.lanes)
+        self.changed: dict[int, None] = {}  # lanes that began or ended at this moment
         # Machines that have fewer cores than their peers have threads.
         self.hosts = hosts
         self.crowded = [False] * len(program.peers)
@@ -142,7 +143,11 @@ class _Player:
             if at < self.program.first[i + 1] and not self.waits[at]:
                 self._begin(at, 0.0, -1)
         heap, program = self.heap, self.program
-        while heap:
+        now = 0.0
+        while heap or self.changed:
+            if self.changed and (not heap or heap[0][0] > now):
+                self._share_out(now)
+                continue
             now, _, kind, what, version = heapq.heappop(heap)
             if kind == _ARRIVED:
                 self.arrived[what] = now
@@ -254,28 +259,33 @@ class _Player:
             self._share_links(lane, now)
 
     def _share_links(self, lane: int, now: float) -> None:
-        """Shares out again what the change of one lane can reach."""
+        """A lane began or ended: what that can reach is shared out again, once everything that
+        happens at this moment has happened."""
         own, active = self.resources[lane], self.active
         if self.on[lane] >= 0 and all(len(active[r]) == 1 for r in own):
             self._pace(lane, min(self.room[r] for r in own), now)
-            return
+        else:
+            self.changed[lane] = None
+
+    def _share_out(self, now: float) -> None:
         reached: dict[int, None] = {}
         seen: set[int] = set()
-        ahead = list(own)
+        ahead = [r for lane in self.changed for r in self.resources[lane]]
         while ahead:
             r = ahead.pop()
             if r in seen:
                 continue
             seen.add(r)
-            for other in active.get(r, ()):
+            for other in self.active.get(r, ()):
                 if other not in reached:
                     reached[other] = None
                     ahead.extend(self.resources[other])
         lanes = sorted(reached)
         rates = max_min([self.resources[x] for x in lanes], self.room)
         for x, rate in zip(lanes, rates, strict=True):
-            if rate != self.rate[x] or x == lane:
+            if rate != self.rate[x] or x in self.changed:
                 self._pace(x, rate, now)
+        self.changed.clear()
 
     def _pace(self, lane: int, rate: float, now: float) -> None:
         if self.rate[lane] > 0:
