@@ -60,7 +60,10 @@ class Wish:
     @property
     def least(self) -> int:
         """The fewest peers that it can start with."""
-        return (self.options.stages or 1) * (self.options.pipelines or 1)
+        options = self.options
+        # An interleaved peer holds several stages.
+        stages = 1 if options.schedule == "interleaved" else options.stages or 1
+        return stages * (options.pipelines or 1)
 
     def allows(self, plan: Plan) -> bool:
         """Whether the plan divides the batch as the run wants it."""

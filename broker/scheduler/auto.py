@@ -320,6 +320,11 @@ def _plan(chosen: Chosen, others: dict[str, float], forms: Sequence[Chosen]) -> 
     )
 
 
+def _divided(request: PlanRequest) -> str:
+    count = request.microbatches
+    return f"{count} microbatch{'es' if count > 1 else ''} of {request.microbatch_size}"
+
+
 def _reasons(chosen: Chosen, forms: Sequence[Chosen], others: dict[str, float]) -> list[str]:
     judge, best = chosen.judge, chosen.best
     assert best is not None
@@ -328,8 +333,8 @@ def _reasons(chosen: Chosen, forms: Sequence[Chosen], others: dict[str, float]) 
     count = len(candidate.pipelines)
     text = (
         f"auto: {used} of {all_peers} peers in {count} pipeline{'s' if count > 1 else ''} under "
-        f"{candidate.schedule}, {seconds:.4g} s for a step of {judge.request.microbatches} "
-        f"microbatches of {judge.request.microbatch_size}"
+        f"{candidate.schedule}, {seconds:.4g} s for a step of "
+        f"{_divided(judge.request)}"
     )
     found = [text]
     space = space_of(judge.request)
@@ -368,10 +373,7 @@ def _reasons(chosen: Chosen, forms: Sequence[Chosen], others: dict[str, float]) 
         if other_best is not None and other_best.fits:
             r = form.judge.request
             split = f" and the head in {r.head_parts} parts" if r.head_parts else ""
-            found.append(
-                f"{r.microbatches} microbatches of {r.microbatch_size}{split} would take "
-                f"{other_best.seconds:.4g} s"
-            )
+            found.append(f"{_divided(r)}{split} would take {other_best.seconds:.4g} s")
     if others:
         name = min(others, key=lambda n: others[n])
         found.append(

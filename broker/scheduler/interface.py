@@ -66,8 +66,8 @@ class PeerOffer:
     host: str = ""
     """The same for peers on one machine, which share its cores; empty: alone."""
     cores: float = 0.0
-    """What the CPU cores of the machine compute together, in threads that compute alone; 0: unknown,
-    or it does not compute on them."""
+    """What the CPU cores of the machine compute together, counted in threads alone on it;
+    0: unknown, or it does not compute on them."""
     threads: int = 0
     """CPU threads of one action; 0: it does not compute on the CPU."""
 

@@ -265,6 +265,16 @@ class Judge:
             self._last = candidate, summarize(structure.program, played, part)
         return self._last[1]
 
+    def _pure_shares(self, candidate: Candidate) -> list[float]:
+        """By peer of the candidate: the share of its actions' seconds that is compute, and not what
+        frames cost its cores. Peers report compute alone."""
+        peers, structure = list(candidate.peers), self.structure(candidate)
+        bare = np.array([units(self.offers[p].pace, False) for p in peers])
+        sums = np.zeros((2, len(peers)))
+        for row, per_unit in enumerate((bare, self.per_unit[peers])):
+            np.add.at(sums[row], list(structure.program.owner), structure.seconds(per_unit))
+        return [float(a / b) if b else 1.0 for a, b in zip(*sums, strict=True)]
+
     def plan(
         self,
         candidate: Candidate,
@@ -279,6 +289,7 @@ class Judge:
         name = {PeerId(f"p{i}"): self.offers[p] for i, p in enumerate(peers)}
         device = self.device_bytes(candidate)
         structure = self.structure(candidate)
+        pure = self._pure_shares(candidate)
         edge: dict[PeerId, int] = {}
         for k, slot in enumerate(structure.plan.stages):
             crossing = self.chain.crossing_bytes
@@ -292,7 +303,7 @@ class Judge:
             tuple(
                 PeerPrediction(
                     offer.peer,
-                    estimate.peers[p].compute_s,
+                    estimate.peers[p].compute_s * pure[i],
                     device[peers[i]],
                     edge.get(p, 0),
                     estimate.peers[p].bubble,
