@@ -5,7 +5,8 @@
 Step seconds are those of the event calculation by which all planners are judged, with the same
 number of microbatches for all. `speedup_<testbed>_<planner>` is the best single peer's step time
 over the planner's, the geometric mean of the models, and `…_worst` its least over the re-drawn
-networks of all models. A planner without a plan counts as 0. Every case is printed.
+networks of all models. A planner without a plan counts as 0. A model that no single peer can train,
+by any means, has no such ratio: it is printed and left out. Every case is printed.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ def request_of(scenario: Scenario, model: str, known: Known) -> PlanRequest:
     )
 
 
-def speedups(request: PlanRequest, say: Callable[[str], None]) -> dict[str, float]:
-    """Of every planner over the best single peer."""
+def seconds_of(request: PlanRequest, say: Callable[[str], None]) -> dict[str, float]:
+    """Of a step by every planner, and by the best single peer (ALONE); 0: it does not fit."""
     best = alone(Judge(request))
     if not best.step_s:
         say(f"    {ALONE}: {best.text}")
-    found: dict[str, float] = {}
+    found: dict[str, float] = {ALONE: best.step_s}
     for name in NAMES:
         began = time.process_time()
         options = replace(request.options, scheduler=name)
@@ -65,13 +66,18 @@ def speedups(request: PlanRequest, say: Callable[[str], None]) -> dict[str, floa
             say(f"    {name}: no plan: {error.reason[:100]}")
             continue
         step = plan.predicted.step_s
-        found[name] = best.step_s / step if best.step_s else math.inf
+        found[name] = step
         say(
-            f"    {name:<14} {step:9.3f} s/step  {found[name]:6.2f}x of {best.step_s:.3f} s alone"
-            f"  {len(plan.peers):3d} peers {len(plan.stages):3d} stages {plan.schedule:<11}"
+            f"    {name:<14} {step:9.3f} s/step  {best.step_s / step:6.2f}x of"
+            f" {best.step_s:.3f} s alone  {len(plan.peers):3d} peers {len(plan.stages):3d} stages {plan.schedule:<11}"
             f" {time.process_time() - began:6.1f} s of planning"
         )
     return found
+
+
+def _mean(ratios: list[float]) -> float:
+    """Geometric; 0 when there is none, or one is 0."""
+    return statistics.geometric_mean(ratios) if ratios and all(ratios) else 0.0
 
 
 def main() -> None:
@@ -87,31 +93,33 @@ def main() -> None:
     figures: list[Figure] = []
     for size in options.testbeds:
         stated = Scenario.from_toml(SCENARIOS / f"testbed-{size}.toml")
-        first: dict[str, list[float]] = {name: [] for name in NAMES}
+        stated_s: list[dict[str, float]] = []
         worst = dict.fromkeys(NAMES, math.inf)
         for model in options.models:
             print(f"{stated.name} {model}", flush=True)
-            for name, value in speedups(request_of(stated, model, known[model]), print).items():
-                first[name].append(value)
-                worst[name] = min(worst[name], value)
-            for seed in range(1, options.redraws + 1):
-                drawn = redraw(stated, seed)
-                found = speedups(request_of(drawn, model, known[model]), lambda line: None)
-                for name, value in found.items():
-                    worst[name] = min(worst[name], value)
-                shown = "  ".join(f"{name} {value:.2f}x" for name, value in found.items())
-                print(f"    redrawn {seed:2d}: {shown}", flush=True)
+            for seed in range(options.redraws + 1):
+                drawn = redraw(stated, seed) if seed else stated
+                say = (lambda line: None) if seed else print
+                found = seconds_of(request_of(drawn, model, known[model]), say)
+                if not seed:
+                    stated_s.append(found)
+                over = {n: found[ALONE] / found[n] if found[n] else 0.0 for n in NAMES}
+                if found[ALONE]:
+                    worst = {n: min(worst[n], over[n]) for n in NAMES}
+                shown = "  ".join(f"{name} {value:.2f}x" for name, value in over.items())
+                print(f"    {f'redrawn {seed}' if seed else 'stated'}: {shown}", flush=True)
         for name in NAMES:
-            mean = statistics.geometric_mean(first[name]) if all(first[name]) else 0.0
+            some = [s for s in stated_s if s[ALONE]]
             key = f"speedup_testbed{size}_{name.replace('-', '_')}"
+            mean = _mean([s[ALONE] / s[name] if s[name] else 0.0 for s in some])
             figures.append(Figure(key, mean, "ratio", "higher"))
             figures.append(Figure(f"{key}_worst", worst[name], "ratio", "higher"))
         for other in ("uniform", "equal-compute"):
-            ratios = [
-                a / b if b else math.inf for a, b in zip(first["auto"], first[other], strict=True)
-            ]
             key = f"auto_over_{other.replace('-', '_')}_testbed{size}"
-            figures.append(Figure(key, statistics.geometric_mean(ratios), "ratio", "higher"))
+            both = [s for s in stated_s if s[other] and s["auto"]]
+            figures.append(
+                Figure(key, _mean([s[other] / s["auto"] for s in both]), "ratio", "higher")
+            )
     report("placement alone", figures, options.json)
 
 
