@@ -69,7 +69,8 @@ def seconds_of(request: PlanRequest, say: Callable[[str], None]) -> dict[str, fl
         found[name] = step
         say(
             f"    {name:<14} {step:9.3f} s/step  {best.step_s / step:6.2f}x of"
-            f" {best.step_s:.3f} s alone  {len(plan.peers):3d} peers {len(plan.stages):3d} stages {plan.schedule:<11}"
+            f" {best.step_s:.3f} s alone  {len(plan.peers):3d} peers"
+            f" {len(plan.stages):3d} stages {plan.schedule:<11}"
             f" {time.process_time() - began:6.1f} s of planning"
         )
     return found
