@@ -1,25 +1,24 @@
 """The step-time estimate: one event calculation over action lists, for planner, preview, simulator
 and report alike (design §8).
 
-    estimate = estimate_step(flow, work, sizes, speeds, network)
+    program = compile_program(flow, sizes)
+    estimate = summarize(program, play(program, seconds, network), network)
 
 The step begins at a standstill: its time is from the first action to the end of the last update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .flow import Flow, Transfer
 from .network import Network
 from .plan import PeerId
-from .play import Hosts, Played, play
-from .program import Program, compile_program
+from .play import Played
+from .program import Program
 from .schedule import Action
-from .speed import Speeds, Work
 
-__all__ = ["Critical", "Estimate", "LinkUse", "PeerUse", "estimate_step", "summarize"]
+__all__ = ["Critical", "Estimate", "LinkUse", "PeerUse", "summarize"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +62,6 @@ class Estimate:
     critical: tuple[Critical, ...]
     timeline: dict[PeerId, tuple[tuple[float, float, Action], ...]]
     """By peer: begin and end of each action."""
-
-
-def estimate_step(
-    flow: Flow,
-    work: Callable[[PeerId, Action], Work],
-    sizes: Callable[[Transfer], int],
-    speeds: Mapping[PeerId, Speeds],
-    network: Network,
-    hosts: Hosts | None = None,
-    *,
-    training: bool = True,
-) -> Estimate:
-    """One training step of a plan, or one evaluation. `network`: of any peers that include the
-    plan's; `hosts`: of the plan's peers, in their order."""
-    program = compile_program(flow, sizes, training=training)
-    place = {peer: i for i, peer in enumerate(network.peers)}
-    part = network.part([place[p] for p in program.peers])
-    seconds = [
-        speeds[program.peers[i]].seconds(work(program.peers[i], action))
-        for i, action in zip(program.owner, program.actions, strict=True)
-    ]
-    return summarize(program, play(program, seconds, part, hosts), part)
 
 
 def summarize(program: Program, played: Played, network: Network) -> Estimate:

@@ -15,7 +15,7 @@ in classes of work (`speed.py`) over the speeds of the peer. Trainable bytes are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from .plan import PeerId, Plan
 from .schedule import VISITS, Action, Kind
 from .speed import Speeds, Work, work_array
 
-__all__ = ["UPDATE_CALLS", "Totals", "action_work", "seconds_of", "sizes_of"]
+__all__ = ["UPDATE_CALLS", "Totals", "action_work", "sizes_of"]
 
 UPDATE_CALLS = 20
 """Kernels of an optimizer update and the scaling before it, per trainable parameter."""
@@ -163,10 +163,3 @@ def sizes_of(
 
 def _bytes(graph: Graph, names: Sequence[str]) -> int:
     return sum(graph.parameter_bytes[name] for name in names)
-
-
-def seconds_of(
-    work: Callable[[PeerId, Action], Work], speeds: Mapping[PeerId, Speeds]
-) -> Callable[[PeerId, Action], float]:
-    """Seconds of every action, each peer at its own speeds."""
-    return lambda peer, action: speeds[peer].seconds(work(peer, action))
