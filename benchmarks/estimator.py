@@ -5,9 +5,8 @@ models, of shapes that no fit saw, predicted and timed.
 
 Each model runs as one stage and as three; forward and backward of every stage are predictions of
 their own. In each round the samples of the fit and all stages run once each, so that both see the
-same machine; a time is the median of its rounds for the stages (the lower quartile for the samples,
-as when a peer joins). One thread, and its CPU seconds, so that other processes' turns do not count.
-The errors are relative to the measured time.
+same machine; a time is the median of its rounds. One thread, and its CPU seconds, so that other
+processes' turns do not count. The errors are relative to the measured time.
 """
 
 from __future__ import annotations

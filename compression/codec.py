@@ -1,9 +1,89 @@
-"""Every codec by its name, and the words to speak of codecs. Importing this imports torch."""
+"""Every codec by its word, and the text that names one.
 
-from .interface import Codec, CodecError, Encoded, Spec
-from .raw import RawCodec
+    text    = [wrapper "+"]* word ["/" version] [":" key "=" value ("," key "=" value)*]
+    e.g.      bf16 · lossless · topk:ratio=100,values=bf16 · ef+topk:ratio=100 · delta+int8
 
-__all__ = ["CODECS", "Codec", "CodecError", "Encoded", "Spec"]
+`parse` makes the codec; its `name` is the full text, with the version. Importing this imports torch.
+"""
 
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (RawCodec(),)}
-"""What a payload's codec name may be; another name is refused."""
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
+from .raw import DTYPES, RawCodec
+
+__all__ = [
+    "RAW",
+    "WORDS",
+    "WRAPPERS",
+    "AnyCodec",
+    "Codec",
+    "CodecError",
+    "Encoded",
+    "Spec",
+    "State",
+    "StatefulCodec",
+    "fitting",
+    "parse",
+]
+
+AnyCodec = Codec | StatefulCodec
+RAW = RawCodec()
+
+WORDS: Mapping[str, Callable[..., AnyCodec]] = {
+    "raw": RawCodec,
+}
+"""By word, what makes the codec; its keyword parameters (int, float or str) are those of the
+text, and it raises CodecError for values that make no sense."""
+
+WRAPPERS: Mapping[str, Callable[..., StatefulCodec]] = {}
+"""By word, what makes a stateful codec around another codec, its first argument."""
+
+
+@lru_cache(maxsize=1024)
+def parse(text: str) -> AnyCodec:
+    """The codec that a text names. Raises CodecError with the words that there are."""
+    head, _, rest = text.partition(":")
+    *wrappers, word = head.split("+")
+    codec: AnyCodec = _make(WORDS, "codec", word, rest, text)
+    for wrapper in reversed(wrappers):
+        codec = _make(WRAPPERS, "wrapper", wrapper, "", text, codec)
+    return codec
+
+
+def fitting(codec: AnyCodec, spec: Spec) -> AnyCodec:
+    """The codec, or RAW where it does not pay or cannot work: for anything but floating point
+    numbers, and where its bytes may be as many as those of the tensor. Both ends know it from the
+    spec alone."""
+    floating = spec.dtype in DTYPES and DTYPES[spec.dtype].is_floating_point
+    return codec if floating and codec.size_bytes(spec) < spec.size_bytes else RAW
+
+
+def _make(
+    table: Mapping[str, Callable[..., Any]], kind: str, word: str, rest: str, text: str, *inner: Any
+) -> Any:
+    word, _, version = word.partition("/")
+    if word not in table or version not in ("", "1"):
+        known = ", ".join(table) or "none is built"
+        raise CodecError(f"{text!r} names no {kind} at {word!r}: expected one of {known}")
+    make = table[word]
+    kinds = {
+        p.name: type(p.default)
+        for p in inspect.signature(make).parameters.values()
+        if p.default is not p.empty
+    }
+    given: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, _, value = part.partition("=")
+        if key not in kinds or key in given:
+            keys = ", ".join(kinds) or "no keys"
+            raise CodecError(f"{text!r}: {word} has no {key!r} here: expected {keys}, each once")
+        try:
+            given[key] = kinds[key](value)
+        except ValueError as error:
+            raise CodecError(f"{text!r}: {key} is {value!r}: expected {kinds[key].__name__}") from error
+    return make(*inner, **given)

@@ -38,9 +38,11 @@ class RawCodec:
     """See the module."""
 
     name = "raw/1"
-    error_bound = 0.0
 
-    def encode(self, tensor: torch.Tensor) -> Encoded:
+    def error_bound(self, spec: Spec) -> float:
+        return 0.0
+
+    def encode(self, tensor: torch.Tensor, key: int = 0) -> Encoded:
         """The buffer is a view of the tensor's memory where that is on the CPU and contiguous, and
         keeps it alive; otherwise of a copy. From CUDA the copy is awaited: the bytes are there
         when this returns."""

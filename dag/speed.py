@@ -4,14 +4,14 @@
 
 Matrix products, convolutions and attention are counted in FLOPs; everything else waits for memory
 and is counted in bytes read and written, apart for what also computes per element (exponentials,
-GELU, softmax, normalisation). `trial.py` counts, `peer/probe_speed.py` fits (design §8).
+GELU, softmax, normalisation). `count.py` counts, `peer/fit.py` fits (design §8).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -77,6 +77,9 @@ class Speeds:
     """Median relative error of the fit that these come from; 0: not fitted."""
     busy: float = 1.0
     """Share that a CPU thread keeps while every core of its machine computes, in (0, 1]."""
+    slowed: float = 1.0
+    """By what factor `slower` has changed what was measured. It is about a model's kernels: what
+    handling a frame takes stays as measured."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -119,7 +122,7 @@ class Speeds:
         """The same device at 1/factor of its speed."""
         rates = ("product", "convolution", "attention", "memory", "special")
         changed = {name: getattr(self, name) / factor for name in rates}
-        return Speeds(**changed, call_s=self.call_s * factor, error=self.error, busy=self.busy)
+        return replace(self, **changed, call_s=self.call_s * factor, slowed=self.slowed * factor)
 
 
 def work_array(works: Sequence[Work]) -> NDArray[np.float64]:

@@ -5,9 +5,9 @@ autograd like a stage, and counted by the code that counts operators for plans (
 the counting gets wrong, the speeds make up for. Small samples show the fixed time of a kernel,
 large ones the rates (fit.py).
 
-All samples run in turn, round after round, and the lower quartile of a sample's times counts: other
-processes make a time longer, never shorter. With one thread a time is the processor's for that
-thread, so that peers that join one machine at once hardly disturb each other's figures.
+All samples run in turn, round after round, and the median of a sample's times counts: it is what a
+step meets. (The lower quartile is a tenth shorter.) With one thread a time is the processor's for
+that thread, so that peers that join one machine at once hardly disturb each other's figures.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import median
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,9 @@ class Sample:
     function: Callable[..., Tensor]
     shapes: tuple[Shape, ...]
     random: bool = False
+    whole: bool = False
+    """Made like a stage: its classes of work as a model mixes them, at a size that is worth a
+    peer."""
 
 
 def _linear(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
@@ -143,17 +147,17 @@ def samples(rows: int = 1) -> tuple[Sample, ...]:
             (outside,),
             (outside,),
         )
-        return Sample(f"residual {n}x{inside}x{size}", _residual, shapes)
+        return Sample(f"residual {n}x{inside}x{size}", _residual, shapes, whole=True)
 
     def block(n: int, length: int, d: int) -> Sample:
         x, feed = (n * rows, length, d), ((4 * d, d), (d, 4 * d))
-        return Sample(
-            f"block {n}x{length}x{d}", _block, (x, (3 * d, d), (d, d), *feed, (d,), (d,)), True
-        )
+        shapes = (x, (3 * d, d), (d, d), *feed, (d,), (d,))
+        return Sample(f"block {n}x{length}x{d}", _block, shapes, random=True, whole=d >= 64)
 
     def gated(n: int, length: int, d: int) -> Sample:
         weights = ((2 * d, d), (2 * d, d), (d, 2 * d), (d,))
-        return Sample(f"gated {n}x{length}x{d}", _gated, ((n * rows, length, d), *weights))
+        shapes = ((n * rows, length, d), *weights)
+        return Sample(f"gated {n}x{length}x{d}", _gated, shapes, whole=d >= 64)
 
     def heads(*shape: int) -> Sample:
         return Sample(f"attention {shape}", _attention, ((shape[0] * rows, *shape[1:]),) * 3)
@@ -231,10 +235,11 @@ class Bench:
     @property
     def seconds(self) -> list[float]:
         """What counts of the times of each work, in the order of `works`."""
-        return [sorted(times)[len(times) // 4] for times in self.times]
+        return [median(times) for times in self.times]
 
     def speeds(self) -> Speeds:
-        return fit(self.works, self.seconds)
+        level = [2 * i + j for i, s in enumerate(self.samples) if s.whole for j in (0, 1)]
+        return fit(self.works, self.seconds, level)
 
     def _clock(self) -> float:
         if self.device.type == "cuda":

@@ -27,13 +27,15 @@ from ...dag.unshared import Unshared
 
 __all__ = ["FRAME_CALLS", "FRAME_MOVES", "Structure", "Wiring", "units", "wiring_key"]
 
-FRAME_CALLS = 240
-FRAME_MOVES = 24
+FRAME_CALLS = 300
+FRAME_MOVES = 18
 """What a frame costs the CPU at each of its ends, in kernels' fixed times, and in bytes moved for
 each of its bytes: encoding, headers, gRPC, acknowledgements, decoding. The first as CPU seconds of
 two peers that train a GPT of width 32 on a quiet machine, without those that they report as
-compute: 1.6 ms for each end of a frame of 32 KiB, 240 times the 6.5 us of a kernel. The second over
-frames of 8 KiB to 2 MiB. They stand for how fast Python and memory are on this CPU."""
+compute: 1.8 ms for each end of a frame of 16 KiB; and 1 ms (to 2.5 ms) by which a visit with one
+frame takes longer than its thread computes, since the link holds the interpreter: together 300
+times the 9 us of a kernel. The second over frames of 8 KiB to 2 MiB. They stand for how fast Python
+and memory are on this CPU."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def _ends(
 def units(speeds: Speeds, cpu: bool) -> NDArray[np.float64]:
     """Seconds per unit of every column of `Structure.work`; shape (8,). Where frames are handled by
     the cores that compute (`cpu`), they take of their time."""
-    frame_s = FRAME_CALLS * speeds.call_s, FRAME_MOVES / speeds.memory
+    frame_s = FRAME_CALLS * speeds.call_s / speeds.slowed, FRAME_MOVES / speeds.memory / speeds.slowed
     return np.concatenate((speeds.per_unit, frame_s if cpu else (0.0, 0.0)))
 
 

@@ -16,7 +16,7 @@ import grpc
 import pytest
 import torch
 
-from shoal.compression.codec import CODECS
+from shoal.compression.codec import RAW
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec
 from shoal.net.frame import Arrived, FrameKey, Payload
@@ -52,7 +52,7 @@ class Peer:
         if isinstance(tensor, int):
             tensor = torch.arange(tensor, dtype=torch.int64).to(torch.uint8)
         self.encodes += 1
-        encoded = CODECS["raw/1"].encode(tensor)
+        encoded = RAW.encode(tensor)
         spec = TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         key = self.key(to, role, microbatch)
         self.transport.send(to, key, Payload("raw/1", encoded.header, spec, encoded.buffers))

@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import torch
 
-from shoal.compression.codec import CODECS
+from shoal.compression.codec import RAW
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec
 from shoal.net.frame import FrameKey, Payload
@@ -42,7 +42,7 @@ async def send(size: int, port: int) -> None:
     done = asyncio.Event()
     before = peak_bytes()
     tensor = numbered(size)
-    encoded = CODECS["raw/1"].encode(tensor)
+    encoded = RAW.encode(tensor)
     spec = TensorSpec(tuple(tensor.shape), "int64")
     transport = GrpcTransport(
         "a", "1", lambda e: done.set() if isinstance(e, FrameAcknowledged) else None
@@ -70,7 +70,7 @@ async def receive(size: int) -> None:
         before = peak_bytes()
         print(port, flush=True)
         frame = await arrived
-        tensor = CODECS["raw/1"].decode(frame.spec, frame.codec_header, frame.data)
+        tensor = RAW.decode(frame.spec, frame.codec_header, frame.data)
         grown = peak_bytes() - before
         right = all(
             torch.equal(

@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from shoal.compression.codec import CODECS
+from shoal.compression.codec import parse
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec
 from shoal.net.frame import Payload
@@ -18,7 +18,7 @@ ACT, GRAD, SYNC, SNAP = Role.ACTIVATION, Role.ACTIVATION_GRAD, Role.SYNC, Role.S
 
 
 def decoded(arrived):
-    return CODECS[arrived.codec].decode(arrived.spec, arrived.codec_header, arrived.data)
+    return parse(arrived.codec).decode(arrived.spec, arrived.codec_header, arrived.data)
 
 
 async def test_frames_of_one_role_arrive_in_the_order_of_send(world):
