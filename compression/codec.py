@@ -85,5 +85,7 @@ def _make(
         try:
             given[key] = kinds[key](value)
         except ValueError as error:
-            raise CodecError(f"{text!r}: {key} is {value!r}: expected {kinds[key].__name__}") from error
+            raise CodecError(
+                f"{text!r}: {key} is {value!r}: expected {kinds[key].__name__}"
+            ) from error
     return make(*inner, **given)

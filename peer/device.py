@@ -23,7 +23,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ..compression.codec import CODECS
+from ..compression.codec import parse
+from ..compression.stream import Stream
 from ..dag.check import slots
 from ..dag.execute import SpecError
 from ..dag.flow import Role, Transfer
@@ -115,7 +116,9 @@ class TorchDevice:
         if arrived.codec != codec:
             raise SpecError(f"{key}: expected codec {codec}, got {arrived.codec!r}")
         with self._copying() as stream:
-            tensor = CODECS[codec].decode(expected, arrived.codec_header, arrived.data, self.device)
+            tensor = Stream(parse(codec)).decode(
+                expected, arrived.codec_header, arrived.data, self.device
+            )
             work.store.put(key, Entry(tensor, stream.record_event() if stream else None))
 
     def payload(self, key: FrameKey) -> Payload:
@@ -131,7 +134,7 @@ class TorchDevice:
         with self._copying() as stream:
             if stream and entry.ready:
                 stream.wait_event(entry.ready)
-            encoded = CODECS[codec].encode(entry.tensor)
+            encoded = Stream(parse(codec)).encode(entry.tensor)
         return Payload(codec, encoded.header, spec, encoded.buffers)
 
     def release(self, key: FrameKey) -> None:

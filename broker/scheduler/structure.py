@@ -128,7 +128,10 @@ def _ends(
 def units(speeds: Speeds, cpu: bool) -> NDArray[np.float64]:
     """Seconds per unit of every column of `Structure.work`; shape (8,). Where frames are handled by
     the cores that compute (`cpu`), they take of their time."""
-    frame_s = FRAME_CALLS * speeds.call_s / speeds.slowed, FRAME_MOVES / speeds.memory / speeds.slowed
+    frame_s = (
+        FRAME_CALLS * speeds.call_s / speeds.slowed,
+        FRAME_MOVES / speeds.memory / speeds.slowed,
+    )
     return np.concatenate((speeds.per_unit, frame_s if cpu else (0.0, 0.0)))
 
 
