@@ -3,7 +3,8 @@
     text    = [wrapper "+"]* word ["/" version] [":" key "=" value ("," key "=" value)*]
     e.g.      bf16 · lossless · topk:ratio=100,values=bf16 · ef+topk:ratio=100 · delta+int8
 
-`parse` makes the codec; its `name` is the full text, with the version. Importing this imports torch.
+`parse` makes the codec; its `name` is the full text, with the version. Importing this imports
+torch.
 """
 
 from __future__ import annotations

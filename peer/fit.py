@@ -32,7 +32,8 @@ Array = NDArray[np.float64]
 
 def fit(works: Sequence[Work], seconds: Sequence[float], level: Sequence[int] = ()) -> Speeds:
     """The speeds that explain best what was measured, scaled so that the samples at the places
-    `level` are right in the median; `error` is the median relative error that remains. Raises ValueError unless every class appears and every time is positive."""
+    `level` are right in the median; `error` is the median relative error that remains. Raises
+    ValueError unless every class appears and every time is positive."""
     amounts, times = work_array(works), np.asarray(seconds, dtype=np.float64)
     if not (np.isfinite(times).all() and (times > 0).all()):
         raise ValueError(f"times are {times}: expected positive numbers")
