@@ -164,7 +164,7 @@ class Ready(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation", "stages", "update_s")
+    __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation", "stages", "update_s", "links")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,7 @@ class StepReport(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     UPDATE_S_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     step: int
@@ -187,7 +188,30 @@ class StepReport(_message.Message):
     evaluation: Evaluation
     stages: _containers.RepeatedCompositeFieldContainer[StageTime]
     update_s: float
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., seconds: _Optional[float] = ..., compute_s: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageTime, _Mapping]]] = ..., update_s: _Optional[float] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkUse]
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., seconds: _Optional[float] = ..., compute_s: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageTime, _Mapping]]] = ..., update_s: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ...) -> None: ...
+
+class LinkUse(_message.Message):
+    __slots__ = ("source", "destination", "role", "codec", "bytes", "dense_bytes", "encode_s", "decode_s", "error")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    DESTINATION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DENSE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    destination: str
+    role: str
+    codec: str
+    bytes: int
+    dense_bytes: int
+    encode_s: float
+    decode_s: float
+    error: float
+    def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., role: _Optional[str] = ..., codec: _Optional[str] = ..., bytes: _Optional[int] = ..., dense_bytes: _Optional[int] = ..., encode_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., error: _Optional[float] = ...) -> None: ...
 
 class StageTime(_message.Message):
     __slots__ = ("stage", "visits", "forward_s", "backward_s")
@@ -490,16 +514,36 @@ class Prediction(_message.Message):
     def __init__(self, step_s: _Optional[float] = ..., peers: _Optional[_Iterable[_Union[PeerPrediction, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkPrediction, _Mapping]]] = ..., bottlenecks: _Optional[_Iterable[str]] = ..., alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ...) -> None: ...
 
 class LinkPrediction(_message.Message):
-    __slots__ = ("source", "destination", "bytes", "busy_s")
+    __slots__ = ("source", "destination", "bytes", "busy_s", "codecs")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     source: str
     destination: str
     bytes: int
     busy_s: float
-    def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., bytes: _Optional[int] = ..., busy_s: _Optional[float] = ...) -> None: ...
+    codecs: _containers.RepeatedCompositeFieldContainer[CodecUse]
+    def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., bytes: _Optional[int] = ..., busy_s: _Optional[float] = ..., codecs: _Optional[_Iterable[_Union[CodecUse, _Mapping]]] = ...) -> None: ...
+
+class CodecUse(_message.Message):
+    __slots__ = ("role", "codec", "bytes", "dense_bytes", "saved_s", "encode_s", "error")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DENSE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SAVED_S_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_S_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    codec: str
+    bytes: int
+    dense_bytes: int
+    saved_s: float
+    encode_s: float
+    error: float
+    def __init__(self, role: _Optional[str] = ..., codec: _Optional[str] = ..., bytes: _Optional[int] = ..., dense_bytes: _Optional[int] = ..., saved_s: _Optional[float] = ..., encode_s: _Optional[float] = ..., error: _Optional[float] = ...) -> None: ...
 
 class Alternative(_message.Message):
     __slots__ = ("name", "step_s", "text")
