@@ -1,0 +1,5 @@
+"""`python -m shoal.cli`: the `shoal` command."""
+
+from . import main
+
+main()

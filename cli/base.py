@@ -1,0 +1,179 @@
+"""What every verb shares: the app, its options, and what an error means to a shell.
+
+Exit codes: 0 done, 1 the run failed (or a bug of ours), 2 wrong input, 3 broker not reachable,
+4 refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import json as json_module
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
+
+import typer
+
+if TYPE_CHECKING:
+    from ..proto.broker_pb2 import RunState
+
+__all__ = [
+    "DONE",
+    "FAILED",
+    "INTERRUPTED",
+    "REFUSED",
+    "UNREACHABLE",
+    "WRONG",
+    "Broker",
+    "Insecure",
+    "Json",
+    "RunId",
+    "To",
+    "app",
+    "complain",
+    "phase_name",
+    "print_json",
+    "state_row",
+    "verb",
+]
+
+P = ParamSpec("P")
+_SHOAL = (__package__ or "").rpartition(".")[0]
+
+DONE, FAILED, WRONG, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
+INTERRUPTED = 130
+"""What a shell expects of a program that Ctrl-C ended. A run that was submitted goes on."""
+
+
+def verb(function: Callable[P, None]) -> Callable[P, None]:
+    """Turns whatever a verb raises into one line and an exit code; a termination and a closed
+    terminal end it like Ctrl-C does, through every `finally`."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            with _interruptible():
+                function(*args, **kwargs)
+        except (typer.Exit, typer.Abort):
+            raise
+        except KeyboardInterrupt:
+            complain("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except Exception as error:  # sorted by whose fault it is; a bug of ours shows its traceback
+            raise typer.Exit(_explain(error)) from None
+
+    return run
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt. Another one within a second must not
+    break the cleaning up that follows, so it does nothing. Daemons put handlers of their own in the
+    place of these."""
+    came: list[float] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if came and now - came[-1] < 1.0:
+            return
+        came.append(now)
+        raise KeyboardInterrupt
+
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    ours = [n for n, handler in before.items() if handler in usual]  # not what nohup ignores
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+    for number in ours:
+        signal.signal(number, stop)
+    try:
+        yield
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception:
+        if came:  # C++ code of a library has made an error of its own of it
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Train one neural network on GPUs that nobody put in one room.",
+)
+
+Broker = Annotated[
+    str | None,
+    typer.Option(
+        "--broker", metavar="HOST:PORT", help="Default: SHOAL_BROKER, login, 127.0.0.1:7077."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text.")]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run.")]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="No identities and no encryption; on this machine only."),
+]
+To = Annotated[Path, typer.Option("--to", help="The folder that holds the runs' folders.")]
+
+
+# ---------------------------------------------------------------- whose fault it was
+
+
+def _explain(error: Exception) -> int:
+    """Prints what went wrong; returns the exit code."""
+    # Only when something of the client was loaded can its errors have come.
+    client = sys.modules.get("shoal.client")
+    if client is not None and isinstance(error, client.ClientError):
+        complain(str(error))
+        if isinstance(error, client.BrokerUnreachable):
+            return UNREACHABLE
+        return REFUSED if isinstance(error, client.Refused) else FAILED
+    ours = type(error).__module__.startswith(("shoal.", f"{_SHOAL}."))
+    if isinstance(error, ValueError) and ours:  # each ValueError of ours is about the user's input
+        complain(str(error))
+        return WRONG
+    if isinstance(error, OSError) and error.filename is not None:  # a path that the user named
+        complain(f"{error.filename}: {error.strerror}")
+        return WRONG
+    traceback.print_exception(error)
+    complain("this is a bug in Shoal: please report it with the lines above")
+    return FAILED
+
+
+def complain(line: str) -> None:
+    typer.echo(f"shoal: {line}", err=True)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json_module.dumps(value))
+
+
+def phase_name(state: RunState) -> str:
+    from ..proto.broker_pb2 import Phase
+
+    return Phase.Name(state.phase).lower()
+
+
+def state_row(state: RunState) -> dict[str, Any]:
+    return {
+        "run": state.run,
+        "name": state.name,
+        "phase": phase_name(state),
+        "reason": state.reason.text,
+        "step": state.step,
+        "steps": state.steps,
+        "term": state.term,
+    }

@@ -1,0 +1,134 @@
+"""The verbs that keep running: a cluster on this machine, the broker, a peer; and which broker."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .base import WRONG, Insecure, app, complain, verb
+
+__all__ = ["broker", "join", "login", "sim"]
+
+
+class Ops(Enum):
+    """Operator sets of a peer."""
+
+    FULL = "full"
+    CORE = "core"
+
+
+@app.command()
+@verb
+def sim(
+    peers: Annotated[int, typer.Option(min=1, help="How many peers.")] = 4,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps instead of the job's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed instead of the job's.")] = None,
+    job: Annotated[
+        Path | None, typer.Option(help="A job.toml instead of the built-in one.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the summary to this file.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Also train the plain loop.")] = False,
+    keep: Annotated[Path | None, typer.Option(help="Keep logs and state in this folder.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the report only.")] = False,
+) -> None:
+    """Train on a cluster of real processes on this machine. Example: shoal sim --peers 4"""
+    from ..client.front import SimulationFront
+    from ..sim.cluster import SimOptions, simulate
+
+    options = SimOptions(
+        peers=peers,
+        steps=steps,
+        json=json,
+        verify=verify,
+        job=job,
+        seed=seed,
+        quiet=quiet,
+        keep=keep,
+    )
+    front = SimulationFront()
+    try:
+        raise typer.Exit(simulate(options, front))
+    finally:
+        front.close()
+
+
+@app.command()
+@verb
+def broker(
+    insecure: Insecure = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 7077,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder of blobs and identity; default: a temporary one.")
+    ] = None,
+) -> None:
+    """Run the broker; prints the line that a peer pastes. Example: shoal broker --insecure"""
+    import asyncio
+
+    from ..broker.server import BrokerConfig, join_line, serve
+
+    config = BrokerConfig(host=host, port=port, insecure=insecure, state=state)
+    # The line goes to stdout by itself, so that a script can read it; logs go to stderr.
+    asyncio.run(serve(config, ready=lambda address: print(join_line(address), flush=True)))
+
+
+@app.command()
+@verb
+def join(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the broker is.")],
+    insecure: Insecure = False,
+    name: Annotated[str, typer.Option(help="Name for people; default: the host's.")] = "",
+    place: Annotated[str, typer.Option(help="Site, for plans; may stay empty.")] = "",
+    owner: Annotated[str, typer.Option(help="Whose it is; may stay empty.")] = "",
+    device: Annotated[
+        list[str] | None,
+        typer.Option(help="cpu or cuda:N, once per peer; default: every GPU, or the CPU."),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="What runs may use of each device, e.g. 10GiB.")
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPU threads of one operator; default: torch's choice."),
+    ] = None,
+    ops: Annotated[Ops, typer.Option(help="Operators that it offers to run.")] = Ops.FULL,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder of the identity; default: by name, in your home.")
+    ] = None,
+) -> None:
+    """Join with one peer per device found here. Example: shoal join 127.0.0.1:7077 --insecure"""
+    from ..job.units import ByteCount
+    from ..peer.config import JoinConfig
+    from ..peer.supervisor import supervise
+
+    try:
+        config = JoinConfig(
+            broker=address,
+            insecure=insecure,
+            name=name,
+            place=place,
+            owner=owner,
+            devices=tuple(device) if device else "all",
+            memory_bytes=None if memory is None else ByteCount(memory),
+            operator_set=ops.value,
+            threads=threads,
+            state=state,
+        )
+    except ValueError as error:  # each check of these settings is about the flags
+        complain(str(error))
+        raise typer.Exit(WRONG) from None
+    raise typer.Exit(supervise(config))
+
+
+@app.command()
+@verb
+def login(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the broker is.")],
+) -> None:
+    """Remember a broker for the verbs that need one. Example: shoal login 127.0.0.1:7077"""
+    from .. import client
+
+    typer.echo(f"{client.login(address)}: the broker is {address}")

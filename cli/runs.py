@@ -1,0 +1,174 @@
+"""The verbs of a run: submit, follow, end it, take its weights home."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .base import (
+    INTERRUPTED,
+    Broker,
+    Json,
+    RunId,
+    To,
+    app,
+    phase_name,
+    print_json,
+    state_row,
+    verb,
+)
+
+if TYPE_CHECKING:
+    from ..client import Client, Run
+
+__all__ = ["cancel", "evaluate", "export", "train", "watch"]
+
+
+class Format(Enum):
+    """What `shoal export` writes."""
+
+    SAFETENSORS = "safetensors"
+    HF = "hf"
+
+
+@app.command()
+@verb
+def train(
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="A job.toml.")],
+    broker: Broker = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit and leave.")] = False,
+    json: Json = False,
+) -> None:
+    """Submit a job and follow it; Ctrl-C detaches. Example: shoal train examples/gpt_bytes.toml"""
+    from ..job import Job
+
+    loaded = Job.from_toml(job)
+    from .. import client as clients
+
+    with clients.connect(broker) as client:
+        run = client.submit(loaded, say=lambda line: typer.echo(line, err=True))
+        with _detachable(client, run):
+            if json:
+                print_json({"run": run.id, "folder": str(run.folder)})
+            else:
+                typer.echo(f"run {run.id}: {loaded.name}")
+            if detach:
+                typer.echo(_how_to_follow(client, run), err=True)
+                return
+            _follow(run, json=json, export=True)
+
+
+@app.command()
+@verb
+def watch(
+    run: RunId,
+    broker: Broker = None,
+    to: To = Path("runs"),
+    json: Json = False,
+) -> None:
+    """Follow a run until it has ended; Ctrl-C leaves it alone. Example: shoal watch r-3f2"""
+    with _opened(run, broker, to) as (client, found), _detachable(client, found):
+        _follow(found, json=json, export=False)
+
+
+@app.command()
+@verb
+def cancel(run: RunId, broker: Broker = None, json: Json = False) -> None:
+    """End a run and free its peers. Example: shoal cancel r-3f2"""
+    with _opened(run, broker, Path("runs")) as (_, found):
+        state = found.cancel()
+        if json:
+            print_json(state_row(state))
+        else:
+            typer.echo(f"run {run} is {phase_name(state)}")
+
+
+@app.command()
+@verb
+def export(
+    run: RunId,
+    path: Annotated[
+        Path | None, typer.Argument(help="File, or for hf folder; default: the run's folder.")
+    ] = None,
+    format: Annotated[Format | None, typer.Option(help="Default: the job's.")] = None,
+    broker: Broker = None,
+    to: To = Path("runs"),
+    json: Json = False,
+) -> None:
+    """Fetch the weights of a finished run. Example: shoal export r-3f2 model.safetensors"""
+    with _opened(run, broker, to) as (_, found):
+        target = found.export(path, format.value if format else "")
+    if json:
+        print_json({"run": run, "weights": str(target)})
+    else:
+        typer.echo(f"weights of run {run}: {target}")
+
+
+@app.command("eval")
+@verb
+def evaluate(
+    run: RunId,
+    batches: Annotated[
+        int | None, typer.Option(min=1, help="Held-out batches; default: the job's eval_batches.")
+    ] = None,
+    broker: Broker = None,
+    to: To = Path("runs"),
+    json: Json = False,
+) -> None:
+    """Compute the held-out loss of a finished run's weights here. Example: shoal eval r-3f2"""
+    with _opened(run, broker, to) as (_, found):
+        numbers = found.evaluate(batches=batches)
+    if json:
+        print_json({"run": run, **numbers})
+    else:
+        figures = " · ".join(f"{k} {v:.6g}" for k, v in numbers.items())
+        typer.echo(f"held-out of run {run}: {figures}")
+
+
+# ---------------------------------------------------------------- helpers
+
+
+@contextmanager
+def _opened(run: str, broker: str | None, to: Path) -> Iterator[tuple[Client, Run]]:
+    from .. import client as clients
+
+    with clients.connect(broker) as client:
+        yield client, client.run(run, to)
+
+
+def _how_to_follow(client: Client, run: Run) -> str:
+    at = f"--broker {client.address}"
+    return (
+        f"run {run.id} goes on without you\n"
+        f"  watch:  shoal watch {run.id} {at}\n"
+        f"  cancel: shoal cancel {run.id} {at}"
+    )
+
+
+@contextmanager
+def _detachable(client: Client, run: Run) -> Iterator[None]:
+    """Ctrl-C in the block leaves the run alone and says how to come back to it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("\n" + _how_to_follow(client, run), err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _follow(run: Run, *, json: bool, export: bool) -> None:
+    """Shows a run until it has ended, then exports."""
+    from ..client.progress import follow
+
+    state = run.checked(follow(run, json=json))
+    target = run.export() if export else None
+    if json:
+        print_json({"state": state_row(state), "weights": target and str(target)})
+    elif target is not None:
+        typer.echo(f"run {run.id} is done: {state.step} steps, weights in {target}")
+    else:
+        typer.echo(f"run {run.id} is done: {state.step} steps; weights: shoal export {run.id}")
