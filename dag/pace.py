@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from .cost import OperatorCost
 from .cut import Stage, TiedGroup
 from .flow import Role, Transfer
-from .graph import Graph
+from .graph import Graph, TensorSpec
 from .plan import PeerId, Plan
 from .schedule import VISITS, Action, Kind
 from .speed import Speeds, Work, work_array
 
-__all__ = ["UPDATE_CALLS", "Totals", "action_work", "sizes_of"]
+__all__ = ["UPDATE_CALLS", "Totals", "action_work", "encodable", "sizes_of", "specs_of"]
 
 UPDATE_CALLS = 20
 """Kernels of an optimizer update and the scaling before it, per trainable parameter."""
@@ -159,6 +159,46 @@ def sizes_of(
 
     visited = [(v.stage, v.peer) for route in plan.routes for v in route]
     return size
+
+
+def encodable(transfer: Transfer, *, lossless: bool) -> bool:
+    """Whether the codec of its link and role carries it, rather than raw.
+
+    Values and their gradients: yes. Of what travels as `sync`, a holder's own gradients (`S>grad`,
+    `T>`): yes. Sums on their way back (`S+grad`, `T+`) must be the same bits at all holders, or
+    their weights drift apart: only by a codec that loses nothing. Norms, losses and statistics are
+    small and exact: never.
+    """
+    if transfer.role is not Role.SYNC:
+        return transfer.role in (Role.ACTIVATION, Role.ACTIVATION_GRAD)
+    port = transfer.port
+    if port[0] == "T":
+        return lossless or ">" in port
+    return port.endswith(">grad") or (lossless and port.endswith("+grad"))
+
+
+def specs_of(
+    plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup], graph: Graph
+) -> Callable[[Transfer], TensorSpec]:
+    """The tensor of every transfer that is `encodable`; gradients as the flat vectors of
+    `peer/sync/allreduce.py`: all elements, then one flag per parameter, in equal shards."""
+
+    def vector(names: Sequence[str], shards: int) -> TensorSpec:
+        specs = [graph.spec[f"param:{name}"] for name in names]
+        wide = any(s.dtype == "float64" for s in specs)
+        elements = sum(s.elements for s in specs) + len(specs)
+        return TensorSpec((-(-elements // shards),), "float64" if wide else "float32")
+
+    def spec(transfer: Transfer) -> TensorSpec:
+        if transfer.role is not Role.SYNC:
+            return graph.spec[transfer.value]
+        port = transfer.port
+        number = int(port[1:].replace("+", ">").partition(">")[0])
+        if port[0] == "T":
+            return vector((tied[number].parameter,), 1)
+        return vector(stages[number].trainable, len(plan.stages[number].holders))
+
+    return spec
 
 
 def _bytes(graph: Graph, names: Sequence[str]) -> int:
