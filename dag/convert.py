@@ -42,6 +42,7 @@ from .graph import (
 from .plan import (
     Alternative,
     CodecChoice,
+    CodecUse,
     LinkPrediction,
     PeerId,
     PeerPrediction,
@@ -492,7 +493,11 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
             ],
             links=[
                 broker_pb2.LinkPrediction(
-                    source=x.source, destination=x.destination, bytes=x.bytes, busy_s=x.busy_s
+                    source=x.source,
+                    destination=x.destination,
+                    bytes=x.bytes,
+                    busy_s=x.busy_s,
+                    codecs=map(_use_to_proto, x.codecs),
                 )
                 for x in plan.predicted.links
             ],
@@ -506,6 +511,18 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
         spares=[broker_pb2.Spare(peer=s.peer, reason=s.reason) for s in plan.spares],
         evaluation_routes=_routes_to_proto(plan.evaluation_routes),
         head_parts=plan.head_parts,
+    )
+
+
+def _use_to_proto(use: CodecUse) -> broker_pb2.CodecUse:
+    return broker_pb2.CodecUse(
+        role=use.role,
+        codec=use.codec,
+        bytes=use.bytes,
+        dense_bytes=use.dense_bytes,
+        saved_s=use.saved_s,
+        encode_s=use.encode_s,
+        error=use.error,
     )
 
 
@@ -544,7 +561,13 @@ def plan_from_proto(message: broker_pb2.Plan) -> Plan:
                 for p in message.predicted.peers
             ),
             tuple(
-                LinkPrediction(_peer(x.source), _peer(x.destination), x.bytes, _seconds(x.busy_s))
+                LinkPrediction(
+                    _peer(x.source),
+                    _peer(x.destination),
+                    x.bytes,
+                    _seconds(x.busy_s),
+                    tuple(map(_use_from_proto, x.codecs)),
+                )
                 for x in message.predicted.links
             ),
             tuple(map(_text, message.predicted.bottlenecks)),
@@ -573,6 +596,20 @@ def _codec_from_proto(message: broker_pb2.CodecChoice) -> CodecChoice:
     return CodecChoice(_peer(message.source), _peer(message.destination), roles[0], codec)
 
 
+def _use_from_proto(message: broker_pb2.CodecUse) -> CodecUse:
+    if message.role not in _ROLES:
+        _refuse_plan(f"a codec is used for role {message.role[:60]!r}, which is unknown")
+    return CodecUse(
+        message.role,
+        _name(message.codec, "a codec", _refuse_plan),
+        message.bytes,
+        message.dense_bytes,
+        _seconds(message.saved_s),
+        _seconds(message.encode_s),
+        _seconds(message.error, "error"),
+    )
+
+
 def _peer(text: str) -> PeerId:
     return PeerId(_name(text, "a peer id", _refuse_plan))
 
@@ -583,7 +620,7 @@ def _text(text: str) -> str:
     return text
 
 
-def _seconds(value: float) -> float:
+def _seconds(value: float, what: str = "time") -> float:
     if not (math.isfinite(value) and value >= 0):
-        _refuse_plan(f"a predicted time is {value}: expected seconds")
+        _refuse_plan(f"a predicted {what} is {value}: expected a finite number of at least 0")
     return value

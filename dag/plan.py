@@ -13,6 +13,7 @@ from typing import Literal, NewType
 __all__ = [
     "Alternative",
     "CodecChoice",
+    "CodecUse",
     "LinkPrediction",
     "PeerId",
     "PeerPrediction",
@@ -79,14 +80,35 @@ class PeerPrediction:
 
 
 @dataclass(frozen=True, slots=True)
+class CodecUse:
+    """What the codec of one role on a link is expected to do in a step."""
+
+    role: str
+    codec: str
+    """Its text; `raw/1` where nothing is encoded."""
+    bytes: int
+    """Encoded, without what frames add."""
+    dense_bytes: int
+    """Of the same tensors, uncompressed."""
+    saved_s: float = 0.0
+    """Seconds of transfer that it saves."""
+    encode_s: float = 0.0
+    """Seconds that both ends take to encode and decode."""
+    error: float = 0.0
+    """Relative L2 that is typical of it, ‖Δ‖₂ / ‖x‖₂; 0: bit for bit the same."""
+
+
+@dataclass(frozen=True, slots=True)
 class LinkPrediction:
     """What the plan expects of a directed link: encoded bytes per step, and seconds per step in
-    which it carries them."""
+    which it carries them. `codecs`: by role that uses it; empty where nothing is compressed on any
+    link."""
 
     source: PeerId
     destination: PeerId
     bytes: int
     busy_s: float
+    codecs: tuple[CodecUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ from shoal.dag.graph import (
 )
 from shoal.dag.plan import (
     CodecChoice,
+    CodecUse,
+    LinkPrediction,
     PeerId,
     PeerPrediction,
     PlanError,
@@ -99,7 +101,19 @@ def test_a_plan_comes_back_equal(worlds, data):
     plan = replace(
         plan,
         codecs=(CodecChoice(first, PeerId("x"), "activation_grad", "raw/1"),),
-        predicted=Prediction(1.5, (PeerPrediction(first, 0.25, 1 << 40, 7),)),
+        predicted=Prediction(
+            1.5,
+            (PeerPrediction(first, 0.25, 1 << 40, 7),),
+            (
+                LinkPrediction(
+                    first,
+                    PeerId("x"),
+                    10,
+                    0.5,
+                    (CodecUse("activation", "int8/1", 10, 40, 0.25, 0.125, 0.0078125),),
+                ),
+            ),
+        ),
         reasons=("equal FLOPs",),
         spares=(Spare(PeerId("x"), "too small"),),
     )
@@ -304,6 +318,10 @@ def test_plans_that_break_a_rule_are_refused(chain):
         with pytest.raises(PlanError, match=message):
             plan_from_proto(plan)
 
+    def use(plan, **fields):
+        link = plan.predicted.links.add(source="a", destination="b")
+        link.codecs.add(**fields)
+
     refuse_plan("schedule 0 is unknown", lambda p: p.ClearField("schedule"))
     refuse_plan("no stage", lambda p: p.ClearField("stages"))
     refuse_plan("no route", lambda p: p.ClearField("routes"))
@@ -313,6 +331,10 @@ def test_plans_that_break_a_rule_are_refused(chain):
     refuse_plan("a codec is ''", lambda p: p.codecs.add(source="a", destination="b", role=1))
     refuse_plan("time is nan", lambda p: setattr(p.predicted, "step_s", math.nan))
     refuse_plan("5000 characters", lambda p: p.reasons.append("x" * 5000))
+    refuse_plan("role 'x'", lambda p: use(p, role="x", codec="raw/1"))
+    refuse_plan("a codec is ''", lambda p: use(p, role="sync", codec=""))
+    refuse_plan("time is -1.0", lambda p: use(p, role="sync", codec="raw/1", saved_s=-1.0))
+    refuse_plan("error is inf", lambda p: use(p, role="sync", codec="raw/1", error=math.inf))
     refuse_plan("visits stages", lambda p: p.routes[0].visits.add(stage=7, peer="a"))
 
 
