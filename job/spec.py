@@ -185,7 +185,6 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         "data": ("keep_local", "tokenizer", "partition"),
         "train": ("stop",),
         "plan": ("peers", "exclude", "pin", "skip", "swap"),
-        "codec": tuple(f.name for f in fields(Codec)),
         "sync": tuple(f.name for f in fields(Sync)),
         "recovery": tuple(f.name for f in fields(Recovery)),
         "output": ("every", "keep"),
@@ -197,8 +196,14 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
                 continue
             default = f.default_factory() if callable(f.default_factory) else f.default
             value = getattr(settings, f.name)
-            if value != default and not (table == "codec" and value == "none"):
+            if value != default:
                 yield f"{table}.{f.name}", leave
+    codec = job.codec
+    for key in ("sync", "snapshot"):
+        if getattr(codec, key) not in (None, "none", codec.default):
+            yield f"codec.{key}", leave
+    if codec.feedback not in ("none", "ef"):
+        yield "codec.feedback", '"none" and "ef" are'
     if job.data.where != "submitter":
         yield "data.where", 'only "submitter" is'
     if job.data.kind == "module":

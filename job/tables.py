@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from .settings import Settings, SettingsError, plain
 from .units import Duration
 
 __all__ = [
+    "CODEC_ROLES",
     "LIVE",
     "MOST_CHOICES",
     "MOST_MICROBATCHES",
@@ -33,6 +35,10 @@ __all__ = [
 
 LIVE = "live:"
 """Start of the factory that stands for a live module; it names the module's class, for people."""
+
+CODEC_ROLES = ("activation", "activation_grad", "grad", "sync", "snapshot")
+"""Keys of [codec] that fall back to its default."""
+_CODEC = re.compile(r"[a-z]\w*(\+[a-z]\w*)*(/\d+)?(:[a-z]\w*=[\w.+-]+(,[a-z]\w*=[\w.+-]+)*)?", re.A)
 
 MOST_CHOICES = 64
 """Microbatch sizes that the planner may choose among, beside the default."""
@@ -292,7 +298,12 @@ class PlanOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Codec(Settings):
-    """[codec]: how tensors are compressed on links."""
+    """[codec]: how tensors are compressed on links.
+
+    Of each role "none", "lossless", "adatopk" (ratios by how slow a link is), "auto" (what the
+    planner finds to shorten the step within error_budget), or a codec's text for all links, such as
+    "bf16", "int8:block=128" or "topk:ratio=50".
+    """
 
     default: str = "none"
     """Codec of every role without its own."""
@@ -307,11 +318,31 @@ class Codec(Settings):
     snapshot: str | None = None
     """Of snapshots; None: default."""
     ratio: float = 100.0
-    """How many times smaller "adatopk" aims to be."""
+    """How many times fewer elements "adatopk" sends on the slowest link, at least 1."""
     error_budget: float = 0.0
-    """Relative L2 error that "auto" may make."""
+    """Relative L2 error that "auto" may make in a tensor that crosses a link; 0: none at all."""
     feedback: Literal["none", "ef", "ef21", "dgc"] = "ef"
     """Error feedback of grad and sync codecs; lossless ones have no error to feed back."""
+
+    def check(self) -> None:
+        for key in ("default", *CODEC_ROLES):
+            text = getattr(self, key)
+            if text is not None and not _CODEC.fullmatch(text):
+                raise SettingsError(
+                    key,
+                    f'is "{text}": expected "none", "lossless", "adatopk", "auto" or the text of a '
+                    'codec such as "bf16", "int8:block=128", "ef+topk:ratio=50"',
+                )
+        _at_least(self, 1, "ratio")
+        _at_least(self, 0, "error_budget")
+        for key in ("ratio", "error_budget"):
+            if math.isinf(getattr(self, key)):
+                raise SettingsError(key, "is infinite: expected a finite number")
+
+    def of(self, role: str) -> str:
+        """What is asked for one of CODEC_ROLES."""
+        own: str | None = getattr(self, role)
+        return self.default if own is None else own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import fields, is_dataclass
@@ -17,6 +18,7 @@ import shoal.job
 from shoal.job import Data, Job, SettingsError, Train, Training, tables
 from shoal.job import spec as job_module
 from shoal.job.settings import read_toml
+from shoal.job.tables import CODEC_ROLES
 from shoal.job.units import ByteCount, Duration, Rate, UnitError
 
 HEAD = 'version = 1\n[model]\nfactory = "a:b"\n'
@@ -105,9 +107,10 @@ def test_missing_required_keys_are_named(tmp_path: Path) -> None:
         ("plan", 'pin = {"blocks.0" = "home"}'),
         ("plan", 'schedule = "zero-bubble"'),
         ("plan", 'peers = ["home-*"]'),
-        ("codec", 'default = "adatopk"'),
-        ("codec", 'activation = "int8"'),
-        ("codec", "ratio = 10.0"),
+        ("codec", 'sync = "int8"'),
+        ("codec", 'snapshot = "lossless"'),
+        ("codec", 'feedback = "ef21"'),
+        ("codec", 'feedback = "dgc"'),
         ("sync", 'kind = "local"'),
         ("sync", "every = 8"),
         ("recovery", 'lease = "11s"'),
@@ -134,6 +137,35 @@ def test_a_default_written_out_is_not_refused(tmp_path: Path) -> None:
         '[sync]\nkind = "allreduce"\nevery = 1\n[plan]\nskip = 0.0\n[recovery]\nlease = "10s"\n'
     )
     assert Job.from_toml(path).codec.sync == "none"
+
+
+def test_roles_without_a_codec_of_their_own_have_the_default() -> None:
+    job = Job(
+        model="a:b", steps=1, codec={"default": "auto", "activation": "int8", "snapshot": "auto"}
+    )
+    assert [job.codec.of(role) for role in CODEC_ROLES] == ["auto", "int8", "auto", "auto", "auto"]
+    assert Job.from_json(job.to_json()).codec == job.codec
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("activation", "x y", 'expected "none", "lossless", "adatopk", "auto" or'),
+        ("grad", "topk:", "the text of a codec"),
+        ("default", "", "the text of a codec"),
+        ("default", "int8:block", "the text of a codec"),
+        ("ratio", 0.5, "expected 1 or more"),
+        ("ratio", math.nan, "expected 1 or more"),
+        ("ratio", math.inf, "infinite"),
+        ("error_budget", -0.1, "expected 0 or more"),
+        ("error_budget", math.inf, "infinite"),
+        ("feedback", "often", "ef21"),
+    ],
+)
+def test_a_codec_that_cannot_be_is_refused_by_its_key(key: str, value: object, said: str) -> None:
+    with pytest.raises(SettingsError, match=f"`codec.{key}`") as caught:
+        Job(model="a:b", steps=1, codec={key: value})
+    assert said in str(caught.value)
 
 
 def test_lines_are_found_behind_strings_that_look_like_keys(tmp_path: Path) -> None:
