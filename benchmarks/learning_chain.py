@@ -1,0 +1,272 @@
+"""A model as a pipeline of six stages in one process, whose every crossing goes through a codec.
+
+The stages are those of capture and cut, the codecs those of peers, and so is the update. What
+crosses a cut becomes bytes and is decoded from these bytes alone: activations on their way there,
+their gradients on their way back, and with several replicas the gradients of the parameters. So the
+mathematics is that of a run on six peers; only time is missing.
+
+Codecs are named by their texts (compression/codec.py). Held-out loss is measured twice: through the
+codecs, which is what a run reports, and of the weights alone, which is what its user gets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shoal.compression.codec import fitting, parse
+from shoal.compression.stream import Stream
+from shoal.dag.capture import capture
+from shoal.dag.cut import cut, tied_groups
+from shoal.dag.execute import StageExecutor
+from shoal.dag.graph import TensorSpec
+from shoal.dag.random import step_key
+from shoal.examples.gpt import gpt
+from shoal.job import Train
+from shoal.peer.data.reader import Reader
+from shoal.peer.data.sources import resolve
+from shoal.peer.optimizer import StageOptimizer
+from shoal.peer.sync.allreduce import Layout, add, grads_of, set_grads, vector_of
+
+__all__ = ["Codecs", "Crossing", "Pipeline", "Setting", "Use", "reader"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The model, its training and how it is judged. The byte GPT of examples/, small."""
+
+    steps: int = 2000
+    blocks: int = 12
+    stages: int = 6
+    width: int = 48
+    heads: int = 3
+    length: int = 32
+    """Bytes of a window."""
+    batch: int = 8
+    """Windows of a step, over all replicas."""
+    lr: float = 4e-3
+    eval_every: int = 100
+    eval_windows: int = 256
+    """Of an evaluation on the way; all runs see the same windows."""
+    final_windows: int = 2048
+    """Of the last evaluation."""
+
+    @property
+    def train(self) -> Train:
+        return Train(steps=self.steps, batch=self.batch, lr=self.lr)
+
+
+@dataclass(frozen=True, slots=True)
+class Codecs:
+    """What a run sends with: codec texts, one per cut from the first on."""
+
+    activation: Sequence[str]
+    activation_grad: Sequence[str]
+    grad: str = "raw"
+    """Of parameter gradients, between replicas."""
+    replicas: int = 1
+
+
+@dataclass
+class Use:
+    """What one (role, cut) has carried in training."""
+
+    dense_bytes: int = 0
+    sent_bytes: int = 0
+    errors: list[float] = field(default_factory=list)
+    """‖Δ‖₂ / ‖x‖₂ of samples, against what the sender meant to send."""
+
+
+class Crossing:
+    """One tensor's way from peer to peer, again and again: both ends of a stream."""
+
+    SAMPLE_EVERY = 40
+
+    def __init__(self, text: str, use: Use | None = None) -> None:
+        self.text, self.use = text, use
+        self._ends: tuple[Stream, Stream] | None = None
+        self._calls = 0
+
+    def __call__(self, tensor: Tensor, key: int) -> Tensor:
+        """What comes out of the bytes."""
+        spec = TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        if self._ends is None:
+            codec = fitting(parse(self.text), spec)
+            self._ends = Stream(codec), Stream(codec)
+        sender, receiver = self._ends
+        encoded = sender.encode(tensor, key)
+        data = bytearray().join(encoded.buffers)
+        came = receiver.decode(spec, encoded.header, memoryview(data))
+        if self.use is not None:
+            self.use.dense_bytes += spec.size_bytes
+            self.use.sent_bytes += encoded.size_bytes + len(encoded.header)
+            if self._calls % self.SAMPLE_EVERY == 0:
+                norm = float(tensor.norm())
+                if norm > 0:
+                    self.use.errors.append(float((came - tensor).norm()) / norm)
+        self._calls += 1
+        return came
+
+
+class Pipeline:
+    """Six executors in a row, and an optimizer for each."""
+
+    def __init__(self, setting: Setting, codecs: Codecs, seed: int) -> None:
+        self.setting, self.codecs, self.seed = setting, codecs, seed
+        torch.manual_seed(seed)
+        model = gpt(setting.blocks, setting.width, setting.heads, setting.length, dropout=0.0)
+        example = torch.zeros(2, setting.length, dtype=torch.int64)
+        captured = capture(model, {"x": example, "y": example})
+        self.size = setting.batch // codecs.replicas
+        """Windows of a microbatch: what one replica has of a step."""
+        graph = captured.graph.bind(self.size)
+        # A block begins with its first norm; two norms a block.
+        norms = [i for i, o in enumerate(graph.operators) if o.name.startswith("layer_norm")]
+        firsts = norms[:: 2 * setting.blocks // setting.stages][: setting.stages]
+        starts = [0, *firsts[1:], len(graph.operators)]
+        self.stages = cut(graph, list(zip(starts, starts[1:], strict=False)))
+        assert all(len(s.sends) == 1 and s.sends[0].grad for s in self.stages[:-1]), "not a chain"
+        self.tied = tied_groups(graph, self.stages)
+        self.executors = [StageExecutor(graph, s, captured.tensors) for s in self.stages]
+        self.optimizers = [StageOptimizer(setting.train, e.parameters) for e in self.executors]
+        for optimizer in self.optimizers:
+            _fuse(optimizer)
+        self.layouts = [
+            Layout(tuple((n, graph.spec[f"param:{n}"]) for n in s.trainable)) for s in self.stages
+        ]
+        self.loss = graph.loss
+        cuts = range(setting.stages - 1)
+        self.uses = {
+            role: [Use() for _ in range(count)]
+            for role, count in (
+                ("activation", len(cuts)),
+                ("activation_grad", len(cuts)),
+                ("grad", len(self.stages)),
+            )
+        }
+        # A stream belongs to one transfer of the plan: (role, microbatch, where).
+        self._crossings: dict[tuple[str, int, int], Crossing] = {}
+
+    # ------------------------------------------------------------ a step
+
+    def step(self, step: int, batches: Sequence[Mapping[str, Tensor]]) -> float:
+        """One update from one batch per replica; the mean loss."""
+        losses, vectors = [], []
+        for replica, inputs in enumerate(batches):
+            for executor in self.executors:
+                executor.zero_grad()
+            losses.append(self._forward_backward(step, replica, inputs))
+            if len(batches) > 1:
+                vectors.append([self._sent_grads(step, replica, k) for k in self._numbers])
+        for k in self._numbers if vectors else ():
+            total = add([of_replica[k] for of_replica in vectors])
+            set_grads(self.executors[k].parameters, grads_of(self.layouts[k], total))
+        self._tie()
+        squares = self._squares()
+        for optimizer in self.optimizers:
+            optimizer.step(step, weight=len(batches), norm=math.sqrt(squares) / len(batches))
+        for executor in self.executors:
+            executor.zero_grad()
+        return sum(losses) / len(losses)
+
+    def _forward_backward(self, step: int, replica: int, inputs: Mapping[str, Tensor]) -> float:
+        value: dict[str, Tensor] = {}
+        for k, executor in enumerate(self.executors):
+            made = executor.forward(step, replica, value, inputs)
+            value = {
+                name: self._cross("activation", replica, k, tensor, step)
+                for name, tensor in made.ports.items()
+            }
+        grads: dict[str, Tensor | None] = {}
+        for k in reversed(self._numbers):
+            back = self.executors[k].backward(step, replica, grads)
+            grads = {
+                name: None
+                if grad is None
+                else self._cross("activation_grad", replica, k - 1, grad, step)
+                for name, grad in back.items()
+            }
+        return float(made.results[self.loss])
+
+    def _sent_grads(self, step: int, replica: int, k: int) -> Tensor:
+        """The stage's flat gradients as the other replicas get them. The flags behind them say
+        whether there was a gradient at all, and go as they are."""
+        layout, executor = self.layouts[k], self.executors[k]
+        found = {name: executor.parameters[name].grad for name, _ in layout.parameters}
+        vector = vector_of(layout, found, torch.device("cpu"))
+        there = layout.elements - len(layout.parameters)
+        vector[:there] = self._cross("grad", replica, k, vector[:there], step)
+        return vector
+
+    def _tie(self) -> None:
+        """Copies of a tied parameter get the sum of their gradients."""
+        for group in self.tied:
+            copies = [self.executors[k].parameters[group.parameter] for k in group.stages]
+            total = add([c.grad for c in copies if c.grad is not None])
+            for copy in copies:
+                copy.grad = total.clone()
+
+    def _squares(self) -> float:
+        """Σ of the squares of all gradients, each tied parameter once."""
+        counted: dict[str, float] = {}
+        for executor in self.executors:
+            for name, p in executor.parameters.items():
+                if p.grad is not None:
+                    counted[name] = float(torch.linalg.vector_norm(p.grad)) ** 2
+        return math.fsum(counted.values())
+
+    @property
+    def _numbers(self) -> range:
+        return range(len(self.executors))
+
+    def _cross(self, role: str, microbatch: int, where: int, tensor: Tensor, step: int) -> Tensor:
+        """`microbatch` below 0: of an evaluation, which has transfers of its own."""
+        crossing = self._crossings.get((role, microbatch, where))
+        if crossing is None:
+            text = self.codecs.grad
+            if role != "grad":
+                texts: Sequence[str] = getattr(self.codecs, role)
+                text = texts[where]
+            use = self.uses[role][where] if microbatch >= 0 else None
+            crossing = self._crossings[role, microbatch, where] = Crossing(text, use)
+        number = where + len(self._numbers) * ("activation", "activation_grad", "grad").index(role)
+        return crossing(tensor, step_key(self.seed, step, 64 * (microbatch % 2**20) + number))
+
+    # ------------------------------------------------------------ evaluation
+
+    def evaluate(self, step: int, data: Reader, windows: int, *, wire: bool) -> float:
+        """Mean held-out loss over the first `windows` windows; `wire`: through the codecs."""
+        count = max(1, windows // self.size)
+        total = 0.0
+        for m in range(count):
+            inputs = data.held_out(m, self.size)
+            value: dict[str, Tensor] = {}
+            for k, executor in enumerate(self.executors):
+                made = executor.evaluate(value, inputs)
+                value = {
+                    name: self._cross("activation", -1 - m, k, tensor, step) if wire else tensor
+                    for name, tensor in made.ports.items()
+                }
+            total += float(made.results[self.loss])
+        return total / count
+
+
+def _fuse(optimizer: StageOptimizer) -> None:
+    """Lets torch update all parameters in one kernel: the same formula, a quarter of the time of so
+    small a step. Peers leave it to torch's default."""
+    inner = optimizer._optimizer
+    assert inner is not None, "every stage has parameters to train"
+    for group in inner.param_groups:
+        group["fused"] = True
+
+
+def reader(folder: Path, setting: Setting, seed: int, replicas: int) -> Reader:
+    """The standard library's sources as windows of bytes; the seed decides their order, and
+    which held-out windows count."""
+    manifest, paths = resolve(folder, kind="text", length=setting.length)
+    return Reader(manifest, paths.__getitem__, seed=seed, microbatches=replicas)

@@ -1,0 +1,170 @@
+"""What the runs of learning.py say: means over the seeds, the table of codecs, the picture.
+
+The table of codecs (broker/scheduler/codec_table.json) tells `auto` what it may choose from, by
+role and link class: every codec with which a run kept its mean held-out loss within TOLERANCE of
+the uncompressed one. A run counts for each (role, class) in which it compressed; "fast" means that
+it did so on the fast links, whatever the slow ones had. Gradients of parameters go between
+replicas, whose link has no class here, and count for both. The least error comes first.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from learning_rows import BASELINE, ROWS, Row
+from learning_runs import Run
+from table import Figure
+
+__all__ = [
+    "TABLE",
+    "Mean",
+    "codec_table",
+    "describe",
+    "figures",
+    "load",
+    "means",
+    "save",
+    "table_text",
+]
+
+TABLE = Path(__file__).parents[1] / "broker" / "scheduler" / "codec_table.json"
+TOLERANCE = 0.02
+Table = dict[str, dict[str, list[dict[str, Any]]]]
+
+
+class Mean:
+    """A row over its seeds."""
+
+    def __init__(self, row: Row, runs: Sequence[Run]) -> None:
+        self.row, self.runs = row, runs
+        self.loss = statistics.fmean(run["loss"] for run in runs)
+        self.wire_loss = statistics.fmean(run["wire_loss"] for run in runs)
+        self.spread = max(r["loss"] for r in runs) - min(r["loss"] for r in runs)
+        """Between the seeds' best and worst."""
+
+    @property
+    def curve(self) -> list[tuple[int, float, float, float]]:
+        """(step, mean, least, most) over the seeds."""
+        found = []
+        for points in zip(*(run["curve"] for run in self.runs), strict=True):
+            losses = [loss for _, loss in points]
+            found.append((points[0][0], statistics.fmean(losses), min(losses), max(losses)))
+        return found
+
+    @property
+    def codecs(self) -> Mapping[str, str]:
+        """By "role class", only what compressed."""
+        texts: Mapping[str, str] = self.runs[0]["codecs"]
+        return {label: text for label, text in texts.items() if text != "raw/1"}
+
+    def error(self, label: str) -> float:
+        return statistics.fmean(run["errors"][label] for run in self.runs)
+
+    def sent_share(self, label: str) -> float:
+        """Bytes sent over bytes without compression."""
+        return sum(r["sent"][label] for r in self.runs) / sum(r["dense"][label] for r in self.runs)
+
+
+def means(runs: Sequence[Run]) -> dict[str, Mean]:
+    """By row, in the order of the rows; only rows that have run."""
+    found = {row: [run for run in runs if run["row"] == row.name] for row in ROWS}
+    return {row.name: Mean(row, some) for row, some in found.items() if some}
+
+
+def codec_table(found: Mapping[str, Mean]) -> Table:
+    """See the module."""
+    best: dict[tuple[str, str], dict[str, float]] = {
+        (role, link): {}
+        for role in ("activation", "activation_grad", "grad")
+        for link in ("fast", "slow")
+    }
+    for mean in found.values():
+        if mean.loss > (1 + TOLERANCE) * found[BASELINE].loss:
+            continue
+        for label, codec in mean.codecs.items():
+            role, _, link = label.partition(" ")
+            for cell in [(role, link)] if link else [(role, "fast"), (role, "slow")]:
+                error = float(f"{mean.error(label):.2g}")
+                best[cell][codec] = min(error, best[cell].get(codec, error))
+    table: Table = {}
+    for (role, link), codecs in best.items():
+        ladder = sorted(codecs.items(), key=lambda item: (item[1], item[0]))
+        table.setdefault(role, {})[link] = [{"codec": c, "error": e} for c, e in ladder]
+    return table
+
+
+def table_text(table: Table) -> str:
+    """A line for each codec, so that a change reads well."""
+    roles = []
+    for role, links in table.items():
+        ladders = []
+        for link, ladder in links.items():
+            rungs = ",\n".join(f"      {json.dumps(rung)}" for rung in ladder)
+            ladders.append(f'    "{link}": [\n{rungs}\n    ]' if ladder else f'    "{link}": []')
+        roles.append(f'  "{role}": {{\n' + ",\n".join(ladders) + "\n  }")
+    return "{\n" + ",\n".join(roles) + "\n}\n"
+
+
+def save(file: Path, about: Mapping[str, Any], runs: Sequence[Run]) -> None:
+    """A line for each run."""
+    lines = ",\n".join("  " + json.dumps(run) for run in runs)
+    file.write_text(f'{{\n"about": {json.dumps(about)},\n"runs": [\n{lines}\n]\n}}\n')
+
+
+def load(file: Path) -> tuple[Mapping[str, Any], list[Run]]:
+    found = json.loads(file.read_text())
+    return found["about"], found["runs"]
+
+
+def figures(found: Mapping[str, Mean]) -> list[Figure]:
+    """The ratios that are promised, then every row's loss and its ratio to dense."""
+
+    def ratio(name: str, above: str, below: str) -> list[Figure]:
+        if above not in found or below not in found:
+            return []
+        return [Figure(name, found[above].loss / found[below].loss, "ratio", "lower")]
+
+    promised = [
+        *ratio("adatopk_loss_over_dense", "adatopk", BASELINE),
+        *ratio("adatopk_loss_over_uniform_topk", "adatopk", "uniform_topk"),
+        *ratio("ef_topk1pct_loss_over_dense", "ef_topk1pct", BASELINE),
+    ]
+    there = {figure.name for figure in promised}
+    rest = []
+    for name, mean in found.items():
+        rest.append(Figure(f"loss_{name}", mean.loss, "nats/byte", "lower"))
+        if name != BASELINE and f"{name}_loss_over_dense" not in there:
+            rest += ratio(f"{name}_loss_over_dense", name, BASELINE)
+    return promised + rest
+
+
+def describe(found: Mapping[str, Mean]) -> str:
+    """The rows as a table: loss, over dense, through the codecs, spread, share of the bytes that
+    the compressed links carry, and the error there."""
+    dense = found.get(BASELINE)
+    lines = [
+        ("what is compressed", "loss", "over dense", "on the wire", "seeds ±", "bytes", "error")
+    ]
+    for mean in found.values():
+        hardest = max(mean.codecs, key=mean.error, default="")
+        lines.append(
+            (
+                mean.row.title,
+                f"{mean.loss:.4f}",
+                f"{mean.loss / dense.loss - 1:+.2%}" if dense else "",
+                f"{mean.wire_loss:.4f}",
+                f"{mean.spread / 2:.4f}",
+                f"{mean.sent_share(hardest):.3f}" if hardest else "1",
+                f"{mean.error(hardest):.2g}" if hardest else "0",
+            )
+        )
+    widths = [max(len(line[i]) for line in lines) for i in range(7)]
+    return "\n".join(
+        f"{line[0]:<{widths[0]}}  "
+        + "  ".join(f"{cell:>{w}}" for cell, w in zip(line[1:], widths[1:], strict=True))
+        for line in lines
+    )

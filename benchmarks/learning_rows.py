@@ -1,0 +1,136 @@
+"""What learning.py compares: the links, the ratios that a policy gives them, and the runs.
+
+The five cuts of the pipeline lie on links of two classes, "fast" and "slow". The ratios of AdaTopK
+are those of rule A (methods: r_e = max(1, r_max·t_e / t_max), t_e the seconds of link e without
+compression), and uniform top-k has one ratio on all links, the one with which a step takes as long
+as AdaTopK's does. A step's seconds, when links rule it and M microbatches follow each other, are
+those of a flow line, for either direction:
+
+    Σ_e t_e + (M - 1) · max_e t_e
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+from learning_chain import Codecs, Setting
+
+from shoal.compression.codec import fitting, parse
+from shoal.dag.graph import TensorSpec
+
+__all__ = ["BASELINE", "LINKS", "ROWS", "Class", "Row", "adatopk", "step_seconds", "uniform"]
+
+Class = Literal["fast", "slow"]
+LINKS: tuple[Class, ...] = ("fast", "slow", "fast", "slow", "fast")
+"""Of each cut, from the first on."""
+BYTES_PER_S: Mapping[Class, float] = {"fast": 125e6, "slow": 1.25e6}
+"""1 Gbit/s and 10 Mbit/s."""
+MICROBATCHES = 8
+BASELINE = "dense"
+
+
+def topk(ratio: float) -> str:
+    """The codec of a link with this ratio; a ratio of 1 leaves it alone."""
+    return f"topk:ratio={ratio:.2f},values=bf16" if ratio > 1 else "raw"
+
+
+def seconds_of(texts: Sequence[str], spec: TensorSpec) -> list[float]:
+    """By link, of one tensor."""
+    return [
+        fitting(parse(text), spec).size_bytes(spec) / BYTES_PER_S[link]
+        for text, link in zip(texts, LINKS, strict=True)
+    ]
+
+
+def step_seconds(texts: Sequence[str], spec: TensorSpec) -> float:
+    """Of one direction of a step."""
+    seconds = seconds_of(texts, spec)
+    return sum(seconds) + (MICROBATCHES - 1) * max(seconds)
+
+
+@cache
+def adatopk(most: float, spec: TensorSpec) -> tuple[str, ...]:
+    """Codec texts by link under rule A, with `most` on the slowest link."""
+    seconds = seconds_of(["raw"] * len(LINKS), spec)
+    return tuple(topk(max(1.0, most * s / max(seconds))) for s in seconds)
+
+
+@cache
+def uniform(most: float, spec: TensorSpec) -> tuple[str, ...]:
+    """One ratio on every link, to 0.01 the smallest with which a step is no longer than
+    `adatopk(most)`'s."""
+    aim = step_seconds(adatopk(most, spec), spec)
+    low, high = 100, round(200 * most)  # hundredths
+    while low < high:
+        ratio = (low + high) // 2
+        if step_seconds([topk(ratio / 100)] * len(LINKS), spec) <= aim:
+            high = ratio
+        else:
+            low = ratio + 1
+    return (topk(low / 100),) * len(LINKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to send, trained with every seed."""
+
+    name: str
+    title: str
+    activation: str | Mapping[Class, str] = "raw"
+    """A codec text for all links or by class, "adatopk R" or "uniform R"."""
+    activation_grad: str | Mapping[Class, str] = "raw"
+    grad: str = "raw"
+    replicas: int = 1
+    seeds: tuple[int, ...] = field(default=(0, 1, 2))
+
+    def codecs(self, setting: Setting) -> Codecs:
+        windows = setting.batch // self.replicas
+        spec = TensorSpec((windows, setting.length, setting.width), "float32")
+        return Codecs(
+            _by_cut(self.activation, spec),
+            _by_cut(self.activation_grad, spec),
+            self.grad,
+            self.replicas,
+        )
+
+
+def _by_cut(wish: str | Mapping[Class, str], spec: TensorSpec) -> tuple[str, ...]:
+    if not isinstance(wish, str):
+        return tuple(wish.get(link, "raw") for link in LINKS)
+    policy, _, most = wish.partition(" ")
+    match policy:
+        case "adatopk":
+            return adatopk(float(most), spec)
+        case "uniform":
+            return uniform(float(most), spec)
+        case _:
+            return (wish,) * len(LINKS)
+
+
+def _slow(text: str) -> dict[Class, str]:
+    return {"slow": text}
+
+
+def _both(name: str, title: str, wish: str | Mapping[Class, str]) -> Row:
+    return Row(name, title, wish, wish)
+
+
+ROWS: tuple[Row, ...] = (
+    Row(BASELINE, "nothing compressed"),
+    _both("adatopk", "AdaTopK 10×, both directions", "adatopk 10"),
+    _both("uniform_topk", "uniform top-k, same step time", "uniform 10"),
+    Row("ef_topk1pct", "gradients: EF + top-k 1 %", grad="ef+topk:ratio=100", replicas=2),
+    Row("adatopk_activation", "AdaTopK 10×, activations", activation="adatopk 10"),
+    Row("adatopk_grad", "AdaTopK 10×, their gradients", activation_grad="adatopk 10"),
+    _both("adatopk_100", "AdaTopK 100×, both directions", "adatopk 100"),
+    Row("int8", "int8 everywhere", "int8", "int8", "int8", 2),
+    _both("lowrank", "low rank on slow links", _slow("lowrank:rank=4")),
+    _both("int4", "int4 on slow links", _slow("int4")),
+    Row("topk1pct", "gradients: top-k 1 %, no feedback", grad="topk:ratio=100", replicas=2),
+    Row("bf16", "bf16 everywhere", "bf16", "bf16", "bf16", 2),
+    _both("delta_int4", "delta + int4 on slow links", _slow("delta+int4")),
+)
+"""The most telling first: an interrupted run has them."""

@@ -1,0 +1,134 @@
+"""The runs of learning.py: one row trained with one seed, several at a time, and none twice.
+
+A finished run is appended to a file of JSON lines as soon as it is there, so that an interrupted
+benchmark goes on where it was. A run of other settings or codec texts has another key and does not
+count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from learning_chain import Codecs, Pipeline, Setting, Use, reader
+from learning_rows import LINKS, Row
+
+from shoal.compression.codec import parse
+
+__all__ = ["Run", "finished", "run_all", "train"]
+
+Run = dict[str, Any]
+"""`row`, `seed`; `loss` (of the weights alone) and `wire_loss` (through the codecs), held out, nats
+per byte; `curve` of [step, loss of the weights alone]; by role and link class `codecs`, `errors`
+(relative L2, mean), `sent` and `dense` bytes (role grad has no class); `cpu_seconds`; `key`."""
+
+
+def train(row: Row, seed: int, setting: Setting, folder: Path) -> Run:
+    """One run, on one thread."""
+    torch.set_num_threads(1)
+    began = time.thread_time()
+    codecs = row.codecs(setting)
+    pipeline = Pipeline(setting, codecs, seed)
+    data = reader(folder, setting, seed, codecs.replicas)
+    held_out = reader(folder, setting, 0, codecs.replicas)
+    curve = []
+    for step in range(setting.steps):
+        pipeline.step(step, [data.batch(step, m, pipeline.size) for m in range(codecs.replicas)])
+        if (step + 1) % setting.eval_every == 0:
+            loss = pipeline.evaluate(step, held_out, setting.eval_windows, wire=False)
+            curve.append([step + 1, round(loss, 5)])
+    at, windows = setting.steps, setting.final_windows
+    return {
+        "row": row.name,
+        "seed": seed,
+        "key": key_of(row, seed, setting),
+        "loss": pipeline.evaluate(at, held_out, windows, wire=False),
+        "wire_loss": pipeline.evaluate(at, held_out, windows, wire=True),
+        "curve": curve,
+        **_links(codecs, pipeline),
+        "cpu_seconds": round(time.thread_time() - began, 1),
+    }
+
+
+def _links(codecs: Codecs, pipeline: Pipeline) -> dict[str, Any]:
+    """What each role sent with on each class of links, what it cost and what it lost."""
+    found: dict[str, dict[str, Any]] = {"codecs": {}, "errors": {}, "sent": {}, "dense": {}}
+
+    def put(label: str, text: str, uses: Sequence[Use]) -> None:
+        errors = [e for use in uses for e in use.errors]
+        if not errors:
+            return  # nothing of this role was sent
+        found["codecs"][label] = parse(text).name
+        found["errors"][label] = float(f"{statistics.fmean(errors):.4g}")
+        found["sent"][label] = sum(use.sent_bytes for use in uses)
+        found["dense"][label] = sum(use.dense_bytes for use in uses)
+
+    for role in ("activation", "activation_grad"):
+        texts: Sequence[str] = getattr(codecs, role)
+        for link in sorted(set(LINKS)):
+            cuts = [i for i, c in enumerate(LINKS) if c == link]
+            put(f"{role} {link}", texts[cuts[0]], [pipeline.uses[role][i] for i in cuts])
+    put("grad", codecs.grad, pipeline.uses["grad"])
+    return found
+
+
+def key_of(row: Row, seed: int, setting: Setting) -> str:
+    """Of all that decides a run's numbers, the code apart."""
+    what = json.dumps([asdict(setting), row.name, seed, asdict(row.codecs(setting))])
+    return hashlib.sha256(what.encode()).hexdigest()[:16]
+
+
+def finished(file: Path) -> dict[str, Run]:
+    """The runs in a file of JSON lines by key; none where there is no file. A last line that an
+    interrupted write left incomplete is passed over."""
+    found: dict[str, Run] = {}
+    for line in file.read_text().splitlines() if file.exists() else ():
+        try:
+            run: Run = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        found[run["key"]] = run
+    return found
+
+
+def run_all(
+    rows: Iterable[Row], setting: Setting, cache: Path, *, jobs: int, seeds: int
+) -> list[Run]:
+    """Every row with its first `seeds` seeds, by seed and then in the order of the rows, from
+    the cache where it has been; processes of their own, so many at a time."""
+    cache.mkdir(parents=True, exist_ok=True)
+    file, folder = cache / "runs.jsonl", cache / "data"
+    reader(folder, setting, 0, 1)  # written once, before several would
+    wanted = [(row, s) for s in range(seeds) for row in rows if s in row.seeds]
+    keys = [key_of(row, seed, setting) for row, seed in wanted]
+    there = finished(file)
+    missing = [
+        (row, seed, setting, folder)
+        for (row, seed), key in zip(wanted, keys, strict=True)
+        if key not in there
+    ]
+    # A process for each run: a fresh one begins in the same state whatever ran before.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(max(1, min(jobs, len(missing))), maxtasksperchild=1) as pool:
+        for i, run in enumerate(pool.imap_unordered(_train, missing, chunksize=1)):
+            there[run["key"]] = run
+            with file.open("a") as out:
+                out.write(json.dumps(run) + "\n")
+            print(
+                f"{i + 1}/{len(missing)} {run['row']} seed {run['seed']}: loss {run['loss']:.4f}, "
+                f"through the codecs {run['wire_loss']:.4f}, {run['cpu_seconds']:.0f} CPU s",
+                flush=True,
+            )
+    return [there[key] for key in keys]
+
+
+def _train(what: tuple[Row, int, Setting, Path]) -> Run:
+    return train(*what)
