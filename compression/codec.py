@@ -14,7 +14,10 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from .delta import Delta
+from .feedback import decayed_feedback, feedback
 from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
+from .lowrank import LowRank
 from .raw import DTYPES, RawCodec
 
 __all__ = [
@@ -37,11 +40,16 @@ RAW = RawCodec()
 
 WORDS: Mapping[str, Callable[..., AnyCodec]] = {
     "raw": RawCodec,
+    "lowrank": LowRank,
 }
 """By word, what makes the codec; its keyword parameters (int, float or str) are those of the
 text, and it raises CodecError for values that make no sense."""
 
-WRAPPERS: Mapping[str, Callable[..., StatefulCodec]] = {}
+WRAPPERS: Mapping[str, Callable[..., StatefulCodec]] = {
+    "ef": feedback,
+    "efd": decayed_feedback,
+    "delta": Delta,
+}
 """By word, what makes a stateful codec around another codec, its first argument."""
 
 

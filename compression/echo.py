@@ -1,0 +1,62 @@
+"""What a sender knows of the other end: its own bytes, decoded as they are decoded there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .checks import dtype_name
+from .interface import Codec, Encoded, Spec
+
+__all__ = ["TensorShape", "all_finite", "echo", "narrowed", "shape_of", "wide"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    """A `Spec` of a tensor at hand or of a part of one."""
+
+    sizes: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+
+
+def shape_of(tensor: Tensor) -> TensorShape:
+    return TensorShape(
+        tuple(tensor.shape), dtype_name(tensor), tensor.numel() * tensor.element_size()
+    )
+
+
+def echo(codec: Codec, spec: Spec, encoded: Encoded, device: str | torch.device) -> Tensor:
+    """What decoding gives at the other end. Costs a copy of the encoded bytes, for `decode` takes
+    its buffer over. Raises CodecError, for a codec that does not read what it wrote."""
+    data = memoryview(torch.empty(encoded.size_bytes, dtype=torch.uint8).numpy())
+    at = 0
+    for buffer in encoded.buffers:
+        data[at : at + buffer.nbytes] = buffer
+        at += buffer.nbytes
+    return codec.decode(spec, encoded.header, data, device)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What sums of such numbers are made in: float32, or float64 for float64."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor as `dtype`; finite numbers that are too large for it become its largest ones, what
+    is not finite stays so. The tensor itself where the dtypes agree."""
+    if tensor.dtype is dtype:
+        return tensor
+    found = tensor.to(dtype)
+    most = torch.finfo(dtype).max
+    over = found.isinf() & tensor.isfinite()
+    return torch.where(over, tensor.clamp(-most, most).to(dtype), found)
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no element is NaN or infinite; one pass, without a mask."""
+    if tensor.numel() == 0:
+        return True
+    return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
