@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple, cast
 
 from ..dag.plan import PeerId, Plan, ScheduleName
 from ..job import MOST_CHOICES, MOST_MICROBATCHES, Job, SettingsError
-from ..job.tables import Train
+from ..job.tables import Codec, Train
 from ..proto.broker_pb2 import RunSpec
 from ..proto.common_pb2 import BlobRef
-from .scheduler.interface import PlanOptions
+from .scheduler.interface import CodecOptions, PlanOptions
 
 __all__ = ["HASH", "Batching", "SpecError", "Wish", "read_spec"]
 
@@ -106,6 +106,7 @@ def read_spec(spec: RunSpec) -> Wish:
             schedule=_schedule(asked.schedule),
             recompute=None if asked.recompute == "auto" else asked.recompute,
             optimizer_slots=2 if train.optimizer == "adamw" else 1,
+            codecs=_codecs(job.codec),
         ),
         batchings=batchings,
         training=job.training.to_json(),
@@ -113,6 +114,35 @@ def read_spec(spec: RunSpec) -> Wish:
         core=spec.HasField("core_graph"),
         replan=asked.replan,
     )
+
+
+def _codecs(asked: Codec) -> CodecOptions:
+    """Raises SpecError for the text of a codec that there is not."""
+    return CodecOptions(
+        activation=_codec(asked, "activation"),
+        activation_grad=_codec(asked, "activation_grad"),
+        sync=_codec(asked, "grad"),
+        ratio=asked.ratio,
+        error_budget=asked.error_budget,
+        feedback=asked.feedback == "ef",
+    )
+
+
+def _codec(asked: Codec, role: str) -> str:
+    text = asked.of(role)
+    if text in ("none", "adatopk", "auto"):
+        return text
+    from ..compression.codec import parse  # imports torch: only where a codec is asked for
+
+    try:
+        parse(text)
+    except ValueError as error:
+        key = role if getattr(asked, role) is not None else "default"
+        raise SpecError(
+            f'codec.{key} of the job is not "none", "lossless", "adatopk", "auto" or the text of a '
+            f"codec: {error}"
+        ) from None
+    return text
 
 
 def _schedule(wanted: str) -> ScheduleName | Literal["auto"]:

@@ -143,7 +143,7 @@ def test_roles_without_a_codec_of_their_own_have_the_default() -> None:
     job = Job(
         model="a:b", steps=1, codec={"default": "auto", "activation": "int8", "snapshot": "auto"}
     )
-    assert [job.codec.of(role) for role in CODEC_ROLES] == ["auto", "int8", "auto", "auto", "auto"]
+    assert [job.codec.of(role) for role in CODEC_ROLES] == ["int8", "auto", "auto", "auto", "auto"]
     assert Job.from_json(job.to_json()).codec == job.codec
 
 

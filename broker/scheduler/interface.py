@@ -18,9 +18,11 @@ from ...dag.plan import PeerId, Plan, ScheduleName
 from ...dag.speed import Speeds
 
 __all__ = [
+    "CODED_ROLES",
     "DEFAULT_FLOPS_PER_S",
     "UNKNOWN_BYTES_PER_S",
     "UNKNOWN_LATENCY_S",
+    "CodecOptions",
     "NoPlan",
     "PeerOffer",
     "PlanOptions",
@@ -28,6 +30,8 @@ __all__ = [
     "Planner",
 ]
 
+CODED_ROLES = ("activation", "activation_grad", "sync")
+"""Roles of frames whose codecs are part of a plan."""
 DEFAULT_FLOPS_PER_S = 1e10
 """What a peer is taken for that says nothing of its speed: one old CPU core."""
 UNKNOWN_LATENCY_S = 0.02
@@ -81,8 +85,34 @@ class PeerOffer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CodecOptions:
+    """The part of a job's `[codec]` that a planner reads. By role "none", "adatopk", "auto" or the
+    text of a codec for all links."""
+
+    activation: str = "none"
+    activation_grad: str = "none"
+    sync: str = "none"
+    """Of parameter gradients, among holders of a stage and of a tied parameter."""
+    ratio: float = 100.0
+    """Of "adatopk" on the slowest link."""
+    error_budget: float = 0.0
+    """Relative L2 error that "auto" may make in a tensor that crosses a link."""
+    feedback: bool = True
+    """Whether lossy codecs of `sync` keep what they did not send for the next step."""
+
+    def of(self, role: str) -> str:
+        """What is asked for a role of the wire; "none" for one that a step's plan has no say in."""
+        return str(getattr(self, role)) if role in CODED_ROLES else "none"
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything may be encoded."""
+        return (self.activation, self.activation_grad, self.sync) != ("none",) * 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOptions:
-    """The part of a job's `[plan]` and `[train]` that a planner reads."""
+    """The part of a job's `[plan]`, `[train]` and `[codec]` that a planner reads."""
 
     scheduler: str = "auto"
     """Name of the planner."""
@@ -96,6 +126,8 @@ class PlanOptions:
     """Whether stages compute their forward again; None: the planner chooses, stage by stage."""
     optimizer_slots: int = 2
     """fp32 numbers of optimizer state per trainable number: AdamW 2, SGD with momentum 1."""
+    codecs: CodecOptions = CodecOptions()
+    """What may be compressed, and how."""
 
 
 @dataclass(frozen=True, eq=False)
