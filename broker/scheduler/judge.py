@@ -21,21 +21,14 @@ from ...dag.cut import Cutter, tied_groups
 from ...dag.estimate import Estimate, summarize
 from ...dag.memory import MemoryModel
 from ...dag.pace import Totals
-from ...dag.plan import (
-    Alternative,
-    LinkPrediction,
-    PeerId,
-    PeerPrediction,
-    Plan,
-    Prediction,
-    Spare,
-)
+from ...dag.plan import Alternative, PeerId, Plan, Spare
 from ...dag.play import Hosts, Played, play
 from ...dag.speed import FLOPS_PER_BYTE
 from .candidate import Candidate, Share, to_plan
 from .interface import PlanRequest
 from .needs import Needs
 from .partition import Chain
+from .predicted import predicted, pure_shares
 from .structure import Structure, Wiring, units, wiring_key
 
 __all__ = ["Judge", "Structure"]
@@ -100,9 +93,12 @@ class Judge:
 
     def _compile(self, form: Candidate) -> Structure:
         names = [PeerId(f"p{i}") for i in range(len(form.peers))]
-        plan = to_plan(form, names, self.request.microbatch_size)
+        return self.structure_of(to_plan(form, names, self.request.microbatch_size))
+
+    def structure_of(self, plan: Plan) -> Structure:
+        """Of a plan of the request's graph; its evaluation does not count."""
         graph = self.request.graph
-        stages = self._cutter.cut(self.bounds(form))
+        stages = self._cutter.cut([(s.start, s.stop) for s in plan.stages])
         tied = tied_groups(graph, stages)
         key = wiring_key(plan, stages, tied)
         if key not in self._wirings:
@@ -166,7 +162,7 @@ class Judge:
             return float("inf")
         self.judged += 1
         peers = list(candidate.peers)
-        if self._hosts(peers) is None:
+        if self.hosts(peers) is None:
             step_s, exact = self._unshared(candidate, peers)
             if exact:
                 return step_s
@@ -211,9 +207,9 @@ class Judge:
         peers = list(candidate.peers)
         seconds = structure.seconds(self.per_unit[peers])
         part = self.network.part(peers)
-        return structure, play(structure.program, seconds, part, self._hosts(peers))
+        return structure, play(structure.program, seconds, part, self.hosts(peers))
 
-    def _hosts(self, peers: Sequence[int]) -> Hosts | None:
+    def hosts(self, peers: Sequence[int]) -> Hosts | None:
         """Machines that several of the peers share; None: there is none."""
         named: dict[str, int] = {}
         host: list[int] = []
@@ -265,15 +261,10 @@ class Judge:
             self._last = candidate, summarize(structure.program, played, part)
         return self._last[1]
 
-    def _pure_shares(self, candidate: Candidate) -> list[float]:
-        """By peer of the candidate: the share of its actions' seconds that is compute, and not what
-        frames cost its cores. Peers report compute alone."""
-        peers, structure = list(candidate.peers), self.structure(candidate)
+    def bare_seconds(self, structure: Structure, peers: Sequence[int]) -> list[float]:
+        """Of every action, without what frames cost."""
         bare = np.array([units(self.offers[p].pace, False) for p in peers])
-        sums = np.zeros((2, len(peers)))
-        for row, per_unit in enumerate((bare, self.per_unit[peers])):
-            np.add.at(sums[row], list(structure.program.owner), structure.seconds(per_unit))
-        return [float(a / b) if b else 1.0 for a, b in zip(*sums, strict=True)]
+        return structure.seconds(bare)
 
     def plan(
         self,
@@ -285,41 +276,27 @@ class Judge:
     ) -> Plan:
         """The plan of a candidate with what it is expected to cost."""
         request, peers = self.request, candidate.peers
-        estimate = self.estimate(candidate)
-        name = {PeerId(f"p{i}"): self.offers[p] for i, p in enumerate(peers)}
         device = self.device_bytes(candidate)
         structure = self.structure(candidate)
-        pure = self._pure_shares(candidate)
-        edge: dict[PeerId, int] = {}
+        edge = [0] * len(peers)
         for k, slot in enumerate(structure.plan.stages):
             crossing = self.chain.crossing_bytes
             for i, p in enumerate(structure.program.peers):
                 live = structure.peak_live.get((i, k), 0)
                 if p in slot.holders:
-                    both = crossing(slot.start) + crossing(slot.stop)
-                    edge[p] = edge.get(p, 0) + 2 * both * live
-        predicted = Prediction(
-            estimate.step_s,
-            tuple(
-                PeerPrediction(
-                    offer.peer,
-                    estimate.peers[p].compute_s * pure[i],
-                    device[peers[i]],
-                    edge.get(p, 0),
-                    estimate.peers[p].bubble,
-                )
-                for i, (p, offer) in enumerate(name.items())
+                    edge[i] += 2 * (crossing(slot.start) + crossing(slot.stop)) * live
+        prediction = predicted(
+            self.estimate(candidate),
+            {PeerId(f"p{i}"): self.offers[p] for i, p in enumerate(peers)},
+            pure=pure_shares(
+                structure.program.owner,
+                self.bare_seconds(structure, peers),
+                structure.seconds(self.per_unit[list(peers)]),
+                len(peers),
             ),
-            tuple(
-                LinkPrediction(name[a].peer, name[b].peer, use.size_bytes, use.busy_s)
-                for (a, b), use in sorted(estimate.links.items())
-            ),
-            tuple(
-                f"{name[c.peer]}{f' -> {name[c.destination]}' if c.destination else ' computes'}: "
-                f"{c.seconds:.3g} s of the step's {estimate.step_s:.3g} s hang on it"
-                for c in estimate.critical[:3]
-            ),
-            tuple(alternatives),
+            device_bytes=[device[p] for p in peers],
+            host_bytes=edge,
+            alternatives=alternatives,
         )
         return to_plan(
             candidate,
@@ -327,7 +304,7 @@ class Judge:
             request.microbatch_size,
             request.evaluation_microbatches,
             head_parts=request.head_parts,
-            predicted=predicted,
+            predicted=prediction,
             reasons=reasons,
             spares=spares,
         )
