@@ -1,8 +1,9 @@
 """Predicted against allocated bytes of stages: part of benchmarks/truth.py.
 
-The peers of a plan run two steps in this process, device by device, with every transfer; torch's
-profiler tells each allocation of its CPU allocator with its address, so that what a peer asked for
-and what it gave back is known exactly. On CUDA torch counts itself.
+The peers of a plan run two steps in this process, device by device, with one thread each as their
+offers say, and with every transfer; torch's profiler tells each allocation of its CPU allocator
+with its address, so that what a peer asked for and what it gave back is known exactly. On CUDA
+torch counts itself.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ def outcomes(
 ) -> list[Outcome]:
     """Every peer of every case, those below LEAST_BYTES included."""
     found: list[Outcome] = []
+    torch.set_num_threads(1)
     for model in models():
         if wanted and model.name not in wanted:
             continue

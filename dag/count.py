@@ -47,6 +47,9 @@ CONVOLUTION_CALLS = 24
 CONVOLUTION_MOVES, CONVOLUTION_MOVES_BACK, CONVOLUTION_WEIGHT = 0.85, 1.75, 2.5
 """Special bytes per byte that a convolution, or one gradient of one, reads and writes, for layouts
 are changed before and after; and how much more a byte of the weight counts."""
+SMALL_MAP_WEIGHTS = 4
+"""Times the weight's bytes that the library takes, with one thread, for the gradient of a weight
+whose kernel is larger than the picture in some dimension."""
 SCORE, SCORE_BACKWARD = 64, 128
 """FLOPs per score of fused attention: an exponential, maxima, sums, a mask."""
 
@@ -135,8 +138,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
         out = func(*args, **kwargs)
         packet = func._overloadpacket
         if self._made is not None:
-            inside = _bytes(_laid_out_anew(packet, args, out))
-            self._follow(self._made, [args, kwargs], out, inside)
+            self._follow(self._made, [args, kwargs], out, _inside(packet, args, out))
         formula = _FORMULAS.get(packet)
         if formula is not None:
             flops = float(formula(*args, **kwargs, out_val=out))
@@ -209,12 +211,14 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
         return Work(special=weight * moved, calls=BATCH_NORM_CALLS if batch_norm else 1)
 
 
-def _laid_out_anew(packet: Any, args: tuple[Any, ...], out: Any) -> Any:
-    """Tensors of which a kernel holds a copy in another layout while it runs: the CPU's library for
-    convolutions wants channels in blocks."""
+def _inside(packet: Any, args: tuple[Any, ...], out: Any) -> int:
+    """Bytes that a kernel holds beside its inputs and results: copies in another layout, for the
+    CPU's library for convolutions wants channels in blocks."""
     if packet is _aten.convolution_backward:
-        return args[:3]
-    return [args[1], out] if packet in _CONVOLUTIONS else ()
+        x, weight = args[1:3]
+        small = any(a < k for a, k in zip(x.shape[2:], weight.shape[2:], strict=True))
+        return max(_bytes(args[:3]), small * SMALL_MAP_WEIGHTS * _bytes(weight))
+    return _bytes([args[1], out]) if packet in _CONVOLUTIONS else 0
 
 
 def nodes(roots: list[Tensor], leaf: float = 1.0) -> float:

@@ -9,7 +9,8 @@ operators is swept, not bounded.
                  autograd saves, the values received, those sent that a gradient comes back for,
                  the data; a stage that recomputes keeps what it received and the data
     live       = microbatches between forward and backward, that of the action included
-    transient  = max(forward, backward) - kept:
+    transient  = max(forward, backward) - kept + the next microbatch's values and gradients, which
+                 came and wait for their action:
       forward  = max over operators i of what is there while i runs
       backward = max over operators i of (kept not yet freed + gradients of values that cross i
                  + what i makes while it runs) + gradients received;
@@ -182,7 +183,7 @@ class MemoryModel:
         if not trained and not sweep.gives_gradients:
             kept, backward, forward = 0, 0, sweep.forward(saves=False)
         update = 2 * max(trained, default=0)
-        transient = max(forward, backward) - kept
+        transient = max(forward, backward) - kept + sweep.received + sweep.answered
         return StageMemory(sum(held.values()), sum(trained), kept, transient, update)
 
 

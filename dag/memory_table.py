@@ -168,6 +168,7 @@ class MemoryTable:
         sent = _Sum(n, n)
         sent.add(self._of(born), self._of(self._last), 0, self._of(born), size * flows)
         answered = sent.table()
+        waiting = received - data + answered
         # Made here and kept besides: saved.
         made = _Sum(n, n)
         first = np.maximum(self._saved_at, np.where(flows, np.maximum(self._last, born), -1))
@@ -190,7 +191,7 @@ class MemoryTable:
         for table in (peak, peak_again):
             table[idle] = again[idle]
         self.kept = kept, kept_again
-        self.transient = peak - kept, peak_again - kept_again
+        self.transient = peak - kept + waiting, peak_again - kept_again + waiting
 
     # ------------------------------------------------------------ maxima over operators
 
