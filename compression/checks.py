@@ -10,6 +10,7 @@ memory. The other way the bytes cross, and are decoded on the device.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 
 import torch
@@ -29,7 +30,10 @@ __all__ = [
     "encoded",
     "flat",
     "from_bytes",
+    "pack_exponent",
     "split",
+    "times_power",
+    "unpack_exponent",
     "views",
 ]
 
@@ -158,3 +162,23 @@ def split(codec: str, raw: Tensor, *sizes: int) -> tuple[Tensor, ...]:
     """`raw` cut into parts of these bytes. Raises CodecError unless they are all of it."""
     check_length(codec, "data", sum(sizes), raw.numel())
     return tuple(torch.split(raw, list(sizes)))
+
+
+def times_power(x: Tensor, exponent: int) -> Tensor:
+    """x · 2^exponent as float64. Two steps, because 2^1073 is no float64."""
+    half = exponent // 2
+    return x.double() * 2.0**half * 2.0 ** (exponent - half)
+
+
+def pack_exponent(exponent: int) -> bytes:
+    """The header of a codec that scales the whole tensor by a power of two."""
+    return struct.pack("<h", exponent)
+
+
+def unpack_exponent(codec: str, header: bytes) -> int:
+    """Raises CodecError for a header of another length, and beyond any float64 (±1,100)."""
+    check_length(codec, "header", 2, len(header))
+    (exponent,) = struct.unpack("<h", header)
+    if abs(exponent) > 1100:
+        raise CodecError(f"{codec} header: scale 2^{exponent}, expected an exponent of ±1100")
+    return int(exponent)

@@ -16,9 +16,12 @@ from typing import Any
 
 from .delta import Delta
 from .feedback import decayed_feedback, feedback
+from .block import int2, int4, int8
 from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
 from .lowrank import LowRank
+from .randomk import RandomK
 from .raw import DTYPES, RawCodec
+from .topk import TopK
 
 __all__ = [
     "RAW",
@@ -40,6 +43,11 @@ RAW = RawCodec()
 
 WORDS: Mapping[str, Callable[..., AnyCodec]] = {
     "raw": RawCodec,
+    "int8": int8,
+    "int4": int4,
+    "int2": int2,
+    "topk": TopK,
+    "randomk": RandomK,
     "lowrank": LowRank,
 }
 """By word, what makes the codec; its keyword parameters (int, float or str) are those of the

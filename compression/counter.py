@@ -1,9 +1,9 @@
 """Counter-based random bits: 32 bits as a function of (key, position), the same on every device.
 
-    bits[i] = mix(premix(i mod 2^16) xor word(key, i div 2^16))
+    bits[i] = mix(premix(i mod 2^15) xor word(key, i div 2^15))
 
 Everything is arithmetic on integers that wraps in the same way on the CPU and on CUDA. `premix` is
-one table of 65,536 words per device, and `word` is splitmix64 (Steele, Lea and Flood 2014, "Fast
+one table of 32,768 words per device, and `word` is splitmix64 (Steele, Lea and Flood 2014, "Fast
 splittable pseudorandom number generators", figure 16) of key and chunk, cut to 32 bits. `mix` is
 two rounds of multiply and shift. Shifts of signed integers copy the sign; between two
 multiplications that costs nothing that can be measured, but after the last one it would bias the
@@ -19,13 +19,13 @@ from torch import Tensor
 
 __all__ = ["CHUNK", "bits", "halves", "uniform"]
 
-CHUNK = 1 << 16
+CHUNK = 1 << 15
 """Positions that share one word; who works in pieces starts them at multiples of it."""
 
 _M1, _M2, _M3 = 0x7FEB352D, 0x846CA68B - 2**32, 0x2C1B3C6D  # odd, spread the bits well
 
 _tables: dict[torch.device, Tensor] = {}
-"""Per device premix(0) to premix(2^16 - 1)."""
+"""Per device premix(0) to premix(2^15 - 1)."""
 
 
 def _table(device: torch.device) -> Tensor:
@@ -58,9 +58,10 @@ def bits(key: int, count: int, device: str | torch.device = "cpu", start: int = 
     width = CHUNK if len(chunks) > 1 else count
     x = _table(device)[:width] ^ words.view(-1, 1)
     x *= _M1
-    x ^= x >> 16
+    shifted = x >> 16
+    x ^= shifted
     x *= _M2
-    x ^= x >> 15
+    x ^= torch.bitwise_right_shift(x, 15, out=shifted)
     x *= _M3
     return x.view(-1)[:count]
 
