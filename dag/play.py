@@ -60,27 +60,37 @@ class Played:
 def max_min(wanted: Sequence[tuple[int, ...]], room: dict[int, float]) -> list[float]:
     """Max-min fair rates. `wanted[i]` are the resources that flow i needs, `room` what each has;
     inf for a flow whose resources are all without limit."""
-    rates = [0.0] * len(wanted)
-    left = list(range(len(wanted)))
-    room = dict(room)
-    count: dict[int, int] = {}
-    for resources in wanted:
+    rates = [_INF] * len(wanted)
+    users: dict[int, list[int]] = {}
+    for i, resources in enumerate(wanted):
         for r in resources:
-            count[r] = count.get(r, 0) + 1
-    while left:
-        level = {i: min((room[r] / count[r] for r in wanted[i]), default=_INF) for i in left}
-        least = min(level.values())
-        if least == _INF:
-            for i in left:
-                rates[i] = _INF
-            return rates
-        fixed = [i for i in left if level[i] <= least * (1 + 1e-12)]
-        for i in fixed:
-            rates[i] = least
-            for r in wanted[i]:
-                room[r] = max(0.0, room[r] - least)
-                count[r] -= 1
-        left = [i for i in left if level[i] > least * (1 + 1e-12)]
+            users.setdefault(r, []).append(i)
+    room = {r: room[r] for r in users}
+    count = {r: len(flows) for r, flows in users.items()}
+    # The resource that gives its flows least fixes them. What others then have for each of theirs
+    # only grows, so an entry of the heap that is out of date goes back with its new share.
+    heap = [(room[r] / count[r], r) for r in users]
+    heapq.heapify(heap)
+    fixed = [False] * len(wanted)
+    while heap:
+        share, r = heap[0]
+        if not count[r]:
+            heapq.heappop(heap)
+            continue
+        now = room[r] / count[r]
+        if now > share * (1 + 1e-12):
+            heapq.heapreplace(heap, (now, r))
+            continue
+        heapq.heappop(heap)
+        if share == _INF:
+            break
+        for i in users[r]:
+            if not fixed[i]:
+                fixed[i] = True
+                rates[i] = share
+                for other in wanted[i]:
+                    room[other] = max(0.0, room[other] - share)
+                    count[other] -= 1
     return rates
 
 
