@@ -1,6 +1,6 @@
 """Codecs on real tensors, and top-k against the obvious way to write it.
 
-    python benchmarks/codecs.py [--json FILE] [--steps 400] [--elements 10000000]
+    python benchmarks/codecs.py [--json FILE] [--steps 300] [--elements 10000000]
 
 The byte GPT of the examples is trained on the standard library's sources, and the ResNet on the
 digits, until both have learned something (their losses are printed). Then three microbatches pass
@@ -225,7 +225,7 @@ def against_obvious(elements: int) -> list[Figure]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--steps", type=int, default=400, help="of the GPT; the ResNet: a half")
+    parser.add_argument("--steps", type=int, default=300, help="of the GPT; the ResNet: a half")
     parser.add_argument("--elements", type=int, default=10_000_000, help="of the comparison")
     options = parser.parse_args()
     torch.manual_seed(0)

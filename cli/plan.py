@@ -46,7 +46,7 @@ def plan(
         from ..client.submission import draft
         from ..sim.preview import preview_cluster
 
-        answer = preview_cluster(scenario, *draft(loaded, say))
+        answer = preview_cluster(scenario, *draft(scenario.adjusted(loaded), say))
     else:
         from .. import client as clients
 

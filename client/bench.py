@@ -10,7 +10,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,16 +90,14 @@ def measure(text: str, tensors: Sequence[Tensor], *, features: int | None = None
     decode_s: list[float] = []
     began = time.perf_counter()
     while _wanted(encode_s, began, len(tensors)):
-        tensor = tensors[len(encode_s) % len(tensors)]
-        key = len(encode_s)
-        seconds, encoded = _timed(lambda t=tensor, k=key: sender.encode(t, k), first.device)
-        encode_s.append(seconds)
+        tensor, key = tensors[len(encode_s) % len(tensors)], len(encode_s)
+        start = _now(first.device)
+        encoded = sender.encode(tensor, key)
+        encode_s.append(_now(first.device) - start)
         data = memoryview(bytearray(b"".join(encoded.buffers)))
-        seconds, decoded = _timed(
-            lambda e=encoded, d=data: receiver.decode(spec, e.header, d, first.device),
-            first.device,
-        )
-        decode_s.append(seconds)
+        start = _now(first.device)
+        decoded = receiver.decode(spec, encoded.header, data, first.device)
+        decode_s.append(_now(first.device) - start)
     size = encoded.size_bytes + len(encoded.header)
     lost = torch.linalg.vector_norm((decoded.double() - tensor.double()).flatten())
     dense = tensor.numel() * tensor.element_size()
@@ -109,8 +107,8 @@ def measure(text: str, tensors: Sequence[Tensor], *, features: int | None = None
         name=codec.name,
         bytes_per_element=size / max(1, tensor.numel()),
         announced_over_encoded=codec.size_bytes(spec) / max(1, encoded.size_bytes),
-        encode_gb_per_s=dense / statistics.median(encode_s[warm]) / 1e9,
-        decode_gb_per_s=dense / statistics.median(decode_s[warm]) / 1e9,
+        encode_gb_per_s=dense / max(statistics.median(encode_s[warm]), 1e-9) / 1e9,
+        decode_gb_per_s=dense / max(statistics.median(decode_s[warm]), 1e-9) / 1e9,
         error=_over(lost, tensor),
         error_of_rest=None if features is None else _over(lost, _centred(tensor, features)),
     )
@@ -123,14 +121,11 @@ def _wanted(times: Sequence[float], began: float, tensors: int) -> bool:
     return len(times) < MOST_TIMES and time.perf_counter() - began < LEAST_S
 
 
-def _timed(call: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
+def _now(device: torch.device) -> float:
+    """The clock, after all that the device was asked to do."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    result = call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return max(time.perf_counter() - start, 1e-9), result
+    return time.perf_counter()
 
 
 def _over(lost: Tensor, whole: Tensor) -> float:

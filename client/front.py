@@ -15,6 +15,7 @@ from ..job import Job
 from . import models
 from .session import Client, Run
 from .submission import prepare
+from .wire import Wire
 
 __all__ = ["SimulationFront"]
 
@@ -32,6 +33,15 @@ class SimulationFront:
         """How many peers have joined. Raises BrokerUnreachable."""
         with Client(address) as client:
             return len(client.describe().peers)
+
+    def wire(self, address: str) -> Wire:
+        """What sums up a run of the broker at an address."""
+
+        def names() -> dict[str, str]:
+            with Client(address) as client:
+                return client.names()
+
+        return Wire(names)
 
     def submit(self, address: str, job: Job, folder: Path) -> tuple[Run, Mapping[str, Any]]:
         """Submits a job whose outputs, and copies of whose data shards, go to `folder`."""

@@ -15,9 +15,13 @@ from rich.table import Table
 from ..proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
 from .records import step_numbers
 from .session import Run
+from .text import safe
+from .wire import Wire, sentence
 
 __all__ = ["follow", "print_table"]
 
+MOST_CODECS = 24
+"""Lines of what codecs did; `--json` has all."""
 LINE_EVERY_S = 5.0
 """Without a terminal, a step is printed at most this often (and after each evaluation)."""
 
@@ -26,9 +30,10 @@ def follow(run: Run, *, json: bool) -> RunState:
     """Shows the events of a run until it has ended, and records its steps; returns its last state.
 
     With `json` each event is one line on stdout. Otherwise people see it on stderr: a bar on a
-    terminal, plain lines elsewhere.
+    terminal, plain lines elsewhere. At the end comes what codecs did on each link, if any were
+    used.
     """
-    recorder = run.recorder()
+    recorder, wire = run.recorder(), Wire(run.client.names)
     state = RunState(run=run.id)
     view: _Bar | _Lines | _Json
     view = _Json(recorder.tokens_per_step) if json else _Bar() if sys.stderr.isatty() else _Lines()
@@ -39,10 +44,25 @@ def follow(run: Run, *, json: bool) -> RunState:
                     recorder.add(event.step)
                 elif event.HasField("state"):
                     state = event.state
+                wire.see(event)
                 view.show(event, state)
     finally:
         recorder.close()
+    _show_wire(wire, json=json)
     return state
+
+
+def _show_wire(wire: Wire, *, json: bool) -> None:
+    """What compression did in the steps that were watched."""
+    rows = wire.rows()
+    if json and rows:
+        print(json_module.dumps({"kind": "wire", "links": wire.table()}), flush=True)
+    elif rows:
+        print(f"codecs, in {max(r.steps for r in rows)} steps", file=sys.stderr)
+        for row in rows[:MOST_CODECS]:
+            print(f"  {safe(sentence(row))}", file=sys.stderr)
+        if len(rows) > MOST_CODECS:
+            print(f"  and {len(rows) - MOST_CODECS} more (--json has all)", file=sys.stderr)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -182,6 +182,10 @@ class Client:
             found: Description = self._runs.Describe(broker_pb2.DescribeRequest(), timeout=CALL_S)
         return found
 
+    def names(self) -> dict[str, str]:
+        """What people call the peers that have joined, by id."""
+        return {p.peer: p.profile.name or p.peer for p in self.describe().peers}
+
     def submit(self, job: Job, say: Callable[[str], None] = lambda line: None) -> Run:
         """Captures the job's model, uploads what the peers need, and starts the run.
 

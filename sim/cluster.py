@@ -14,13 +14,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..job import Job
+from ..compression.codec import parse
+from ..dag.graph import TensorSpec
+from ..job import Codec, Job
 from ..peer.data.reader import Reader
 from ..proto import broker_pb2
 from . import oracle
@@ -47,8 +49,22 @@ class RunHandle(Protocol):
         """Writes the weights."""
 
 
+class Wire(Protocol):
+    """What compression did on the links of one run."""
+
+    def see(self, event: broker_pb2.RunEvent) -> None:
+        """Takes in one event of the run."""
+
+    def table(self) -> Sequence[Mapping[str, Any]]:
+        """By link, role and codec, as `Summary.links` states it; empty where nothing was
+        compressed."""
+
+
 class Front(Protocol):
     """What the floors above do for a simulation."""
+
+    def wire(self, address: str) -> Wire:
+        """What sums up a run of the broker at an address."""
 
     def peers(self, address: str) -> int:
         """How many peers the broker at an address has; raises ConnectionError without a broker."""
@@ -142,7 +158,9 @@ def _run(
             summary.unigram_entropy = unigram_entropy(
                 p.read_bytes() for p in facts["shards"].values()
             )
-        losses, (size, microbatches) = _follow(run, cluster, summary, say)
+        wire = front.wire(cluster.address)
+        losses, (size, microbatches) = _follow(run, cluster, summary, say, wire)
+        summary.links = tuple(wire.table())
         if summary.step_s:
             summary.tokens_per_s = facts["tokens_per_step"] / summary.step_s
         if summary.exit:
@@ -158,6 +176,7 @@ def _run(
             alone = replace(
                 job,
                 plan=replace(job.plan, stages=1),
+                codec=Codec(),
                 train=replace(job.train, microbatch=size),
             )
             again, _ = front.submit(cluster.address, alone, folder / "alone")
@@ -186,6 +205,16 @@ def _run(
     apart = [abs(a - b) for a, b in zip(losses, wanted, strict=True)]
     # max() would pass over a NaN that does not come first.
     summary.max_loss_difference = max(apart) if all(map(math.isfinite, apart)) else math.inf
+    if summary.lossy:
+        last = max(1, len(losses) // 10)
+        summary.loss_ratio = statistics.mean(losses[-last:]) / statistics.mean(wanted[-last:])
+
+
+def lossy(plan: broker_pb2.Plan) -> tuple[str, ...]:
+    """The codecs of a plan that do not give back every bit, each once."""
+    spec = TensorSpec((1024, 1024), "float32")
+    texts = dict.fromkeys(c.codec for c in plan.codecs)
+    return tuple(text for text in texts if parse(text).error_bound(spec) > 0)
 
 
 def _wait_for_peers(cluster: LocalCluster, front: Front, wanted: int) -> None:
@@ -202,6 +231,7 @@ def _follow(
     cluster: LocalCluster,
     summary: Summary,
     say: Callable[[str], None],
+    wire: Wire | None = None,
 ) -> tuple[list[float], tuple[int, int]]:
     """Watches a run to its end and fills the summary; returns the loss of every step, and the size
     and number of the microbatches that its plan divides a batch into (0 without a plan)."""
@@ -211,7 +241,10 @@ def _follow(
     compute_s = 0.0
     for event in run.watch():
         kind = event.WhichOneof("kind")
+        if wire is not None:
+            wire.see(event)
         if kind == "plan":
+            summary.lossy = lossy(event.plan)
             summary.stages = len(event.plan.stages)
             predicted = event.plan.predicted
             summary.predicted_step_s = predicted.step_s

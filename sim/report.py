@@ -8,11 +8,15 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 __all__ = ["Summary", "render", "unigram_entropy", "write_json"]
+
+MOST_LINKS = 12
+"""Lines of what codecs did."""
 
 
 @dataclass(kw_only=True)
@@ -39,6 +43,12 @@ class Summary:
     max_loss_difference: float | None = None
     """Largest |loss - loss of the plain loop| over all steps; None when not verified."""
     verified_against: str = ""
+    lossy: tuple[str, ...] = ()
+    """Codecs of the plan that do not give back every bit: with them the losses are not meant to
+    equal those of the plain loop."""
+    loss_ratio: float | None = None
+    """With lossy codecs and verified: mean loss of the last tenth of the steps over that of the
+    plain loop."""
     tokens_per_s: float = 0.0
     step_s: float = 0.0
     """Median over all steps but the first."""
@@ -55,6 +65,10 @@ class Summary:
     """Predicted step seconds of what the plan was compared with, by name."""
     bytes_on_wire: int = 0
     """Encoded bytes of all frames between peers, the whole run."""
+    links: tuple[Mapping[str, Any], ...] = ()
+    """What compression did, by link, role and codec, what saved most first: source, destination,
+    role, codec, bytes, dense_bytes (the whole run), saved_s (as predicted), encode_s (of both
+    ends), error (relative L2, the mean of the samples). Empty: nothing was compressed."""
     seconds: float = 0.0
     """From the first process's start to the last one's end."""
     again: str = ""
@@ -108,6 +122,11 @@ def render(s: Summary) -> str:
                 f" · vs {s.verified_against}: max difference {s.max_loss_difference:.1e} "
                 f"over {s.steps} steps"
             )
+        if s.loss_ratio is not None:
+            text += (
+                f" (not meant to be equal: {', '.join(s.lossy)}); "
+                f"the last tenth {s.loss_ratio - 1:+.1%}"
+            )
         lines.append(text)
     if s.step_s:
         text = f"speed    {s.step_s:.3f} s/step, {_si(s.tokens_per_s)} tok/s"
@@ -123,12 +142,34 @@ def render(s: Summary) -> str:
             lines.append(
                 f"against  {' · '.join(ratios)} [predicted, its step time over this one's]"
             )
-        lines.append(f"wire     {s.bytes_on_wire / 1e6:.1f} MB dense")
+        lines += _wire(s)
     tail = f"again    {s.again}"
     if s.weights:
         tail += f" · weights {s.weights}"
     lines.append(tail)
     return "\n".join(lines)
+
+
+def _wire(s: Summary) -> Iterator[str]:
+    """What crossed the links; with codecs also what they did on each."""
+    if not s.links:
+        yield f"wire     {s.bytes_on_wire / 1e6:.1f} MB dense"
+        return
+    dense = s.bytes_on_wire + sum(x["dense_bytes"] - x["bytes"] for x in s.links)
+    worst = max(x["error"] for x in s.links)
+    yield (
+        f"wire     {s.bytes_on_wire / 1e6:.1f} MB, {dense / 1e6:.1f} MB dense "
+        f"({dense / max(1, s.bytes_on_wire):.2f}x) · codec error {worst:.2g} (the worst link)"
+    )
+    for x in s.links[:MOST_LINKS]:
+        saved = f"saved {x['saved_s']:.3g} s [predicted], " if x["saved_s"] else ""
+        yield (
+            f"         {x['source']} -> {x['destination']} {x['role'].replace('_', ' ')}: "
+            f"{x['codec']}, {x['bytes'] / 1e6:.1f} of {x['dense_bytes'] / 1e6:.1f} MB, {saved}"
+            f"encoding {x['encode_s']:.3g} s, error {x['error']:.2g}"
+        )
+    if len(s.links) > MOST_LINKS:
+        yield f"         and {len(s.links) - MOST_LINKS} more (--json has all)"
 
 
 def write_json(s: Summary, path: Path) -> None:

@@ -20,7 +20,8 @@ from ..broker.scheduler.interface import PeerOffer
 from ..dag.network import Network
 from ..dag.plan import PeerId
 from ..dag.speed import Speeds
-from ..job.settings import SettingsError, nearest, read_toml
+from ..job import Job
+from ..job.settings import SettingsError, nearest, plain, read_toml
 from ..job.units import Duration, Rate
 from . import topologies
 from .networks import matrices
@@ -61,7 +62,7 @@ class Scenario(Renamed):
     seed: int = 0
     """Of everything random."""
     job_overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the job with other values."""
+    """Tables and keys of the job with other values, as in [job_overrides.codec]; see `adjusted`."""
     network_set: str = ""
     """`network` in the file: "set:NAME" or "set:NAME:VARIANT" of topologies.json, beneath places
     and links."""
@@ -135,6 +136,22 @@ class Scenario(Renamed):
         """Of a peer by its name. Raises KeyError."""
         return {p.name: p for p in self.peers}[peer].hardware.speeds
 
+    def adjusted(self, job: Job) -> Job:
+        """The job with the values of `job_overrides` in the place of its own, table by table.
+
+        Raises SettingsError for a key or a value that a job cannot have.
+        """
+        if not self.job_overrides:
+            return job
+        table = plain(job)
+        try:
+            for key, value in self.job_overrides.items():
+                table[key] = _over(table.get(key), value, key)
+            changed = Job.from_table(table)
+        except SettingsError as error:
+            raise error.inside("job_overrides").at(self.name) from None
+        return replace(changed, module=job.module, folder=job.folder)
+
     @property
     def job_path(self) -> Path:
         return self.folder / self.job
@@ -203,6 +220,16 @@ class Scenario(Renamed):
             )
 
 
+def _over(given: Any, value: Any, key: str) -> Any:
+    """A key's value with an override; tables are merged."""
+    if not isinstance(given, Mapping) or not isinstance(value, Mapping):
+        return value
+    lengths = ("steps", "tokens", "passes")
+    if key == "train" and any(name in value for name in lengths):
+        given = {k: v for k, v in given.items() if k not in lengths}  # another way to say it
+    return {**given, **{k: _over(given.get(k), v, k) for k, v in value.items()}}
+
+
 def _named(peers: Sequence[PeerTable]) -> Iterator[PeerTable]:
     """Each peer by itself. Raises SettingsError for too many, and for a name that is taken."""
     total, seen, places = 0, dict[str, int](), {p.place for p in peers}
@@ -232,7 +259,7 @@ def _named(peers: Sequence[PeerTable]) -> Iterator[PeerTable]:
 
 def _not_built(scenario: Scenario) -> Iterator[str]:
     """Every key that asks for what this version cannot do."""
-    yield from not_default(scenario, ("job_overrides", "mode", "limit", "time_scale", "faults"))
+    yield from not_default(scenario, ("mode", "limit", "time_scale", "faults"))
     for name in ("churn", "expect"):
         yield from (f"{name}.{key}" for key in not_default(getattr(scenario, name)))
     for name, place in scenario.places.items():

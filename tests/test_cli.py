@@ -20,7 +20,7 @@ import shoal
 from shoal import cli
 from shoal.sim.processes import LocalCluster
 
-VERBS = ["broker", "cancel", "eval", "export", "join", "login", "peers", "plan", "runs"]
+VERBS = ["bench", "broker", "cancel", "eval", "export", "join", "login", "peers", "plan", "runs"]
 VERBS += ["sim", "status", "train", "watch"]
 
 JOB = """

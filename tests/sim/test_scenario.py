@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -256,7 +257,6 @@ def test_what_is_wrong_is_named_with_its_line(
         ("mode", 'mode = "ghost"\n' + TWO + LINK),
         ("limit", 'limit = "20min"\n' + TWO + LINK),
         ("time_scale", "time_scale = 2.0\n" + TWO + LINK),
-        ("job_overrides", "job_overrides = {train = {steps = 3}}\n" + TWO + LINK),
         ("faults", TWO + LINK + '[[faults]]\ndo = "kill"\nwho = ["a"]\nat = "3s"\n'),
         ("churn.fail_per_hour", TWO + LINK + "[churn]\nfail_per_hour = 0.1\n"),
         ("expect.loss_below", TWO + LINK + "[expect]\nloss_below = 3.0\n"),
@@ -284,6 +284,48 @@ def test_a_default_written_out_is_not_refused(tmp_path: Path) -> None:
         '[broker]\nplace = "us"\nup = "1Gbit"\n'
     )
     assert len(read(tmp_path, body).peers) == 2
+
+
+# ---------------------------------------------------------------- another job
+
+
+def job(**train: object) -> Job:
+    return Job(model="a:b", batch=8, name="mine", **(train or {"steps": 5}))  # type: ignore[arg-type]
+
+
+def test_overrides_take_the_place_of_keys_and_leave_the_others(tmp_path: Path) -> None:
+    tables = '[job_overrides.train]\nlr = 0.5\n[job_overrides.codec]\ndefault = "lossless"\n'
+    scenario = read(tmp_path, TWO + LINK + tables)
+    module = object()
+    given = replace(job(), module=module, folder=tmp_path)
+    found = scenario.adjusted(given)
+    assert (found.train.lr, found.train.batch, found.train.steps) == (0.5, 8, 5)
+    assert found.codec.default == "lossless"
+    assert (found.name, found.folder) == ("mine", tmp_path)
+    assert found.module is module
+    assert read(tmp_path, TWO + LINK).adjusted(given) is given
+
+
+def test_another_length_takes_the_place_of_the_jobs_whatever_it_is_given_as(tmp_path: Path) -> None:
+    scenario = read(tmp_path, "job_overrides = {train = {passes = 3}}\n" + TWO + LINK)
+    assert scenario.adjusted(job(tokens=999)).train.passes == 3
+    assert scenario.adjusted(job(tokens=999)).train.tokens is None
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ("{codec = {defualt = 'none'}}", "`job_overrides.codec.defualt` is not a known key"),
+        ("{train = {lr = 'fast'}}", "`job_overrides.train.lr`"),
+        ("{trian = {lr = 1.0}}", "`job_overrides.trian` is not a known key"),
+        ("{codec = 3}", "`job_overrides.codec`"),
+    ],
+)
+def test_what_no_job_can_have_is_named(tmp_path: Path, table: str, says: str) -> None:
+    scenario = read(tmp_path, f"job_overrides = {table}\n" + TWO + LINK)
+    with pytest.raises(SettingsError) as caught:
+        scenario.adjusted(job())
+    assert says in str(caught.value)
 
 
 # ---------------------------------------------------------------- expansion
