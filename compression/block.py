@@ -39,6 +39,7 @@ from torch import Tensor
 
 from . import counter
 from .checks import (
+    PIECE,
     as_dtype,
     check_length,
     count,
@@ -53,9 +54,6 @@ from .checks import (
 from .interface import CodecError, Encoded, Spec
 
 __all__ = ["BlockCodec", "int2", "int4", "int8"]
-
-_CHUNK = {"cpu": 1 << 17, "cuda": 1 << 24}
-"""Elements that are worked on at once: on the CPU what stays in its cache."""
 
 _SMALLEST, _LARGEST = 2.0**-60, 2.0**100
 _NO_SCALE = 2.0**-120
@@ -111,7 +109,7 @@ class BlockCodec:
         x = flat(self._word, tensor)
         if x.numel() == 0:
             return encoded(pack_exponent(0))
-        size = min(_CHUNK[x.device.type], x.numel() + self.block)
+        size = min(PIECE[x.device.type], x.numel() + self.block)
         working = torch.float64 if x.dtype is torch.float64 else torch.float32
         scratch = torch.empty(size, dtype=working, device=x.device)
         found = []
@@ -145,7 +143,7 @@ class BlockCodec:
 
     def _chunks(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """x in pieces as (first element, rows of blocks), the last one with zeros behind it."""
-        size = _CHUNK[x.device.type]
+        size = PIECE[x.device.type]
         for start in range(0, x.numel(), size):
             piece = x[start : start + size]
             if piece.numel() % self.block:
@@ -178,7 +176,7 @@ class BlockCodec:
         if self.bits < 8:
             integers = _unfold(integers, self.bits, n)
         out = torch.empty(n, dtype=dtype, device=device)
-        size = _CHUNK[out.device.type]
+        size = PIECE[out.device.type]
         for start in range(0, n, size):
             piece = out[start : start + size]
             direct = dtype is torch.float32 and not exponent

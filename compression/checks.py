@@ -22,6 +22,7 @@ __all__ = [
     "DTYPES",
     "FLOATING",
     "MAX_ELEMENTS",
+    "PIECE",
     "as_dtype",
     "check_length",
     "count",
@@ -59,6 +60,9 @@ FLOATING = tuple(name for name, dtype in DTYPES.items() if dtype.is_floating_poi
 
 MAX_ELEMENTS = 1 << 48
 """No tensor has as many; a shape that claims so is nonsense."""
+
+PIECE = {"cpu": 1 << 17, "cuda": 1 << 24}
+"""By type of device, elements to work on at once: on the CPU what stays in its cache."""
 
 
 def dtype_name(tensor: Tensor) -> str:

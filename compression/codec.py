@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from .block import int2, int4, int8
+from .cast import bf16, fp16
 from .delta import Delta
 from .feedback import decayed_feedback, feedback
-from .block import int2, int4, int8
 from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
 from .lowrank import LowRank
 from .randomk import RandomK
@@ -43,6 +44,8 @@ RAW = RawCodec()
 
 WORDS: Mapping[str, Callable[..., AnyCodec]] = {
     "raw": RawCodec,
+    "bf16": bf16,
+    "fp16": fp16,
     "int8": int8,
     "int4": int4,
     "int2": int2,
