@@ -42,7 +42,7 @@ def test_bf16_loses_what_its_eight_bits_lose() -> None:
     row = measure("bf16", tensors)
     lost = [float((t.bfloat16().float() - t).norm() / t.norm()) for t in tensors]
     assert row.bytes_per_element == pytest.approx(2, rel=0.001)
-    assert min(lost) <= row.error <= max(lost)
+    assert min(lost) * 0.999 <= row.error <= max(lost) * 1.001
 
 
 def test_the_error_without_the_mean_is_over_what_differs_between_tokens() -> None:
@@ -87,8 +87,8 @@ def test_json_has_the_machine_and_every_figure() -> None:
     [
         (["--codec", "zip"], "names no codec"),
         (["--codec", "raw", "--codec", "topk:ratio=0.5"], "ratio"),
-        (["--elements", "0"], "0"),
-        (["--device", "cuda:99"], "expected one of cpu"),
+        (["--elements", "0", "--codec", "raw"], "--elements"),
+        (["--device", "cuda:99", "--codec", "raw"], "expected one of cpu"),
     ],
 )
 def test_wrong_input_is_said_before_anything_is_measured(arguments: list[str], says: str) -> None:
