@@ -18,8 +18,9 @@ from ..dag.validate import validate
 from ..dag.vocabulary import planned_graph
 from .events import ConsiderPlan, MakePlan, PlanConsidered, PlanFailed, PlanReady
 from .request import plan_request
-from .scheduler.candidate import from_plan
-from .scheduler.interface import NoPlan, PeerOffer, Planner
+from .scheduler.carried import Carried
+from .scheduler.coded import with_codecs
+from .scheduler.interface import NoPlan, PeerOffer, Planner, PlanRequest
 from .scheduler.judge import Judge
 from .scheduler.planners import plan as by_name
 from .scheduler.replan import migration
@@ -51,6 +52,8 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
         plan = planner(plan_request(spec, read_spec(spec), graph, ask.peers, ask.network))
     form = planned_graph(_bound(graph, plan.microbatch_size), plan)
     plan.validate(len(form.operators))
+    if spec.HasField("plan"):
+        plan = _with_codecs(ask, form, plan)
     core = [str(o) for o in ask.peers if o.operator_set == "core" and o.peer in plan.peers]
     if plan.head_parts and core:
         raise PlanError(
@@ -58,6 +61,19 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
             "set only: expected peers with the full set, or head_parts 0"
         )
     return PlanReady(ask.run, ask.version, plan, frame_pairs(form, plan))
+
+
+def _with_codecs(ask: MakePlan, form: Graph, plan: Plan) -> Plan:
+    """A hand-written plan with the codecs that the job asks for, where it has none of its own."""
+    if plan.codecs or len(plan.peers) < 2:
+        return plan
+    options = read_spec(ask.spec).options
+    if not options.codecs.asked:
+        return plan
+    count, size = len(plan.routes), plan.microbatch_size
+    return with_codecs(
+        Judge(PlanRequest(form, ask.peers, count, size, options=options, links=ask.network)), plan
+    )
 
 
 def _bound(graph: Graph, size: int) -> Graph:
@@ -71,8 +87,8 @@ def consider(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner = by_name) 
     """The event that answers a ConsiderPlan."""
     graph = graph_from_bytes(graph_bytes)
     wish = read_spec(ask.spec)
-    names = {o.peer: i for i, o in enumerate(ask.peers)}
-    if any(p not in names for p in ask.plan.peers):
+    offered = {o.peer for o in ask.peers}
+    if any(p not in offered for p in ask.plan.peers):
         return PlanConsidered(ask.run, ask.version)  # a holder is gone: not a matter of speed
     whole = plan_request(ask.spec, wish, graph, ask.peers, ask.network)
     # A running plan keeps its microbatches and its graph.
@@ -82,7 +98,8 @@ def consider(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner = by_name) 
     if not kept:
         return PlanConsidered(ask.run, ask.version)
     request = replace(kept[0], others=())
-    running_s = Judge(request).seconds(from_plan(ask.plan, names))
+    running = Carried(Judge(request), ask.plan)
+    running_s = running.seconds(running.of_plan(ask.plan.codecs))
     try:
         found = planner(request)
     except NoPlan:

@@ -6,7 +6,8 @@ Rules.
   seconds have passed, and something could have changed: a peer joined or left the pool, or a speed
   that training measured. One at a time, over all runs; runs with a hand-written plan, or with
   `replan = false`, never.
-- The answer compares both plans at the speeds and links of now; `scheduler/replan.py` decides.
+- The answer compares both plans, each with its codecs, at the speeds and links of now;
+  `scheduler/replan.py` decides. So codecs follow the links: they are chosen again for every plan.
 - A decision is shown and kept (`prepared`). The move itself waits for snapshots: until the run can
   hand stages over, it goes on under its plan.
 """
@@ -112,14 +113,25 @@ class Reconsidering:
         if move is None:
             return []
         known.hysteresis.moved(step)
-        if known.prepared is not None and known.prepared.stages == event.plan.stages:
+        had, plan = known.prepared, event.plan
+        if had is not None and (had.stages, had.codecs) == (plan.stages, plan.codecs):
             return []  # said before
-        known.prepared = event.plan
-        parts = in_parts(run.plan, event.plan)
-        who = ", then ".join(" and ".join(part) for part in parts)
+        known.prepared = plan
         text = (
-            f"{move}; it would move {who}. The run goes on under its plan: stages are handed over "
-            "at snapshots, which are not built yet"
+            f"{move}; it would {_changes(run.plan, plan)}. The run goes on under its plan: stages "
+            "and codecs change at snapshots, which are not built yet"
         )
         fields = (("run", run.id), ("step", step), ("gain", move.gain), ("why", str(move)))
         return [Log("plan_prepared", fields), *run.note(text, now)]
+
+
+def _changes(old: Plan, new: Plan) -> str:
+    """What moving from one plan to the other changes, for people."""
+    parts = in_parts(old, new)
+    found = []
+    if parts:
+        found.append("move " + ", then ".join(" and ".join(part) for part in parts))
+    links = {(c.source, c.destination) for c in set(old.codecs) ^ set(new.codecs)}
+    if links:
+        found.append(f"change the codecs of {len(links)} link{'s' if len(links) > 1 else ''}")
+    return " and ".join(found) or "send microbatches on other routes"

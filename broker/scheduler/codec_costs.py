@@ -34,7 +34,8 @@ class Cost(NamedTuple):
 COSTS: Mapping[str, tuple[Cost, Cost]] = {
     # word: (on CPU cores, on a GPU)
     "raw": (Cost(0.0, 0.0), Cost(0.0, 0.0)),
-    "cast": (Cost(2.0, 2.0, 2), Cost(1.5, 1.5, 2)),
+    "bf16": (Cost(2.0, 2.0, 2), Cost(1.5, 1.5, 2)),
+    "fp16": (Cost(2.0, 2.0, 2), Cost(1.5, 1.5, 2)),
     "int8": (Cost(10.0, 10.0, 10), Cost(8.0, 4.0, 10)),
     "int4": (Cost(20.0, 15.0, 15), Cost(10.0, 6.0, 15)),
     "int2": (Cost(20.0, 15.0, 15), Cost(10.0, 6.0, 15)),
@@ -45,7 +46,6 @@ COSTS: Mapping[str, tuple[Cost, Cost]] = {
 }
 """By word of a codec. At 10 GB/s: bf16 5 GB/s, int8 1 GB/s, lossless 0.4 GB/s each way, exact top-k
 0.25 GB/s to encode."""
-_SAME = {"bf16": "cast", "fp16": "cast"}
 _DEAREST = (
     Cost(*map(max, *(c for c, _ in COSTS.values()))),
     Cost(*map(max, *(g for _, g in COSTS.values()))),
@@ -60,7 +60,7 @@ def cost_of(text: str, gpu: bool) -> Cost:
     """Of a codec's text. A wrapper decodes what it has encoded, to know what was lost."""
     head = text.partition(":")[0]
     *wrappers, word = (part.partition("/")[0] for part in head.split("+"))
-    encode, decode, calls = COSTS.get(_SAME.get(word, word), _DEAREST)[gpu]
+    encode, decode, calls = COSTS.get(word, _DEAREST)[gpu]
     for _ in wrappers:
         encode, decode, calls = encode + decode + WRAPPER, decode + WRAPPER, 2 * calls
     return Cost(encode, decode, calls)
