@@ -19,6 +19,7 @@ from .cast import bf16, fp16
 from .delta import Delta
 from .feedback import decayed_feedback, feedback
 from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
+from .lossless import LosslessCodec
 from .lowrank import LowRank
 from .randomk import RandomK
 from .raw import DTYPES, RawCodec
@@ -37,6 +38,7 @@ __all__ = [
     "StatefulCodec",
     "fitting",
     "parse",
+    "typical_bytes",
 ]
 
 AnyCodec = Codec | StatefulCodec
@@ -44,6 +46,7 @@ RAW = RawCodec()
 
 WORDS: Mapping[str, Callable[..., AnyCodec]] = {
     "raw": RawCodec,
+    "lossless": LosslessCodec,
     "bf16": bf16,
     "fp16": fp16,
     "int8": int8,
@@ -77,10 +80,18 @@ def parse(text: str) -> AnyCodec:
 
 def fitting(codec: AnyCodec, spec: Spec) -> AnyCodec:
     """The codec, or RAW where it does not pay or cannot work: for anything but floating point
-    numbers, and where its bytes may be as many as those of the tensor. Both ends know it from the
-    spec alone."""
+    numbers, and where its `typical_bytes` are no fewer than those of the tensor. Both ends know it
+    from the spec alone."""
     floating = spec.dtype in DTYPES and DTYPES[spec.dtype].is_floating_point
-    return codec if floating and codec.size_bytes(spec) < spec.size_bytes else RAW
+    return codec if floating and typical_bytes(codec, spec) < spec.size_bytes else RAW
+
+
+def typical_bytes(codec: AnyCodec, spec: Spec) -> int:
+    """Bytes to plan with. `size_bytes`, unless the codec's size depends on the content: such a one
+    has a method `typical_bytes(spec)` for data as training has it, and its `size_bytes` is the
+    most it can give."""
+    typical = getattr(codec, "typical_bytes", codec.size_bytes)
+    return int(typical(spec))
 
 
 def _make(
