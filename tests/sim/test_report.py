@@ -60,7 +60,7 @@ def test_a_lossy_run_is_not_held_against_the_plain_loop() -> None:
 
 
 def test_only_codecs_that_change_bits_are_lossy() -> None:
-    texts = ["raw/1", "int8", "int8", "topk:ratio=100"]
+    texts = ["lossless", "raw/1", "int8", "int8", "topk:ratio=100"]
     plan = Plan(codecs=[CodecChoice(source="a", destination="b", codec=t) for t in texts])
     assert lossy(plan) == ("int8", "topk:ratio=100")
 
