@@ -1,0 +1,95 @@
+"""The numbers that a sparse codec keeps, written by another codec.
+
+They come in pieces, of one tensor or of each of its samples. A codec that shares scales takes each
+piece by itself, so that no sample depends on its mates; fp32 and bf16 take all at once (bf16 shares
+a power of two, but only beyond 2^-60 … 2^120). The inner codec's headers lie before its bytes:
+
+    [header of piece 0][header of piece 1]…[bytes of piece 0][bytes of piece 1]…
+
+Where the inner codec does not pay (bf16 for a tensor of bf16), the numbers go as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from .checks import DTYPES, check_length
+from .echo import TensorShape
+from .interface import Codec, CodecError
+
+__all__ = ["VALUES", "Values"]
+
+VALUES = {"fp32": "raw", "bf16": "bf16", "fp16": "fp16", "int8": "int8", "int4": "int4"}
+"""By the word of a `values` parameter, the codec's text; fp32: as they are, whatever the dtype."""
+
+_TOGETHER = ("fp32", "bf16")
+
+
+class Values:
+    """`word` is one of VALUES. Raises CodecError for another one, which names `codec`."""
+
+    def __init__(self, codec: str, word: str) -> None:
+        from .codec import parse  # which makes the sparse codecs
+
+        if word not in VALUES:
+            raise CodecError(f"{codec}: values is {word!r}: expected one of {', '.join(VALUES)}")
+        self._codec, self._whole = codec, word in _TOGETHER
+        self._inner = cast(Codec, parse(VALUES[word]))
+
+    def error_bound(self, dtype: str, pieces: Sequence[int]) -> float:
+        """‖Δ‖₂ / ‖x‖₂ of the numbers alone."""
+        return max(
+            (codec.error_bound(spec) for codec, spec in self._parts(dtype, pieces)), default=0.0
+        )
+
+    def size_bytes(self, dtype: str, pieces: Sequence[int]) -> int:
+        """Of numbers of this dtype in pieces of these lengths, headers included."""
+        return sum(_header(c) + c.size_bytes(spec) for c, spec in self._parts(dtype, pieces))
+
+    def encode(self, numbers: Tensor, pieces: Sequence[int], key: int) -> list[memoryview]:
+        """numbers (Σ pieces,): the buffers, in order."""
+        headers, start = b"", 0
+        buffers: list[memoryview] = []
+        name = str(numbers.dtype).removeprefix("torch.")
+        for codec, spec in self._parts(name, pieces):
+            encoded = codec.encode(numbers[start : start + spec.sizes[0]], key)
+            headers += encoded.header
+            buffers += encoded.buffers
+            start += spec.sizes[0]
+        return [memoryview(headers), *buffers] if headers else buffers
+
+    def decode(
+        self, dtype: str, pieces: Sequence[int], data: memoryview, device: str | torch.device
+    ) -> Tensor:
+        """The numbers on `device`. Raises CodecError."""
+        check_length(self._codec, "values", self.size_bytes(dtype, pieces), data.nbytes)
+        parts = list(self._parts(dtype, pieces))
+        head, body, found = 0, sum(_header(codec) for codec, _ in parts), []
+        for codec, spec in parts:
+            header = bytes(data[head : head + _header(codec)])
+            size = codec.size_bytes(spec)
+            found.append(codec.decode(spec, header, data[body : body + size], device))
+            head, body = head + len(header), body + size
+        if len(found) == 1:
+            return found[0]
+        return torch.cat(found) if found else torch.empty(0, dtype=DTYPES[dtype], device=device)
+
+    def _parts(self, dtype: str, pieces: Sequence[int]) -> Iterator[tuple[Codec, TensorShape]]:
+        from .codec import fitting
+
+        item = DTYPES[dtype].itemsize
+        for n in [sum(pieces)] if self._whole else pieces:
+            spec = TensorShape((n,), dtype, n * item)
+            yield cast(Codec, fitting(self._inner, spec)), spec
+
+
+def _header(codec: Codec) -> int:
+    """Bytes of the header, which all tensors of a codec have in common."""
+    return _HEADERS.setdefault(codec.name, len(codec.encode(torch.ones(1)).header))
+
+
+_HEADERS: dict[str, int] = {}
