@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .checks import DTYPES, count, dtype_name, dtype_of
 from .echo import all_finite, echo, narrowed, shape_of, wide
-from .feedback import stateless
+from .feedback import stateless, typical_bytes
 from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
 
 __all__ = ["Delta", "counted"]
@@ -37,7 +37,8 @@ class Delta:
     """See the module."""
 
     stateful = True
-    varying = True
+    both_know = True
+    """The states of both ends are equal after each tensor."""
 
     def __init__(self, inner: Codec | StatefulCodec) -> None:
         from .codec import parse  # which makes this
@@ -57,7 +58,7 @@ class Delta:
 
     def typical_bytes(self, spec: Spec) -> int:
         """Of every tensor after the first."""
-        return self.inner.size_bytes(spec)
+        return typical_bytes(self.inner, spec)
 
     def encode(self, tensor: Tensor, state: State, key: int = 0) -> tuple[Encoded, State]:
         spec = shape_of(tensor)

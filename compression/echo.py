@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .checks import dtype_name
-from .interface import Codec, Encoded, Spec
+from .interface import Encoded, Spec
 
 __all__ = ["TensorShape", "all_finite", "echo", "narrowed", "shape_of", "wide"]
 
@@ -28,15 +29,23 @@ def shape_of(tensor: Tensor) -> TensorShape:
     )
 
 
-def echo(codec: Codec, spec: Spec, encoded: Encoded, device: str | torch.device) -> Tensor:
+class Decoder(Protocol):
+    """A codec without state, or a stream."""
+
+    def decode(
+        self, spec: Spec, header: bytes, data: memoryview, device: str | torch.device = "cpu"
+    ) -> Tensor: ...
+
+
+def echo(decoder: Decoder, spec: Spec, encoded: Encoded, device: str | torch.device) -> Tensor:
     """What decoding gives at the other end. Costs a copy of the encoded bytes, for `decode` takes
     its buffer over. Raises CodecError, for a codec that does not read what it wrote."""
-    data = memoryview(torch.empty(encoded.size_bytes, dtype=torch.uint8).numpy())
+    data = torch.empty(encoded.size_bytes, dtype=torch.uint8).numpy().data
     at = 0
     for buffer in encoded.buffers:
         data[at : at + buffer.nbytes] = buffer
         at += buffer.nbytes
-    return codec.decode(spec, encoded.header, data, device)
+    return decoder.decode(spec, encoded.header, data, device)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -41,16 +41,22 @@ def stateless(wrapper: str, inner: Codec | StatefulCodec) -> Codec:
     return cast(Codec, inner)
 
 
+def typical_bytes(codec: Codec, spec: Spec) -> int:
+    """As the function of `codec.py`, which imports the wrappers."""
+    return int(getattr(codec, "typical_bytes", codec.size_bytes)(spec))
+
+
 class Feedback:
     """See the module. `decay` is d."""
 
     stateful = True
+    both_know = False
+    """Only the sender has a state."""
 
     def __init__(self, inner: Codec | StatefulCodec, word: str, decay: float) -> None:
         self.inner = stateless(word, inner)
         self.decay = decay
         self.name = f"{word}/1+{self.inner.name}"
-        self.varying: bool = getattr(inner, "varying", False)
 
     def error_bound(self, spec: Spec) -> float:
         """Of p, not of x: ‖C(p) - p‖₂ / ‖p‖₂."""
@@ -58,6 +64,9 @@ class Feedback:
 
     def size_bytes(self, spec: Spec) -> int:
         return self.inner.size_bytes(spec)
+
+    def typical_bytes(self, spec: Spec) -> int:
+        return typical_bytes(self.inner, spec)
 
     def encode(self, tensor: Tensor, state: State, key: int = 0) -> tuple[Encoded, State]:
         spec = shape_of(tensor)

@@ -46,7 +46,8 @@ class LowRank:
     """See the module."""
 
     stateful = True
-    varying = True
+    both_know = True
+    """The states of both ends are equal after each tensor."""
 
     def __init__(self, rank: int = 8, renew: int = 64) -> None:
         if not 1 <= rank <= 65536:
@@ -179,7 +180,8 @@ def _leading(x: Tensor, rank: int, key: int) -> Tensor:
     # Of the columns' span, the directions in which the rows differ most.
     small = x @ q
     turn = torch.linalg.eigh(small.T @ small).eigenvectors.flip(-1)
-    return torch.linalg.qr(q @ turn[:, :rank]).Q.contiguous()
+    basis: Tensor = torch.linalg.qr(q @ turn[:, :rank]).Q
+    return basis.contiguous()
 
 
 def _state(basis: Tensor, number: int) -> State:

@@ -5,16 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from .codec import AnyCodec, Codec, StatefulCodec
+from .echo import echo
 from .interface import Encoded, Spec, State
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Stream", "is_stateful"]
+__all__ = ["Stream", "is_exact", "is_stateful"]
 
 
 def is_stateful(codec: AnyCodec) -> bool:
     return getattr(codec, "stateful", False)
+
+
+def is_exact(codec: AnyCodec, spec: Spec) -> bool:
+    """Whether every tensor of this spec comes out bit for bit as it went in."""
+    return not is_stateful(codec) and codec.error_bound(spec) == 0
 
 
 class Stream:
@@ -44,3 +50,11 @@ class Stream:
         codec = cast(StatefulCodec, self.codec)
         tensor, self.state = codec.decode(spec, header, data, self.state, device)
         return tensor
+
+    def echo(
+        self, before: State, spec: Spec, encoded: Encoded, device: str | torch.device = "cpu"
+    ) -> torch.Tensor:
+        """What the other end makes of a tensor that this one encoded when its state was `before`.
+        Changes nothing; costs what decoding costs."""
+        known = before if getattr(self.codec, "both_know", False) else {}
+        return echo(Stream(self.codec, known), spec, encoded, device)

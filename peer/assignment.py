@@ -271,6 +271,7 @@ class Assignment:
             evaluation=steps.evaluation,
             stages=steps.stage_times,
             update_s=steps.update_s,
+            links=steps.links,
         )
         self._sent_bytes = 0
         return e.Tell(broker_pb2.PeerMessage(step=report))

@@ -4,7 +4,8 @@ here, before anything runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,11 +18,13 @@ from ..dag.execute import SpecError, StageExecutor
 from ..dag.flow import Flow
 from ..dag.graph import Graph, GraphError, Lowered, TensorSpec
 from ..dag.infer import infer_operator
+from .codings import Codings
 from .data.reader import Reader
 from .exchange import Exchange, Held, Wire
 from .optimizer import StageOptimizer
 from .order import BuildOrder
 from .store import Store
+from .streams import Streams
 from .weights import WeightError, starting_tensor
 
 __all__ = ["Inputs", "Work", "build_work"]
@@ -41,17 +44,13 @@ class Work:
     held: dict[int, Held]
     """This peer's stages by index."""
     exchange: Exchange
+    streams: Streams
     reader: Reader
     unread: dict[str, Tensor]
     """Exported here, though no operator reads them."""
     store: Store = field(default_factory=Store)
     inputs: dict[tuple[int, int, int], Inputs] = field(default_factory=dict)
     """Prefetched data by (step, microbatch, stage)."""
-
-    @cached_property
-    def codecs(self) -> dict[tuple[str, str, str], str]:
-        """Codec by (source, destination, role); raw/1 where the plan says nothing."""
-        return {(c.source, c.destination, c.role): c.codec for c in self.order.plan.codecs}
 
     @cached_property
     def reading(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
@@ -130,9 +129,11 @@ class Work:
         return found
 
 
-def build_work(order: BuildOrder, device: torch.device) -> Work:
-    """Raises ValueError (PlanError, GraphError, SpecError, WeightError) when the parts of the order
-    do not fit together."""
+def build_work(
+    order: BuildOrder, device: torch.device, clock: Callable[[], float] = time.perf_counter
+) -> Work:
+    """Raises ValueError (PlanError, GraphError, SpecError, WeightError, CodecError) when the parts
+    of the order do not fit together. `clock` gives the seconds of codecs."""
     plan = order.plan.validate(len(order.graph.operators))
     graph = order.graph.bind(plan.microbatch_size)
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
@@ -170,7 +171,14 @@ def build_work(order: BuildOrder, device: torch.device) -> Work:
         lost += [b.name for b in graph.buffers if b.persistent and f"buffer:{b.name}" not in owners]
         unread = {name: weights[name] for name in lost}
     exchange = Exchange(order.peer, wire, held, device)
-    return Work(order, graph, flow, wire, held, exchange, reader, unread)
+    streams = Streams(
+        order.peer,
+        Codings(wire, plan.codecs),
+        seed=order.training.seed,
+        device=device,
+        clock=clock,
+    )
+    return Work(order, graph, flow, wire, held, exchange, streams, reader, unread)
 
 
 def _checked_core(core: Lowered, graph: Graph) -> Lowered:

@@ -10,21 +10,21 @@ with it. One microbatch through it:
     release(key)            frees a value that was consumed
 
 `compute` and `export` are called one at a time, from one thread. `accept`, `payload`, `release` and
-`prefetch` may run beside them in others. On CUDA they copy on a stream of their own, so that copies
-overlap the compute, through pinned memory.
+`prefetch` may run beside them in others: so codecs work beside the compute. On CUDA they have a
+stream of their own, so that codecs and copies overlap the compute, through pinned memory. Only the
+sender of a sum of gradients has to wait for its codec before it goes on, when that loses something:
+it needs what the others get.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from ..compression.codec import parse
-from ..compression.stream import Stream
 from ..dag.check import slots
 from ..dag.execute import SpecError
 from ..dag.flow import Role, Transfer
@@ -44,10 +44,17 @@ __all__ = ["SpecError", "TorchDevice"]
 
 
 class TorchDevice:
-    """See the module. `device` is a torch device name."""
+    """See the module. `device` is a torch device name; `clock` gives the seconds that reports have
+    of codecs."""
 
-    def __init__(self, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self,
+        device: str | torch.device = "cpu",
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.device = torch.device(device)
+        self._clock = clock
         self.peak_bytes = 0
         """Most that was held at once since `build`; on a CPU counted, not measured."""
         self._work: Work | None = None
@@ -65,7 +72,7 @@ class TorchDevice:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # of torch
-        self._work = work = build_work(order, self.device)
+        self._work = work = build_work(order, self.device, self._clock)
         self.peak_bytes = 0
         self._measure()
         plan, train, flow = order.plan, order.training.train, work.flow
@@ -107,19 +114,28 @@ class TorchDevice:
                 f"{key}: expected {expected!r}, got {arrived.spec!r}; the sender's graph or "
                 "microbatch size is not this run's"
             )
-        codec = self._codec(transfer)
         if arrived.absent:
             if transfer.role is not Role.ACTIVATION_GRAD:
                 raise SpecError(f"{key}: expected {expected!r}, got none; only gradients may lack")
             work.store.put(key, Entry(None))
             return
+        codec = work.streams.codings.of(transfer).codec.name
         if arrived.codec != codec:
             raise SpecError(f"{key}: expected codec {codec}, got {arrived.codec!r}")
         with self._copying() as stream:
-            tensor = Stream(parse(codec)).decode(
-                expected, arrived.codec_header, arrived.data, self.device
-            )
-            work.store.put(key, Entry(tensor, stream.record_event() if stream else None))
+            tensor = work.streams.decode(key, transfer, arrived.codec_header, arrived.data)
+            if tensor is not None:
+                work.store.put(key, Entry(tensor, stream.record_event() if stream else None))
+
+    def most_bytes(self, key: FrameKey) -> int | None:
+        """The most that a frame of this key has under the plan; None when nothing is built, 0 for
+        one that the plan does not name. For any thread."""
+        work, transfer = self._work, transfer_of(key)
+        if work is None or (key.run, key.term) != (work.order.run, work.order.term):
+            return None
+        if transfer not in work.flow.taken_by:
+            return 0
+        return work.streams.codings.of(transfer).size_bytes
 
     def payload(self, key: FrameKey) -> Payload:
         """Encodes a value that leaves for another peer; the store lets go of it, for the payload
@@ -128,14 +144,14 @@ class TorchDevice:
         entry = work.store.pop(key)
         if entry is None:
             raise KeyError(f"{key} is not in the store of {work.order.peer}")
-        spec, codec = work.wire.spec(transfer), self._codec(transfer)
+        coding = work.streams.codings.of(transfer)
         if entry.tensor is None:
-            return Payload(codec, b"", spec, absent=True)
+            return Payload(coding.codec.name, b"", coding.whole, absent=True)
         with self._copying() as stream:
             if stream and entry.ready:
                 stream.wait_event(entry.ready)
-            encoded = Stream(parse(codec)).encode(entry.tensor)
-        return Payload(codec, encoded.header, spec, encoded.buffers)
+            encoded = work.streams.encode(key, transfer, entry.tensor)
+        return Payload(coding.codec.name, encoded.header, coding.whole, encoded.buffers)
 
     def release(self, key: FrameKey) -> None:
         """Frees a value; one that is not here is no mistake."""
@@ -187,9 +203,10 @@ class TorchDevice:
         backward = action.kind is Kind.BACKWARD
         self._measure(work.backward_bytes(action.stage) if backward else 0)
         seconds = time.perf_counter() - began
+        links = work.streams.take_uses() if action.kind is Kind.UPDATE else ()
         outcome = self._outcome(step) if action.kind is Kind.NORM_COMBINE else None
         evaluation = self._evaluation() if action.kind is Kind.EVAL_COMBINE else None
-        return Result(seconds, self.peak_bytes, outcome, evaluation)
+        return Result(seconds, self.peak_bytes, outcome, evaluation, links)
 
     def _run(
         self, work: Work, step: int, action: Action, taken: Taken
@@ -205,7 +222,9 @@ class TorchDevice:
                 self._update(work, step)
                 return {}
             case _:
-                return work.exchange.run(action, taken)
+                return work.exchange.run(
+                    action, taken, lambda transfer, tensor: self._echo(step, transfer, tensor)
+                )
 
     def _forward(
         self, work: Work, step: int, action: Action, taken: Taken
@@ -306,6 +325,17 @@ class TorchDevice:
         """The weights that this peer answers for (`Work.exported`), as a safetensors file."""
         return serialize(self._now.exported())
 
+    # ------------------------------------------------------------ states of codecs
+
+    def state_tensors(self, step: int) -> dict[str, Tensor]:
+        """What the codecs of this peer's frames remember, as it was after `step` (the newest or the
+        one before), by name. Nobody may write to the tensors."""
+        return self._now.streams.state_tensors(step)
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Codecs go on from these states. Raises CodecError for one of another plan."""
+        self._now.streams.load_state_tensors(tensors)
+
     # ------------------------------------------------------------ memory
 
     def _measure(self, during: int = 0) -> None:
@@ -315,7 +345,7 @@ class TorchDevice:
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
             return
         work = self._now
-        now = work.standing_bytes + work.store.size_bytes + during
+        now = work.standing_bytes + work.store.size_bytes + work.streams.size_bytes + during
         for k, held in work.held.items():
             now += len(held.executor.live) * work.kept_bytes[k]
         self.peak_bytes = max(self.peak_bytes, now)
@@ -327,9 +357,20 @@ class TorchDevice:
         assert self._work is not None, "no assignment is built"
         return self._work
 
-    def _codec(self, transfer: Transfer) -> str:
-        link = (transfer.source, transfer.destination, transfer.role.value)
-        return self._now.codecs.get(link, "raw/1")
+    def _echo(self, step: int, transfer: Transfer, tensor: Tensor) -> Tensor:
+        """What the destinations of a sum of gradients have of it."""
+        work = self._now
+        if work.streams.codings.of(transfer).exact:
+            return tensor
+        ready = self._finish()
+        with self._copying() as copies:
+            if copies and ready:
+                copies.wait_event(ready)
+            heard = work.streams.echo(_key(work.order, step, transfer), transfer, tensor)
+            there = copies.record_event() if copies else None
+        found = self._take(Entry(heard, there))
+        assert found is not None
+        return found
 
     @contextmanager
     def _copying(self) -> Iterator[torch.cuda.Stream | None]:

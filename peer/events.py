@@ -178,13 +178,15 @@ class DataFailed:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an action came to: seconds spent computing, peak device bytes so far (0: unknown), and
-    at the hub, from `N+` and `V+`, what the step and the evaluation came to."""
+    """What an action came to: seconds spent computing, peak device bytes so far (0: unknown), at
+    the hub, from `N+` and `V+`, what the step and the evaluation came to, and from `U` what frames
+    took since the last one."""
 
     seconds: float = 0.0
     peak_bytes: int = 0
     outcome: broker_pb2.Outcome | None = None
     evaluation: broker_pb2.Evaluation | None = None
+    links: tuple[broker_pb2.LinkUse, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,10 @@ from .sync import norm
 from .sync.allreduce import Layout, add, grads_of, set_grads, shards_of, vector_of
 from .sync.statistics import Statistics
 
-__all__ = ["Exchange", "Held", "Taken", "Wire"]
+__all__ = ["Echo", "Exchange", "Held", "Taken", "Wire"]
+
+Echo = Callable[[Transfer, Tensor], Tensor]
+"""What the destination of a transfer will have of a tensor: it loses what the codec loses."""
 
 Taken = Sequence[tuple[Transfer, "Tensor | None"]]
 """What an action takes, in the order of reductions."""
@@ -86,6 +89,26 @@ class Wire:
             if any(v.stage == stage and v.peer == peer for v in route)
         )
 
+    def exact_tail(self, transfer: Transfer) -> int:
+        """Elements at the end of a part of a gradient that are no gradient: the flags that say
+        which parameters have one, and the padding. A codec that loses something gets what is before
+        them; they travel as they are."""
+        match = _SYNC.fullmatch(transfer.port)
+        if match is None or match["part"] == ">stats":
+            return 0
+        if match["group"]:
+            layout, shards, at = self.tied_layout(int(match["group"])), 1, 0
+        elif match["stage"]:
+            k = int(match["stage"])
+            holders = self.flow.plan.stages[k].holders
+            owner = transfer.source if match["part"] == "+grad" else transfer.destination
+            layout, shards, at = self.layout(k), len(holders), holders.index(PeerId(owner))
+        else:
+            return 0
+        length = layout.shard_spec(shards).elements
+        gradients = layout.elements - len(layout.parameters)
+        return length - min(length, max(0, gradients - at * length))
+
     def spec(self, transfer: Transfer) -> TensorSpec:
         """What must be sent for a transfer of this plan, before encoding."""
         if transfer.role in (Role.ACTIVATION, Role.ACTIVATION_GRAD):
@@ -113,6 +136,7 @@ class Exchange:
         self, peer: PeerId, wire: Wire, held: Mapping[int, Held], device: torch.device
     ) -> None:
         self.peer, self.wire, self.held, self.device = peer, wire, held, device
+        self._echo: Echo = lambda _, tensor: tensor
         self.flow = wire.flow
         self.total: norm.Total | None = None
         """Of the last N or V that came to an end here."""
@@ -134,8 +158,13 @@ class Exchange:
             Kind.EVAL_COMBINE: self._eval_combine,
         }
 
-    def run(self, action: Action, taken: Taken) -> dict[Transfer, Tensor | None]:
-        """Carries the action out; returns what it gives."""
+    def run(
+        self, action: Action, taken: Taken, echo: Echo | None = None
+    ) -> dict[Transfer, Tensor | None]:
+        """Carries the action out; returns what it gives. `echo`: of this step; None: no codec loses
+        anything."""
+        if echo is not None:
+            self._echo = echo
         made = self._run[action.kind](action, taken)
         gives = self.flow.gives(self.peer, action)
         found: dict[Transfer, Tensor | None] = {}
@@ -187,7 +216,9 @@ class Exchange:
         k, held = action.stage, self.held[action.stage]
         shards = {t.source: _there(t, v) for t, v in taken if t.port == f"S{k}+grad"}
         if k in self._shards:
-            shards[self.peer] = self._shards.pop(k)
+            # What it sent, as the others have it: all holders end with the same bits.
+            others = self.flow.gives(self.peer, Action(Kind.SYNC_COMBINE, stage=k))
+            shards[self.peer] = self._echo(others[0], self._shards.pop(k))
             vector = torch.cat([shards[h].to(self.device) for h in self._holders(k)])
             set_grads(held.executor.parameters, grads_of(self.wire.layout(k), vector))
         for transfer, vector_ in taken:
@@ -212,7 +243,8 @@ class Exchange:
         group = self.flow.tied[action.stage]
         by_port = {t.port: _there(t, v) for t, v in taken}
         total = add([by_port[f"T{group.index}>{s}"] for s in group.stages])
-        self._set_tied(group.index, total)
+        others = self.flow.gives(self.peer, action)
+        self._set_tied(group.index, self._echo(others[0], total) if others else total)
         return {f"T{group.index}+": [total]}
 
     def _tied_take(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:

@@ -115,6 +115,7 @@ class Steps:
         self.peak_bytes = 0
         self.outcome: broker_pb2.Outcome | None = None
         self.evaluation: broker_pb2.Evaluation | None = None
+        self.links: tuple[broker_pb2.LinkUse, ...] = ()
 
     # ------------------------------------------------------------ what the plan says
 
@@ -228,6 +229,7 @@ class Steps:
         self.peak_bytes = max(self.peak_bytes, result.peak_bytes)
         self.outcome = result.outcome or self.outcome
         self.evaluation = result.evaluation or self.evaluation
+        self.links = result.links or self.links
         trained = stepped = False
         if self.position == len(program.actions):
             if not self.evaluating:
