@@ -28,7 +28,15 @@ from .plan import PeerId, Plan
 from .schedule import VISITS, Action, Kind
 from .speed import Speeds, Work, work_array
 
-__all__ = ["UPDATE_CALLS", "Totals", "action_work", "encodable", "sizes_of", "specs_of"]
+__all__ = [
+    "UPDATE_CALLS",
+    "Totals",
+    "action_work",
+    "is_coded",
+    "is_sum",
+    "sizes_of",
+    "tensors_of",
+]
 
 UPDATE_CALLS = 20
 """Kernels of an optimizer update and the scaling before it, per trainable parameter."""
@@ -161,44 +169,50 @@ def sizes_of(
     return size
 
 
-def encodable(transfer: Transfer, *, lossless: bool) -> bool:
-    """Whether the codec of its link and role carries it, rather than raw.
+def is_sum(transfer: Transfer) -> bool:
+    """Whether it is a sum of gradients on its way back: every destination gets the same tensor."""
+    if transfer.role is not Role.SYNC:
+        return False
+    return transfer.port.endswith("+grad") or (transfer.port[0] == "T" and transfer.port[-1] == "+")
 
-    Values and their gradients: yes. Of what travels as `sync`, a holder's own gradients (`S>grad`,
-    `T>`): yes. Sums on their way back (`S+grad`, `T+`) must be the same bits at all holders, or
-    their weights drift apart: only by a codec that loses nothing. Norms, losses and statistics are
-    small and exact: never.
-    """
+
+def is_coded(transfer: Transfer) -> bool:
+    """Whether the codec of its link and role carries it, rather than raw: values, their gradients,
+    and the gradients that holders exchange. Norms, losses and statistics are small and exact."""
     if transfer.role is not Role.SYNC:
         return transfer.role in (Role.ACTIVATION, Role.ACTIVATION_GRAD)
     port = transfer.port
-    if port[0] == "T":
-        return lossless or ">" in port
-    return port.endswith(">grad") or (lossless and port.endswith("+grad"))
+    return is_sum(transfer) or port.endswith(">grad") or (port[0] == "T" and ">" in port)
 
 
-def specs_of(
+def tensors_of(
     plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup], graph: Graph
-) -> Callable[[Transfer], TensorSpec]:
-    """The tensor of every transfer that is `encodable`; gradients as the flat vectors of
-    `peer/sync/allreduce.py`: all elements, then one flag per parameter, in equal shards."""
+) -> Callable[[Transfer], tuple[TensorSpec, int]]:
+    """The tensor of every transfer that `is_coded`, and how many elements at its end are sent as
+    they are when a codec loses something. Gradients are the flat vectors of
+    `peer/sync/allreduce.py`: all elements, then one flag per parameter, in equal shards; the flags
+    and the padding stay exact."""
 
-    def vector(names: Sequence[str], shards: int) -> TensorSpec:
+    def shard(names: Sequence[str], shards: int, at: int) -> tuple[TensorSpec, int]:
         specs = [graph.spec[f"param:{name}"] for name in names]
         wide = any(s.dtype == "float64" for s in specs)
-        elements = sum(s.elements for s in specs) + len(specs)
-        return TensorSpec((-(-elements // shards),), "float64" if wide else "float32")
+        elements = sum(s.elements for s in specs)
+        length = -(-(elements + len(specs)) // shards)
+        gradients = min(length, max(0, elements - at * length))
+        return TensorSpec((length,), "float64" if wide else "float32"), length - gradients
 
-    def spec(transfer: Transfer) -> TensorSpec:
+    def find(transfer: Transfer) -> tuple[TensorSpec, int]:
         if transfer.role is not Role.SYNC:
-            return graph.spec[transfer.value]
+            return graph.spec[transfer.value], 0
         port = transfer.port
         number = int(port[1:].replace("+", ">").partition(">")[0])
         if port[0] == "T":
-            return vector((tied[number].parameter,), 1)
-        return vector(stages[number].trainable, len(plan.stages[number].holders))
+            return shard((tied[number].parameter,), 1, 0)
+        holders = plan.stages[number].holders
+        owner = transfer.source if is_sum(transfer) else transfer.destination
+        return shard(stages[number].trainable, len(holders), holders.index(owner))
 
-    return spec
+    return find
 
 
 def _bytes(graph: Graph, names: Sequence[str]) -> int:

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...compression.codec import RAW, AnyCodec, fitting, parse
+from ...compression.stream import is_exact
 from ...dag.estimate import Estimate, summarize
 from ...dag.flow import Role, Transfer
 from ...dag.graph import TensorSpec
-from ...dag.pace import encodable, specs_of
+from ...dag.pace import is_coded, is_sum, tensors_of
 from ...dag.plan import CodecChoice, CodecUse, Plan, Prediction
 from ...dag.play import Played, play
 from ...dag.program import FRAME_BYTES, Program
@@ -63,12 +64,33 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """One message of a row of the wiring: what its raw tensors and frames take, and the others."""
+class _Tensor:
+    """What a codec may carry: `body`, and elements at the end that only an exact one gets."""
 
-    raw_bytes: int
-    specs: tuple[tuple[TensorSpec, bool], ...]
-    """With whether a codec that loses something may carry it."""
+    whole: TensorSpec
+    body: TensorSpec
+    tail_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One message of a row of the wiring: its tensors, and what all else in it takes."""
+
+    rest_bytes: int
+    tensors: tuple[_Tensor, ...]
+    lanes: tuple[int, ...]
+    """Those whose codecs decide: its own; of a sum all that it goes out on, for it is encoded once,
+    by the one of their codecs that makes the fewest bytes (peer/codings.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    """A message's tensors under codecs. `sizes`: bytes and dense bytes by the codec really used."""
+
+    size: int
+    sizes: tuple[tuple[str, int, int], ...]
+    encode_s: float
+    decode_s: float
 
 
 class Carried:
@@ -91,10 +113,13 @@ class Carried:
         self._rows = self._read_rows()
         self._messages = np.bincount(self.wiring.message_row, minlength=len(self._rows))
         self._of_lane: dict[int, list[int]] = {}
-        lane_of = dict(zip(self.wiring.message_row, self.program.lane, strict=True))
-        for row in range(len(self._rows)):
-            self._of_lane.setdefault(lane_of[row], []).append(row)
-        self._known: dict[tuple[int, str], tuple[int, int, int]] = {}
+        self._decided: dict[int, list[int]] = {}
+        self._lane_of = dict(zip(self.wiring.message_row, self.program.lane, strict=True))
+        for r, row in enumerate(self._rows):
+            self._of_lane.setdefault(self._lane_of[r], []).append(r)
+            for lane in row.lanes:
+                self._decided.setdefault(lane, []).append(r)
+        self._known: dict[tuple[int, tuple[str, ...]], _Coded] = {}
         self._loads: dict[tuple[int, str], Load] = {}
         self.busiest_s = float(self._busy().max(initial=0.0))
         """Seconds that the busiest peer computes in a step without codecs."""
@@ -104,30 +129,42 @@ class Carried:
 
     def _read_rows(self) -> list[_Row]:
         structure, graph = self.structure, self.judge.request.graph
-        spec = specs_of(structure.plan, structure.stages, structure.tied, graph)
+        of = tensors_of(structure.plan, structure.stages, structure.tied, graph)
 
-        def tensor(transfer: Transfer) -> TensorSpec:
-            # Wirings are shared: their values have the names of another structure.
-            if transfer.role is Role.SYNC:
-                return spec(transfer)
-            stage, port = self.wiring.port[transfer.value]
-            return structure.stages[stage].sends[port].spec
+        def tensor(transfer: Transfer) -> _Tensor:
+            if transfer.role is not Role.SYNC:
+                # Wirings are shared: their values have the names of another structure.
+                stage, port = self.wiring.port[transfer.value]
+                spec = structure.stages[stage].sends[port].spec
+                return _Tensor(spec, spec, 0)
+            whole, tail = of(transfer)
+            rest = TensorSpec((tail,), whole.dtype)
+            return _Tensor(
+                whole, TensorSpec((whole.elements - tail,), whole.dtype), rest.size_bytes
+            )
 
+        lane_of = dict(zip(self.wiring.message_row, self.program.lane, strict=True))
+        out: dict[tuple[str, str], list[int]] = {}
+        for r, row in enumerate(self.wiring.rows):
+            for t in filter(is_sum, row):
+                out.setdefault((t.source, t.port), []).append(lane_of[r])
         found = []
-        for row, size in zip(self.wiring.rows, structure.row_bytes, strict=True):
-            coded = [t for t in row if encodable(t, lossless=True)]
-            specs = tuple((tensor(t), encodable(t, lossless=False)) for t in coded)
-            whole = size - FRAME_BYTES * len(row)
-            dense = whole if len(coded) == len(row) else sum(s.size_bytes for s, _ in specs)
-            rest = max(0, whole - dense) + FRAME_BYTES * len(row)
-            found.append(_Row(rest, specs))
+        for r, (row, size) in enumerate(zip(self.wiring.rows, structure.row_bytes, strict=True)):
+            tensors = tuple(tensor(t) for t in row if is_coded(t))
+            frames = FRAME_BYTES * len(row)
+            dense = size - frames
+            if len(tensors) < len(row):
+                dense = sum(t.whole.size_bytes for t in tensors)
+            sums = [out[t.source, t.port] for t in row if is_sum(t)]
+            lanes = tuple(sums[0]) if sums else (lane_of[r],)
+            found.append(_Row(max(0, size - frames - dense) + frames, tensors, lanes))
         return found
 
     def _read_lanes(self) -> list[Lane]:
         found = []
         for number, (a, b, role) in enumerate(self.program.lanes):
             dense = sum(
-                int(self._messages[r]) * sum(s.size_bytes for s, _ in self._rows[r].specs)
+                int(self._messages[r]) * sum(t.whole.size_bytes for t in self._rows[r].tensors)
                 for r in self._of_lane.get(number, ())
             )
             if dense and role.value in CODED_ROLES:
@@ -143,42 +180,52 @@ class Carried:
     # ------------------------------------------------------------ what a codec makes of it
 
     def load(self, lane: int, text: str) -> Load:
-        """Of a lane under a codec."""
+        """Of a lane under a codec; sums go by that codec to everybody."""
         key = (lane, text)
         if key not in self._loads:
             size, encode, decode = 0, 0.0, 0.0
             for row in self._of_lane[lane]:
-                count = int(self._messages[row])
-                one, coded, tensors = self._message(row, text)
-                a, b = self._ends(lane, text, coded, tensors)
-                size += count * one
-                encode, decode = encode + count * a, decode + count * b
+                count, coded = int(self._messages[row]), self._coded(row, (text,))
+                size += count * coded.size
+                encode += count * coded.encode_s
+                decode += count * coded.decode_s
             self._loads[key] = Load(size, encode, decode)
         return self._loads[key]
 
-    def _message(self, row: int, text: str) -> tuple[int, int, int]:
-        """Bytes of a message's tensors under a codec; bytes and number of those that it changes."""
-        if (row, text) not in self._known:
-            codec = parse(text)
-            total = changed = count = 0
-            for spec, lossy in self._rows[row].specs:
-                used = _used(codec, spec, lossy)
-                total += used.size_bytes(spec)
-                if used is not RAW:
-                    changed, count = changed + spec.size_bytes, count + 1
-            self._known[row, text] = total, changed, count
-        return self._known[row, text]
+    def _texts(self, row: int, choice: Choice) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(choice[n] for n in self._rows[row].lanes if n in choice))
 
-    def _ends(self, lane: int, text: str, size: int, tensors: int) -> tuple[float, float]:
-        """Seconds to encode and to decode so many bytes of so many tensors."""
-        a, b, _ = self.program.lanes[lane]
-        found = []
-        for at, end in ((a, 0), (b, 1)):
-            offer = self.offers[at]
-            cost, pace = cost_of(text, gpu=offer.threads == 0), offer.pace
-            calls = cost.calls * tensors * pace.call_s
-            found.append((cost[end] * size / pace.memory + calls) / pace.slowed)
-        return found[0], found[1]
+    def _coded(self, row: int, texts: tuple[str, ...]) -> _Coded:
+        """A message under the codecs of the lanes that decide."""
+        if (row, texts) not in self._known:
+            self._known[row, texts] = self._code(row, texts)
+        return self._known[row, texts]
+
+    def _code(self, row: int, texts: tuple[str, ...]) -> _Coded:
+        a, b, _ = self.program.lanes[self._lane_of[row]]
+        sizes: dict[str, list[int]] = {}
+        seconds = [0.0, 0.0]
+        for tensor in self._rows[row].tensors:
+            text, codec, size = _used(texts, tensor)
+            sums = sizes.setdefault(codec.name, [0, 0])
+            sums[0], sums[1] = sums[0] + size, sums[1] + tensor.whole.size_bytes
+            if codec is RAW:
+                continue
+            coding = [self._coding_s(at, text, tensor.whole.size_bytes) for at in (a, b)]
+            # A sum is encoded once for all, and decoded by who sends it, too.
+            many = len(self._rows[row].lanes)
+            seconds[0] += coding[0][0] if many == 1 else sum(coding[0]) / many
+            seconds[1] += coding[1][1]
+        total = sum(size for size, _ in sizes.values())
+        return _Coded(total, tuple((n, x, y) for n, (x, y) in sizes.items()), *seconds)
+
+    def _coding_s(self, peer: int, text: str, size: int) -> tuple[float, float]:
+        """Seconds that a peer takes to encode and to decode a tensor of so many bytes."""
+        offer = self.offers[peer]
+        cost, pace = cost_of(text, gpu=offer.threads == 0), offer.pace
+        moves_s, calls_s = size / pace.memory / pace.slowed, pace.call_s / pace.slowed
+        fixed = cost.calls * calls_s
+        return cost.encode * moves_s + fixed, cost.decode * moves_s + fixed
 
     # ------------------------------------------------------------ time
 
@@ -217,11 +264,10 @@ class Carried:
         structure, wiring = self.structure, self.wiring
         row_bytes = list(structure.row_bytes)
         ends = np.zeros((2, len(row_bytes)))
-        for lane, text in choice.items():
-            for row in self._of_lane[lane]:
-                size, coded, tensors = self._message(row, text)
-                row_bytes[row] = self._rows[row].raw_bytes + size
-                ends[:, row] = self._ends(lane, text, coded, tensors)
+        for row in dict.fromkeys(r for lane in choice for r in self._decided[lane]):
+            coded = self._coded(row, self._texts(row, choice))
+            row_bytes[row] = self._rows[row].rest_bytes + coded.size
+            ends[:, row] = coded.encode_s, coded.decode_s
         each = self._base_s
         if choice:
             moved = wiring.ends(row_bytes) - structure.work[:, -1]
@@ -270,8 +316,8 @@ class Carried:
         known = {p.peer: p for p in self.plan.predicted.peers}
         peers = self.plan.peers
         uses: dict[tuple[int, int], list[CodecUse]] = {}
-        for number, lane in self.lanes.items():
-            found = self._uses(lane, choice.get(number, "raw"), errors)
+        for lane in self.lanes.values():
+            found = self._uses(lane, choice, errors)
             uses.setdefault((lane.source, lane.destination), []).extend(found)
         return predicted(
             self.estimate(choice),
@@ -288,34 +334,37 @@ class Carried:
             uses={(peers[a], peers[b]): tuple(x) for (a, b), x in uses.items()},
         )
 
-    def _uses(self, lane: Lane, text: str, errors: Mapping[str, float]) -> list[CodecUse]:
+    def _uses(self, lane: Lane, choice: Choice, errors: Mapping[str, float]) -> list[CodecUse]:
         """By codec that the tensors of a lane are really carried by: raw where it does not pay."""
-        codec = parse(text)
         sizes: dict[str, list[int]] = {}
+        coding_s = 0.0
         for row in self._of_lane[lane.number]:
-            for spec, lossy in self._rows[row].specs:
-                used = _used(codec, spec, lossy)
-                sums = sizes.setdefault(used.name, [0, 0])
-                sums[0] += int(self._messages[row]) * used.size_bytes(spec)
-                sums[1] += int(self._messages[row]) * spec.size_bytes
-        load = self.load(lane.number, text)
-        rate_s = lane.dense_s / lane.dense_bytes
+            count, coded = int(self._messages[row]), self._coded(row, self._texts(row, choice))
+            coding_s += count * (coded.encode_s + coded.decode_s)
+            for name, size, dense in coded.sizes:
+                sums = sizes.setdefault(name, [0, 0])
+                sums[0], sums[1] = sums[0] + count * size, sums[1] + count * dense
+        by_name = {parse(text).name: error for text, error in errors.items()}
+        coded_bytes = sum(dense for name, (_, dense) in sizes.items() if name != RAW.name)
+        byte_s = lane.dense_s / lane.dense_bytes
         return [
             CodecUse(
                 lane.role,
                 name,
                 size,
                 dense,
-                max(0.0, (dense - size) * rate_s),
-                0.0 if name == RAW.name else load.encode_s + load.decode_s,
-                0.0 if name == RAW.name else errors.get(text, 0.0),
+                max(0.0, (dense - size) * byte_s),
+                0.0 if name == RAW.name else coding_s * dense / coded_bytes,
+                by_name.get(name, 0.0),
             )
             for name, (size, dense) in sizes.items()
         ]
 
 
-def _used(codec: AnyCodec, spec: TensorSpec, lossy: bool) -> AnyCodec:
-    """What really carries a tensor, as both of its ends decide."""
-    if not lossy and codec.error_bound(spec) > 0:
-        return RAW
-    return fitting(codec, spec)
+def _used(texts: tuple[str, ...], tensor: _Tensor) -> tuple[str, AnyCodec, int]:
+    """What really carries a tensor, as both of its ends decide, and its bytes."""
+    options = [(text, fitting(parse(text), tensor.body)) for text in texts]
+    text, codec = min(options, key=lambda x: x[1].size_bytes(tensor.body), default=("", RAW))
+    if codec is RAW or is_exact(codec, tensor.body):
+        return text, codec, codec.size_bytes(tensor.whole)
+    return text, codec, codec.size_bytes(tensor.body) + tensor.tail_bytes
