@@ -105,16 +105,15 @@ class Wire:
 
     def __init__(self, names: Callable[[], Mapping[str, str]]) -> None:
         self._names = names
-        self._steps = 0
         self._saved_s: dict[tuple[str, str, str], float] = {}  # of a step, by link and role
         self._sums: dict[tuple[str, str, str, str], _Sum] = {}
 
     def see(self, event: RunEvent) -> None:
         """Takes in one event of the run."""
         if event.HasField("step"):
-            self._steps += 1
-            for use in _uses(event.step):
-                self._add(use)
+            for key in dict.fromkeys(map(self._add, _uses(event.step))):  # both ends tell of a link
+                self._sums[key].steps += 1
+                self._sums[key].saved_s += self._saved_s.get(key[:3], 0.0)
         elif event.HasField("plan"):
             self._saved_s = {
                 (link.source, link.destination, use.role): use.saved_s
@@ -122,17 +121,16 @@ class Wire:
                 for use in link.codecs
             }
 
-    def _add(self, use: LinkUse) -> None:
+    def _add(self, use: LinkUse) -> tuple[str, str, str, str]:
         key = (use.source, use.destination, use.role, use.codec)
         found = self._sums.setdefault(key, _Sum())
-        found.steps += 1
         found.bytes += use.bytes
         found.dense_bytes += use.dense_bytes
-        found.saved_s += self._saved_s.get(key[:3], 0.0)
         found.encode_s += use.encode_s + use.decode_s
         if use.error:
             found.error += use.error
             found.samples += 1
+        return key
 
     def rows(self) -> list[LinkRow]:
         """By link, role and codec, what saved the most bytes first; empty where nothing was

@@ -210,11 +210,9 @@ def _run(
         summary.loss_ratio = statistics.mean(losses[-last:]) / statistics.mean(wanted[-last:])
 
 
-def lossy(plan: broker_pb2.Plan) -> tuple[str, ...]:
-    """The codecs of a plan that do not give back every bit, each once."""
-    spec = TensorSpec((1024, 1024), "float32")
-    texts = dict.fromkeys(c.codec for c in plan.codecs)
-    return tuple(text for text in texts if parse(text).error_bound(spec) > 0)
+def _loses(codec: str) -> bool:
+    """Whether what comes back may differ from what went in."""
+    return parse(codec).error_bound(TensorSpec((1024, 1024), "float32")) > 0
 
 
 def _wait_for_peers(cluster: LocalCluster, front: Front, wanted: int) -> None:
@@ -244,7 +242,8 @@ def _follow(
         if wire is not None:
             wire.see(event)
         if kind == "plan":
-            summary.lossy = lossy(event.plan)
+            summary.codecs = tuple(dict.fromkeys(c.codec for c in event.plan.codecs))
+            summary.lossy = tuple(filter(_loses, summary.codecs))
             summary.stages = len(event.plan.stages)
             predicted = event.plan.predicted
             summary.predicted_step_s = predicted.step_s

@@ -43,6 +43,8 @@ class Summary:
     max_loss_difference: float | None = None
     """Largest |loss - loss of the plain loop| over all steps; None when not verified."""
     verified_against: str = ""
+    codecs: tuple[str, ...] = ()
+    """Of the plan, each once."""
     lossy: tuple[str, ...] = ()
     """Codecs of the plan that do not give back every bit: with them the losses are not meant to
     equal those of the plain loop."""
@@ -153,7 +155,8 @@ def render(s: Summary) -> str:
 def _wire(s: Summary) -> Iterator[str]:
     """What crossed the links; with codecs also what they did on each."""
     if not s.links:
-        yield f"wire     {s.bytes_on_wire / 1e6:.1f} MB dense"
+        how = "encoded" if s.codecs else "dense"
+        yield f"wire     {s.bytes_on_wire / 1e6:.1f} MB {how}"
         return
     dense = s.bytes_on_wire + sum(x["dense_bytes"] - x["bytes"] for x in s.links)
     worst = max(x["error"] for x in s.links)

@@ -131,6 +131,15 @@ def test_steps_are_summed_by_link_role_and_codec() -> None:
     }
 
 
+def test_what_both_ends_tell_of_a_link_is_one_step() -> None:
+    sender = LinkUse(source="p-1", destination="p-2", role="sync", codec="int8", bytes=10)
+    sender.dense_bytes, sender.encode_s = 40, 0.25
+    receiver = LinkUse(source="p-1", destination="p-2", role="sync", codec="int8", decode_s=0.5)
+    [row] = wire(Event(plan=plan(use("sync", saved_s=2.0))), step(sender, receiver)).rows()
+    assert (row.steps, row.bytes, row.dense_bytes) == (1, 10, 40)
+    assert (row.saved_s, row.encode_s) == (2.0, 0.75)
+
+
 def test_a_run_without_codecs_has_nothing_to_show_and_asks_for_no_names() -> None:
     def never() -> Mapping[str, str]:
         raise AssertionError("asked")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from shoal.proto.broker_pb2 import CodecChoice, Plan
-from shoal.sim.cluster import lossy
+from shoal.proto.broker_pb2 import CodecChoice, Plan, RunEvent
+from shoal.sim.cluster import _follow
 from shoal.sim.report import MOST_LINKS, Summary, render, write_json
 
 
@@ -59,10 +60,23 @@ def test_a_lossy_run_is_not_held_against_the_plain_loop() -> None:
     assert "the last tenth +1.2%" in learned
 
 
+def test_encoded_bytes_are_not_called_dense() -> None:
+    assert line(render(summary(codecs=("bf16",))), "wire") == "wire     3.0 MB encoded"
+
+
 def test_only_codecs_that_change_bits_are_lossy() -> None:
     texts = ["lossless", "raw/1", "int8", "int8", "topk:ratio=100"]
-    plan = Plan(codecs=[CodecChoice(source="a", destination="b", codec=t) for t in texts])
-    assert lossy(plan) == ("int8", "topk:ratio=100")
+    choices = [CodecChoice(source="a", destination="b", codec=t) for t in texts]
+    event = RunEvent(plan=Plan(codecs=choices))
+    found = summary()
+    _follow(
+        SimpleNamespace(watch=lambda: iter([event])),
+        SimpleNamespace(check=lambda: None),
+        found,
+        print,
+    )
+    assert found.codecs == ("lossless", "raw/1", "int8", "topk:ratio=100")
+    assert found.lossy == ("int8", "topk:ratio=100")
 
 
 def test_the_summary_keeps_every_link(tmp_path: Path) -> None:
