@@ -31,7 +31,7 @@ from table import Figure, arguments, report
 from torch import Tensor, nn
 
 from shoal.client.bench import CODECS, CodecRow, measure, table
-from shoal.compression.codec import parse
+from shoal.compression.codec import CodecError, parse
 from shoal.compression.stream import is_stateful
 from shoal.dag.graph import TensorSpec
 from shoal.examples.gpt import gpt
@@ -143,9 +143,14 @@ def front(rows: list[CodecRow]) -> set[str]:
 
 def pareto(model: str, role: str, tensors: list[Tensor], features: int | None) -> list[CodecRow]:
     """Measures and prints every codec on one kind of tensor."""
-    rows = [measure(text, tensors, features=features) for text in CODECS]
-    best = front(rows)
     print(f"\n{model} {role} fp32{list(tensors[0].shape)}")
+    rows = []
+    for text in CODECS:
+        try:
+            rows.append(measure(text, tensors, features=features))
+        except CodecError as error:
+            print(f"  {text} is left out: {error}")
+    best = front(rows)
     head, *lines = table(rows)
     print(f"  {head}")
     for row, line in zip(rows, lines, strict=True):

@@ -43,7 +43,7 @@ def codecs(
     import torch
 
     from ..client import bench as benches
-    from ..compression.codec import parse
+    from ..compression.codec import CodecError, parse
 
     texts = list(dict.fromkeys(codec or benches.CODECS))
     for text in texts:
@@ -54,7 +54,14 @@ def codecs(
         complain(f"--device {device} is not here: expected one of {', '.join(known)}")
         raise typer.Exit(WRONG)
     tensors = benches.gaussian(elements, device)
-    rows = [benches.measure(text, tensors) for text in texts]
+    rows = []
+    for text in texts:
+        try:
+            rows.append(benches.measure(text, tensors))
+        except CodecError as error:  # such as a rank that is more than so few elements have
+            complain(f"{text} is left out: {error}")
+    if not rows:
+        raise typer.Exit(WRONG)
     about, shape = benches.machine(device), tuple(tensors[0].shape)
     if json:
         print_json({"machine": about, "shape": shape, "codecs": [asdict(r) for r in rows]})

@@ -82,6 +82,15 @@ def test_json_has_the_machine_and_every_figure() -> None:
     assert row["bytes_per_element"] == 4
 
 
+def test_a_codec_that_cannot_write_the_tensor_is_left_out_and_named() -> None:
+    code, text = call("--elements", "5", "--codec", "raw", "--codec", "lowrank:rank=8")
+    assert code == 0, text
+    assert "lowrank:rank=8 is left out" in text
+    assert any(line.startswith("raw ") for line in text.splitlines())
+    code, text = call("--elements", "5", "--codec", "lowrank:rank=8")
+    assert code == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
