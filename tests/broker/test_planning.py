@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.events import MakePlan, PlanFailed, PlanReady, RunId
-from shoal.broker.planning import answer, frame_pairs
+from shoal.broker.events import ConsiderPlan, MakePlan, PlanFailed, PlanReady, RunId
+from shoal.broker.planning import answer, consider, frame_pairs
+from shoal.broker.scheduler.coded import UNCOMPRESSED
 from shoal.broker.scheduler.interface import PeerOffer
 from shoal.dag.convert import graph_to_bytes
 from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, Size, TensorSpec
+from shoal.dag.network import Network, uniform
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 
 SHAPE = TensorSpec((Size(1), 3), "float32")
@@ -132,3 +136,79 @@ def test_bytes_that_are_no_graph_are_a_failed_plan(data) -> None:
     spec.plan.routes.add().visits.add(stage=0, peer="id-one")
     found = answer(MakePlan(RunId("r"), 1, spec, offers("one")), content)
     assert isinstance(found, PlanReady | PlanFailed)
+
+
+# ---------------------------------------------------------------- codecs
+
+
+def wide_graph() -> Graph:
+    """A chain of values that are large against their work."""
+    wide = TensorSpec((Size(1), 4096), "float32")
+    return Graph(
+        inputs=(Input("x", wide),),
+        parameters=(Parameter("w", TensorSpec((4096,), "float32")),),
+        buffers=(),
+        operators=(
+            op("a", "aten.mul.Tensor", "in:x", "param:w", spec=wide),
+            op("b", "aten.relu.default", "a", spec=wide),
+            op("c", "aten.relu.default", "b", spec=wide),
+            op("loss", "aten.sum.default", "c", spec=TensorSpec((), "float32")),
+        ),
+        loss="loss",
+    )
+
+
+def slow_links(*names: str) -> Network:
+    return uniform([PeerId(f"id-{n}") for n in names], 0.001, 1e5)
+
+
+def test_a_job_with_codecs_gets_a_plan_with_codecs(world) -> None:
+    spec = world.spec(codec={"default": "int8"}, plan={"scheduler": "uniform"})
+    ask = MakePlan(RunId("r"), 1, spec, offers("one", "two"), slow_links("one", "two"))
+    plain = replace(ask, spec=world.spec(plan={"scheduler": "uniform"}))
+    found, dense = (answer(a, graph_to_bytes(wide_graph())) for a in (ask, plain))
+    assert isinstance(found, PlanReady)
+    assert isinstance(dense, PlanReady)
+    assert {(c.role, c.codec.partition(":")[0]) for c in found.plan.codecs} == {
+        ("activation", "int8/1"),
+        ("activation_grad", "int8/1"),
+    }
+    assert found.plan.predicted.step_s < 0.5 * dense.plan.predicted.step_s
+    first = found.plan.predicted.alternatives[0]
+    assert (first.name, first.step_s) == (UNCOMPRESSED, dense.plan.predicted.step_s)
+    assert dense.plan.codecs == ()
+    assert all(link.codecs == () for link in dense.plan.predicted.links)
+
+
+def test_a_hand_written_plan_gets_the_job_s_codecs_unless_it_has_its_own(world) -> None:
+    spec = by_hand(world, (0, 2, "one"), (2, 4, "two"))
+    spec.job = world.spec(codec={"activation": "bf16"}).job
+    ask = MakePlan(RunId("r"), 1, spec, offers("one", "two"), slow_links("one", "two"))
+    ready = answer(ask, graph_to_bytes(wide_graph()))
+    assert isinstance(ready, PlanReady)
+    assert [(c.source, c.role, c.codec) for c in ready.plan.codecs] == [
+        ("id-one", "activation", "bf16/1")
+    ]
+    spec.plan.codecs.add(source="one", destination="two", role=1, codec="raw/1")
+    ready = answer(ask, graph_to_bytes(wide_graph()))
+    assert isinstance(ready, PlanReady)
+    assert [c.codec for c in ready.plan.codecs] == ["raw/1"]
+
+
+def test_codecs_are_chosen_again_when_links_change(world) -> None:
+    """The running plan counts with the codecs that it has, the candidate gets those for the links
+    of now."""
+    spec = world.spec(codec={"default": "auto", "error_budget": 0.2}, plan={"scheduler": "uniform"})
+    graph, names = graph_to_bytes(wide_graph()), ("one", "two")
+    fast = uniform([PeerId(f"id-{n}") for n in names], 1e-6, 1e12)
+    ready = answer(MakePlan(RunId("r"), 1, spec, offers(*names), fast), graph)
+    assert isinstance(ready, PlanReady)
+    assert ready.plan.codecs == ()
+    slow = slow_links(*names)
+    found = consider(ConsiderPlan(RunId("r"), 2, spec, ready.plan, offers(*names), slow), graph)
+    assert found.plan is not None
+    assert found.plan.stages == ready.plan.stages
+    assert found.plan.codecs
+    assert found.candidate_s < 0.5 * found.running_s
+    again = consider(ConsiderPlan(RunId("r"), 3, spec, found.plan, offers(*names), slow), graph)
+    assert again.running_s == again.candidate_s == found.candidate_s

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shoal.broker.events import ConsiderPlan, Log, MakePlan, PlanConsidered, PlanReady
 from shoal.broker.reconsider import EVERY, EVERY_S
+from shoal.dag.plan import CodecChoice, PeerId
 from shoal.proto.broker_pb2 import Ready
 
 
@@ -48,6 +51,22 @@ def test_a_lasting_gain_is_announced_once_and_the_run_goes_on(world):
     assert "b and a" in notes[0]
     assert world.machine.reconsidering.prepared(run) is better
     assert world.machine.runs[run].running
+
+
+def test_other_codecs_alone_are_announced_too(world):
+    run = world.start("a", "b", steps=2000)
+    running = world.machine.runs[run].plan
+    coded = replace(
+        running, codecs=(CodecChoice(PeerId("a"), PeerId("b"), "activation", "int8/1"),)
+    )
+    notes = []
+    for step in range(0, 150, EVERY):
+        out = advance(world, run, EVERY, step)
+        for ask in asks(out):
+            out += world.handle(PlanConsidered(run, ask.version, 1.0, 0.7, 0.0, coded))
+        notes += [e.note for e in world.published(out) if e.HasField("note")]
+    assert len(notes) == 1
+    assert "it would change the codecs of 1 link. The run goes on" in notes[0]
 
 
 def test_nothing_is_asked_where_the_job_or_a_hand_written_plan_says_no(world):

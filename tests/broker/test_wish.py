@@ -6,7 +6,7 @@ import pytest
 
 from shoal.broker.events import MakePlan, PlanReady, RunId
 from shoal.broker.planning import answer
-from shoal.broker.scheduler.interface import PeerOffer
+from shoal.broker.scheduler.interface import CodecOptions, PeerOffer
 from shoal.broker.wish import Batching, SpecError, read_spec
 from shoal.dag.convert import graph_to_bytes
 from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, Size, TensorSpec
@@ -95,3 +95,38 @@ def test_a_hand_written_plan_may_have_any_of_the_sizes(size: int, routes: int) -
     assert not wish.allows(
         Plan((StageSlot(0, 2, (PeerId("a"),)),), ((Visit(0, PeerId("a")),),) * 3, size)
     )
+
+
+def test_codecs_of_the_job_reach_the_planner() -> None:
+    codec = {"default": "auto", "activation": "int8:block=128", "grad": "adatopk", "ratio": 20.0}
+    found = read_spec(make_spec(codec={**codec, "error_budget": 0.01, "feedback": "none"}))
+    assert found.options.codecs == CodecOptions(
+        activation="int8:block=128",
+        activation_grad="auto",
+        sync="adatopk",
+        ratio=20.0,
+        error_budget=0.01,
+        feedback=False,
+    )
+    assert read_spec(make_spec()).options.codecs == CodecOptions()
+    assert not CodecOptions().asked
+
+
+@pytest.mark.parametrize(
+    ("codec", "text"),
+    [
+        (
+            {"activation": "zip"},
+            "codec.activation of the job is.*one of raw, .*int8",
+        ),
+        ({"default": "zip"}, "codec.default of the job"),
+        ({"grad": "int8:blocks=9"}, "codec.grad of the job.*int8 has no 'blocks' here"),
+        ({"grad": "topk:ratio=0.5"}, "codec.grad of the job"),
+        ({"grad": "ef+zip"}, "codec.grad of the job.*names no codec at 'zip'"),
+        ({"grad": "fe+int8"}, "names no wrapper at 'fe'"),
+        ({"activation_grad": "int8/9"}, "codec.activation_grad of the job"),
+    ],
+)
+def test_a_codec_that_there_is_not_is_refused_by_its_key(codec: dict, text: str) -> None:
+    with pytest.raises(SpecError, match=text):
+        read_spec(make_spec(codec=codec))
