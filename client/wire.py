@@ -113,7 +113,8 @@ class Wire:
         if event.HasField("step"):
             for key in dict.fromkeys(map(self._add, _uses(event.step))):  # both ends tell of a link
                 self._sums[key].steps += 1
-                self._sums[key].saved_s += self._saved_s.get(key[:3], 0.0)
+                if key[3] != RAW:
+                    self._sums[key].saved_s += self._saved_s.get(key[:3], 0.0)
         elif event.HasField("plan"):
             self._saved_s = {
                 (link.source, link.destination, use.role): use.saved_s

@@ -140,6 +140,11 @@ def test_what_both_ends_tell_of_a_link_is_one_step() -> None:
     assert (row.saved_s, row.encode_s) == (2.0, 0.75)
 
 
+def test_what_was_sent_as_it_is_saved_nothing() -> None:
+    rows = wire(Event(plan=plan(use(saved_s=2.0))), step(measured(), measured("raw/1"))).rows()
+    assert {r.codec: r.saved_s for r in rows} == {"int8": 2.0, "raw/1": 0.0}
+
+
 def test_a_run_without_codecs_has_nothing_to_show_and_asks_for_no_names() -> None:
     def never() -> Mapping[str, str]:
         raise AssertionError("asked")
