@@ -52,7 +52,7 @@ def test_auto_is_never_longer_than_without_codecs(seed: int) -> None:
 
 def test_compressed_links_bring_peers_in_that_were_too_far_away() -> None:
     """Over this link another peer pays only when next to nothing is sent."""
-    graph, costs = random_graph(random.Random(4), 8)
+    graph, costs = random_graph(random.Random(0), 8)
     names = (PeerId("p0"), PeerId("p1"))
     offers = tuple(PeerOffer(p, device_memory_bytes=2**34, flops_per_s=1e9) for p in names)
     request = PlanRequest(
@@ -60,7 +60,7 @@ def test_compressed_links_bring_peers_in_that_were_too_far_away() -> None:
         offers,
         8,
         1,
-        links=uniform(names, 0.0, 1e4),
+        links=uniform(names, 0.0, 1e3),
         known_costs=costs,
         options=PlanOptions(pipelines=1),
     )
