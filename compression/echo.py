@@ -56,10 +56,10 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The tensor as `dtype`; finite numbers that are too large for it become its largest ones, what
     is not finite stays so. The tensor itself where the dtypes agree."""
-    if tensor.dtype is dtype:
-        return tensor
-    found = tensor.to(dtype)
     most = torch.finfo(dtype).max
+    if most >= torch.finfo(tensor.dtype).max:
+        return tensor.to(dtype)
+    found = tensor.to(dtype)
     over = found.isinf() & tensor.isfinite()
     return torch.where(over, tensor.clamp(-most, most).to(dtype), found)
 

@@ -175,7 +175,7 @@ def _leading(x: Tensor, rank: int, key: int) -> Tensor:
     rng = torch.Generator().manual_seed(key & (2**63 - 1))
     start = torch.randn(rows, columns, generator=rng).to(x.device)
     q = torch.linalg.qr(x.T @ start).Q
-    for _ in range(_ITERATIONS):
+    for _ in range(_ITERATIONS if rows > columns else 0):  # fewer rows are all in q already
         q = torch.linalg.qr(x.T @ torch.linalg.qr(x @ q).Q).Q
     # Of the columns' span, the directions in which the rows differ most.
     small = x @ q

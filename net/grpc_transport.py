@@ -26,6 +26,7 @@ from ..dag.flow import Role
 from .buffers import keep_heap_warm
 from .connection import Connection
 from .frame import FrameKey, Payload
+from .inbox import Allowed
 from .messages import MAX_CHUNK_BYTES, MAX_MESSAGE_BYTES
 from .switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
 from .transport import OnEvent
@@ -70,7 +71,8 @@ class GrpcTransport:
     """One peer's end of all its links; see Transport. Used as `async with`, in one event loop.
 
     `attach(server)` adds the service to a server before that starts; without it the peer can only
-    dial. `credentials` are for the channels that it opens; None: plain text.
+    dial. `credentials` are for the channels that it opens; None: plain text. `allowed` says how
+    large a frame may be before its bytes come.
     """
 
     def __init__(
@@ -81,8 +83,11 @@ class GrpcTransport:
         *,
         credentials: grpc.ChannelCredentials | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
+        allowed: Allowed = lambda _: None,
     ) -> None:
-        self._board = Switchboard(peer, boot, on_event, max_frame_bytes=max_frame_bytes)
+        self._board = Switchboard(
+            peer, boot, on_event, max_frame_bytes=max_frame_bytes, allowed=allowed
+        )
         self._credentials = credentials
         self._dials: dict[str, tuple[int, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # dials that end

@@ -1,8 +1,9 @@
 """The receiving half of a link: what came, what is still missing, and what may come.
 
 Rules:
-- A frame is announced under the number after the last one, within its role's credit and the size
-  limit; only then is its buffer allocated, once, at its full size. Anything else is refused.
+- A frame is announced under the number after the last one, within its role's credit, the size
+  limit, and what its owner allows for its key; only then is its buffer allocated, once, at its full
+  size. Anything else is refused.
 - Its bytes come in order. When the last one is here the frame has arrived and is acknowledged.
 - From the announcement until `release` it holds a slot of its role. Credit, in total since the
   session began = frames announced + free slots; it never shrinks.
@@ -19,10 +20,14 @@ from ..dag.flow import Role
 from .frame import Arrived, FrameError, FrameHeader, FrameKey
 from .messages import Ack, Credit, Piece
 
-__all__ = ["Allocate", "Inbox"]
+__all__ = ["Allocate", "Allowed", "Inbox"]
 
 Allocate = Callable[[int], memoryview]
 """Gives a flat writable buffer of that many bytes."""
+
+Allowed = Callable[[FrameKey], int | None]
+"""The most bytes that a frame of this key can have; None: nothing is known of it, and only the
+general limit holds."""
 
 _REMEMBERED_KEYS = 4096
 
@@ -50,10 +55,18 @@ class _Slots:
 class Inbox:
     """See the module."""
 
-    def __init__(self, me: str, peer: str, allocate: Allocate, max_frame_bytes: int) -> None:
+    def __init__(
+        self,
+        me: str,
+        peer: str,
+        allocate: Allocate,
+        max_frame_bytes: int,
+        allowed: Allowed = lambda _: None,
+    ) -> None:
         self._me, self._peer = me, peer
         self._allocate = allocate
         self._max_frame_bytes = max_frame_bytes
+        self._allowed = allowed
         self._slots = {role: _Slots() for role in Role}
         self._partial: dict[int, _Incoming] = {}
         self._held: set[FrameKey] = set()  # arrived, not released
@@ -100,6 +113,11 @@ class Inbox:
         if header.size_bytes > self._max_frame_bytes:
             raise FrameError(
                 f"{header.size_bytes} bytes for {key}: at most {self._max_frame_bytes} here"
+            )
+        allowed = self._allowed(key)
+        if allowed is not None and header.size_bytes > allowed:
+            raise FrameError(
+                f"{header.size_bytes} bytes for {key}: the plan and its codec allow {allowed}"
             )
         if key in self._held or key in self._past or self._is_partial(key):
             self._announced += 1

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from ..dag.flow import Role
 from .frame import FrameError, FrameHeader, FrameKey, Payload
-from .inbox import Allocate, Inbox
+from .inbox import Allocate, Allowed, Inbox
 from .messages import (
     MIN_CHUNK_BYTES,
     Ack,
@@ -48,10 +48,16 @@ class Link:
     """This end of the link between `me` and `peer`. `session` is new for each Link of a peer."""
 
     def __init__(
-        self, me: str, peer: str, session: str, allocate: Allocate, max_frame_bytes: int
+        self,
+        me: str,
+        peer: str,
+        session: str,
+        allocate: Allocate,
+        max_frame_bytes: int,
+        allowed: Allowed = lambda _: None,
     ) -> None:
         self.me, self.peer, self.session = me, peer, session
-        self._inbox = Inbox(me, peer, allocate, max_frame_bytes)
+        self._inbox = Inbox(me, peer, allocate, max_frame_bytes, allowed)
         self._outbox = Outbox()
         self._other = ""  # session of the other end
         self._acks: deque[Ack] = deque()

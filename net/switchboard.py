@@ -12,7 +12,7 @@ from ..dag.flow import Role
 from .buffers import Buffers
 from .connection import Connection
 from .frame import FrameKey, Payload
-from .inbox import Allocate
+from .inbox import Allocate, Allowed
 from .link import Link
 from .messages import Hello
 from .transport import LinkError, OnEvent, TransportEvent
@@ -39,6 +39,7 @@ class Switchboard:
         *,
         allocate: Allocate | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
+        allowed: Allowed = lambda _: None,
     ) -> None:
         self.me = me
         self._boot = boot
@@ -46,6 +47,7 @@ class Switchboard:
         self._buffers = Buffers()
         self._allocate = allocate or self._buffers.take
         self._max_frame_bytes = max_frame_bytes
+        self._allowed = allowed
         self._links: dict[str, Link] = {}
         self._expected: set[str] = set()  # never iterated
         self._connections: dict[str, Connection] = {}  # the one that each link uses
@@ -92,6 +94,7 @@ class Switchboard:
                 f"{self._boot}.{self._sessions}",
                 self._allocate,
                 self._max_frame_bytes,
+                self._allowed,
             )
         return self._links[peer]
 

@@ -98,14 +98,16 @@ class Worker:
 
         self._server = grpc.aio.server(options=CHANNEL_OPTIONS)
         port = self._server.add_insecure_port(f"{config.host}:0")
-        self._transport = GrpcTransport(me.peer, me.boot, self._on_transport)
+        self._device = TorchDevice(config.device)
+        self._transport = GrpcTransport(
+            me.peer, me.boot, self._on_transport, allowed=self._device.most_bytes
+        )
         self._transport.attach(self._server)
         self._unacknowledged: set[FrameKey] = set()
         self._all_acknowledged = asyncio.Event()  # set whenever the last one was
         self._stream: ControlStream | None = None
         self._streaming: asyncio.Task[None] | None = None
 
-        self._device = TorchDevice(config.device)
         self._compute = Lane("compute", self._loop)
         self._data = Lane("data", self._loop)
         self._sending = Lane("sending", self._loop)

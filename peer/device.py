@@ -131,7 +131,8 @@ class TorchDevice:
         """The most that a frame of this key has under the plan; None when nothing is built, 0 for
         one that the plan does not name. For any thread."""
         work, transfer = self._work, transfer_of(key)
-        if work is None or (key.run, key.term) != (work.order.run, work.order.term):
+        known = work is not None and (key.run, key.term) == (work.order.run, work.order.term)
+        if work is None or not known or key.role is Role.PROBE:
             return None
         if transfer not in work.flow.taken_by:
             return 0
