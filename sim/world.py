@@ -289,7 +289,7 @@ class _Peer:
         self.machine = PeerMachine(
             PeerId(spec.name), f"boot-{spec.name}", spec.profile, address=spec.name, options=options
         )
-        # Its own work takes no time of this world, so what reports say of codecs is the same each run.
+        # This process's seconds are none of this world: reports are the same in every run.
         self.device = TorchDevice("cpu", clock=lambda: 0.0)
         self.pace: _Pace | None = None
         self.alive = True
