@@ -1,16 +1,18 @@
 """What encoding and decoding cost, and how far off a codec typically is.
 
-    seconds(end) = moves(end) · bytes of the tensor / memory speed of the peer + calls · call_s
+    seconds(end) = (moves(end) + kept(end) / ratio) · bytes of the tensor / memory speed of the peer
+                   + calls · call_s
 
-as bytes moved for each byte of the uncompressed tensor, so that one table serves every device of
-a kind: codecs read and write, and compute little. Measured on fp32 activations of 4 to 40 MB, the
-CPU on one core whose memory speed (dag/speed.py) was 10 GB/s; a GPU's are counted from the passes
-that its kernels make over the tensor.
+`moves` are bytes moved for each byte of the uncompressed tensor, so that one table serves every
+device of a kind. Measured on one core of a busy CPU with 18 GB/s of memory speed (dag/speed.py),
+over fp32 tensors of 1 and 10 MB: the median of what the two sizes took, the least of nine tries
+each. A GPU's are counted from the passes that its kernels make over the tensor, not measured.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
@@ -19,7 +21,7 @@ from ...compression.codec import parse
 from ...compression.stream import Stream
 from ...dag.graph import TensorSpec
 
-__all__ = ["COSTS", "Cost", "cost_of", "is_lossless", "typical_error"]
+__all__ = ["COSTS", "WRAPPERS", "Cost", "cost_of", "is_lossless", "typical_error"]
 
 
 class Cost(NamedTuple):
@@ -33,36 +35,48 @@ class Cost(NamedTuple):
 
 COSTS: Mapping[str, tuple[Cost, Cost]] = {
     # word: (on CPU cores, on a GPU)
-    "raw": (Cost(0.0, 0.0), Cost(0.0, 0.0)),
-    "bf16": (Cost(2.0, 2.0, 2), Cost(1.5, 1.5, 2)),
-    "fp16": (Cost(2.0, 2.0, 2), Cost(1.5, 1.5, 2)),
-    "int8": (Cost(10.0, 10.0, 10), Cost(8.0, 4.0, 10)),
-    "int4": (Cost(20.0, 15.0, 15), Cost(10.0, 6.0, 15)),
-    "int2": (Cost(20.0, 15.0, 15), Cost(10.0, 6.0, 15)),
-    "lossless": (Cost(25.0, 25.0, 10), Cost(60.0, 60.0, 30)),
-    "topk": (Cost(40.0, 8.0, 30), Cost(30.0, 4.0, 30)),
-    "randomk": (Cost(10.0, 8.0, 20), Cost(10.0, 4.0, 20)),
-    "lowrank": (Cost(8.0, 4.0, 10), Cost(4.0, 2.0, 10)),
+    "raw": (Cost(0, 0), Cost(0, 0)),
+    "bf16": (Cost(5, 3, 5), Cost(2, 2, 5)),
+    "fp16": (Cost(6, 10, 5), Cost(2, 2, 5)),
+    "int8": (Cost(14, 5, 10), Cost(8, 4, 10)),
+    "int4": (Cost(16, 7, 15), Cost(10, 6, 15)),
+    "int2": (Cost(15, 10, 15), Cost(10, 6, 15)),
+    "lossless": (Cost(50, 30, 10), Cost(60, 60, 30)),
+    "topk": (Cost(60, 6, 30), Cost(30, 4, 30)),
+    "randomk": (Cost(12, 9, 20), Cost(6, 4, 20)),
+    "lowrank": (Cost(30, 6, 10), Cost(4, 2, 10)),
 }
-"""By word of a codec. At 10 GB/s: bf16 5 GB/s, int8 1 GB/s, lossless 0.4 GB/s each way, exact top-k
-0.25 GB/s to encode."""
+"""By word of a codec. So a core encodes and decodes 3.6 and 6 GB/s by bf16, 1.3 and 3.6 by int8,
+0.36 and 0.6 by lossless, 0.27 and 2.1 by top-k at ratio 100."""
+KEPT: Mapping[str, tuple[float, float]] = {"topk": (600, 240), "randomk": (60, 60)}
+"""What the elements that are kept cost besides, encoding and decoding: sorting, coding indices."""
+WRAPPERS: Mapping[str, tuple[float, float]] = {"ef": (25, 2), "efd": (25, 2), "delta": (100, 2)}
+"""What a wrapper adds, encoding and decoding, besides the decoding of what it has encoded."""
 _DEAREST = (
     Cost(*map(max, *(c for c, _ in COSTS.values()))),
     Cost(*map(max, *(g for _, g in COSTS.values()))),
 )
 """Of a word without a row of its own."""
-WRAPPER = 3.0
-"""Passes over the tensor that a wrapper adds to either end: a sum, a difference, a copy."""
+_RATIO = re.compile(r"\bratio=([\w.+-]+)")
+_USUAL_RATIO = 100.0
+"""Of a sparse codec whose text has none."""
 
 
 @lru_cache(maxsize=1024)
 def cost_of(text: str, gpu: bool) -> Cost:
     """Of a codec's text. A wrapper decodes what it has encoded, to know what was lost."""
-    head = text.partition(":")[0]
+    head, _, parameters = text.partition(":")
     *wrappers, word = (part.partition("/")[0] for part in head.split("+"))
     encode, decode, calls = COSTS.get(word, _DEAREST)[gpu]
-    for _ in wrappers:
-        encode, decode, calls = encode + decode + WRAPPER, decode + WRAPPER, 2 * calls
+    if word in KEPT:
+        given = _RATIO.search(parameters)
+        ratio = float(given[1]) if given else _USUAL_RATIO
+        more = KEPT[word]
+        # On a GPU a selected element costs about what it does on a core, relative to its memory.
+        encode, decode = encode + more[0] / ratio, decode + more[1] / ratio
+    for wrapper in wrappers:
+        more = WRAPPERS.get(wrapper, WRAPPERS["ef"])
+        encode, decode, calls = encode + decode + more[0], decode + more[1], 2 * calls
     return Cost(encode, decode, calls)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from shoal.broker.scheduler import codec_costs as costs
 from shoal.broker.scheduler import codecs, coded
 from shoal.broker.scheduler.candidate import Candidate, Share
 from shoal.broker.scheduler.carried import Carried
@@ -20,6 +21,7 @@ from shoal.broker.scheduler.codecs import choose, codec_of, ladder
 from shoal.broker.scheduler.coded import with_codecs
 from shoal.broker.scheduler.interface import CODED_ROLES, CodecOptions, PeerOffer, PlanRequest
 from shoal.broker.scheduler.judge import Judge
+from shoal.compression import codec
 from shoal.compression.codec import RAW, WORDS, parse
 from shoal.dag.convert import plan_from_proto, plan_to_proto
 from shoal.dag.cut import cut, tied_groups
@@ -271,6 +273,9 @@ def test_the_reasons_name_links_codecs_and_what_they_save() -> None:
 
 def test_every_word_has_its_costs() -> None:
     assert set(COSTS) == set(WORDS)
+    assert set(costs.WRAPPERS) == set(codec.WRAPPERS)
+    assert cost_of("topk:ratio=10", False).encode > cost_of("topk:ratio=100", False).encode
+    assert cost_of("topk", False) == cost_of("topk:ratio=100.0", False)
 
 
 def test_a_wrapper_costs_what_it_wraps_and_the_decoding_at_the_sender() -> None:
