@@ -63,7 +63,7 @@ def decode(data: Tensor, n: int, k: int) -> Tensor:
         return torch.empty(0, dtype=torch.int64, device=data.device)
     bits = n if low == _BITMAP else k + (n - 1 >> low)
     tail = -(-bits // 8)
-    marks = _unpack_mask(data[size - tail :])
+    marks = _spread(data[size - tail :], 1).view(torch.bool)
     # Before a list of them is made, which would be eight times as long.
     count = int(torch.count_nonzero(marks))
     if count != k or bool(marks[bits:].any()):
@@ -125,8 +125,7 @@ def _pack(numbers: Tensor, width: int) -> Tensor:
 
 def _unpack(packed: Tensor, width: int, k: int) -> Tensor:
     """uint8 (k,). Raises CodecError where bits behind the last number are set."""
-    shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=packed.device)
-    numbers = ((packed[:, None] >> shifts) & ((1 << width) - 1)).view(-1)
+    numbers = _spread(packed, width)
     if bool(numbers[k:].any()):
         raise CodecError(f"expected {k} numbers of {width} bits, got bits set behind them")
     return numbers[:k]
@@ -148,14 +147,17 @@ def _pack_mask(mask: Tensor) -> Tensor:
     return words.view(torch.uint8).view(-1, 8)[:, 7].contiguous()
 
 
-def _unpack_mask(packed: Tensor) -> Tensor:
-    """bool (8 · m,) of uint8 (m,)."""
-    words = _spread(packed.device).index_select(0, packed.to(torch.int32))
-    return words.view(torch.bool)
+def _spread(packed: Tensor, width: int) -> Tensor:
+    """The numbers of `width` bits in each byte, as uint8 (8 / width · m,) of uint8 (m,)."""
+    if width == 8:
+        return packed
+    return _table(width, packed.device).index_select(0, packed.to(torch.int32)).view(torch.uint8)
 
 
 @lru_cache(maxsize=64)
-def _spread(device: torch.device) -> Tensor:
-    """By byte: the int64 whose eight bytes are its bits."""
-    bits = torch.arange(256, dtype=torch.uint8)[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
-    return bits.contiguous().view(torch.int64).view(-1).to(device)
+def _table(width: int, device: torch.device) -> Tensor:
+    """By byte: its numbers of `width` bits, each a byte of one integer."""
+    shifts = torch.arange(0, 8, width, dtype=torch.uint8)
+    numbers = (torch.arange(256, dtype=torch.uint8)[:, None] >> shifts) & ((1 << width) - 1)
+    integer = {1: torch.int64, 2: torch.int32, 4: torch.int16}[width]
+    return numbers.view(integer).view(-1).to(device)

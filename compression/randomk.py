@@ -3,7 +3,7 @@
     k = max(1, round(n / ratio))        position_i = π(i), i < k
     header = [key, uint64][k, uint64]   data = [values]
 
-π permutes [0, n): pairs (left, right) of numbers below a = ⌈√n⌉ go through six rounds of a Feistel
+π permutes [0, n): pairs (left, right) of numbers below a = ⌈√n⌉ go through eight rounds of a Feistel
 network, (left, right) → (right, (left + F(right)) mod a), where F is a table of hashes of
 (key, round); what lands at n or above goes through again (Black and Rogaway 2002, "Ciphers with
 arbitrary finite domains", section 4). So the cost grows with k and √n, not with n.
@@ -35,17 +35,17 @@ __all__ = ["RandomK", "positions"]
 
 _WORD = "randomk/1"
 _HEADER = struct.Struct("<QQ")
-_ROUNDS = 6
+_ROUNDS = 8
 
 
 def positions(n: int, k: int, key: int, device: str | torch.device = "cpu") -> Tensor:
     """int64 (k,): different numbers below n in an order that looks random; the first ones for a
     greater k. 0 <= k <= n."""
     side = math.isqrt(max(n - 1, 0)) + 1
-    tables = [
-        ((counter.bits(key + (r << 56), side, device) & 0x7FFFFFFF) % side).to(torch.int64)
-        for r in range(_ROUNDS)
-    ]
+    tables = []
+    for r in range(1, _ROUNDS + 1):
+        words = counter.bits(key + r * 0x9E3779B97F4A7C15, side, device) & 0x7FFFFFFF
+        tables.append((words % side).to(torch.int64))
     found = _permuted(torch.arange(k, device=device), side, tables)
     while True:
         over = (found >= n).nonzero().view(-1)

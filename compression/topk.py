@@ -26,6 +26,7 @@ from torch import Tensor
 
 from . import indices
 from .checks import check_length, count, dtype_name, dtype_of, flat, from_bytes, views
+from .echo import all_finite
 from .interface import CodecError, Encoded, Spec
 from .select import HOW, largest
 from .values import Values
@@ -89,19 +90,17 @@ class TopK:
         """Raises CodecError for what is no floating point tensor, and for more than k numbers that
         are not finite."""
         x = flat(_WORD, tensor)
-        n, rows, k, slack = self._of(tuple(tensor.shape), dtype_name(tensor))
+        n, rows, k, _ = self._of(tuple(tensor.shape), dtype_name(tensor))
         if n == 0:
             return Encoded(b"", ())
         found = largest(x, k, self.select, rows)
         numbers = x[found]
-        infinite = found.numel() - int(numbers.isfinite().sum())
-        # With one finite number in each row's share, no other can be missing.
-        if infinite >= k - slack and infinite < n:
-            there = n - int(x.isfinite().sum())
-            if there > infinite:
+        if found.numel() < n and not all_finite(numbers):
+            left, there = (t.numel() - int(t.isfinite().sum()) for t in (numbers, x))
+            if left < there:
                 raise CodecError(
-                    f"{_WORD} keeps {k} of {n // rows} numbers: expected no more that are NaN or "
-                    f"infinite, got {there} in {rows} x {n // rows}"
+                    f"{_WORD} keeps {left} of {there} numbers that are NaN or infinite: expected "
+                    f"no more of them than the {k} of {n // rows} that it keeps"
                 )
         header = _COUNT.pack(found.numel()) if self.varying else b""
         pieces = self._pieces(found, n, rows)
