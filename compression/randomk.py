@@ -3,10 +3,10 @@
     k = max(1, round(n / ratio))        position_i = π(i), i < k
     header = [key, uint64][k, uint64]   data = [values]
 
-π permutes [0, n): pairs (left, right) of numbers below a = ⌈√n⌉ go through eight rounds of a Feistel
-network, (left, right) → (right, (left + F(right)) mod a), where F is a table of hashes of
-(key, round); what lands at n or above goes through again (Black and Rogaway 2002, "Ciphers with
-arbitrary finite domains", section 4). So the cost grows with k and √n, not with n.
+π permutes [0, n): pairs (left, right) of numbers below a = ⌈√n⌉ go through eight rounds of a
+Feistel network, (left, right) → (right, (left + F(right)) mod a), where F is a table of hashes
+of (key, round); what lands at n or above goes through again (Black and Rogaway 2002, "Ciphers
+with arbitrary finite domains", section 4). So the cost grows with k and √n, not with n.
 
 Nothing is scaled: ‖Δ‖² is (1 - k/n)·‖x‖² in the mean over keys, and may be all of ‖x‖² for one.
 What is not sent is lost unless `ef` is around it. Where the values' codec is fp32, payloads of one
