@@ -68,9 +68,10 @@ class Delta:
         else:
             codec = self.inner
             change = narrowed(tensor.detach().to(held.dtype) - held, DTYPES[spec.dtype])
-            # A change beyond the dtype's range takes two tensors; infinities stay what they are.
-            most = torch.finfo(change.dtype).max
-            change = torch.where(tensor.isfinite(), change.clamp(-most, most), change)
+            if not all_finite(change):
+                # A change beyond the dtype takes two tensors; what is not finite stays so.
+                most = torch.finfo(change.dtype).max
+                change = torch.where(tensor.isfinite(), change.clamp(-most, most), change)
         inner = codec.encode(change, key)
         now = self._joined(held, echo(codec, spec, inner, tensor.device))
         return Encoded(_COUNT.pack(number) + inner.header, inner.buffers), _state(now, number)

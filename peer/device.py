@@ -331,6 +331,8 @@ class TorchDevice:
     def state_tensors(self, step: int) -> dict[str, Tensor]:
         """What the codecs of this peer's frames remember, as it was after `step` (the newest or the
         one before), by name. Nobody may write to the tensors."""
+        if self._copies is not None:
+            self._copies.synchronize()
         return self._now.streams.state_tensors(step)
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from ..compression.codec import AnyCodec
@@ -67,8 +68,9 @@ class Uses:
 
     def sampled(self, transfer: Transfer, codec: AnyCodec, sent: Tensor, heard: Tensor) -> None:
         """What one tensor became: ‖heard - sent‖₂ / ‖sent‖₂. One without a norm says nothing."""
-        norm = float(sent.double().norm())
-        error = float((heard.double() - sent.double()).norm()) / norm if norm else math.nan
+        wide = torch.promote_types(sent.dtype, torch.float32)
+        norm = float(sent.norm(dtype=wide))
+        error = float((heard.to(wide) - sent).norm()) / norm if norm else math.nan
         if math.isfinite(error):
             with self._lock:
                 self._use(transfer, codec).error = error

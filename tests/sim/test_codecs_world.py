@@ -1,0 +1,100 @@
+"""Codecs through the whole pipeline: broker, peers, links, and a plan with codecs on all of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shoal.dag.plan import CodecChoice, PeerId, Plan, StageSlot, Visit
+from shoal.job import Job
+
+JOB = Job.from_table(
+    {
+        "version": 1,
+        "name": "gpt with codecs",
+        "model": {
+            "factory": "shoal.examples.gpt:gpt",
+            "args": {"layers": 2, "width": 32, "heads": 2, "length": 32, "dropout": 0.0},
+        },
+        "data": {"kind": "text", "length": 32},
+        "train": {"steps": 3, "batch": 8, "microbatch": 2, "lr": 1e-2},
+    }
+)
+HOLDERS = [["p0"], ["p1", "p2"], ["p3"]]
+
+
+def plan_with(operators, codec=None):
+    """Three stages, the middle one with two holders; one codec for every link and role."""
+    cuts = [0, operators // 3, 2 * operators // 3, operators]
+    slots = tuple(
+        StageSlot(a, b, tuple(map(PeerId, names)))
+        for a, b, names in zip(cuts[:-1], cuts[1:], HOLDERS, strict=True)
+    )
+    routes = tuple(
+        tuple(Visit(k, s.holders[m % len(s.holders)]) for k, s in enumerate(slots))
+        for m in range(4)
+    )
+    peers = [PeerId(f"p{i}") for i in range(4)]
+    codecs = tuple(
+        CodecChoice(a, b, role, codec)
+        for a in peers
+        for b in peers
+        for role in ("activation", "activation_grad", "sync")
+        if a != b and codec
+    )
+    return Plan(slots, routes, 2, "1f1b", codecs)
+
+
+@pytest.fixture(scope="module")
+def trained(laboratory):
+    """trained(codec): what a run with this codec on all links came to, and the bytes that it sent;
+    one run per codec."""
+    lab, made = laboratory(JOB), {}
+
+    def train(codec):
+        if codec not in made:
+            world = lab.world(4)
+            got = lab.train(world, plan_with(len(lab.graph.operators), codec))
+            (events,) = world.broker.published.values()
+            made[codec] = got, sum(e.step.sent_bytes for e in events if e.HasField("step"))
+        return made[codec]
+
+    return train
+
+
+def test_lossless_links_train_bit_for_bit_as_raw_ones(trained):
+    """I1 for codecs that lose nothing, step by step and in the weights."""
+    raw, raw_bytes = trained(None)
+    lossless, fewer = trained("lossless")
+    assert lossless.losses == raw.losses
+    assert lossless.norms == raw.norms
+    assert lossless.weights.keys() == raw.weights.keys()
+    assert all(torch.equal(lossless.weights[n], raw.weights[n]) for n in raw.weights)
+    assert fewer < 0.95 * raw_bytes
+
+
+@pytest.mark.parametrize(
+    ("codec", "bytes_share", "rel"),
+    [
+        ("bf16", 0.55, 2e-3),
+        ("int8", 0.32, 1e-2),
+        ("ef+int8", 0.32, 1e-2),
+        ("delta+int8", 0.32, 1e-2),
+    ],
+)
+def test_codecs_that_lose_little_train_nearly_as_raw(trained, codec, bytes_share, rel):
+    raw, raw_bytes = trained(None)
+    lossy, fewer = trained(codec)
+    assert lossy.losses == pytest.approx(raw.losses, rel=rel)
+    assert lossy.losses != raw.losses
+    assert fewer < bytes_share * raw_bytes
+
+
+def test_a_world_with_codecs_gives_the_same_events_byte_for_byte(laboratory, trained):
+    """I6: reports of codecs hold nothing of this machine's clock."""
+    lab = laboratory(JOB)
+    plan = plan_with(len(lab.graph.operators), "int8")
+    again = lab.train(lab.world(4), plan)
+    first, _ = trained("int8")
+    assert again.log == first.log
+    assert again.losses == first.losses
