@@ -69,6 +69,7 @@ class Uses:
     def sampled(self, transfer: Transfer, codec: AnyCodec, sent: Tensor, heard: Tensor) -> None:
         """What one tensor became: ‖heard - sent‖₂ / ‖sent‖₂. One without a norm says nothing."""
         wide = torch.promote_types(sent.dtype, torch.float32)
+        sent = sent.detach()
         norm = float(sent.norm(dtype=wide))
         error = float((heard.to(wide) - sent).norm()) / norm if norm else math.nan
         if math.isfinite(error):

@@ -1,4 +1,4 @@
-"""Codecs through the whole pipeline: broker, peers, links, and a plan with codecs on all of them."""
+"""Codecs through the whole pipeline: broker, peers and links, under a plan that names them."""
 
 from __future__ import annotations
 
