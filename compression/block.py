@@ -56,6 +56,8 @@ from .interface import CodecError, Encoded, Spec
 __all__ = ["BlockCodec", "int2", "int4", "int8"]
 
 _SMALLEST, _LARGEST = 2.0**-60, 2.0**100
+_NAN, _INFINITE = 0x7FC0, 0x7F80
+"""Patterns of bfloat16."""
 _NO_SCALE = 2.0**-120
 """Scales below are 0: a reciprocal must be a float32. It is 2^-53 of the largest element."""
 
@@ -138,7 +140,8 @@ class BlockCodec:
             self._round_(steps, start, key)
             integers[start : start + size] = steps.view(-1)[: x.numel() - start]
         codes = integers if self.bits == 8 else _fold(integers, self.bits)
-        marked = torch.where(finite, scales, math.nan).bfloat16()
+        marked = scales.bfloat16()
+        marked.view(torch.int16).masked_fill_(~finite, _NAN)  # torch's own NaN may be negative
         return encoded(pack_exponent(exponent), marked, codes)
 
     def _chunks(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -169,7 +172,7 @@ class BlockCodec:
         check_length(self._word, what, for_scales + for_codes, data.nbytes)
         scales = as_dtype(from_bytes(data[:for_scales]), torch.bfloat16)
         patterns = scales.view(torch.int16)
-        if bool(((patterns < 0) | (patterns == 0x7F80)).any()):
+        if bool(((patterns < 0) | (patterns == _INFINITE)).any()):
             raise CodecError(f"{self._word} data: a scale is negative or infinite")
         scales = scales.to(device).float()
         integers = from_bytes(data[for_scales:], device).view(torch.int8)
