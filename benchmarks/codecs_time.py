@@ -4,8 +4,8 @@
 
 Each testbed and model is planned without compression, by equal-compute and by `auto`. Then links
 get codecs: `lossless`, uniform top-k of activations and their gradients on all links, AdaTopK of
-the same, AdaTopK of parameter gradients as well, and `auto` with an error budget of 0.01. Three step times each, by the event calculation
-that judges all plans, with the seconds that codecs take:
+the same, AdaTopK of parameter gradients as well, and `auto` with an error budget of 0.01. Three
+step times each, by the event calculation that judges all plans, with the seconds that codecs take:
 
     equal-compute   the placement of equal-compute, as it is: a plain pipeline over all peers
     placed dense    the placement that `auto` finds without compression, as it is

@@ -193,6 +193,38 @@ def test_names_from_the_network_write_no_control_characters() -> None:
     assert "2500 s" in text
 
 
+CODEC = '[job_overrides.plan]\nstages = 3\nscheduler = "uniform"\n[job_overrides.codec]\n'
+
+
+def test_codecs_of_a_clusters_job_are_shown_for_each_link(drafted) -> None:
+    path, _ = drafted
+    cluster = path.with_name("codecs.toml")
+    cluster.write_text(PEERS + CODEC + 'activation = "bf16"\n')
+    code, text = call("plan", str(path), "--cluster", str(cluster), "--json")
+    assert code == 0, text
+    links = json.loads(text[text.index("{") :])["plan"]["predicted"]["links"]
+    [far] = [link for link in links if link["destination"] == "far"]
+    [use] = [use for use in far["codecs"] if use["role"] == "activation"]
+    assert use["codec"].startswith("bf16")
+    assert use["dense_bytes"] == 2 * use["bytes"] > 0
+    assert use["saved_s"] > 0
+    assert use["error"] > 0
+    code, text = call("plan", str(path), "--cluster", str(cluster))
+    assert code == 0, text
+    shown = [line for line in text.splitlines() if line.startswith("near-2 -> far")]
+    assert any("bf16" in line and "activation" in line for line in shown)
+
+
+def test_a_codec_that_there_is_not_is_wrong_input(drafted) -> None:
+    path, _ = drafted
+    cluster = path.with_name("codecs.toml")
+    cluster.write_text(PEERS + CODEC + 'default = "zip"\n')
+    code, text = call("plan", str(path), "--cluster", str(cluster))
+    assert code == 2, text
+    assert "zip" in text
+    assert "Traceback" not in text
+
+
 def test_wrong_input_is_said_in_one_line(drafted, tmp_path: Path) -> None:
     path, _ = drafted
     cluster = tmp_path / "peers.toml"
