@@ -1,10 +1,10 @@
 """Which codec carries a transfer. Both ends find the same, from the plan and the graph alone.
 
-- A value, its gradient, and the gradients that holders exchange are carried by the codec that the
-  plan names for link and role, where it pays (`compression.codec.fitting`). Norms, scores and batch
-  statistics are small and must be exact: they go raw.
+- What `dag.pace.is_coded` says is carried by the codec that the plan names for link and role, where
+  that pays (`compression.codec.fitting`): a value, its gradient, and the gradients that holders
+  exchange. Norms, scores and batch statistics are small and must be exact: they go raw.
 - In a vector of gradients, the flags that say which parameters have one, and the padding, stay
-  exact: a codec that loses something gets what is before them.
+  exact (`dag.pace.tensors_of`): a codec that loses something gets what is before them.
 - A sum that goes to several peers has one codec for all: of those of its links, the one that makes
   the fewest bytes. So it is encoded once, and all holders get the same bits (`streams.py`).
 """
@@ -16,31 +16,13 @@ from dataclasses import dataclass
 
 from ..compression.codec import RAW, AnyCodec, fitting, parse, typical_bytes
 from ..compression.stream import is_exact
-from ..dag.flow import Role, Transfer
+from ..dag.flow import Transfer
 from ..dag.graph import TensorSpec
+from ..dag.pace import is_coded, is_sum, tensors_of
 from ..dag.plan import CodecChoice
 from .exchange import Wire
 
-__all__ = ["Coding", "Codings", "carried", "is_sum"]
-
-
-def is_sum(transfer: Transfer) -> bool:
-    """Whether it is a sum of gradients on its way back: every destination gets the same tensor."""
-    port = transfer.port
-    return transfer.role is Role.SYNC and (
-        port.endswith("+grad") or (port[0] == "T" and port[-1] == "+")
-    )
-
-
-def carried(transfer: Transfer) -> bool:
-    """Whether the codec of its link and role carries it, rather than raw."""
-    if transfer.role in (Role.ACTIVATION, Role.ACTIVATION_GRAD):
-        return True
-    port = transfer.port
-    parts = transfer.role is Role.SYNC and (
-        port.endswith(">grad") or (port[0] == "T" and ">" in port)
-    )
-    return parts or is_sum(transfer)
+__all__ = ["Coding", "Codings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +48,7 @@ class Codings:
     def __init__(self, wire: Wire, choices: Iterable[CodecChoice]) -> None:
         """Raises CodecError for a choice that names no codec."""
         self.flow, self._wire = wire.flow, wire
+        self._tensor = tensors_of(self.flow.plan, self.flow.stages, self.flow.tied, wire.graph)
         self._chosen = {(c.source, c.destination, c.role): parse(c.codec) for c in choices}
         self._found: dict[Transfer, Coding] = {}
 
@@ -86,13 +69,13 @@ class Codings:
 
     def _find(self, transfer: Transfer) -> Coding:
         whole = self._wire.spec(transfer)
-        if not carried(transfer):
+        if not is_coded(transfer):
             return Coding(RAW, whole, whole)
         body, tail = whole, None
-        if transfer.role is Role.SYNC:
-            exact = self._wire.exact_tail(transfer)
+        exact = self._tensor(transfer)[1]
+        if exact:
             body = TensorSpec((whole.elements - exact,), whole.dtype)
-            tail = TensorSpec((exact,), whole.dtype) if exact else None
+            tail = TensorSpec((exact,), whole.dtype)
         options = [
             fitting(self._chosen.get((t.source, t.destination, t.role.value), RAW), body)
             for t in self.alike(transfer)

@@ -89,26 +89,6 @@ class Wire:
             if any(v.stage == stage and v.peer == peer for v in route)
         )
 
-    def exact_tail(self, transfer: Transfer) -> int:
-        """Elements at the end of a part of a gradient that are no gradient: the flags that say
-        which parameters have one, and the padding. A codec that loses something gets what is before
-        them; they travel as they are."""
-        match = _SYNC.fullmatch(transfer.port)
-        if match is None or match["part"] == ">stats":
-            return 0
-        if match["group"]:
-            layout, shards, at = self.tied_layout(int(match["group"])), 1, 0
-        elif match["stage"]:
-            k = int(match["stage"])
-            holders = self.flow.plan.stages[k].holders
-            owner = transfer.source if match["part"] == "+grad" else transfer.destination
-            layout, shards, at = self.layout(k), len(holders), holders.index(PeerId(owner))
-        else:
-            return 0
-        length = layout.shard_spec(shards).elements
-        gradients = layout.elements - len(layout.parameters)
-        return length - min(length, max(0, gradients - at * length))
-
     def spec(self, transfer: Transfer) -> TensorSpec:
         """What must be sent for a transfer of this plan, before encoding."""
         if transfer.role in (Role.ACTIVATION, Role.ACTIVATION_GRAD):

@@ -26,10 +26,11 @@ from torch import Tensor
 from ..compression.codec import RAW, CodecError, Encoded, State
 from ..compression.stream import Stream, is_stateful
 from ..dag.flow import Role, Transfer
+from ..dag.pace import is_sum
 from ..dag.plan import PeerId
 from ..net.frame import FrameKey
 from ..proto import broker_pb2
-from .codings import Coding, Codings, is_sum
+from .codings import Coding, Codings
 from .uses import Uses
 
 __all__ = ["Streams", "encoding_key"]

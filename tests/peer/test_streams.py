@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from shoal.compression.codec import CodecError
 from shoal.dag.execute import SpecError
 from shoal.dag.flow import Role, Transfer
+from shoal.dag.pace import is_coded, is_sum, tensors_of
 from shoal.dag.plan import CodecChoice, PeerId
 from shoal.net.frame import Payload
-from shoal.peer.codings import carried, is_sum
 from shoal.peer.step import transfer_of
 from shoal.peer.streams import encoding_key
 
@@ -93,7 +93,7 @@ def test_only_values_and_gradients_may_lose_anything(make_case):
         exact = transfer.role is Role.SYNC and (
             transfer.port[0] in "NV" or transfer.port.endswith(">stats")
         )
-        assert carried(transfer) is not exact
+        assert is_coded(transfer) is not exact
         assert not (lossy and exact)
     ports = {t.port for t in flow.given_by if t.role is Role.SYNC}
     assert {p for p in ports if "stats" in p or p[0] in "NV"}
@@ -258,12 +258,23 @@ def test_the_flags_of_a_gradient_are_exact_under_any_codec(make_case):
     assert all(not torch.equal(before[n], after[n]) for n in trained)
     if "never" in before:
         assert torch.equal(before["never"], after["never"])
-    wire = world.devices["a"]._work.wire
-    shards = [t for t in world.built["a"].flow.given_by if t.port == "S0>grad"]
-    mine = {t.destination: wire.exact_tail(t) for t in shards if t.source == "a"}
-    layout = wire.layout(0)
-    padding = 2 * layout.shard_spec(2).elements - layout.elements
-    assert sum(mine.values()) == len(layout.parameters) + padding
+
+
+@pytest.mark.parametrize("holders", [["a b", "c", "d a"], ["a b c", "d", "b"]])
+def test_planner_and_peers_mean_the_same_tensors(make_case, holders):
+    case = make_case(Tied(), length=8)
+    work = case.world(case.plan(3, holders)).devices["a"]._work
+    flow, wire = work.flow, work.wire
+    tensor = tensors_of(flow.plan, flow.stages, flow.tied, work.graph)
+    tails = {}
+    for transfer in filter(is_coded, flow.given_by):
+        spec, tail = tensor(transfer)
+        assert spec == wire.spec(transfer)
+        if transfer.port == "S0>grad" and transfer.source == "a":
+            tails[transfer.destination] = tail
+    layout, shards = wire.layout(0), len(tails)
+    padding = shards * layout.shard_spec(shards).elements - layout.elements
+    assert sum(tails.values()) == len(layout.parameters) + padding
 
 
 # ---------------------------------------------------------------- states
@@ -439,3 +450,15 @@ def test_reports_say_what_frames_took_by_link_role_and_codec(make_case):
         for u in links:
             assert (u.bytes == u.dense_bytes) == (u.codec == "raw/1" or u.destination == "a")
             assert u.source == "a" or (u.bytes, u.error, u.encode_s) == (0, 0, 0)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("text", ["int8", "ef+topk:ratio=10", "delta+int8", "lossless"])
+def test_codecs_work_beside_the_compute_of_a_cuda_device(make_case, text):
+    case = make_case(Mlp(), **digits())
+    plan = coded(case.plan(2, ["a b", "c"]), text)
+    cpu, cuda = case.world(plan), case.world(plan, device="cuda")
+    assert cuda.run(4) == pytest.approx(cpu.run(4), rel=1e-2)
+    for stage in (0, 1):
+        first, *others = parameters(cuda, stage)
+        assert all(torch.equal(first[n], other[n]) for other in others for n in first)
