@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from shoal.client.bench import CODECS, CodecRow, measure, table
 from shoal.compression.codec import CodecError, parse
-from shoal.compression.stream import is_stateful
+from shoal.compression.stream import Stream, is_stateful
 from shoal.dag.graph import TensorSpec
 from shoal.examples.gpt import gpt
 from shoal.examples.resnet_digits import resnet
@@ -91,7 +91,7 @@ def train(model: nn.Module, batches: Batches, steps: int, samples: int) -> float
     losses = []
     for step in range(steps):
         loss = loss_of(model, *batches(step, samples))
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -113,7 +113,8 @@ def crossing(
     hook = at.register_forward_hook(keep)
     for number in range(first, first + MICROBATCHES):
         model.zero_grad()
-        loss_of(model, *batches(number, samples)).backward()
+        loss = loss_of(model, *batches(number, samples))
+        loss.backward()  # type: ignore[no-untyped-call]
         grads = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         found["grad"].append(grads[: len(grads) // WIDTH * WIDTH].view(-1, WIDTH).clone())
     hook.remove()
@@ -191,13 +192,14 @@ def obvious(x: Tensor, k: int) -> tuple[int, float]:
 
 def ours(text: str, x: Tensor) -> tuple[int, float, float]:
     """(bytes, seconds of encode + decode, relative error)."""
-    codec, spec = parse(text), TensorSpec(tuple(x.shape), "float32")
+    sender, receiver = Stream(parse(text)), Stream(parse(text))
+    spec = TensorSpec(tuple(x.shape), "float32")
     start = time.perf_counter()
-    encoded = codec.encode(x)
+    encoded = sender.encode(x)
     half = time.perf_counter() - start
     data = memoryview(bytearray(b"".join(encoded.buffers)))  # the network's part, not the codec's
     start = time.perf_counter()
-    decoded = codec.decode(spec, encoded.header, data)
+    decoded = receiver.decode(spec, encoded.header, data)
     seconds = half + time.perf_counter() - start
     error = float((decoded - x).norm() / x.norm())
     return encoded.size_bytes + len(encoded.header), seconds, error
@@ -209,14 +211,14 @@ def against_obvious(elements: int) -> list[Figure]:
     spent: dict[str, list[float]] = {s: [] for s in SELECTIONS}
     sizes: dict[str, float] = {}
     base_s = []
-    for _ in range(PAIRS):
+    for pair in range(PAIRS):
         base_bytes, seconds = obvious(x, k)
         base_s.append(seconds)
         for select in SELECTIONS:
             size, seconds, error = ours(f"{TOPK},select={select}", x)
             spent[select].append(base_s[-1] / seconds)
             sizes[select] = base_bytes / size
-            if _ == PAIRS - 1:
+            if pair == PAIRS - 1:
                 print(
                     f"  select={select}: {size / k:.2f} B per kept element, "
                     f"{statistics.median(base_s) / statistics.median(spent[select]) * 1e3:.0f} ms, "
