@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -49,6 +49,7 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--rows", default="", help="names, comma between; empty: all")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=0, help="0: 2,000, quick 200")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "learning")
     parser.add_argument("--quick", action="store_true")
@@ -60,12 +61,14 @@ def main() -> int:
     if unknown:
         known = ", ".join(row.name for row in ROWS)
         parser.error(f"there is no row {', '.join(unknown)}: expected some of {known}")
-    if options.write_table and (options.quick or options.rows or options.seeds != 3):
-        parser.error("--write-table takes all rows and seeds: leave out --quick, --rows, --seeds")
+    partial = options.quick or options.rows or options.steps or options.seeds != 3
+    if options.write_table and partial:
+        parser.error("--write-table takes everything: leave out --quick, --rows, --steps, --seeds")
     if options.committed:
         _, runs = load(RESULTS)
     else:
         setting, seeds = (QUICK, 1) if options.quick else (Setting(), options.seeds)
+        setting = replace(setting, steps=options.steps or setting.steps)
         rows = [row for row in ROWS if row.name in wanted]
         runs = run_all(rows, setting, options.cache, jobs=options.jobs, seeds=seeds)
         if options.write_table:

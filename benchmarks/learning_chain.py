@@ -11,10 +11,13 @@ codecs, which is what a run reports, and of the weights alone, which is what its
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,9 +27,9 @@ from shoal.compression.stream import Stream
 from shoal.dag.capture import capture
 from shoal.dag.cut import cut, tied_groups
 from shoal.dag.execute import StageExecutor
-from shoal.dag.graph import TensorSpec
+from shoal.dag.graph import Graph, TensorSpec
 from shoal.dag.random import step_key
-from shoal.examples.gpt import gpt
+from shoal.examples.gpt import GPT, gpt
 from shoal.job import Train
 from shoal.peer.data.reader import Reader
 from shoal.peer.data.sources import resolve
@@ -43,22 +46,37 @@ class Setting:
     steps: int = 2000
     blocks: int = 12
     stages: int = 6
-    width: int = 48
-    heads: int = 3
+    width: int = 32
+    heads: int = 2
     length: int = 32
     """Bytes of a window."""
-    batch: int = 8
+    batch: int = 4
     """Windows of a step, over all replicas."""
     lr: float = 4e-3
     eval_every: int = 100
     eval_windows: int = 256
     """Of an evaluation on the way; all runs see the same windows."""
+    eval_size: int = 64
+    """Windows at a time where the weights alone are judged."""
     final_windows: int = 2048
     """Of the last evaluation."""
 
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    clip: float = 1.0
+
     @property
     def train(self) -> Train:
-        return Train(steps=self.steps, batch=self.batch, lr=self.lr)
+        return Train(
+            steps=self.steps,
+            batch=self.batch,
+            lr=self.lr,
+            optimizer=self.optimizer,
+            clip=self.clip,
+        )
+
+    def model(self) -> GPT:
+        """Fresh, from torch's random numbers."""
+        return gpt(self.blocks, self.width, self.heads, self.length, dropout=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,21 +136,23 @@ class Pipeline:
 
     def __init__(self, setting: Setting, codecs: Codecs, seed: int) -> None:
         self.setting, self.codecs, self.seed = setting, codecs, seed
+        graph_of_any = _graph(setting)
         torch.manual_seed(seed)
-        model = gpt(setting.blocks, setting.width, setting.heads, setting.length, dropout=0.0)
-        example = torch.zeros(2, setting.length, dtype=torch.int64)
-        captured = capture(model, {"x": example, "y": example})
+        tensors = dict(setting.model().named_parameters())
         self.size = setting.batch // codecs.replicas
         """Windows of a microbatch: what one replica has of a step."""
-        graph = captured.graph.bind(self.size)
+        graph = graph_of_any.bind(self.size)
         # A block begins with its first norm; two norms a block.
         norms = [i for i, o in enumerate(graph.operators) if o.name.startswith("layer_norm")]
         firsts = norms[:: 2 * setting.blocks // setting.stages][: setting.stages]
         starts = [0, *firsts[1:], len(graph.operators)]
-        self.stages = cut(graph, list(zip(starts, starts[1:], strict=False)))
+        bounds = list(itertools.pairwise(starts))
+        self.stages = cut(graph, bounds)
         assert all(len(s.sends) == 1 and s.sends[0].grad for s in self.stages[:-1]), "not a chain"
         self.tied = tied_groups(graph, self.stages)
-        self.executors = [StageExecutor(graph, s, captured.tensors) for s in self.stages]
+        self.executors = [StageExecutor(graph, s, tensors) for s in self.stages]
+        large = graph_of_any.bind(setting.eval_size)
+        self._judges = [StageExecutor(large, s, tensors) for s in cut(large, bounds)]
         self.optimizers = [StageOptimizer(setting.train, e.parameters) for e in self.executors]
         for optimizer in self.optimizers:
             _fuse(optimizer)
@@ -239,21 +259,48 @@ class Pipeline:
 
     # ------------------------------------------------------------ evaluation
 
-    def evaluate(self, step: int, data: Reader, windows: int, *, wire: bool) -> float:
-        """Mean held-out loss over the first `windows` windows; `wire`: through the codecs."""
-        count = max(1, windows // self.size)
+    def evaluate(self, data: Reader, windows: int) -> float:
+        """Mean loss of the weights alone over the first held-out `windows`."""
+        for judge, executor in zip(self._judges, self.executors, strict=True):
+            for name, parameter in judge.parameters.items():
+                parameter.data.copy_(executor.parameters[name].data)
+        size = self.setting.eval_size
+        return self._evaluate(self._judges, data, windows, size, lambda tensor, m, k: tensor)
+
+    def evaluate_on_wire(self, step: int, data: Reader, windows: int) -> float:
+        """The same through the codecs, in microbatches like those of training."""
+
+        def cross(tensor: Tensor, m: int, k: int) -> Tensor:
+            return self._cross("activation", -1 - m, k, tensor, step)
+
+        return self._evaluate(self.executors, data, windows, self.size, cross)
+
+    def _evaluate(
+        self,
+        executors: Sequence[StageExecutor],
+        data: Reader,
+        windows: int,
+        size: int,
+        cross: Callable[[Tensor, int, int], Tensor],
+    ) -> float:
+        count = windows // size
+        assert count * size == windows > 0, f"{windows} windows in microbatches of {size}"
         total = 0.0
         for m in range(count):
-            inputs = data.held_out(m, self.size)
+            inputs = data.held_out(m, size)
             value: dict[str, Tensor] = {}
-            for k, executor in enumerate(self.executors):
+            for k, executor in enumerate(executors):
                 made = executor.evaluate(value, inputs)
-                value = {
-                    name: self._cross("activation", -1 - m, k, tensor, step) if wire else tensor
-                    for name, tensor in made.ports.items()
-                }
+                value = {name: cross(tensor, m, k) for name, tensor in made.ports.items()}
             total += float(made.results[self.loss])
         return total / count
+
+
+@cache
+def _graph(setting: Setting) -> Graph:
+    """Captured once in a process."""
+    example = torch.zeros(2, setting.length, dtype=torch.int64)
+    return capture(setting.model(), {"x": example, "y": example}).graph
 
 
 def _fuse(optimizer: StageOptimizer) -> None:
@@ -261,8 +308,9 @@ def _fuse(optimizer: StageOptimizer) -> None:
     small a step. Peers leave it to torch's default."""
     inner = optimizer._optimizer
     assert inner is not None, "every stage has parameters to train"
-    for group in inner.param_groups:
-        group["fused"] = True
+    if isinstance(inner, torch.optim.AdamW):
+        for group in inner.param_groups:
+            group["fused"] = True
 
 
 def reader(folder: Path, setting: Setting, seed: int, replicas: int) -> Reader:

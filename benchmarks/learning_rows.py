@@ -34,7 +34,7 @@ BASELINE = "dense"
 
 def topk(ratio: float) -> str:
     """The codec of a link with this ratio; a ratio of 1 leaves it alone."""
-    return f"topk:ratio={ratio:.2f},values=bf16" if ratio > 1 else "raw"
+    return f"topk:ratio={ratio:.2f},values=bf16" if round(ratio, 2) > 1 else "raw"
 
 
 def seconds_of(texts: Sequence[str], spec: TensorSpec) -> list[float]:
@@ -122,13 +122,13 @@ ROWS: tuple[Row, ...] = (
     Row(BASELINE, "nothing compressed"),
     _both("adatopk", "AdaTopK 10×, both directions", "adatopk 10"),
     _both("uniform_topk", "uniform top-k, same step time", "uniform 10"),
-    Row("ef_topk1pct", "gradients: EF + top-k 1 %", grad="ef+topk:ratio=100", replicas=2),
     Row("adatopk_activation", "AdaTopK 10×, activations", activation="adatopk 10"),
     Row("adatopk_grad", "AdaTopK 10×, their gradients", activation_grad="adatopk 10"),
     _both("adatopk_100", "AdaTopK 100×, both directions", "adatopk 100"),
-    Row("int8", "int8 everywhere", "int8", "int8", "int8", 2),
+    Row("ef_topk1pct", "gradients: EF + top-k 1 %", grad="ef+topk:ratio=100", replicas=2),
     _both("lowrank", "low rank on slow links", _slow("lowrank:rank=4")),
     _both("int4", "int4 on slow links", _slow("int4")),
+    Row("int8", "int8 everywhere", "int8", "int8", "int8", 2),
     Row("topk1pct", "gradients: top-k 1 %, no feedback", grad="topk:ratio=100", replicas=2),
     Row("bf16", "bf16 everywhere", "bf16", "bf16", "bf16", 2),
     _both("delta_int4", "delta + int4 on slow links", _slow("delta+int4")),

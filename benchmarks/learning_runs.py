@@ -43,15 +43,15 @@ def train(row: Row, seed: int, setting: Setting, folder: Path) -> Run:
     for step in range(setting.steps):
         pipeline.step(step, [data.batch(step, m, pipeline.size) for m in range(codecs.replicas)])
         if (step + 1) % setting.eval_every == 0:
-            loss = pipeline.evaluate(step, held_out, setting.eval_windows, wire=False)
+            loss = pipeline.evaluate(held_out, setting.eval_windows)
             curve.append([step + 1, round(loss, 5)])
     at, windows = setting.steps, setting.final_windows
     return {
         "row": row.name,
         "seed": seed,
         "key": key_of(row, seed, setting),
-        "loss": pipeline.evaluate(at, held_out, windows, wire=False),
-        "wire_loss": pipeline.evaluate(at, held_out, windows, wire=True),
+        "loss": pipeline.evaluate(held_out, windows),
+        "wire_loss": pipeline.evaluate_on_wire(at, held_out, windows),
         "curve": curve,
         **_links(codecs, pipeline),
         "cpu_seconds": round(time.thread_time() - began, 1),
@@ -82,7 +82,8 @@ def _links(codecs: Codecs, pipeline: Pipeline) -> dict[str, Any]:
 
 def key_of(row: Row, seed: int, setting: Setting) -> str:
     """Of all that decides a run's numbers, the code apart."""
-    what = json.dumps([asdict(setting), row.name, seed, asdict(row.codecs(setting))])
+    known = {k: v for k, v in asdict(setting).items() if k != "eval_size"}  # no number hangs on it
+    what = json.dumps([known, row.name, seed, asdict(row.codecs(setting))])
     return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
@@ -115,9 +116,8 @@ def run_all(
         for (row, seed), key in zip(wanted, keys, strict=True)
         if key not in there
     ]
-    # A process for each run: a fresh one begins in the same state whatever ran before.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(max(1, min(jobs, len(missing))), maxtasksperchild=1) as pool:
+    with context.Pool(max(1, min(jobs, len(missing)))) as pool:
         for i, run in enumerate(pool.imap_unordered(_train, missing, chunksize=1)):
             there[run["key"]] = run
             with file.open("a") as out:
