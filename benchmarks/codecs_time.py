@@ -103,10 +103,11 @@ def seconds_of(request: PlanRequest, ratio: float) -> tuple[float, Steps]:
         row = {w: p.predicted.step_s if p else 0.0 for w, p in zip(WHERE, plans, strict=True)}
         steps[name] = row
         shown = "  ".join(f"{w} {s:9.3f} s" for w, s in row.items())
-        over = best.step_s / row["planned"] if row["planned"] else 0.0
+        known = best.step_s and row["planned"]
+        over = f"{best.step_s / row['planned']:6.2f}x of alone" if known else "alone: none can"
         text = describe(plans[2]) if plans[2] else "no plan"
         print(
-            f"    {name:<13} {shown}  {over:6.2f}x of alone  "
+            f"    {name:<13} {shown}  {over}  "
             f"({time.process_time() - began:.0f} s of planning)  {text}",
             flush=True,
         )
