@@ -80,7 +80,7 @@ def _judge(request: PlanRequest, plan: Plan) -> Judge:
 
 def _again(request: PlanRequest, planner: Planner, dense: Plan, judge: Judge) -> Plan | None:
     """Step 2; None: nothing to gain, or the same plan."""
-    links = relaxed(judge, dense)
+    links = relaxed(judge)
     if links is None:
         return None
 
@@ -110,10 +110,10 @@ def _again(request: PlanRequest, planner: Planner, dense: Plan, judge: Judge) ->
     )
 
 
-def relaxed(judge: Judge, plan: Plan) -> Network | None:
+def relaxed(judge: Judge) -> Network | None:
     """The request's links as fast as the cheapest codec that each role may have there would make
-    them, roles counted alike; None: hardly faster. "adatopk": none takes longer than the slowest of
-    the plan's links does at its ratio. "auto": none is faster than the fastest link is now."""
+    them, roles counted alike; None: hardly faster. With "adatopk" and "auto", which leave fast links
+    alone, none gets faster than the fastest is now."""
     options, network = judge.request.options.codecs, judge.network
     factors = {role: _factor(judge, role, options) for role in CODED_ROLES}
     if np.mean(list(factors.values())) > WORTH_PLANNING:
@@ -122,16 +122,12 @@ def relaxed(judge: Judge, plan: Plan) -> Network | None:
     rates = rates[np.isfinite(rates)]
     if not len(rates):
         return None
-    lanes = Carried(judge, plan).lanes.values()
-    slowest = min((x.dense_bytes / x.dense_s for x in lanes if x.dense_s), default=np.median(rates))
 
     def faster(now: Floats) -> Floats:
         seconds = np.zeros_like(now)
         for role, factor in factors.items():
             match options.of(role):
-                case "adatopk":
-                    then = np.maximum(now, slowest / factor)
-                case "auto":
+                case "adatopk" | "auto":
                     then = np.maximum(now, np.minimum(now / factor, rates.max()))
                 case _:
                     then = now / factor
