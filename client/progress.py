@@ -15,7 +15,7 @@ from rich.table import Table
 from ..proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
 from .records import step_numbers
 from .session import Run
-from .text import safe
+from .text import count, safe
 from .wire import Wire, sentence
 
 __all__ = ["follow", "print_table"]
@@ -58,7 +58,8 @@ def _show_wire(wire: Wire, *, json: bool) -> None:
     if json and rows:
         print(json_module.dumps({"kind": "wire", "links": wire.table()}), flush=True)
     elif rows:
-        print(f"codecs, in {max(r.steps for r in rows)} steps", file=sys.stderr)
+        steps = count(max(r.steps for r in rows), "step")
+        print(f"codecs, in {steps}", file=sys.stderr)
         for row in rows[:MOST_CODECS]:
             print(f"  {safe(sentence(row))}", file=sys.stderr)
         if len(rows) > MOST_CODECS:

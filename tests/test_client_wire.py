@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.client.preview import page
+from shoal.client.progress import _show_wire
 from shoal.client.wire import Wire, planned, sentence
 from shoal.proto.broker_pb2 import (
     CodecUse,
@@ -159,3 +161,19 @@ def test_a_run_without_codecs_has_nothing_to_show_and_asks_for_no_names() -> Non
 def test_a_peer_that_has_left_is_called_by_its_id() -> None:
     [row] = wire(step(measured()), names={}).table()
     assert (row["source"], row["destination"]) == ("p-1", "p-2")
+
+
+def test_the_end_of_a_run_tells_people_and_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = wire(step(measured(error=0.25)))
+    _show_wire(seen, json=False)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[0] == "codecs, in 1 step"
+    assert err.splitlines()[1].startswith("  home -> lab activation: int8, 10 B of 40 B (4x)")
+    _show_wire(seen, json=True)
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert json.loads(out)["links"] == seen.table()
+    for how in (True, False):
+        _show_wire(wire(step(measured("raw/1"))), json=how)
+        assert capsys.readouterr() == ("", "")
