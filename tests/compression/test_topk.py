@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.compression import indices
@@ -183,6 +183,7 @@ def test_the_name_says_everything():
 @pytest.mark.parametrize("scope", ["tensor", "sample"])
 @pytest.mark.parametrize("select", ["exact", "histogram"])
 @pytest.mark.parametrize("values", VALUES)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_changed_bytes_give_a_sparse_tensor_or_an_error(values, select, scope, data):
     codec = parse(f"topk:ratio=9,values={values},select={select},scope={scope}")
