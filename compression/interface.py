@@ -71,8 +71,8 @@ class _Described(Protocol):
     def size_bytes(self, spec: Spec) -> int:
         """Exactly what `encode` gives for such a tensor, or the most that it can give where the
         size depends on the content; nothing is encoded. A codec of the second kind has an attribute
-        `varying` = True, and may have a method `typical_bytes(spec)`, an estimate to plan with
-        (`codec.typical_bytes` asks any)."""
+        `varying` = True, or a method `typical_bytes(spec)`: an estimate to plan with, for which
+        `codec.typical_bytes` asks any codec."""
 
 
 class Codec(_Described, Protocol):

@@ -51,7 +51,6 @@ class LosslessCodec:
     """See the module. Its size depends on the content."""
 
     name = "lossless/1"
-    varying = True
 
     def error_bound(self, spec: Spec) -> float:
         return 0.0
