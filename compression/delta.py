@@ -23,7 +23,7 @@ import struct
 import torch
 from torch import Tensor
 
-from .checks import DTYPES, count, dtype_name, dtype_of
+from .checks import count, dtype_name, dtype_of, flat
 from .echo import all_finite, echo, narrowed, shape_of, wide
 from .feedback import stateless, typical_bytes
 from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
@@ -37,6 +37,7 @@ class Delta:
     """See the module."""
 
     stateful = True
+    varying = True
     both_know = True
     """The states of both ends are equal after each tensor."""
 
@@ -63,15 +64,16 @@ class Delta:
     def encode(self, tensor: Tensor, state: State, key: int = 0) -> tuple[Encoded, State]:
         spec = shape_of(tensor)
         held, number = self._held(spec, state, tensor.device)
+        x = flat(self.name, tensor).view(spec.sizes)
         if held is None:
-            codec, change = self._first(spec), tensor.detach()
+            codec, change = self._first(spec), x
         else:
             codec = self.inner
-            change = narrowed(tensor.detach().to(held.dtype) - held, DTYPES[spec.dtype])
+            change = narrowed(x.to(held.dtype) - held, x.dtype)
             if not all_finite(change):
                 # A change beyond the dtype takes two tensors; what is not finite stays so.
                 most = torch.finfo(change.dtype).max
-                change = torch.where(tensor.isfinite(), change.clamp(-most, most), change)
+                change = torch.where(x.isfinite(), change.clamp(-most, most), change)
         inner = codec.encode(change, key)
         now = self._joined(held, echo(codec, spec, inner, tensor.device))
         return Encoded(_COUNT.pack(number) + inner.header, inner.buffers), _state(now, number)

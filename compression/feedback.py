@@ -24,7 +24,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from .checks import dtype_of
+from .checks import dtype_of, flat
 from .echo import TensorShape, all_finite, echo, narrowed, shape_of, wide
 from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
 
@@ -57,6 +57,7 @@ class Feedback:
         self.inner = stateless(word, inner)
         self.decay = decay
         self.name = f"{word}/1+{self.inner.name}"
+        self.varying: bool = getattr(inner, "varying", False)
 
     def error_bound(self, spec: Spec) -> float:
         """Of p, not of x: ‖C(p) - p‖₂ / ‖p‖₂."""
@@ -72,9 +73,8 @@ class Feedback:
         spec = shape_of(tensor)
         dtype = dtype_of(self.name, spec)
         residual = self._residual(spec, state)
-        # In one piece, whatever the tensor's layout, for the inner codec may keep views of it.
-        whole = torch.empty(spec.sizes, dtype=wide(dtype), device=tensor.device)
-        whole.copy_(tensor.detach())
+        # A copy, for the inner codec may keep views of it.
+        whole = flat(self.name, tensor).to(wide(dtype), copy=True).view(spec.sizes)
         if residual is not None:
             whole.add_(residual.to(whole.device), alpha=self.decay)
         encoded = self.inner.encode(narrowed(whole, dtype), key)

@@ -30,7 +30,17 @@ import struct
 import torch
 from torch import Tensor
 
-from .checks import as_dtype, check_length, count, dtype_name, dtype_of, encoded, from_bytes, split
+from .checks import (
+    as_dtype,
+    check_length,
+    count,
+    dtype_name,
+    dtype_of,
+    encoded,
+    flat,
+    from_bytes,
+    split,
+)
 from .delta import counted
 from .echo import all_finite, narrowed, shape_of
 from .interface import CodecError, Encoded, Spec, State
@@ -46,6 +56,7 @@ class LowRank:
     """See the module."""
 
     stateful = True
+    varying = True
     both_know = True
     """The states of both ends are equal after each tensor."""
 
@@ -81,7 +92,7 @@ class LowRank:
         spec = shape_of(tensor)
         rows, width = self._check(spec)
         basis, number = self._basis(spec, state, tensor.device)
-        x = tensor.detach().reshape(rows, width).float()
+        x = flat(self.name, tensor).view(rows, width).float()
         mean = narrowed(x.mean(0), torch.bfloat16)
         x = x - mean
         if not all_finite(x):
