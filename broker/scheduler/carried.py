@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...compression.codec import RAW, AnyCodec, fitting, parse
-from ...compression.stream import is_exact
+from ...compression.stream import is_exact, is_stateful
 from ...dag.estimate import Estimate, summarize
 from ...dag.flow import Role, Transfer
 from ...dag.graph import TensorSpec
@@ -227,6 +227,43 @@ class Carried:
         fixed = cost.calls * calls_s
         return cost.encode * moves_s + fixed, cost.decode * moves_s + fixed
 
+    # ------------------------------------------------------------ memory
+
+    def state_bytes(self, choice: Choice) -> list[int]:
+        """By peer, what its ends of stateful codecs keep on the device: for each tensor of a step
+        one state and the one before it (peer/streams.py). Error feedback keeps a residual of the
+        tensor's size where it is sent, other codecs what both ends have."""
+        found = [0] * len(self.peers)
+        for row in dict.fromkeys(r for lane in choice for r in self._decided[lane]):
+            a, b, _ = self.program.lanes[self._lane_of[row]]
+            texts, lanes = self._texts(row, choice), self._rows[row].lanes
+            for tensor in self._rows[row].tensors:
+                text, codec, _ = _used(texts, tensor)
+                if not is_stateful(codec):
+                    continue
+                size = 2 * int(self._messages[row]) * tensor.body.size_bytes
+                found[a] += size // len(lanes)  # a sum is one stream at its sender
+                if not text.startswith(("ef+", "efd+")):
+                    found[b] += size
+        return found
+
+    def without_room(self, choice: Choice) -> frozenset[int]:
+        """Positions of peers whose memory does not hold what their codecs keep. Nobody, where the
+        plan predicts no memory."""
+        known = {p.peer: p.device_bytes for p in self.plan.predicted.peers}
+        return frozenset(
+            i
+            for i, (offer, size) in enumerate(
+                zip(self.offers, self.state_bytes(choice), strict=True)
+            )
+            if size and known.get(offer.peer, -size) + size > offer.device_memory_bytes
+        )
+
+    def keeps(self, lane: int, text: str, peers: frozenset[int]) -> bool:
+        """Whether a codec on a lane keeps anything at one of the peers."""
+        ends = {self.lanes[lane].source, self.lanes[lane].destination}
+        return bool(ends & peers) and is_stateful(parse(text))
+
     # ------------------------------------------------------------ time
 
     def seconds(self, choice: Choice) -> float:
@@ -314,7 +351,7 @@ class Carried:
         """The plan's prediction with these codecs. `errors`: typical ones by text."""
         _, seconds = self._loaded(choice)
         known = {p.peer: p for p in self.plan.predicted.peers}
-        peers = self.plan.peers
+        peers, states = self.plan.peers, self.state_bytes(choice)
         uses: dict[tuple[int, int], list[CodecUse]] = {}
         for lane in self.lanes.values():
             found = self._uses(lane, choice, errors)
@@ -328,7 +365,7 @@ class Carried:
                 seconds,
                 len(peers),
             ),
-            device_bytes=[known[p].device_bytes for p in peers],
+            device_bytes=[known[p].device_bytes + states[i] for i, p in enumerate(peers)],
             host_bytes=[known[p].host_bytes for p in peers],
             alternatives=self.plan.predicted.alternatives,
             uses={(peers[a], peers[b]): tuple(x) for (a, b), x in uses.items()},

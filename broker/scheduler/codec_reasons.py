@@ -77,7 +77,7 @@ def _why_not(carried: Carried, options: CodecOptions, lane: Lane, rungs: tuple[R
                 f"{_time(most)}: its ratio is 1"
             )
         case text:
-            return f"{text} does not make it smaller"
+            return f"{text} does not make it smaller, or there is no memory for what it keeps"
 
 
 def _link(carried: Carried, lane: Lane) -> str:

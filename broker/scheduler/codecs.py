@@ -80,13 +80,25 @@ def choose(carried: Carried, options: CodecOptions) -> Chosen:
                 found = {x.number: text for x in lanes if _pays(carried, x, text)}
         choice |= found
     dense_s = carried.seconds({})
-    if any(searched.values()):
-        choice |= _Descent(carried, choice, searched).found()
+    found = _Descent(carried, choice, searched).found()
+    full = carried.without_room({**choice, **found})
+    if full:
+        # Their memory does not hold what a codec keeps there: without such codecs.
+        choice = {n: text for n, text in choice.items() if not carried.keeps(n, text, full)}
+        searched = {
+            n: tuple(rung for rung in rungs if not carried.keeps(n, rung.codec, full))
+            for n, rungs in searched.items()
+        }
+        found = _Descent(carried, choice, searched).found()
+    choice |= found
     for number, text in choice.items():
         known = {rung.codec: rung.error for rung in searched.get(number, ())}
         errors[text] = known[text] if text in known else typical_error(text)
     seconds = carried.seconds(choice) if choice else dense_s
-    reasons = why(carried, options, choice, errors, searched, seconds=seconds, dense_s=dense_s)
+    reasons = [*why(carried, options, choice, errors, searched, seconds=seconds, dense_s=dense_s)]
+    if full:
+        names = ", ".join(str(carried.offers[i]) for i in sorted(full))
+        reasons.append(f"no codec that keeps a state at {names}: too little memory is left there")
     return Chosen(choice, errors, seconds, dense_s, tuple(reasons))
 
 
@@ -154,6 +166,8 @@ class _Descent:
 
     def found(self) -> dict[int, str]:
         """The choice for the lanes with a ladder."""
+        if not self.ladders:
+            return {}
         strong = {n: text for n in self.ladders if (text := self._fastest(n))}
         best, best_s = self._improved(strong)
         if best_s > self.dense_s / HIDDEN:

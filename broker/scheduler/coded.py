@@ -112,8 +112,8 @@ def _again(request: PlanRequest, planner: Planner, dense: Plan, judge: Judge) ->
 
 def relaxed(judge: Judge) -> Network | None:
     """The request's links as fast as the cheapest codec that each role may have there would make
-    them, roles counted alike; None: hardly faster. With "adatopk" and "auto", which leave fast links
-    alone, none gets faster than the fastest is now."""
+    them, roles counted alike; None: hardly faster. "adatopk" and "auto" leave fast links alone:
+    with them none gets faster than the fastest is now."""
     options, network = judge.request.options.codecs, judge.network
     factors = {role: _factor(judge, role, options) for role in CODED_ROLES}
     if np.mean(list(factors.values())) > WORTH_PLANNING:

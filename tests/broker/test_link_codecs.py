@@ -82,6 +82,18 @@ def everywhere(text: str, **changed: object) -> CodecOptions:
     return CodecOptions(activation=text, activation_grad=text, sync=text, **changed)
 
 
+def replicas(memory: int = 2**40) -> Carried:
+    """Two equal peers that hold the whole model each, over a slow link."""
+    graph, costs = random_graph(random.Random(1), 4)
+    names = (PeerId("a"), PeerId("b"))
+    offers = tuple(PeerOffer(p, device_memory_bytes=memory, flops_per_s=1e10) for p in names)
+    judge = Judge(
+        PlanRequest(graph, offers, 2, 1, links=uniform(names, 0.0, 1e5), known_costs=costs)
+    )
+    both = Candidate(((Share(0, 0, 4),), (Share(1, 0, 4),)), (1, 1))
+    return Carried(judge, judge.plan(both))
+
+
 # ---------------------------------------------------------------- what is there without codecs
 
 
@@ -240,20 +252,46 @@ def test_auto_without_a_budget_loses_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_links_that_must_be_faster_together_are_compressed_together() -> None:
     """Two equal replicas exchange gradients both ways at once: one way alone gains nothing."""
-    graph, costs = random_graph(random.Random(1), 4)
-    names = (PeerId("a"), PeerId("b"))
-    offers = tuple(PeerOffer(p, device_memory_bytes=2**40, flops_per_s=1e10) for p in names)
-    judge = Judge(
-        PlanRequest(graph, offers, 2, 1, links=uniform(names, 0.0, 1e5), known_costs=costs)
-    )
-    replicas = Candidate(((Share(0, 0, 4),), (Share(1, 0, 4),)), (1, 1))
-    carried = Carried(judge, judge.plan(replicas))
+    carried = replicas()
     chosen = choose(carried, CodecOptions(sync="auto", error_budget=0.01))
     assert [lane.role for lane in carried.lanes.values()] == ["sync", "sync"]
     assert len(chosen.choice) == 2
     assert chosen.seconds < 0.5 * chosen.dense_s
     for number, text in chosen.choice.items():
         assert carried.seconds({number: text}) > 0.8 * chosen.dense_s
+
+
+def test_what_feedback_keeps_counts_and_must_fit() -> None:
+    """Two replicas of N floats with error feedback on their gradients: each keeps a residual for
+    half of them that it sends, and one for the half that it sums; and those of the step before."""
+    carried = replicas()
+    plan, judge = carried.plan, carried.judge
+    floats = sum(judge.request.graph.parameter_bytes.values()) // 4
+    choice = dict.fromkeys(carried.lanes, "ef+int8:block=256")
+    for size in carried.state_bytes(choice):
+        assert size == pytest.approx(2 * 4 * floats, abs=64)
+    assert carried.state_bytes(dict.fromkeys(carried.lanes, "int8:block=256")) == [0, 0]
+    found = carried.prediction(choice, {})
+    grown = [
+        b.device_bytes - a.device_bytes
+        for a, b in zip(plan.predicted.peers, found.peers, strict=True)
+    ]
+    assert grown == carried.state_bytes(choice)
+    assert carried.without_room(choice) == frozenset()
+
+    most = max(p.device_bytes for p in plan.predicted.peers)
+    tight = replicas(memory=most + 4 * floats)
+    assert tight.without_room(choice) == {0, 1}
+    for options in (
+        CodecOptions(sync="auto", error_budget=0.01),
+        CodecOptions(sync="int8"),
+        CodecOptions(sync="adatopk"),
+    ):
+        chosen = choose(tight, options)
+        assert chosen.choice == {}
+        assert any("too little memory is left there" in reason for reason in chosen.reasons)
+    free = choose(tight, CodecOptions(sync="auto", error_budget=0.01, feedback=False))
+    assert len(free.choice) == 2
 
 
 def test_the_reasons_name_links_codecs_and_what_they_save() -> None:
