@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -219,6 +221,37 @@ def test_copies_of_a_tied_weight_keep_the_same_bits(make_case, text):
         assert len(copies) > 2
         assert all(torch.equal(copies[0], c) for c in copies)
     assert {f.codec for k, f in world.frames if k.port[0] == "T"} != {"raw/1"}
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_sum_is_encoded_once_whoever_asks_first(make_case, first):
+    """Two lanes send it, the compute thread wants its echo: all at once, in any order."""
+    case = make_case(Mlp(), **digits())
+    world = case.world(coded(case.plan(1, ["a b c"]), sync="ef+int4:rounding=stochastic"))
+    a, b, c = (world.devices[p]._work.streams for p in "abc")
+    flow = world.built["a"].flow
+    to_b, to_c = (
+        t for t in flow.given_by if t.port == "S0+grad" and t.source == "a"
+    )  # in the plan's order
+    with ThreadPoolExecutor(3) as pool:
+        for step in range(8):
+            total = torch.randn(a.codings.of(to_b).whole.sizes)
+            asks = [
+                partial(a.encode, key_of(step, to_b), to_b, total),
+                partial(a.encode, key_of(step, to_c), to_c, total),
+                partial(a.echo, key_of(step, to_b), to_b, total),
+            ]
+            found = list(pool.map(lambda ask: ask(), asks[first:] + asks[:first]))
+            sent_b, sent_c, echo = found[3 - first :] + found[: 3 - first]
+            heard = [
+                streams.decode(
+                    key_of(step, t), t, sent.header, memoryview(bytearray(b"".join(sent.buffers)))
+                )
+                for streams, t, sent in ((b, to_b, sent_b), (c, to_c, sent_c))
+            ]
+            assert torch.equal(heard[0], echo)
+            assert torch.equal(heard[1], echo)
+            assert not torch.equal(echo, total)
 
 
 def test_holders_agree_where_their_links_have_different_codecs(make_case):
