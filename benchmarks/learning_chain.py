@@ -54,7 +54,7 @@ class Setting:
     """Windows of a step, over all replicas."""
     lr: float = 4e-3
     eval_every: int = 100
-    eval_windows: int = 256
+    eval_windows: int = 128
     """Of an evaluation on the way; all runs see the same windows."""
     eval_size: int = 64
     """Windows at a time where the weights alone are judged."""

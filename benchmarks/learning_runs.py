@@ -26,8 +26,8 @@ from shoal.compression.codec import parse
 __all__ = ["Run", "finished", "run_all", "train"]
 
 Run = dict[str, Any]
-"""`row`, `seed`; `loss` (of the weights alone) and `wire_loss` (through the codecs), held out, nats
-per byte; `curve` of [step, loss of the weights alone]; by role and link class `codecs`, `errors`
+"""`row`, `seed`; `loss` (through the codecs) and `weights_loss` (of the weights alone), held out,
+in nats per byte; `curve` of [step, loss, weights_loss]; by role and link class `codecs`, `errors`
 (relative L2, mean), `sent` and `dense` bytes (role grad has no class); `cpu_seconds`; `key`."""
 
 
@@ -43,15 +43,16 @@ def train(row: Row, seed: int, setting: Setting, folder: Path) -> Run:
     for step in range(setting.steps):
         pipeline.step(step, [data.batch(step, m, pipeline.size) for m in range(codecs.replicas)])
         if (step + 1) % setting.eval_every == 0:
-            loss = pipeline.evaluate(held_out, setting.eval_windows)
-            curve.append([step + 1, round(loss, 5)])
+            weights = pipeline.evaluate(held_out, setting.eval_windows)
+            wire = pipeline.evaluate_on_wire(step, held_out, setting.eval_windows)
+            curve.append([step + 1, round(wire, 5), round(weights, 5)])
     at, windows = setting.steps, setting.final_windows
     return {
         "row": row.name,
         "seed": seed,
         "key": key_of(row, seed, setting),
-        "loss": pipeline.evaluate(held_out, windows),
-        "wire_loss": pipeline.evaluate_on_wire(at, held_out, windows),
+        "loss": pipeline.evaluate_on_wire(at, held_out, windows),
+        "weights_loss": pipeline.evaluate(held_out, windows),
         "curve": curve,
         **_links(codecs, pipeline),
         "cpu_seconds": round(time.thread_time() - began, 1),
@@ -124,7 +125,7 @@ def run_all(
                 out.write(json.dumps(run) + "\n")
             print(
                 f"{i + 1}/{len(missing)} {run['row']} seed {run['seed']}: loss {run['loss']:.4f}, "
-                f"through the codecs {run['wire_loss']:.4f}, {run['cpu_seconds']:.0f} CPU s",
+                f"weights alone {run['weights_loss']:.4f}, {run['cpu_seconds']:.0f} CPU s",
                 flush=True,
             )
     return [there[key] for key in keys]
