@@ -18,15 +18,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ...compression.codec import RAW, AnyCodec, fitting, parse
-from ...compression.stream import is_exact, is_stateful
+from ...compression.codec import RAW, parse
+from ...compression.stream import is_stateful
 from ...dag.estimate import Estimate, summarize
-from ...dag.flow import Role, Transfer
-from ...dag.graph import TensorSpec
-from ...dag.pace import is_coded, is_sum, tensors_of
 from ...dag.plan import CodecChoice, CodecUse, Plan, Prediction
 from ...dag.play import Played, play
-from ...dag.program import FRAME_BYTES, Program
+from ...dag.program import Program
+from .carried_rows import rows_of, used
 from .codec_costs import cost_of
 from .interface import CODED_ROLES
 from .judge import Judge
@@ -64,26 +62,6 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
-    """What a codec may carry: `body`, and elements at the end that only an exact one gets."""
-
-    whole: TensorSpec
-    body: TensorSpec
-    tail_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One message of a row of the wiring: its tensors, and what all else in it takes."""
-
-    rest_bytes: int
-    tensors: tuple[_Tensor, ...]
-    lanes: tuple[int, ...]
-    """Those whose codecs decide: its own; of a sum all that it goes out on, for it is encoded once,
-    by the one of their codecs that makes the fewest bytes (peer/codings.py)."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Coded:
     """A message's tensors under codecs. `sizes`: bytes and dense bytes by the codec really used."""
 
@@ -110,7 +88,7 @@ class Carried:
         """Steps calculated so far."""
         self._per_unit = judge.per_unit[self.peers]
         self._base_s = self.structure.row_seconds(self._per_unit)
-        self._rows = self._read_rows()
+        self._rows = rows_of(self.structure, judge.request.graph)
         self._messages = np.bincount(self.wiring.message_row, minlength=len(self._rows))
         self._of_lane: dict[int, list[int]] = {}
         self._decided: dict[int, list[int]] = {}
@@ -126,39 +104,6 @@ class Carried:
         self.lanes = {lane.number: lane for lane in self._read_lanes()}
 
     # ------------------------------------------------------------ what crosses
-
-    def _read_rows(self) -> list[_Row]:
-        structure, graph = self.structure, self.judge.request.graph
-        of = tensors_of(structure.plan, structure.stages, structure.tied, graph)
-
-        def tensor(transfer: Transfer) -> _Tensor:
-            if transfer.role is not Role.SYNC:
-                # Wirings are shared: their values have the names of another structure.
-                stage, port = self.wiring.port[transfer.value]
-                spec = structure.stages[stage].sends[port].spec
-                return _Tensor(spec, spec, 0)
-            whole, tail = of(transfer)
-            rest = TensorSpec((tail,), whole.dtype)
-            return _Tensor(
-                whole, TensorSpec((whole.elements - tail,), whole.dtype), rest.size_bytes
-            )
-
-        lane_of = dict(zip(self.wiring.message_row, self.program.lane, strict=True))
-        out: dict[tuple[str, str], list[int]] = {}
-        for r, row in enumerate(self.wiring.rows):
-            for t in filter(is_sum, row):
-                out.setdefault((t.source, t.port), []).append(lane_of[r])
-        found = []
-        for r, (row, size) in enumerate(zip(self.wiring.rows, structure.row_bytes, strict=True)):
-            tensors = tuple(tensor(t) for t in row if is_coded(t))
-            frames = FRAME_BYTES * len(row)
-            dense = size - frames
-            if len(tensors) < len(row):
-                dense = sum(t.whole.size_bytes for t in tensors)
-            sums = [out[t.source, t.port] for t in row if is_sum(t)]
-            lanes = tuple(sums[0]) if sums else (lane_of[r],)
-            found.append(_Row(max(0, size - frames - dense) + frames, tensors, lanes))
-        return found
 
     def _read_lanes(self) -> list[Lane]:
         found = []
@@ -206,7 +151,7 @@ class Carried:
         sizes: dict[str, list[int]] = {}
         seconds = [0.0, 0.0]
         for tensor in self._rows[row].tensors:
-            text, codec, size = _used(texts, tensor)
+            text, codec, size = used(texts, tensor)
             sums = sizes.setdefault(codec.name, [0, 0])
             sums[0], sums[1] = sums[0] + size, sums[1] + tensor.whole.size_bytes
             if codec is RAW:
@@ -238,7 +183,7 @@ class Carried:
             a, b, _ = self.program.lanes[self._lane_of[row]]
             texts, lanes = self._texts(row, choice), self._rows[row].lanes
             for tensor in self._rows[row].tensors:
-                text, codec, _ = _used(texts, tensor)
+                text, codec, _ = used(texts, tensor)
                 if not is_stateful(codec):
                     continue
                 size = 2 * int(self._messages[row]) * tensor.body.size_bytes
@@ -396,12 +341,3 @@ class Carried:
             )
             for name, (size, dense) in sizes.items()
         ]
-
-
-def _used(texts: tuple[str, ...], tensor: _Tensor) -> tuple[str, AnyCodec, int]:
-    """What really carries a tensor, as both of its ends decide, and its bytes."""
-    options = [(text, fitting(parse(text), tensor.body)) for text in texts]
-    text, codec = min(options, key=lambda x: x[1].size_bytes(tensor.body), default=("", RAW))
-    if codec is RAW or is_exact(codec, tensor.body):
-        return text, codec, codec.size_bytes(tensor.whole)
-    return text, codec, codec.size_bytes(tensor.body) + tensor.tail_bytes
