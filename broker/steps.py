@@ -6,13 +6,17 @@ so commits are in order too. Reports ahead of the commit are bounded by `most_le
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median
 
 from ..dag.plan import PeerId
-from ..proto.broker_pb2 import StepDone, StepReport
+from ..proto.broker_pb2 import LinkUse, StepDone, StepReport
 
 __all__ = ["StepLedger", "WrongStepError"]
+
+MOST_USES = 4096
+"""Links, roles and codecs that one report may tell of; the rest is not read."""
 
 
 class WrongStepError(ValueError):
@@ -71,15 +75,39 @@ class StepLedger:
             return None
         del self._reports[self.committed]
         done = StepDone(step=self.committed, seconds=now - self._committed_at)
+        uses: dict[tuple[str, str, str, str], LinkUse] = {}
         for peer in self.peers:  # in the plan's order, so that the sums are determined
             report = reports[peer]
             done.sent_bytes = min(done.sent_bytes + report.sent_bytes, 2**64 - 1)
             done.compute_s += report.compute_s
+            for use in report.links[:MOST_USES]:
+                if peer in (use.source, use.destination):  # of others' links it knows nothing
+                    _add(uses, use)
             if report.HasField("outcome") and not done.HasField("outcome"):
                 done.outcome.CopyFrom(report.outcome)
             if report.HasField("evaluation") and not done.HasField("evaluation"):
                 done.evaluation.CopyFrom(report.evaluation)
+        done.links.extend(uses.values())
         self._seconds.append(done.seconds)
         self._committed_at = now
         self.committed += 1
         return done
+
+
+def _add(uses: dict[tuple[str, str, str, str], LinkUse], use: LinkUse) -> None:
+    """What one end of a link tells: the sender its bytes and encoding, the receiver its decoding.
+    An error is told by one end; should both do, the larger one counts."""
+    key = (use.source, use.destination, use.role, use.codec)
+    found = uses.setdefault(
+        key, LinkUse(source=use.source, destination=use.destination, role=use.role, codec=use.codec)
+    )
+    found.bytes = min(found.bytes + use.bytes, 2**64 - 1)
+    found.dense_bytes = min(found.dense_bytes + use.dense_bytes, 2**64 - 1)
+    found.encode_s += _sound(use.encode_s)
+    found.decode_s += _sound(use.decode_s)
+    found.error = max(found.error, _sound(use.error))
+
+
+def _sound(reported: float) -> float:
+    """A peer may report anything; what is no number from 0 on counts as 0."""
+    return reported if 0 <= reported < math.inf else 0.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..proto.broker_pb2 import LinkUse, Plan, RunEvent, StepDone
+from ..proto.broker_pb2 import LinkUse, Plan, RunEvent
 from .text import size_text, time_text
 
 __all__ = ["LinkRow", "Wire", "compresses", "planned", "sentence"]
@@ -80,12 +80,6 @@ def sentence(row: LinkRow) -> str:
     return f"{where}: {row.codec}, {sizes}, {times}, error {row.error:.2g}"
 
 
-def _uses(done: StepDone) -> Iterable[LinkUse]:
-    """What the frames of a committed step took."""
-    uses: Iterable[LinkUse] = getattr(done, "links", ())  # a broker may not pass them on
-    return uses
-
-
 class _Sum:
     """Of one link, role and codec."""
 
@@ -111,7 +105,7 @@ class Wire:
     def see(self, event: RunEvent) -> None:
         """Takes in one event of the run."""
         if event.HasField("step"):
-            for key in dict.fromkeys(map(self._add, _uses(event.step))):  # both ends tell of a link
+            for key in dict.fromkeys(map(self._add, event.step.links)):  # both ends tell of a link
                 self._sums[key].steps += 1
                 if key[3] != RAW:
                     self._sums[key].saved_s += self._saved_s.get(key[:3], 0.0)

@@ -674,20 +674,22 @@ class RunEvent(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
 class StepDone(_message.Message):
-    __slots__ = ("step", "outcome", "evaluation", "seconds", "sent_bytes", "compute_s")
+    __slots__ = ("step", "outcome", "evaluation", "seconds", "sent_bytes", "compute_s", "links")
     STEP_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     step: int
     outcome: Outcome
     evaluation: Evaluation
     seconds: float
     sent_bytes: int
     compute_s: float
-    def __init__(self, step: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., seconds: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., compute_s: _Optional[float] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkUse]
+    def __init__(self, step: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., seconds: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., compute_s: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ...) -> None: ...
 
 class Weights(_message.Message):
     __slots__ = ("step", "files")
