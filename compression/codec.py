@@ -10,6 +10,7 @@ torch.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -42,6 +43,9 @@ __all__ = [
 ]
 
 AnyCodec = Codec | StatefulCodec
+LEAST_ELEMENTS = 64
+"""A tensor with fewer is a count, a loss or a weight that much depends on, and its frame is no
+quicker for a few bytes less."""
 RAW = RawCodec()
 
 WORDS: Mapping[str, Callable[..., AnyCodec]] = {
@@ -80,10 +84,11 @@ def parse(text: str) -> AnyCodec:
 
 def fitting(codec: AnyCodec, spec: Spec) -> AnyCodec:
     """The codec, or RAW where it does not pay or cannot work: for anything but floating point
-    numbers, and where its `typical_bytes` are no fewer than those of the tensor. Both ends know it
-    from the spec alone."""
+    numbers, for fewer than LEAST_ELEMENTS, and where its `typical_bytes` are no fewer than those of
+    the tensor. Both ends know it from the spec alone."""
     floating = spec.dtype in DTYPES and DTYPES[spec.dtype].is_floating_point
-    return codec if floating and typical_bytes(codec, spec) < spec.size_bytes else RAW
+    large = floating and math.prod(spec.sizes) >= LEAST_ELEMENTS
+    return codec if large and typical_bytes(codec, spec) < spec.size_bytes else RAW
 
 
 def typical_bytes(codec: AnyCodec, spec: Spec) -> int:
