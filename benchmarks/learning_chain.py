@@ -36,7 +36,12 @@ from shoal.peer.data.sources import resolve
 from shoal.peer.optimizer import StageOptimizer
 from shoal.peer.sync.allreduce import Layout, add, grads_of, set_grads, vector_of
 
-__all__ = ["Codecs", "Crossing", "Pipeline", "Setting", "Use", "reader"]
+__all__ = ["SUPPORT", "Codecs", "Crossing", "Pipeline", "Setting", "Use", "reader"]
+
+
+SUPPORT = "support"
+"""Gradients only of what the activation kept, as bf16; both ends know which that is, so no index
+travels. It is the true gradient of the network with the sparse activation in it (methods §4.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ class Codecs:
 
     activation: Sequence[str]
     activation_grad: Sequence[str]
+    """SUPPORT instead of a codec: the exact backward of a sparse activation."""
     grad: str = "raw"
     """Of parameter gradients, between replicas."""
     replicas: int = 1
@@ -94,6 +100,7 @@ class Codecs:
 class Use:
     """What one (role, cut) has carried in training."""
 
+    tensors: int = 0
     dense_bytes: int = 0
     sent_bytes: int = 0
     errors: list[float] = field(default_factory=list)
@@ -108,7 +115,6 @@ class Crossing:
     def __init__(self, text: str, use: Use | None = None) -> None:
         self.text, self.use = text, use
         self._ends: tuple[Stream, Stream] | None = None
-        self._calls = 0
 
     def __call__(self, tensor: Tensor, key: int) -> Tensor:
         """What comes out of the bytes."""
@@ -120,15 +126,25 @@ class Crossing:
         encoded = sender.encode(tensor, key)
         data = bytearray().join(encoded.buffers)
         came = receiver.decode(spec, encoded.header, memoryview(data))
-        if self.use is not None:
-            self.use.dense_bytes += spec.size_bytes
-            self.use.sent_bytes += encoded.size_bytes + len(encoded.header)
-            if self._calls % self.SAMPLE_EVERY == 0:
-                norm = float(tensor.norm())
-                if norm > 0:
-                    self.use.errors.append(float((came - tensor).norm()) / norm)
-        self._calls += 1
+        self._count(tensor, came, encoded.size_bytes + len(encoded.header))
         return came
+
+    def on_support(self, tensor: Tensor, support: Tensor) -> Tensor:
+        """Where `support` is true, as bf16; zero elsewhere."""
+        came = torch.where(support, tensor.bfloat16().to(tensor.dtype), 0.0)
+        self._count(tensor, came, 2 * int(support.sum()))
+        return came
+
+    def _count(self, tensor: Tensor, came: Tensor, sent_bytes: int) -> None:
+        if self.use is None:
+            return
+        if self.use.tensors % self.SAMPLE_EVERY == 0:
+            norm = float(tensor.norm())
+            if norm > 0:
+                self.use.errors.append(float((came - tensor).norm()) / norm)
+        self.use.tensors += 1
+        self.use.dense_bytes += tensor.numel() * tensor.element_size()
+        self.use.sent_bytes += sent_bytes
 
 
 class Pipeline:
@@ -196,19 +212,24 @@ class Pipeline:
 
     def _forward_backward(self, step: int, replica: int, inputs: Mapping[str, Tensor]) -> float:
         value: dict[str, Tensor] = {}
+        supports: list[dict[str, Tensor]] = []
+        """By cut, what arrived that is not zero."""
         for k, executor in enumerate(self.executors):
             made = executor.forward(step, replica, value, inputs)
             value = {
                 name: self._cross("activation", replica, k, tensor, step)
                 for name, tensor in made.ports.items()
             }
+            supports.append({name: tensor != 0 for name, tensor in value.items()})
         grads: dict[str, Tensor | None] = {}
         for k in reversed(self._numbers):
             back = self.executors[k].backward(step, replica, grads)
             grads = {
                 name: None
                 if grad is None
-                else self._cross("activation_grad", replica, k - 1, grad, step)
+                else self._cross(
+                    "activation_grad", replica, k - 1, grad, step, supports[k - 1][name]
+                )
                 for name, grad in back.items()
             }
         return float(made.results[self.loss])
@@ -244,7 +265,15 @@ class Pipeline:
     def _numbers(self) -> range:
         return range(len(self.executors))
 
-    def _cross(self, role: str, microbatch: int, where: int, tensor: Tensor, step: int) -> Tensor:
+    def _cross(
+        self,
+        role: str,
+        microbatch: int,
+        where: int,
+        tensor: Tensor,
+        step: int,
+        support: Tensor | None = None,
+    ) -> Tensor:
         """`microbatch` below 0: of an evaluation, which has transfers of its own."""
         crossing = self._crossings.get((role, microbatch, where))
         if crossing is None:
@@ -254,6 +283,9 @@ class Pipeline:
                 text = texts[where]
             use = self.uses[role][where] if microbatch >= 0 else None
             crossing = self._crossings[role, microbatch, where] = Crossing(text, use)
+        if crossing.text == SUPPORT:
+            assert support is not None, "only gradients of activations have a support"
+            return crossing.on_support(tensor, support)
         number = where + len(self._numbers) * ("activation", "activation_grad", "grad").index(role)
         return crossing(tensor, step_key(self.seed, step, 64 * (microbatch % 2**20) + number))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
-from learning_chain import Codecs, Setting
+from learning_chain import SUPPORT, Codecs, Setting
 
 from shoal.compression.codec import fitting, parse
 from shoal.dag.graph import TensorSpec
@@ -82,6 +82,7 @@ class Row:
     activation: str | Mapping[Class, str] = "raw"
     """A codec text for all links or by class, "adatopk R" or "uniform R"."""
     activation_grad: str | Mapping[Class, str] = "raw"
+    """The same, or SUPPORT: where the activation is compressed."""
     grad: str = "raw"
     replicas: int = 1
     seeds: tuple[int, ...] = field(default=(0, 1, 2))
@@ -89,12 +90,12 @@ class Row:
     def codecs(self, setting: Setting) -> Codecs:
         windows = setting.batch // self.replicas
         spec = TensorSpec((windows, setting.length, setting.width), "float32")
-        return Codecs(
-            _by_cut(self.activation, spec),
-            _by_cut(self.activation_grad, spec),
-            self.grad,
-            self.replicas,
-        )
+        there = _by_cut(self.activation, spec)
+        if self.activation_grad == SUPPORT:
+            back = tuple(text if text == "raw" else SUPPORT for text in there)
+        else:
+            back = _by_cut(self.activation_grad, spec)
+        return Codecs(there, back, self.grad, self.replicas)
 
 
 def _by_cut(wish: str | Mapping[Class, str], spec: TensorSpec) -> tuple[str, ...]:
@@ -120,16 +121,17 @@ def _both(name: str, title: str, wish: str | Mapping[Class, str]) -> Row:
 
 ROWS: tuple[Row, ...] = (
     Row(BASELINE, "nothing compressed"),
-    _both("adatopk", "AdaTopK 10×, both directions", "adatopk 10"),
-    _both("uniform_topk", "uniform top-k, same step time", "uniform 10"),
-    Row("adatopk_activation", "AdaTopK 10×, activations", activation="adatopk 10"),
-    Row("adatopk_grad", "AdaTopK 10×, their gradients", activation_grad="adatopk 10"),
-    _both("adatopk_100", "AdaTopK 100×, both directions", "adatopk 100"),
-    Row("ef_topk1pct", "gradients: EF + top-k 1 %", grad="ef+topk:ratio=100", replicas=2),
+    Row("adatopk", "AdaTopK 10×, exact backward", "adatopk 10", SUPPORT),
+    Row("uniform_topk", "uniform top-k, same step time", "uniform 10", SUPPORT),
+    _both("adatopk_own", "AdaTopK 10×, top-k of its own backward", "adatopk 10"),
+    Row("adatopk_activation", "AdaTopK 10×, activations only", activation="adatopk 10"),
+    Row("adatopk_grad", "AdaTopK 10×, their gradients only", activation_grad="adatopk 10"),
+    Row("adatopk_100", "AdaTopK 100×, exact backward", "adatopk 100", SUPPORT),
+    Row("ef_topk1pct", "EF + top-k 1 %", grad="ef+topk:ratio=100", replicas=2),
     _both("lowrank", "low rank on slow links", _slow("lowrank:rank=4")),
     _both("int4", "int4 on slow links", _slow("int4")),
     Row("int8", "int8 everywhere", "int8", "int8", "int8", 2),
-    Row("topk1pct", "gradients: top-k 1 %, no feedback", grad="topk:ratio=100", replicas=2),
+    Row("topk1pct", "top-k 1 %, no feedback", grad="topk:ratio=100", replicas=2),
     Row("bf16", "bf16 everywhere", "bf16", "bf16", "bf16", 2),
     _both("delta_int4", "delta + int4 on slow links", _slow("delta+int4")),
 )

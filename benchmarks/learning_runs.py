@@ -12,13 +12,14 @@ import json
 import multiprocessing
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from learning_chain import Codecs, Pipeline, Setting, Use, reader
+from learning_chain import SUPPORT, Codecs, Pipeline, Setting, Use, reader
 from learning_rows import LINKS, Row
 
 from shoal.compression.codec import parse
@@ -67,7 +68,7 @@ def _links(codecs: Codecs, pipeline: Pipeline) -> dict[str, Any]:
         errors = [e for use in uses for e in use.errors]
         if not errors:
             return  # nothing of this role was sent
-        found["codecs"][label] = parse(text).name
+        found["codecs"][label] = SUPPORT if text == SUPPORT else parse(text).name
         found["errors"][label] = float(f"{statistics.fmean(errors):.4g}")
         found["sent"][label] = sum(use.sent_bytes for use in uses)
         found["dense"][label] = sum(use.dense_bytes for use in uses)
@@ -117,9 +118,8 @@ def run_all(
         for (row, seed), key in zip(wanted, keys, strict=True)
         if key not in there
     ]
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(max(1, min(jobs, len(missing)))) as pool:
-        for i, run in enumerate(pool.imap_unordered(_train, missing, chunksize=1)):
+    with _workers(jobs) as run_some:
+        for i, run in enumerate(run_some(_train, missing)):
             there[run["key"]] = run
             with file.open("a") as out:
                 out.write(json.dumps(run) + "\n")
@@ -129,6 +129,16 @@ def run_all(
                 flush=True,
             )
     return [there[key] for key in keys]
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[Callable[..., Iterator[Run]]]:
+    """A `map` that gives results as they come: over so many processes, or here for one job."""
+    if jobs == 1:
+        yield map
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield pool.imap_unordered
 
 
 def _train(what: tuple[Row, int, Setting, Path]) -> Run:
