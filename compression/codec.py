@@ -24,6 +24,7 @@ from .lossless import LosslessCodec
 from .lowrank import LowRank
 from .randomk import RandomK
 from .raw import DTYPES, RawCodec
+from .support import Support
 from .topk import TopK
 
 __all__ = [
@@ -57,6 +58,7 @@ WORDS: Mapping[str, Callable[..., AnyCodec]] = {
     "int4": int4,
     "int2": int2,
     "topk": TopK,
+    "support": Support,
     "randomk": RandomK,
     "lowrank": LowRank,
 }

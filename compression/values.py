@@ -30,13 +30,16 @@ _TOGETHER = ("fp32", "bf16")
 
 
 class Values:
-    """`word` is one of VALUES. Raises CodecError for another one, which names `codec`."""
+    """`word` is one of VALUES. Raises CodecError for another one, which names `codec`.
+
+    text: of the codec that writes them."""
 
     def __init__(self, codec: str, word: str) -> None:
         from .codec import parse  # which makes the sparse codecs
 
         if word not in VALUES:
             raise CodecError(f"{codec}: values is {word!r}: expected one of {', '.join(VALUES)}")
+        self.text = VALUES[word]
         self._codec, self._whole = codec, word in _TOGETHER
         self._inner = cast(Codec, parse(VALUES[word]))
 
@@ -79,12 +82,13 @@ class Values:
         return torch.cat(found) if found else torch.empty(0, dtype=DTYPES[dtype], device=device)
 
     def _parts(self, dtype: str, pieces: Sequence[int]) -> Iterator[tuple[Codec, TensorShape]]:
-        from .codec import fitting
+        from .codec import RAW
 
         item = DTYPES[dtype].itemsize
         for n in [sum(pieces)] if self._whole else pieces:
             spec = TensorShape((n,), dtype, n * item)
-            yield cast(Codec, fitting(self._inner, spec)), spec
+            pays = self._inner.size_bytes(spec) < spec.size_bytes
+            yield self._inner if pays else RAW, spec
 
 
 def _header(codec: Codec) -> int:

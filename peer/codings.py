@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 from ..compression.codec import RAW, AnyCodec, fitting, parse, typical_bytes
 from ..compression.stream import is_exact
-from ..dag.flow import Transfer
+from ..compression.support import Support
+from ..compression.topk import TopK
+from ..dag.flow import Role, Transfer
 from ..dag.graph import TensorSpec
 from ..dag.pace import is_coded, is_sum, tensors_of
 from ..dag.plan import CodecChoice
@@ -67,6 +69,13 @@ class Codings:
         gives = self.flow.gives(transfer.source, self.flow.given_by[transfer])
         return tuple(t for t in gives if t.port == transfer.port)
 
+    def answered_on_support(self, transfer: Transfer) -> bool:
+        """Whether the gradient of this value comes back where the value is not 0 only."""
+        if transfer.role is not Role.ACTIVATION or transfer.port.startswith("eval:"):
+            return False
+        back = transfer.destination, transfer.source, Role.ACTIVATION_GRAD.value
+        return isinstance(self._chosen.get(back), Support)
+
     def _find(self, transfer: Transfer) -> Coding:
         whole = self._wire.spec(transfer)
         if not is_coded(transfer):
@@ -81,6 +90,15 @@ class Codings:
             for t in self.alike(transfer)
         ]
         codec = min(options, key=lambda c: typical_bytes(c, body))
+        if isinstance(codec, Support) and not self._is_sparse(transfer, body):
+            return Coding(RAW, whole, whole)
         if codec is RAW or is_exact(codec, body):
             return Coding(codec, whole, whole)
         return Coding(codec, whole, body, tail, exact=False)
+
+    def _is_sparse(self, gradient: Transfer, spec: TensorSpec) -> bool:
+        """Whether the value of a gradient travelled through a codec of the same ratio."""
+        there = gradient.destination, gradient.source
+        value = fitting(self._chosen.get((*there, Role.ACTIVATION.value), RAW), spec)
+        back = self._chosen[gradient.source, gradient.destination, gradient.role.value]
+        return isinstance(value, TopK) and value.ratio == getattr(back, "ratio", None)

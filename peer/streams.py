@@ -5,6 +5,8 @@
 - A sum that goes to several peers is one stream at its sender. It is encoded once, all get the same
   bytes, and who sends it decodes them as well and uses that: so all holders of a stage end with the
   same bits, whatever the codec loses.
+- A gradient on the support of its value (`compression/support.py`) has no stream: both ends keep
+  where the value of this step was not 0.
 - States advance when a tensor was encoded or decoded wholly. An absent gradient advances nothing.
   The state before the newest tensor is kept too: a neighbour can be one step ahead.
 
@@ -25,6 +27,7 @@ from torch import Tensor
 
 from ..compression.codec import RAW, CodecError, Encoded, State
 from ..compression.stream import Stream, is_stateful
+from ..compression.support import Support, positions
 from ..dag.flow import Role, Transfer
 from ..dag.pace import is_sum
 from ..dag.plan import PeerId
@@ -79,6 +82,8 @@ class Streams:
         self.codings = codings
         self._peer, self._seed, self._device = peer, seed, device
         self._ends: dict[Transfer, _End] = {}
+        self._supports: dict[tuple[str, int, frozenset[PeerId]], Tensor] = {}
+        """Of each value and microbatch between two peers, where the newest was not 0."""
         self._lock = threading.Lock()
         self._uses = Uses(clock)
 
@@ -90,10 +95,16 @@ class Streams:
                 encoded = RAW.encode(tensor)
         elif is_sum(transfer):
             encoded = self._share(key, transfer, tensor)[0]
+        elif isinstance(coding.codec, Support):
+            with self._uses.encoding(transfer, coding.codec):
+                encoded = coding.codec.encode(tensor, self._support(transfer))[0]
         else:
             end = self._end(transfer)
             with end.lock:
-                encoded = self._encode(end, coding, key, transfer, tensor)[0]
+                wanted = self.codings.answered_on_support(transfer)
+                encoded, heard = self._encode(end, coding, key, transfer, tensor, echo=wanted)
+            if wanted and heard is not None:
+                self._supports[_value(transfer)] = positions(heard)
         self._uses.sent(transfer, coding.codec, encoded.size_bytes, coding.whole.size_bytes)
         return encoded
 
@@ -114,6 +125,9 @@ class Streams:
         with self._uses.decoding(transfer, coding.codec):
             if coding.codec is RAW:
                 return RAW.decode(coding.whole, header, data, self._device)
+            if isinstance(coding.codec, Support):
+                support = self._support(transfer)
+                return coding.codec.decode(coding.whole, header, data, support, self._device)[0]
             end = self._end(transfer)
             with end.lock:
                 if is_stateful(coding.codec) and key.step <= end.step:
@@ -130,7 +144,14 @@ class Streams:
                     data = data[:at]
                 tensor = end.stream.decode(coding.body, header, data, self._device)
                 end.step, end.before = key.step, before
+            if self.codings.answered_on_support(transfer):
+                self._supports[_value(transfer)] = positions(tensor)
         return tensor if tail is None else torch.cat([tensor, tail])
+
+    def _support(self, gradient: Transfer) -> State:
+        """Where the value of a gradient was not 0, in this step."""
+        found = self._supports.get(_value(gradient))
+        return {} if found is None else {"positions": found}
 
     def _encode(
         self,
@@ -234,7 +255,8 @@ class Streams:
         if transfer not in self.codings.flow.taken_by:
             return None
         coding = self.codings.of(transfer)
-        return coding if is_stateful(coding.codec) else None
+        lasting = is_stateful(coding.codec) and not isinstance(coding.codec, Support)
+        return coding if lasting else None
 
     @property
     def size_bytes(self) -> int:
@@ -242,11 +264,18 @@ class Streams:
         with self._lock:
             ends = list(self._ends.values())
         tensors = {id(t): t for e in ends for s in (e.stream.state, e.before) for t in s.values()}
+        tensors |= {id(t): t for t in tuple(self._supports.values())}
         return sum(t.numel() * t.element_size() for t in tensors.values())
 
     def take_uses(self) -> tuple[broker_pb2.LinkUse, ...]:
         """What frames took since the last call."""
         return self._uses.take()
+
+
+def _value(transfer: Transfer) -> tuple[str, int, frozenset[PeerId]]:
+    """What a value and its gradient have in common. (Several hops bring one value to one peer: the
+    codec gives each the same positions.)"""
+    return transfer.value, transfer.microbatch, frozenset((transfer.source, transfer.destination))
 
 
 def _name(stream: Transfer, part: str) -> str:

@@ -11,7 +11,8 @@ elements, another as much more as it is faster,
 
 with t_e the seconds of a step in which link e carries the role uncompressed, so that all compressed
 links take equally long. Sizes are exact, the cost of indices included, and what would not get
-smaller is sent as it is.
+smaller is sent as it is. The gradient of a value that top-k made sparse comes back where the value
+was sent (`compression/support.py`): the exact gradient, and no index travels.
 
 **auto**: the shortest step that codecs of the table (codec_table.py) with at most `error_budget`
 give, by the judge's own calculation, encoding and decoding counted; and with no more compression
@@ -33,6 +34,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ...compression.codec import parse
+from ...compression.topk import TopK
+from ...dag.flow import Role
 from .carried import Carried, Choice, Lane
 from .codec_costs import is_lossless, typical_error
 from .codec_reasons import why
@@ -71,7 +75,7 @@ def choose(carried: Carried, options: CodecOptions) -> Chosen:
             case "none":
                 continue
             case "adatopk":
-                found = rule_a(carried, lanes, options)
+                found = rule_a(carried, lanes, options) | _on_support(carried, lanes, choice)
             case "auto":
                 searched |= {lane.number: ladder(carried, lane, options) for lane in lanes}
                 continue
@@ -130,6 +134,20 @@ def rule_a(carried: Carried, lanes: Sequence[Lane], options: CodecOptions) -> di
             if _pays(carried, lane, text):
                 found[lane.number] = text
     return found
+
+
+def _on_support(carried: Carried, lanes: Sequence[Lane], choice: Choice) -> dict[int, str]:
+    """By lane of gradients, `support` where the values of its link's other direction are sparse."""
+    sparse: dict[tuple[int, int], float] = {}
+    for number, text in choice.items():
+        lane, codec = carried.lanes[number], parse(text)
+        if lane.role == Role.ACTIVATION and isinstance(codec, TopK):
+            sparse[lane.destination, lane.source] = codec.ratio
+    return {
+        lane.number: f"support:ratio={sparse[lane.source, lane.destination]:g},values=bf16"
+        for lane in lanes
+        if lane.role == Role.ACTIVATION_GRAD and (lane.source, lane.destination) in sparse
+    }
 
 
 # ---------------------------------------------------------------- auto

@@ -20,11 +20,14 @@ JOB = Job.from_table(
         "train": {"steps": 3, "batch": 8, "microbatch": 2, "lr": 1e-2},
     }
 )
+ROLES = ("activation", "activation_grad", "sync")
 HOLDERS = [["p0"], ["p1", "p2"], ["p3"]]
 
 
 def plan_with(operators, codec=None):
-    """Three stages, the middle one with two holders; one codec for every link and role."""
+    """Three stages, the middle one with two holders; a codec for every link, one for all roles or
+    by role."""
+    by_role = dict(codec) if isinstance(codec, tuple) else dict.fromkeys(ROLES, codec)
     cuts = [0, operators // 3, 2 * operators // 3, operators]
     slots = tuple(
         StageSlot(a, b, tuple(map(PeerId, names)))
@@ -36,11 +39,11 @@ def plan_with(operators, codec=None):
     )
     peers = [PeerId(f"p{i}") for i in range(4)]
     codecs = tuple(
-        CodecChoice(a, b, role, codec)
+        CodecChoice(a, b, role, text)
         for a in peers
         for b in peers
-        for role in ("activation", "activation_grad", "sync")
-        if a != b and codec
+        for role, text in by_role.items()
+        if a != b and text
     )
     return Plan(slots, routes, 2, "1f1b", codecs)
 
@@ -98,3 +101,20 @@ def test_a_world_with_codecs_gives_the_same_events_byte_for_byte(laboratory, tra
     first, _ = trained("int8")
     assert again.log == first.log
     assert again.losses == first.losses
+
+
+def test_gradients_come_back_where_their_values_were_sent(trained):
+    """Under `support` neither positions nor the other gradients travel, and both ends agree on them
+    through several steps, microbatches and holders; the norm is that of a sparse network, smaller
+    than with the whole gradient."""
+    value = ("activation", "topk:ratio=4.0,values=fp32")
+    whole, more = trained((value,))
+    sparse, fewer = trained((value, ("activation_grad", "support:ratio=4.0,values=fp32")))
+    assert sparse.losses[0] == whole.losses[0]  # the same forward
+    assert sparse.losses[1:] != whole.losses[1:]
+    assert sparse.norms[0] < whole.norms[0]
+    assert fewer < 0.8 * more
+    # Not of a sparse value: the gradients travel whole.
+    raw, _ = trained(None)
+    alone, _ = trained((("activation_grad", "support:ratio=4.0,values=fp32"),))
+    assert alone.losses == raw.losses
