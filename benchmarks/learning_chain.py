@@ -14,20 +14,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import torch
+from learning_wire import SUPPORT, Codecs, Crossing, Use
 from torch import Tensor
 
-from shoal.compression.codec import fitting, parse
-from shoal.compression.stream import Stream
 from shoal.dag.capture import capture
 from shoal.dag.cut import cut, tied_groups
 from shoal.dag.execute import StageExecutor
-from shoal.dag.graph import Graph, TensorSpec
+from shoal.dag.graph import Graph
 from shoal.dag.random import step_key
 from shoal.examples.gpt import GPT, gpt
 from shoal.job import Train
@@ -36,12 +34,7 @@ from shoal.peer.data.sources import resolve
 from shoal.peer.optimizer import StageOptimizer
 from shoal.peer.sync.allreduce import Layout, add, grads_of, set_grads, vector_of
 
-__all__ = ["SUPPORT", "Codecs", "Crossing", "Pipeline", "Setting", "Use", "reader"]
-
-
-SUPPORT = "support"
-"""Gradients only of what the activation kept, as bf16; both ends know which that is, so no index
-travels. It is the true gradient of the network with the sparse activation in it (methods §4.1)."""
+__all__ = ["Pipeline", "Setting", "reader"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,85 +59,13 @@ class Setting:
     final_windows: int = 2048
     """Of the last evaluation."""
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    clip: float = 1.0
-
     @property
     def train(self) -> Train:
-        return Train(
-            steps=self.steps,
-            batch=self.batch,
-            lr=self.lr,
-            optimizer=self.optimizer,
-            clip=self.clip,
-        )
+        return Train(steps=self.steps, batch=self.batch, lr=self.lr)
 
     def model(self) -> GPT:
         """Fresh, from torch's random numbers."""
         return gpt(self.blocks, self.width, self.heads, self.length, dropout=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Codecs:
-    """What a run sends with: codec texts, one per cut from the first on."""
-
-    activation: Sequence[str]
-    activation_grad: Sequence[str]
-    """SUPPORT instead of a codec: the exact backward of a sparse activation."""
-    grad: str = "raw"
-    """Of parameter gradients, between replicas."""
-    replicas: int = 1
-
-
-@dataclass
-class Use:
-    """What one (role, cut) has carried in training."""
-
-    tensors: int = 0
-    dense_bytes: int = 0
-    sent_bytes: int = 0
-    errors: list[float] = field(default_factory=list)
-    """‖Δ‖₂ / ‖x‖₂ of samples, against what the sender meant to send."""
-
-
-class Crossing:
-    """One tensor's way from peer to peer, again and again: both ends of a stream."""
-
-    SAMPLE_EVERY = 40
-
-    def __init__(self, text: str, use: Use | None = None) -> None:
-        self.text, self.use = text, use
-        self._ends: tuple[Stream, Stream] | None = None
-
-    def __call__(self, tensor: Tensor, key: int) -> Tensor:
-        """What comes out of the bytes."""
-        spec = TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        if self._ends is None:
-            codec = fitting(parse(self.text), spec)
-            self._ends = Stream(codec), Stream(codec)
-        sender, receiver = self._ends
-        encoded = sender.encode(tensor, key)
-        data = bytearray().join(encoded.buffers)
-        came = receiver.decode(spec, encoded.header, memoryview(data))
-        self._count(tensor, came, encoded.size_bytes + len(encoded.header))
-        return came
-
-    def on_support(self, tensor: Tensor, support: Tensor) -> Tensor:
-        """Where `support` is true, as bf16; zero elsewhere."""
-        came = torch.where(support, tensor.bfloat16().to(tensor.dtype), 0.0)
-        self._count(tensor, came, 2 * int(support.sum()))
-        return came
-
-    def _count(self, tensor: Tensor, came: Tensor, sent_bytes: int) -> None:
-        if self.use is None:
-            return
-        if self.use.tensors % self.SAMPLE_EVERY == 0:
-            norm = float(tensor.norm())
-            if norm > 0:
-                self.use.errors.append(float((came - tensor).norm()) / norm)
-        self.use.tensors += 1
-        self.use.dense_bytes += tensor.numel() * tensor.element_size()
-        self.use.sent_bytes += sent_bytes
 
 
 class Pipeline:
@@ -283,11 +204,15 @@ class Pipeline:
                 text = texts[where]
             use = self.uses[role][where] if microbatch >= 0 else None
             crossing = self._crossings[role, microbatch, where] = Crossing(text, use)
+        came: Tensor
         if crossing.text == SUPPORT:
             assert support is not None, "only gradients of activations have a support"
-            return crossing.on_support(tensor, support)
-        number = where + len(self._numbers) * ("activation", "activation_grad", "grad").index(role)
-        return crossing(tensor, step_key(self.seed, step, 64 * (microbatch % 2**20) + number))
+            came = crossing.on_support(tensor, support)
+        else:
+            roles = ("activation", "activation_grad", "grad")
+            number = where + len(self._numbers) * roles.index(role)
+            came = crossing(tensor, step_key(self.seed, step, 64 * (microbatch % 2**20) + number))
+        return came
 
     # ------------------------------------------------------------ evaluation
 

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from learning_chain import SUPPORT
 from learning_rows import BASELINE, ROWS, Row
 from learning_runs import Run
+from learning_wire import SUPPORT
 from table import Figure
 
 __all__ = [

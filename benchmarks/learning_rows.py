@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
-from learning_chain import SUPPORT, Codecs, Setting
+from learning_chain import Setting
+from learning_wire import SUPPORT, Codecs
 
 from shoal.compression.codec import fitting, parse
 from shoal.dag.graph import TensorSpec

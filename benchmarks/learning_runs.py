@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from learning_chain import SUPPORT, Codecs, Pipeline, Setting, Use, reader
+from learning_chain import Pipeline, Setting, reader
 from learning_rows import LINKS, Row
+from learning_wire import SUPPORT, Codecs, Use
 
 from shoal.compression.codec import parse
 

@@ -37,6 +37,12 @@ def chain(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("learning_wire")
+
+
+@pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module("learning_rows")
@@ -51,8 +57,8 @@ def batch(step: int) -> dict[str, Tensor]:
     return {"x": found[:, :-1].contiguous(), "y": found[:, 1:].contiguous()}
 
 
-def codecs(chain: ModuleType, text: str, replicas: int = 1) -> object:
-    return chain.Codecs((text,) * 5, (text,) * 5, text, replicas)
+def codecs(wire: ModuleType, text: str, replicas: int = 1) -> object:
+    return wire.Codecs((text,) * 5, (text,) * 5, text, replicas)
 
 
 def plain_losses(small: object, seed: int, sparse: Callable[[int, Tensor], Tensor]) -> list[float]:
@@ -83,20 +89,22 @@ def plain_losses(small: object, seed: int, sparse: Callable[[int, Tensor], Tenso
     return losses
 
 
-def test_without_compression_the_pipeline_is_the_plain_loop(chain: ModuleType) -> None:
+def test_without_compression_the_pipeline_is_the_plain_loop(
+    chain: ModuleType, wire: ModuleType
+) -> None:
     small = setting(chain)
-    pipeline = chain.Pipeline(small, codecs(chain, "raw"), seed=3)
+    pipeline = chain.Pipeline(small, codecs(wire, "raw"), seed=3)
     losses = [pipeline.step(step, [batch(step)]) for step in range(small.steps)]
     assert losses == pytest.approx(plain_losses(small, 3, lambda k, h: h), abs=2e-4)
 
 
 def test_the_exact_backward_is_that_of_the_network_with_sparse_activations(
-    chain: ModuleType,
+    chain: ModuleType, wire: ModuleType
 ) -> None:
     small = setting(chain, steps=12)
     there = ("raw", "topk:ratio=8,values=fp32", "raw", "raw", "raw")
-    back = ("raw", chain.SUPPORT, "raw", "raw", "raw")
-    pipeline = chain.Pipeline(small, chain.Codecs(there, back), seed=4)
+    back = ("raw", wire.SUPPORT, "raw", "raw", "raw")
+    pipeline = chain.Pipeline(small, wire.Codecs(there, back), seed=4)
 
     def sparse(k: int, h: Tensor) -> Tensor:
         if k != 1:
@@ -111,19 +119,19 @@ def test_the_exact_backward_is_that_of_the_network_with_sparse_activations(
     assert wanted != pytest.approx(plain_losses(small, 4, lambda k, h: h), abs=5e-3)
 
 
-def test_two_replicas_are_one_with_the_whole_batch(chain: ModuleType) -> None:
+def test_two_replicas_are_one_with_the_whole_batch(chain: ModuleType, wire: ModuleType) -> None:
     small = setting(chain)
-    one = chain.Pipeline(small, codecs(chain, "raw"), seed=1)
-    two = chain.Pipeline(small, codecs(chain, "raw", replicas=2), seed=1)
+    one = chain.Pipeline(small, codecs(wire, "raw"), seed=1)
+    two = chain.Pipeline(small, codecs(wire, "raw", replicas=2), seed=1)
     for step in range(small.steps):
         whole = batch(step)
         halves = [{n: t[i : i + 2] for n, t in whole.items()} for i in (0, 2)]
         assert two.step(step, halves) == pytest.approx(one.step(step, [whole]), abs=2e-4)
 
 
-def test_what_crosses_is_what_the_codec_gives_and_is_counted(chain: ModuleType) -> None:
-    use = chain.Use()
-    crossing = chain.Crossing("bf16", use)
+def test_what_crosses_is_what_the_codec_gives_and_is_counted(wire: ModuleType) -> None:
+    use = wire.Use()
+    crossing = wire.Crossing("bf16", use)
     tensor = torch.randn(4, 8, 16)
     assert torch.equal(crossing(tensor, 7), tensor.bfloat16().float())
     assert use.dense_bytes == 4 * tensor.numel()

@@ -1,0 +1,84 @@
+"""A crossing of learning_chain.py: a tensor becomes bytes by a codec of Shoal and is decoded from
+these bytes alone; what it cost and what it lost is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shoal.compression.codec import fitting, parse
+from shoal.compression.stream import Stream
+from shoal.dag.graph import TensorSpec
+
+__all__ = ["SUPPORT", "Codecs", "Crossing", "Use"]
+
+SUPPORT = "support"
+"""Gradients only of what the activation kept, as bf16; both ends know which that is, so no index
+travels. It is the true gradient of the network with the sparse activation in it (methods §4.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codecs:
+    """What a run sends with: codec texts, one per cut from the first on."""
+
+    activation: Sequence[str]
+    activation_grad: Sequence[str]
+    """SUPPORT instead of a codec: the exact backward of a sparse activation."""
+    grad: str = "raw"
+    """Of parameter gradients, between replicas."""
+    replicas: int = 1
+
+
+@dataclass
+class Use:
+    """What one (role, cut) has carried in training."""
+
+    tensors: int = 0
+    dense_bytes: int = 0
+    sent_bytes: int = 0
+    errors: list[float] = field(default_factory=list)
+    """‖Δ‖₂ / ‖x‖₂ of samples, against what the sender meant to send."""
+
+
+class Crossing:
+    """One tensor's way from peer to peer, again and again: both ends of a stream."""
+
+    SAMPLE_EVERY = 40
+
+    def __init__(self, text: str, use: Use | None = None) -> None:
+        self.text, self.use = text, use
+        self._ends: tuple[Stream, Stream] | None = None
+
+    def __call__(self, tensor: Tensor, key: int) -> Tensor:
+        """What comes out of the bytes."""
+        spec = TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        if self._ends is None:
+            codec = fitting(parse(self.text), spec)
+            self._ends = Stream(codec), Stream(codec)
+        sender, receiver = self._ends
+        encoded = sender.encode(tensor, key)
+        data = bytearray().join(encoded.buffers)
+        came = receiver.decode(spec, encoded.header, memoryview(data))
+        self._count(tensor, came, encoded.size_bytes + len(encoded.header))
+        return came
+
+    def on_support(self, tensor: Tensor, support: Tensor) -> Tensor:
+        """Where `support` is true, as bf16; zero elsewhere."""
+        came = torch.where(support, tensor.bfloat16().to(tensor.dtype), 0.0)
+        self._count(tensor, came, 2 * int(support.sum()))
+        return came
+
+    def _count(self, tensor: Tensor, came: Tensor, sent_bytes: int) -> None:
+        if self.use is None:
+            return
+        if self.use.tensors % self.SAMPLE_EVERY == 0:
+            norm = float(tensor.norm())
+            if norm > 0:
+                self.use.errors.append(float((came - tensor).norm()) / norm)
+        self.use.tensors += 1
+        self.use.dense_bytes += tensor.numel() * tensor.element_size()
+        self.use.sent_bytes += sent_bytes
