@@ -29,12 +29,13 @@ from shoal.dag.graph import Graph
 from shoal.dag.random import step_key
 from shoal.examples.gpt import GPT, gpt
 from shoal.job import Train
+from shoal.peer.data.manifest import Manifest
 from shoal.peer.data.reader import Reader
 from shoal.peer.data.sources import resolve
 from shoal.peer.optimizer import StageOptimizer
 from shoal.peer.sync.allreduce import Layout, add, grads_of, set_grads, vector_of
 
-__all__ = ["Pipeline", "Setting", "reader"]
+__all__ = ["Data", "Pipeline", "Setting"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +271,19 @@ def _fuse(optimizer: StageOptimizer) -> None:
             group["fused"] = True
 
 
-def reader(folder: Path, setting: Setting, seed: int, replicas: int) -> Reader:
-    """The standard library's sources as windows of bytes; the seed decides their order, and
-    which held-out windows count."""
-    manifest, paths = resolve(folder, kind="text", length=setting.length)
-    return Reader(manifest, paths.__getitem__, seed=seed, microbatches=replicas)
+@dataclass(frozen=True)
+class Data:
+    """The standard library's sources as windows of bytes, on this machine."""
+
+    manifest: Manifest
+    paths: dict[str, Path]
+
+    @staticmethod
+    def write(folder: Path, setting: Setting) -> Data:
+        """Into a folder where no other reads: readers map the files into their memory."""
+        return Data(*resolve(folder, kind="text", length=setting.length))
+
+    def reader(self, seed: int, replicas: int) -> Reader:
+        """The seed decides the order of the windows, and which of the held-out ones count."""
+        get = self.paths.__getitem__
+        return Reader(self.manifest, get, seed=seed, microbatches=replicas)

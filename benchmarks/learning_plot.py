@@ -21,8 +21,8 @@ PANELS: Sequence[tuple[str, Mapping[str, str]]] = (
             "dense": "black",
             "adatopk": "tab:blue",
             "uniform_topk": "tab:orange",
-            "lowrank": "tab:green",
-            "adatopk_100": "tab:red",
+            "adatopk_100": "tab:purple",
+            "adatopk_own": "tab:red",
         },
     ),
     (

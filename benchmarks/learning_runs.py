@@ -13,13 +13,15 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from learning_chain import Pipeline, Setting, reader
+from learning_chain import Data, Pipeline, Setting
 from learning_rows import LINKS, Row
 from learning_wire import SUPPORT, Codecs, Use
 
@@ -33,14 +35,14 @@ in nats per byte; `curve` of [step, loss, weights_loss]; by role and link class 
 (relative L2, mean), `sent` and `dense` bytes (role grad has no class); `cpu_seconds`; `key`."""
 
 
-def train(row: Row, seed: int, setting: Setting, folder: Path) -> Run:
+def train(row: Row, seed: int, setting: Setting, source: Data) -> Run:
     """One run, on one thread."""
     torch.set_num_threads(1)
     began = time.thread_time()
     codecs = row.codecs(setting)
     pipeline = Pipeline(setting, codecs, seed)
-    data = reader(folder, setting, seed, codecs.replicas)
-    held_out = reader(folder, setting, 0, codecs.replicas)
+    data = source.reader(seed, codecs.replicas)
+    held_out = source.reader(0, codecs.replicas)
     curve = []
     for step in range(setting.steps):
         pipeline.step(step, [data.batch(step, m, pipeline.size) for m in range(codecs.replicas)])
@@ -109,23 +111,19 @@ def run_all(
     """Every row with its first `seeds` seeds, by seed and then in the order of the rows, from
     the cache where it has been; processes of their own, so many at a time."""
     cache.mkdir(parents=True, exist_ok=True)
-    file, folder = cache / "runs.jsonl", cache / "data"
-    reader(folder, setting, 0, 1)  # written once, before several would
+    file = cache / "runs.jsonl"
     wanted = [(row, s) for s in range(seeds) for row in rows if s in row.seeds]
     keys = [key_of(row, seed, setting) for row, seed in wanted]
     there = finished(file)
-    missing = [
-        (row, seed, setting, folder)
-        for (row, seed), key in zip(wanted, keys, strict=True)
-        if key not in there
-    ]
-    with _workers(jobs) as run_some:
-        for i, run in enumerate(run_some(_train, missing)):
+    todo = [pair for pair, key in zip(wanted, keys, strict=True) if key not in there]
+    with TemporaryDirectory() as folder, _workers(jobs) as run_some:
+        source = Data.write(Path(folder), setting)
+        for i, run in enumerate(run_some(_train, [(*pair, setting, source) for pair in todo])):
             there[run["key"]] = run
             with file.open("a") as out:
                 out.write(json.dumps(run) + "\n")
             print(
-                f"{i + 1}/{len(missing)} {run['row']} seed {run['seed']}: loss {run['loss']:.4f}, "
+                f"{i + 1}/{len(todo)} {run['row']} seed {run['seed']}: loss {run['loss']:.4f}, "
                 f"weights alone {run['weights_loss']:.4f}, {run['cpu_seconds']:.0f} CPU s",
                 flush=True,
             )
@@ -138,9 +136,15 @@ def _workers(jobs: int) -> Iterator[Callable[..., Iterator[Run]]]:
     if jobs == 1:
         yield map
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield pool.imap_unordered
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+
+        def run_some(call: Callable[..., Run], arguments: Iterable[object]) -> Iterator[Run]:
+            for done in as_completed([pool.submit(call, what) for what in arguments]):
+                yield done.result()
+
+        yield run_some
 
 
-def _train(what: tuple[Row, int, Setting, Path]) -> Run:
+def _train(what: tuple[Row, int, Setting, Data]) -> Run:
     return train(*what)
