@@ -203,8 +203,13 @@ def test_codecs_of_a_clusters_job_are_shown_for_each_link(drafted) -> None:
     code, text = call("plan", str(path), "--cluster", str(cluster), "--json")
     assert code == 0, text
     links = json.loads(text[text.index("{") :])["plan"]["predicted"]["links"]
-    [far] = [link for link in links if link["destination"] == "far"]
-    [use] = [use for use in far["codecs"] if use["role"] == "activation"]
+    [use] = [
+        use
+        for link in links
+        if (link["source"], link["destination"]) == ("near-2", "far")
+        for use in link["codecs"]
+        if use["role"] == "activation"
+    ]
     assert use["codec"].startswith("bf16")
     assert use["dense_bytes"] == 2 * use["bytes"] > 0
     assert use["saved_s"] > 0
