@@ -173,10 +173,12 @@ def rule_a_cases() -> Iterator[tuple[int, float]]:
 @pytest.mark.parametrize(("seed", "ratio"), list(rule_a_cases()))
 def test_rule_a_equalises_times(seed: int, ratio: float) -> None:
     """r_e = max(1, ratio · t_e / t_max), to two digits; so c(r) · t_e / r_e = c · t_max / ratio,
-    with c(r) the bytes for each element that is sent over those of a dense one."""
+    with c(r) the bytes for each element that is sent over those of a dense one. The gradient of a
+    sparse value comes back on its support."""
     judge, plan, _ = random_plan(seed)
     carried = Carried(judge, plan)
     chosen = choose(carried, everywhere("adatopk", ratio=ratio)).choice
+    ends = {(x.source, x.destination, x.role): x.number for x in carried.lanes.values()}
     for role in CODED_ROLES:
         lanes = [x for x in carried.lanes.values() if x.role == role]
         most = max((x.dense_s for x in lanes), default=0.0)
@@ -190,9 +192,14 @@ def test_rule_a_equalises_times(seed: int, ratio: float) -> None:
                 continue
             text = chosen[lane.number].removeprefix("ef+")
             got = float(text.partition("ratio=")[2].partition(",")[0])
-            assert got == pytest.approx(literal, rel=0.051)
             load = carried.load(lane.number, chosen[lane.number])
             assert load.bytes < lane.dense_bytes
+            value = chosen.get(ends.get((lane.destination, lane.source, "activation"), -1), "")
+            assert text.startswith("support") == (role == "activation_grad" and value != "")
+            if text.startswith("support"):
+                assert f"ratio={got:g}," in value
+                continue
+            assert got == pytest.approx(literal, rel=0.051)
             c = load.bytes / lane.dense_bytes * got
             sent_s = load.bytes / lane.dense_bytes * lane.dense_s
             assert sent_s == pytest.approx(c * most / ratio, rel=0.051)
