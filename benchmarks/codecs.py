@@ -91,7 +91,7 @@ def train(model: nn.Module, batches: Batches, steps: int, samples: int) -> float
     losses = []
     for step in range(steps):
         loss = loss_of(model, *batches(step, samples))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's is untyped
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -114,7 +114,7 @@ def crossing(
     for number in range(first, first + MICROBATCHES):
         model.zero_grad()
         loss = loss_of(model, *batches(number, samples))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's is untyped
         grads = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
         found["grad"].append(grads[: len(grads) // WIDTH * WIDTH].view(-1, WIDTH).clone())
     hook.remove()
