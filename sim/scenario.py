@@ -8,7 +8,6 @@ A key whose capability is not built yet is refused by name, never ignored.
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,20 +23,11 @@ from ..job import Job
 from ..job.settings import SettingsError, nearest, plain, read_toml
 from ..job.units import Duration, Rate
 from . import topologies
+from .keys import Renamed, not_default, positive
+from .mishaps import BETWEEN
+from .naming import BROKER, named, select
 from .networks import matrices
-from .tables import (
-    MOST_PEERS,
-    BrokerTable,
-    Churn,
-    Expect,
-    Link,
-    PeerTable,
-    Place,
-    Renamed,
-    count,
-    expand,
-    not_default,
-)
+from .tables import BrokerTable, Churn, Expect, FaultTable, Link, PeerTable, Place
 
 __all__ = ["SCENARIOS", "Scenario"]
 
@@ -78,7 +68,7 @@ class Scenario(Renamed):
     """What holds between places and peers."""
     broker: BrokerTable = field(default_factory=BrokerTable)
     """Where the broker is."""
-    faults: tuple[Mapping[str, Any], ...] = ()
+    faults: tuple[FaultTable, ...] = ()
     """What goes wrong, and when."""
     churn: Churn = field(default_factory=Churn)
     """What goes wrong by chance."""
@@ -108,7 +98,9 @@ class Scenario(Renamed):
         for key in _not_built(self):
             raise SettingsError(key, "is not supported yet: leave it out")
         self._check_places()
-        object.__setattr__(self, "peers", tuple(_named(self.peers)))
+        object.__setattr__(self, "peers", tuple(named(self.peers)))
+        self._check_times()
+        self._check_faults()
         self._matrices  # noqa: B018 (raises for links that are wrong)
 
     def offers(self) -> tuple[PeerOffer, ...]:
@@ -192,6 +184,36 @@ class Scenario(Renamed):
         except ValueError as error:
             raise SettingsError("network", f'is "{self.network_set}": {error}') from None
 
+    def selected(self, selectors: Sequence[str], key: str = "who") -> tuple[str, ...]:
+        """The names of the peers that selectors pick, and "broker" at the end if it is one of
+        them. Raises SettingsError, with `key` and a number, for one that picks nobody."""
+        return select(selectors, self.peers, key)
+
+    def _check_times(self) -> None:
+        positive(self, "limit", "time_scale")
+        if self.time_scale != 1.0 and self.mode != "real":
+            raise SettingsError(
+                "time_scale", f'is {self.time_scale}: expected 1.0 where `mode` is "{self.mode}"'
+            )
+        for i, fault in enumerate(self.faults):
+            if fault.at is not None and fault.at > self.limit:
+                raise SettingsError(
+                    f"faults[{i}].at", f"is {fault.at}, after `limit` ({self.limit}): never"
+                )
+
+    def _check_faults(self) -> None:
+        for i, fault in enumerate(self.faults):
+            who = self.selected(fault.who, f"faults[{i}].who")
+            others = self.selected(fault.with_, f"faults[{i}].with")
+            if BROKER in who and fault.do not in BETWEEN:
+                raise SettingsError(
+                    f"faults[{i}].who", f'names the broker: "{fault.do}" is for peers'
+                )
+            if others and len({*who, *others}) == 1:
+                raise SettingsError(
+                    f"faults[{i}].with", f'is "{others[0]}", as `who` is: expected another'
+                )
+
     def _check_places(self) -> None:
         if not self.peers:
             raise SettingsError("peers", "is empty: expected at least one [[peers]]")
@@ -230,45 +252,15 @@ def _over(given: Any, value: Any, key: str) -> Any:
     return {**given, **{k: _over(given.get(k), v, k) for k, v in value.items()}}
 
 
-def _named(peers: Sequence[PeerTable]) -> Iterator[PeerTable]:
-    """Each peer by itself. Raises SettingsError for too many, and for a name that is taken."""
-    total, seen, places = 0, dict[str, int](), {p.place for p in peers}
-    for i, entry in enumerate(peers):
-        total += count(entry.name)
-        if total > MOST_PEERS:
-            raise SettingsError(
-                f"peers[{i}].name", f"makes {total} peers: expected at most {MOST_PEERS} in all"
-            )
-        for name in expand(entry.name):
-            if name in seen:
-                raise SettingsError(
-                    f"peers[{i}].name",
-                    f'gives the name "{name}", which number {seen[name] + 1} of [[peers]] has '
-                    "already: expected a name of its own for every peer",
-                )
-            if name in places:
-                raise SettingsError(
-                    f"peers[{i}].name",
-                    f'gives the name "{name}", which is a place: links could not tell them apart',
-                )
-            seen[name] = i
-            peer = copy.copy(entry)  # checked already, and there may be thousands
-            object.__setattr__(peer, "name", name)
-            yield peer
-
-
 def _not_built(scenario: Scenario) -> Iterator[str]:
     """Every key that asks for what this version cannot do."""
-    yield from not_default(scenario, ("mode", "limit", "time_scale", "faults"))
-    for name in ("churn", "expect"):
-        yield from (f"{name}.{key}" for key in not_default(getattr(scenario, name)))
-    for name, place in scenario.places.items():
-        yield from (f"places.{name}.{key}" for key in not_default(place, ("at",)))
     for i, peer in enumerate(scenario.peers):
-        keys = ("nat", "joins", "stays", "price_per_hour", "data")
-        yield from (f"peers[{i}].{key}" for key in not_default(peer, keys))
-    for i, link in enumerate(scenario.links):
-        yield from (f"links[{i}].{key}" for key in not_default(link, ("jitter", "loss")))
+        yield from (f"peers[{i}].{key}" for key in not_default(peer, ("nat", "data")))
+    for i, fault in enumerate(scenario.faults):
+        if fault.do == "broker_restart":
+            yield f"faults[{i}].do"
+        if fault.phase in ("snapshot", "recovery"):
+            yield f"faults[{i}].phase"
 
 
 def _units(latency_s: float, bandwidth: float) -> dict[str, Any]:

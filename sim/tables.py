@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from ..job.settings import Settings, SettingsError, nearest
 from ..job.units import ByteCount, Duration, Rate
 from .devices import DEVICES, Device
+from .keys import Renamed, positive, share
+from .mishaps import Churn, Expect, FaultTable
+from .naming import MOST_PEERS, NAME, count
 
 __all__ = [
     "MOST_PEERS",
@@ -18,51 +20,16 @@ __all__ = [
     "Churn",
     "DeviceTable",
     "Expect",
+    "FaultTable",
     "Link",
     "PeerTable",
     "Place",
-    "Renamed",
-    "count",
-    "expand",
-    "not_default",
 ]
-
-MOST_PEERS = 4096
-"""Of one scenario: its matrices have this many squared numbers, 134 MB each."""
 
 GBIT = Rate("1Gbit")
 MEMORY = ByteCount("4GiB")
-ZERO, NEAR, AWAY = Duration("0s"), Duration("1ms"), Duration("60s")
+ZERO, NEAR = Duration("0s"), Duration("1ms")
 OVERHEAD = Duration("10us")
-
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
-_RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
-
-
-class Renamed(Settings):
-    """Settings with keys in the file that cannot be the names of their fields."""
-
-    KEYS: ClassVar[Mapping[str, str]]
-    """Key in the file -> field."""
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Self:
-        for key, name in cls.KEYS.items():
-            if name in table:
-                raise SettingsError(name, f'is not a known key; did you mean "{key}"?')
-        try:
-            return super().from_table({cls.KEYS.get(k, k): v for k, v in table.items()})
-        except SettingsError as error:
-            wrong, problem = error.key, error.problem
-            for key, name in cls.KEYS.items():
-                wrong, problem = key if wrong == name else wrong, problem.replace(name, key)
-            raise SettingsError(wrong, problem) from None
-
-
-def _positive(settings: Settings, *names: str) -> None:
-    for name in names:
-        if not 0 < (value := getattr(settings, name)) < float("inf"):
-            raise SettingsError(name, f"is {value}: expected more than 0, and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +44,7 @@ class DeviceTable(Settings):
     """Fixed time of each kernel."""
 
     def check(self) -> None:
-        _positive(self, "flops", "memory_bandwidth")
+        positive(self, "flops", "memory_bandwidth")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,15 +74,19 @@ class PeerTable(Settings):
     stays: Duration | Literal[""] = ""
     """How long it stays; empty: to the end."""
     price_per_hour: float = 0.0
-    """What it costs."""
+    """What it costs while it is there, in any currency."""
     data: tuple[str, ...] = ()
     """Data sets that it holds."""
 
     def check(self) -> None:
         count(self.name)  # raises
-        if not _NAME.fullmatch(self.place):
+        if not NAME.fullmatch(self.place):
             raise SettingsError("place", f'is "{self.place}": expected letters, digits, - _ .')
-        _positive(self, "memory", "up", "down")
+        positive(self, "memory", "up", "down")
+        if self.stays == 0:
+            raise SettingsError("stays", 'is 0s: expected more, or "" for one that stays')
+        if not 0 <= self.price_per_hour < float("inf"):
+            raise SettingsError("price_per_hour", f"is {self.price_per_hour}: expected at least 0")
         if isinstance(self.device, str) and self.device not in DEVICES:
             meant = nearest(self.device, DEVICES)
             raise SettingsError(
@@ -140,32 +111,6 @@ class PeerTable(Settings):
         )
 
 
-def count(name: str) -> int:
-    """How many peers a name stands for. Raises SettingsError unless it is one, or has one range."""
-    ranges = _RANGE.findall(name)
-    if not _NAME.fullmatch(_RANGE.sub("", name) or "-") or len(ranges) > 1 or not name:
-        example = 'letters, digits, - _ . and at most one range such as "home-{1..4}"'
-        raise SettingsError("name", f'is "{name}": expected {example}')
-    if not ranges:
-        return 1
-    first, last = (int(n) for n in ranges[0])
-    if not first <= last < first + MOST_PEERS:
-        problem = f"ends before it starts: {first} to {last}"
-        if last > first:
-            problem = f"is {last - first + 1} peers: expected at most {MOST_PEERS}"
-        raise SettingsError("name", f'is "{name}": its range {problem}')
-    return last - first + 1
-
-
-def expand(name: str) -> tuple[str, ...]:
-    """The names that a name with a range stands for, after `count`."""
-    ranges = _RANGE.search(name)
-    if ranges is None:
-        return (name,)
-    numbers = range(int(ranges[1]), int(ranges[2]) + 1)
-    return tuple(f"{name[: ranges.start()]}{n}{name[ranges.end() :]}" for n in numbers)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Place(Settings):
     """What holds between two peers of one place."""
@@ -178,7 +123,11 @@ class Place(Settings):
     """Latitude and longitude."""
 
     def check(self) -> None:
-        _positive(self, "bandwidth")
+        positive(self, "bandwidth")
+        if self.at is not None and not (abs(self.at[0]) <= 90 and abs(self.at[1]) <= 180):
+            raise SettingsError(
+                "at", f"is {list(self.at)}: expected [latitude, longitude], to ±90 and ±180"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,14 +145,15 @@ class Link(Renamed):
     bandwidth: Rate
     """Of each pair of peers."""
     jitter: Duration = ZERO
-    """Spread of the latency."""
+    """A message is later by up to this, drawn anew for each."""
     loss: float = 0.0
-    """Share of packets that get lost."""
+    """Share of packets that get lost, and are sent again: it costs time only."""
     both: bool = True
     """Whether it holds for the other direction, too."""
 
     def check(self) -> None:
-        _positive(self, "bandwidth")
+        positive(self, "bandwidth")
+        share(self, "loss", whole=False)
         if self.from_ == self.to:
             raise SettingsError(
                 "to",
@@ -229,38 +179,4 @@ class BrokerTable(Settings):
     """Shared by all that it receives at once."""
 
     def check(self) -> None:
-        _positive(self, "up", "down")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Churn(Settings):
-    """Peers that come and go by chance."""
-
-    fail_per_hour: float = 0.0
-    """Of each peer."""
-    return_after: Duration = AWAY
-    """How long a failed peer stays away."""
-    trace: str = ""
-    """CSV of absences instead."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Expect(Settings):
-    """What a simulation must reach."""
-
-    loss_below: float | None = None
-    """Last loss."""
-    goodput_at_least: float | None = None
-    """Share of the time that went into steps that counted."""
-    max_loss_difference: float | None = None
-    """From the single process, at any step."""
-    step_time_error_at_most: float | None = None
-    """Of the prediction, relative."""
-
-
-def not_default(settings: Settings, names: tuple[str, ...] = ()) -> Iterator[str]:
-    """The keys, of those named or of all, whose values are not the defaults."""
-    for f in fields(settings):  # type: ignore[arg-type]
-        default = f.default_factory() if callable(f.default_factory) else f.default
-        if (not names or f.name in names) and getattr(settings, f.name) != default:
-            yield f.name
+        positive(self, "up", "down")

@@ -40,6 +40,13 @@ def link(a: str, b: str, latency: str, bandwidth: str = "20Mbit", both: bool = T
     return f'{ends}latency = "{latency}"\nbandwidth = "{bandwidth}"\n{more}'
 
 
+SNAPSHOT = 'at_step = 3\nphase = "snapshot"'
+
+
+def fault(do: str, more: str = "at_step = 3", who: str = 'who = ["a"]') -> str:
+    return f'[[faults]]\ndo = "{do}"\n{who}\n{more}\n'
+
+
 # ---------------------------------------------------------------- what a file means
 
 
@@ -119,6 +126,48 @@ def test_a_network_set_lies_beneath_places_and_links(tmp_path: Path) -> None:
     assert network.latency_s[0, 2] == network.latency_s[2, 0] == pytest.approx(0.136)
     assert network.bandwidth[0, 2] == 52500000
     assert network.latency_s[2, 4] == network.latency_s[4, 2] == pytest.approx(0.005)
+
+
+def test_faults_churn_and_expectations_are_what_the_file_says(tmp_path: Path) -> None:
+    scenario = read(
+        tmp_path,
+        'mode = "virtual"\nlimit = "1h"\n'
+        + TWO
+        + 'owner = "ann"\nmemory = "8GiB"\njoins = "10s"\nstays = "4h"\nprice_per_hour = 0.5\n'
+        + LINK
+        + 'jitter = "5ms"\nloss = 0.01\n[places.eu]\nat = [47.4, 8.5]\n'
+        + fault("kill", 'at_step = 20\nphase = "backward"')
+        + fault("partition", 'at = "30s"\nwith = ["us", "broker"]\nfor = "1min"')
+        + fault("slow", 'at = "1s"\nfactor = 10', who='who = ["owner:a*"]')
+        + "[churn]\nfail_per_hour = 0.5\n[expect]\nloss_below = 3.0\n",
+    )
+    kill, partition, slow = scenario.faults
+    assert (kill.at, kill.at_step, kill.phase) == (None, 20, "backward")
+    assert (partition.at, partition.for_s, partition.with_) == (30.0, 60.0, ("us", "broker"))
+    assert scenario.selected(partition.with_) == ("b", "broker")
+    assert (slow.factor, scenario.selected(slow.who)) == (10.0, ("b",))
+    assert (scenario.churn.fail_per_hour, scenario.churn.return_after) == (0.5, 60.0)
+    assert scenario.expect.loss_below == 3.0
+    assert (scenario.peers[1].joins, scenario.peers[1].stays) == (10.0, 4 * 3600.0)
+    assert scenario.places["eu"].at == (47.4, 8.5)
+
+
+def test_selectors_pick_by_name_place_owner_and_memory(tmp_path: Path) -> None:
+    scenario = read(
+        tmp_path,
+        '[[peers]]\nname = "home-{1..3}"\nplace = "eu"\nowner = "ann"\n'
+        '[[peers]]\nname = "lab"\nplace = "eu"\nmemory = "16GiB"\n',
+    )
+    for selectors, picked in (
+        (["home-?"], "home-1 home-2 home-3"),
+        (["lab", "home-2"], "home-2 lab"),  # in the peers' order
+        (["eu"], "home-1 home-2 home-3 lab"),
+        (["place:e*"], "home-1 home-2 home-3 lab"),
+        (["owner:ann"], "home-1 home-2 home-3"),
+        (["memory>=10GiB"], "lab"),
+        ([], ""),
+    ):
+        assert scenario.selected(selectors) == tuple(picked.split())
 
 
 def test_a_job_may_be_given_from_outside(tmp_path: Path) -> None:
@@ -241,6 +290,69 @@ def test_a_job_may_be_given_from_outside(tmp_path: Path) -> None:
             6,
             '`peers[0].place` is "eu", which is no place of',
         ),
+        # Line 13 is the last of LINK, and line 14 the head of what follows it.
+        (
+            TWO + LINK + "loss = 1.0\n",
+            14,
+            "`links[0].loss` is 1.0: expected a share, from 0 to less",
+        ),
+        (TWO + LINK + 'jitter = "-1ms"\n', 14, '"-1ms" is not a time'),
+        (TWO + LINK + "[places.eu]\nat = [91, 0]\n", 15, "expected [latitude, longitude]"),
+        (TWO + 'stays = "0s"\n' + LINK, 9, '`peers[1].stays` is 0s: expected more, or ""'),
+        (TWO + "price_per_hour = -1\n" + LINK, 9, "`peers[1].price_per_hour` is -1.0: expected"),
+        ("time_scale = 0.0\n" + TWO + LINK, 3, "`time_scale` is 0.0: expected more than 0"),
+        (
+            'mode = "ghost"\ntime_scale = 2.0\n' + TWO + LINK,
+            4,
+            "`time_scale` is 2.0: expected 1.0 where `mode`",
+        ),
+        ('mode = "vitrual"\n' + TWO + LINK, 3, 'expected "real" | "virtual" | "ghost"'),
+        (TWO + LINK + fault("kil"), 15, '`faults[0].do` is "kil": expected "kill" | "stop"'),
+        (
+            TWO + LINK + fault("kill", who='who = ["c"]'),
+            16,
+            "which no peer is called and none fits",
+        ),
+        (TWO + LINK + fault("kill", who='who = ["place:eur"]'), 16, "none fits; did you mean"),
+        (TWO + LINK + fault("kill", who='who = ["memory>=8"]'), 16, '"8" has no unit'),
+        (TWO + LINK + fault("kill", who='who = ["memory>=8GiB"]'), 16, "none fits"),
+        (TWO + LINK + fault("kill", who=""), 14, '`faults[0].who` has 0 of "kill": expected at le'),
+        (TWO + LINK + fault("kill", who='who = ["broker"]'), 16, "names the broker"),
+        (TWO + LINK + fault("kill", ""), 14, "`at_step` have neither: expected exactly one"),
+        (TWO + LINK + fault("kill", 'at = "1s"\nat_step = 1'), 17, "have both: expected exactly"),
+        (TWO + LINK + fault("kill", "at_step = -1"), 17, "`faults[0].at_step` is -1: expected"),
+        (
+            TWO + LINK + fault("kill", 'at = "1s"\nphase = "clip"'),
+            18,
+            "expected `at_step` to say of which",
+        ),
+        (TWO + LINK + fault("kill", 'at = "11min"'), 17, "660.0s, after `limit` (600.0s): never"),
+        (
+            TWO + LINK + fault("kill", 'at_step = 1\nwith = ["b"]'),
+            18,
+            '`faults[0].with` says nothing of "kill": expected it with partition, slow, flap',
+        ),
+        (
+            TWO + LINK + fault("kill", 'at_step = 1\nfor = "3s"'),
+            18,
+            '`faults[0].for` says nothing of "kill": expected it with stop, partition',
+        ),
+        (TWO + LINK + fault("slow"), 14, "`faults[0].factor` is 1.0, which slows nothing"),
+        (
+            TWO + LINK + fault("partition", 'at_step = 1\nwith = ["eu"]'),
+            18,
+            '`faults[0].with` is "a", as `who` is',
+        ),
+        (TWO + LINK + "[churn]\nfail_per_hour = -1\n", 15, "`churn.fail_per_hour` is -1.0"),
+        (
+            TWO + LINK + '[churn]\nfail_per_hour = 1\ntrace = "a.csv"\n',
+            16,
+            "`churn.trace` says when peers are gone, and so does",
+        ),
+        (TWO + LINK + "[expect]\ngoodput_at_least = 95\n", 15, "is 95.0: expected a share"),
+        (TWO + LINK + "[expect]\nloss_below = nan\n", 15, "`expect.loss_below` is nan"),
+        (TWO + LINK + "[expect]\nloss_bellow = 3.0\n", 15, 'did you mean "loss_below"?'),
+        ('[[peers]]\nname = "broker"\nplace = "eu"\n', 4, "what faults call the broker"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(
@@ -254,20 +366,11 @@ def test_what_is_wrong_is_named_with_its_line(
 @pytest.mark.parametrize(
     ("key", "body"),
     [
-        ("mode", 'mode = "ghost"\n' + TWO + LINK),
-        ("limit", 'limit = "20min"\n' + TWO + LINK),
-        ("time_scale", "time_scale = 2.0\n" + TWO + LINK),
-        ("faults", TWO + LINK + '[[faults]]\ndo = "kill"\nwho = ["a"]\nat = "3s"\n'),
-        ("churn.fail_per_hour", TWO + LINK + "[churn]\nfail_per_hour = 0.1\n"),
-        ("expect.loss_below", TWO + LINK + "[expect]\nloss_below = 3.0\n"),
-        ("places.eu.at", TWO + LINK + "[places.eu]\nat = [47.4, 8.5]\n"),
-        ("links[0].jitter", TWO + LINK + 'jitter = "1ms"\n'),
-        ("links[0].loss", TWO + LINK + "loss = 0.01\n"),
         ("peers[1].nat", TWO + 'nat = "outbound"\n' + LINK),
-        ("peers[1].joins", TWO + 'joins = "3s"\n' + LINK),
-        ("peers[1].stays", TWO + 'stays = "4h"\n' + LINK),
-        ("peers[1].price_per_hour", TWO + "price_per_hour = 0.2\n" + LINK),
         ("peers[1].data", TWO + 'data = ["mnist"]\n' + LINK),
+        ("faults[0].do", TWO + LINK + fault("broker_restart", 'at = "3s"', who="")),
+        ("faults[1].phase", TWO + LINK + fault("kill") + fault("kill", SNAPSHOT)),
+        ("faults[0].phase", TWO + LINK + fault("kill", SNAPSHOT.replace("snapshot", "recovery"))),
     ],
 )
 def test_what_is_not_built_yet_is_refused_by_name(tmp_path: Path, key: str, body: str) -> None:
