@@ -82,3 +82,62 @@ def test_only_codecs_that_change_bits_are_lossy() -> None:
 def test_the_summary_keeps_every_link(tmp_path: Path) -> None:
     write_json(summary(links=(link(),)), tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text())["links"] == [link()]
+
+
+def test_a_summary_without_measurements_has_no_line_that_needs_one() -> None:
+    text = render(Summary(name="job", world="virtual", seed=1, again="shoal sim"))
+    assert text.splitlines() == ["job · seed 1 · virtual · OK", "again    shoal sim"]
+
+
+def test_every_ratio_says_whether_it_was_measured_here() -> None:
+    found = summary(
+        step_s=0.5,
+        predicted_step_s=0.4,
+        against={"best single peer": 0.8, "uniform split": 0.6, "does not fit": 0.0},
+        against_measured={"uniform split": 0.75},
+    )
+    assert line(render(found), "against") == (
+        "against  uniform split 1.50x [measured here] · best single peer 2.00x [predicted] "
+        "(its step time over this run's)"
+    )
+
+
+def test_faults_name_what_was_measured_of_them_only() -> None:
+    assert "faults" not in render(summary())
+    found = summary(faults_injected=2, faults_fired=1)
+    assert line(render(found), "faults") == "faults   2 injected, 1 fired"
+    found.detect_s, found.replay_s, found.samples_lost, found.samples_doubled = 1.5, 3.25, 0, 0
+    found.goodput = 0.9
+    assert line(render(found), "faults") == (
+        "faults   2 injected, 1 fired · detect 1.5, replay 3.25 s · samples lost 0, doubled 0 "
+        "· goodput 90%"
+    )
+
+
+def test_truth_tells_why_times_are_no_measurement() -> None:
+    found = summary(cores=2, oversubscribed=1.5, timing_valid=False, timing_reason="waited 31%")
+    assert line(render(found), "truth") == (
+        "truth    2 cores, oversubscribed 1.50x -> timing NOT A MEASUREMENT (waited 31%)"
+    )
+    found.timing_valid, found.checks, found.violations = True, 812, 0
+    assert line(render(found), "truth").endswith(
+        "timing VALID · invariants 812 checks, 0 violations"
+    )
+    virtual = summary(virtual_s=3600.0, seconds=12.5, checks=1, violations=1, event_log="ab" * 32)
+    assert line(render(virtual), "truth") == (
+        "truth    3600.0 s of virtual time in 12.5 s · invariants 1 check, 1 violation "
+        "· event log abababababab"
+    )
+
+
+def test_what_was_measured_takes_the_place_of_what_was_predicted() -> None:
+    found = summary(predicted_step_s=0.5, bubble=0.4, bottlenecks=("a computes",))
+    assert "bubble 40% [predicted]" in render(found)
+    assert line(render(found), "hangs on") == "hangs on a computes [predicted]"
+    found.bubble_measured, found.held_back_by = 0.25, "b computes 80% of the time"
+    assert "bubble 25% ·" in line(render(found), "speed") + " ·"
+    assert line(render(found), "hangs on") == "hangs on b computes 80% of the time [measured here]"
+    found.busiest_link, found.busiest_link_use, found.retransmitted_bytes = "a -> b", 0.5, 0
+    assert line(render(found), "wire").endswith("busiest link a -> b 50% · retransmitted 0.0 MB")
+    found.report = "out/report.html"
+    assert line(render(found), "again").endswith("report out/report.html")

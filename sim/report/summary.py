@@ -1,0 +1,134 @@
+"""What one simulated run came to, as data; the JSON for programs has the same names."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Summary", "unigram_entropy", "write_json"]
+
+
+@dataclass(kw_only=True)
+class Summary:
+    """What one run measured. Losses in nats per token, times in seconds, sizes in bytes."""
+
+    name: str
+    world: str
+    """In which world it ran, e.g. "real processes, loopback"."""
+    seed: int
+    run: str = ""
+    exit: int = 0
+    error: str = ""
+    peers: int = 0
+    stages: int = 0
+    spares: tuple[str, ...] = ()
+    params: int = 0
+    operators: int = 0
+    steps: int = 0
+    loss_first: float | None = None
+    loss_last: float | None = None
+    eval_loss: float | None = None
+    unigram_entropy: float | None = None
+    max_loss_difference: float | None = None
+    """Largest |loss - loss of the plain loop| over all steps; None when not verified."""
+    verified_against: str = ""
+    codecs: tuple[str, ...] = ()
+    """Of the plan, each once."""
+    lossy: tuple[str, ...] = ()
+    """Codecs of the plan that do not give back every bit: with them the losses are not meant to
+    equal those of the plain loop."""
+    loss_ratio: float | None = None
+    """With lossy codecs and verified: mean loss of the last tenth of the steps over that of the
+    plain loop."""
+    tokens_per_s: float = 0.0
+    step_s: float = 0.0
+    """Median over all steps but the first."""
+    cores: int = 0
+    compute_share: float = 0.0
+    """Computing time of all peers over cores times elapsed time, between 0 and 1."""
+    predicted_step_s: float = 0.0
+    """What the plan expected of a step; 0: nothing."""
+    bubble: float = 0.0
+    """Mean over peers of the share of a step in which they do not compute, as the plan expected."""
+    bottlenecks: tuple[str, ...] = ()
+    """What the predicted step hangs on, the heaviest first."""
+    against: dict[str, float] = field(default_factory=dict)
+    """Predicted step seconds of what the plan was compared with, by name."""
+    against_measured: dict[str, float] = field(default_factory=dict)
+    """The same, measured in this run; a name that is in both is shown as measured."""
+    held_back_by: str = ""
+    """What holds the run back, one sentence of the trace."""
+    bubble_measured: float | None = None
+    """As `bubble`, of the trace's typical steps."""
+    goodput: float | None = None
+    """Share of the time, from the first step's begin, that went into steps that counted; 0 to 1."""
+    bytes_on_wire: int = 0
+    """Encoded bytes of all frames between peers, the whole run."""
+    links: tuple[Mapping[str, Any], ...] = ()
+    """What compression did, by link, role and codec, what saved most first: source, destination,
+    role, codec, bytes, dense_bytes (the whole run), saved_s (as predicted), encode_s (of both
+    ends), error (relative L2, the mean of the samples). Empty: nothing was compressed."""
+    busiest_link: str = ""
+    busiest_link_use: float | None = None
+    """What crossed it over what it could carry in the typical steps, 0 to 1."""
+    retransmitted_bytes: int | None = None
+    oversubscribed: float | None = None
+    """Seconds of computing that the processes wanted over what the cores had."""
+    timing_valid: bool | None = None
+    """Whether times of this run are measurements; None: they are modelled, or nobody checked."""
+    timing_reason: str = ""
+    """Why they are none."""
+    checks: int | None = None
+    """How often an invariant was looked at."""
+    violations: int = 0
+    faults_injected: int | None = None
+    faults_fired: int = 0
+    detect_s: float | None = None
+    """From a loss to when the broker knew; the mean, as the next two."""
+    restore_s: float | None = None
+    """From then to when all holders stood again."""
+    replay_s: float | None = None
+    """Spent on steps, or parts of them, that had been done before."""
+    samples_lost: int | None = None
+    samples_doubled: int | None = None
+    event_log: str = ""
+    """SHA-256 of the trace."""
+    virtual_s: float | None = None
+    """How long the run took in the world's own time, where that is virtual."""
+    losses: tuple[float, ...] = ()
+    """Of every step."""
+    evaluations: tuple[tuple[int, float], ...] = ()
+    """(step, held-out loss)."""
+    step_seconds: tuple[float, ...] = ()
+    """Of every step."""
+    memory: tuple[Mapping[str, Any], ...] = ()
+    """By peer: peer, predicted_bytes, peak_bytes, limit_bytes; 0: not known."""
+    places: tuple[Mapping[str, Any], ...] = ()
+    """name, at (latitude and longitude in degrees, or None), peers (names)."""
+    seconds: float = 0.0
+    """From the first process's start to the last one's end."""
+    again: str = ""
+    weights: str = ""
+    report: str = ""
+    """Path of the page."""
+
+
+def unigram_entropy(pieces: Iterable[bytes]) -> float:
+    """Entropy in nats of the byte frequencies: what a model without context reaches at best."""
+    counts: Counter[int] = Counter()
+    for piece in pieces:
+        counts.update(piece)
+    total = sum(counts.values())
+    return -sum(n / total * math.log(n / total) for n in counts.values())
+
+
+def write_json(s: Summary, path: Path) -> None:
+    """The same figures as one JSON object; the file is there whole or not at all."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(json.dumps(asdict(s), indent=1) + "\n")
+    new.replace(path)

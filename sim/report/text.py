@@ -1,0 +1,178 @@
+"""The end of a simulated run as text for people.
+
+A line whose measurement does not exist is left out, never filled with a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .summary import Summary
+
+__all__ = ["MOST_LINKS", "render"]
+
+MOST_LINKS = 12
+"""Lines of what codecs did."""
+
+
+def render(s: Summary) -> str:
+    """The report of the files page, as far as its lines were measured."""
+    lines = [_head(s), *_model(s), *_learned(s), *_speed(s), *_against(s)]
+    if s.step_s:
+        lines += _wire(s)
+    return "\n".join([*lines, *_faults(s), *_truth(s), _again(s)])
+
+
+def _head(s: Summary) -> str:
+    state = "OK" if s.exit == 0 else f"FAILED: {s.error}"
+    run = f" · run {s.run}" if s.run else ""
+    return f"{s.name} · seed {s.seed} · {s.world}{run} · {state}"
+
+
+def _model(s: Summary) -> Iterator[str]:
+    if s.stages:
+        spare = f"; in pool: {'; '.join(s.spares)}" if s.spares else ""
+        yield (
+            f"model    {_si(s.params)} params, {s.operators} ops -> {_count(s.stages, 'stage')} "
+            f"on {s.peers - len(s.spares)} of {_count(s.peers, 'peer')}{spare}"
+        )
+
+
+def _learned(s: Summary) -> Iterator[str]:
+    if s.loss_last is None:
+        return
+    text = f"learned  loss {s.loss_first:.3f} -> {s.loss_last:.3f}"
+    if s.eval_loss is not None:
+        text += f", held-out {s.eval_loss:.3f}"
+        if s.unigram_entropy is not None:
+            side = "below" if s.eval_loss < s.unigram_entropy else "NOT below"
+            text += f", {side} the text's unigram entropy {s.unigram_entropy:.3f}"
+    if s.max_loss_difference is not None:
+        text += (
+            f" · vs {s.verified_against}: max difference {s.max_loss_difference:.1e} "
+            f"over {s.steps} steps"
+        )
+    if s.loss_ratio is not None:
+        text += (
+            f" (not meant to be equal: {', '.join(s.lossy)}); "
+            f"the last tenth {s.loss_ratio - 1:+.1%}"
+        )
+    yield text
+
+
+def _speed(s: Summary) -> Iterator[str]:
+    if not s.step_s:
+        return
+    parts = [f"{s.step_s:.3f} s/step, {_si(s.tokens_per_s)} tok/s"]
+    if s.predicted_step_s:
+        error = s.predicted_step_s / s.step_s - 1
+        parts.append(f"predicted {s.predicted_step_s:.3f} (error {error:+.0%})")
+    if s.bubble_measured is not None:
+        parts.append(f"bubble {s.bubble_measured:.0%}")
+    elif s.predicted_step_s:
+        parts.append(f"bubble {s.bubble:.0%} [predicted]")
+    if s.compute_share:
+        parts.append(f"computing {s.compute_share:.0%} of {_count(s.cores, 'core')}")
+    yield f"speed    {' · '.join(parts)}"
+    if s.held_back_by:
+        yield f"hangs on {s.held_back_by} [measured here]"
+    elif s.bottlenecks:
+        yield f"hangs on {'; next '.join(s.bottlenecks[:2])} [predicted]"
+
+
+def _against(s: Summary) -> Iterator[str]:
+    """Ratios of step times: measured over measured, predicted over predicted."""
+    names = dict.fromkeys([*s.against_measured, *s.against])
+    parts = []
+    for name in names:
+        measured = name in s.against_measured
+        other = s.against_measured[name] if measured else s.against[name]
+        own = s.step_s if measured else s.predicted_step_s
+        if other and own:
+            mark = "measured here" if measured else "predicted"
+            parts.append(f"{name} {other / own:.2f}x [{mark}]")
+    if parts:
+        yield f"against  {' · '.join(parts)} (its step time over this run's)"
+
+
+def _wire(s: Summary) -> Iterator[str]:
+    """What crossed the links; with codecs also what they did on each."""
+    tail = ""
+    if s.busiest_link_use is not None:
+        tail += f" · busiest link {s.busiest_link} {s.busiest_link_use:.0%}"
+    if s.retransmitted_bytes is not None:
+        tail += f" · retransmitted {s.retransmitted_bytes / 1e6:.1f} MB"
+    if not s.links:
+        how = "encoded" if s.codecs else "dense"
+        yield f"wire     {s.bytes_on_wire / 1e6:.1f} MB {how}{tail}"
+        return
+    dense = s.bytes_on_wire + sum(x["dense_bytes"] - x["bytes"] for x in s.links)
+    worst = max(x["error"] for x in s.links)
+    yield (
+        f"wire     {s.bytes_on_wire / 1e6:.1f} MB, {dense / 1e6:.1f} MB dense "
+        f"({dense / max(1, s.bytes_on_wire):.2f}x) · codec error {worst:.2g} (the worst link){tail}"
+    )
+    for x in s.links[:MOST_LINKS]:
+        saved = f"saved {x['saved_s']:.3g} s [predicted], " if x["saved_s"] else ""
+        yield (
+            f"         {x['source']} -> {x['destination']} {x['role'].replace('_', ' ')}: "
+            f"{x['codec']}, {x['bytes'] / 1e6:.1f} of {x['dense_bytes'] / 1e6:.1f} MB, {saved}"
+            f"encoding {x['encode_s']:.3g} s, error {x['error']:.2g}"
+        )
+    if len(s.links) > MOST_LINKS:
+        yield f"         and {len(s.links) - MOST_LINKS} more (--json has all)"
+
+
+def _faults(s: Summary) -> Iterator[str]:
+    if s.faults_injected is None:
+        return
+    parts = [f"{s.faults_injected} injected, {s.faults_fired} fired"]
+    times = (("detect", s.detect_s), ("restore", s.restore_s), ("replay", s.replay_s))
+    if known := [f"{name} {t:.3g}" for name, t in times if t is not None]:
+        parts.append(f"{', '.join(known)} s")
+    samples = (("lost", s.samples_lost), ("doubled", s.samples_doubled))
+    if counted := [f"{name} {n}" for name, n in samples if n is not None]:
+        parts.append(f"samples {', '.join(counted)}")
+    if s.goodput is not None:
+        parts.append(f"goodput {s.goodput:.0%}")
+    yield f"faults   {' · '.join(parts)}"
+
+
+def _truth(s: Summary) -> Iterator[str]:
+    """Whether the figures above can be believed."""
+    parts = []
+    if s.timing_valid is not None:
+        text = _count(s.cores, "core")
+        if s.oversubscribed is not None:
+            text += f", oversubscribed {s.oversubscribed:.2f}x"
+        verdict = "VALID" if s.timing_valid else f"NOT A MEASUREMENT ({s.timing_reason})"
+        parts.append(f"{text} -> timing {verdict}")
+    if s.virtual_s is not None:
+        parts.append(f"{s.virtual_s:.1f} s of virtual time in {s.seconds:.1f} s")
+    if s.checks is not None:
+        parts.append(f"invariants {_count(s.checks, 'check')}, {_count(s.violations, 'violation')}")
+    if s.event_log:
+        parts.append(f"event log {s.event_log[:12]}")
+    if parts:
+        yield f"truth    {' · '.join(parts)}"
+
+
+def _again(s: Summary) -> str:
+    tail = f"again    {s.again}"
+    if s.report:
+        tail += f" · report {s.report}"
+    if s.weights:
+        tail += f" · weights {s.weights}"
+    return tail
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _si(n: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(n) < 1000:
+            return f"{n:.3g}{unit}"
+        n /= 1000
+    return f"{n:.3g}P"
