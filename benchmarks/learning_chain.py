@@ -134,15 +134,15 @@ class Pipeline:
 
     def _forward_backward(self, step: int, replica: int, inputs: Mapping[str, Tensor]) -> float:
         value: dict[str, Tensor] = {}
-        supports: list[dict[str, Tensor]] = []
-        """By cut, what arrived that is not zero."""
+        arrived: list[dict[str, Tensor]] = []
+        """By cut."""
         for k, executor in enumerate(self.executors):
             made = executor.forward(step, replica, value, inputs)
             value = {
                 name: self._cross("activation", replica, k, tensor, step)
                 for name, tensor in made.ports.items()
             }
-            supports.append({name: tensor != 0 for name, tensor in value.items()})
+            arrived.append(value)
         grads: dict[str, Tensor | None] = {}
         for k in reversed(self._numbers):
             back = self.executors[k].backward(step, replica, grads)
@@ -150,7 +150,7 @@ class Pipeline:
                 name: None
                 if grad is None
                 else self._cross(
-                    "activation_grad", replica, k - 1, grad, step, supports[k - 1][name]
+                    "activation_grad", replica, k - 1, grad, step, arrived[k - 1][name]
                 )
                 for name, grad in back.items()
             }
@@ -194,9 +194,10 @@ class Pipeline:
         where: int,
         tensor: Tensor,
         step: int,
-        support: Tensor | None = None,
+        value: Tensor | None = None,
     ) -> Tensor:
-        """`microbatch` below 0: of an evaluation, which has transfers of its own."""
+        """`microbatch` below 0: of an evaluation, which has transfers of its own. `value`: as it
+        arrived, of the one whose gradient this is."""
         crossing = self._crossings.get((role, microbatch, where))
         if crossing is None:
             text = self.codecs.grad
@@ -205,15 +206,13 @@ class Pipeline:
                 text = texts[where]
             use = self.uses[role][where] if microbatch >= 0 else None
             crossing = self._crossings[role, microbatch, where] = Crossing(text, use)
-        came: Tensor
-        if crossing.text == SUPPORT:
-            assert support is not None, "only gradients of activations have a support"
-            came = crossing.on_support(tensor, support)
-        else:
-            roles = ("activation", "activation_grad", "grad")
-            number = where + len(self._numbers) * roles.index(role)
-            came = crossing(tensor, step_key(self.seed, step, 64 * (microbatch % 2**20) + number))
-        return came
+        roles = ("activation", "activation_grad", "grad")
+        number = where + len(self._numbers) * roles.index(role)
+        key = step_key(self.seed, step, 64 * (microbatch % 2**20) + number)
+        if crossing.text.startswith(SUPPORT):
+            assert value is not None, "only gradients of activations have a support"
+            return crossing.on_support(tensor, value, key)
+        return crossing(tensor, key)
 
     # ------------------------------------------------------------ evaluation
 

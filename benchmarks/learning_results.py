@@ -105,7 +105,7 @@ def codec_table(found: Mapping[str, Mean]) -> Table:
         worse = max(mean.over(dense), mean.over(dense, weights=True))
         if not worse <= 1 + TOLERANCE:
             continue
-        if SUPPORT in mean.codecs.values():
+        if any(codec.startswith(SUPPORT) for codec in mean.codecs.values()):
             continue  # what the activation may be hangs on its gradient here: no choice of one role
         for label, codec in mean.codecs.items():
             role, _, link = label.partition(" ")

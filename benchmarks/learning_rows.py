@@ -1,9 +1,10 @@
 """What learning.py compares: the links, the ratios that a policy gives them, and the runs.
 
-The five cuts of the pipeline lie on links of two classes, "fast" and "slow". The ratios of AdaTopK
-are those of rule A (methods: r_e = max(1, r_max·t_e / t_max), t_e the seconds of link e without
-compression), and uniform top-k has one ratio on all links, the one with which a step takes as long
-as AdaTopK's does. A step's seconds, when links rule it and M microbatches follow each other, are
+The five cuts of the pipeline lie on links of two classes, "fast" and "slow". AdaTopK is what
+`codec = "adatopk"` does (broker/scheduler/codecs.py): ratios of bytes by rule A,
+r_e = max(1, r_max·t_e / t_max) with t_e the seconds of link e without compression. Uniform top-k is
+the same codec with one ratio on all links, the one with which a step takes as long as AdaTopK's
+does. A step's seconds, when links rule it and M microbatches follow each other, are
 those of a flow line, for either direction:
 
     Σ_e t_e + (M - 1) · max_e t_e
@@ -11,7 +12,7 @@ those of a flow line, for either direction:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
@@ -19,6 +20,7 @@ from typing import Literal
 from learning_chain import Setting
 from learning_wire import SUPPORT, Codecs
 
+from shoal.broker.scheduler.codecs import least_ratio, topk_text
 from shoal.compression.codec import fitting, parse
 from shoal.dag.graph import TensorSpec
 
@@ -31,11 +33,6 @@ BYTES_PER_S: Mapping[Class, float] = {"fast": 125e6, "slow": 1.25e6}
 """1 Gbit/s and 10 Mbit/s."""
 MICROBATCHES = 8
 BASELINE = "dense"
-
-
-def topk(ratio: float) -> str:
-    """The codec of a link with this ratio; a ratio of 1 leaves it alone."""
-    return f"topk:ratio={ratio:.2f},values=bf16" if round(ratio, 2) > 1 else "raw"
 
 
 def seconds_of(texts: Sequence[str], spec: TensorSpec) -> list[float]:
@@ -54,9 +51,10 @@ def step_seconds(texts: Sequence[str], spec: TensorSpec) -> float:
 
 @cache
 def adatopk(most: float, spec: TensorSpec) -> tuple[str, ...]:
-    """Codec texts by link under rule A, with `most` on the slowest link."""
+    """Codec texts by link under rule A, with 1/`most` of the bytes on the slowest link."""
     seconds = seconds_of(["raw"] * len(LINKS), spec)
-    return tuple(topk(max(1.0, most * s / max(seconds))) for s in seconds)
+    fewer = [max(1.0, most * s / max(seconds)) for s in seconds]
+    return tuple(_topk(least_ratio(_size(spec), spec.size_bytes / r, r), r) for r in fewer)
 
 
 @cache
@@ -67,11 +65,19 @@ def uniform(most: float, spec: TensorSpec) -> tuple[str, ...]:
     low, high = 100, round(200 * most)  # hundredths
     while low < high:
         ratio = (low + high) // 2
-        if step_seconds([topk(ratio / 100)] * len(LINKS), spec) <= aim:
+        if step_seconds([topk_text(ratio / 100)] * len(LINKS), spec) <= aim:
             high = ratio
         else:
             low = ratio + 1
-    return (topk(low / 100),) * len(LINKS)
+    return (topk_text(low / 100),) * len(LINKS)
+
+
+def _size(spec: TensorSpec) -> Callable[[float], int]:
+    return lambda ratio: fitting(parse(topk_text(ratio)), spec).size_bytes(spec)
+
+
+def _topk(ratio: float, fewer: float) -> str:
+    return topk_text(ratio) if fewer > 1 else "raw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ class Row:
         spec = TensorSpec((windows, setting.length, setting.width), "float32")
         there = _by_cut(self.activation, spec)
         if self.activation_grad == SUPPORT:
-            back = tuple(text if text == "raw" else SUPPORT for text in there)
+            back = tuple(text.replace("topk", SUPPORT) for text in there)
         else:
             back = _by_cut(self.activation_grad, spec)
         return Codecs(there, back, self.grad, self.replicas)
@@ -122,12 +128,12 @@ def _both(name: str, title: str, wish: str | Mapping[Class, str]) -> Row:
 
 ROWS: tuple[Row, ...] = (
     Row(BASELINE, "nothing compressed"),
-    Row("adatopk", "AdaTopK 10×, exact backward", "adatopk 10", SUPPORT),
+    Row("adatopk", "AdaTopK, 10× fewer bytes", "adatopk 10", SUPPORT),
     Row("uniform_topk", "uniform top-k, same step time", "uniform 10", SUPPORT),
-    _both("adatopk_own", "AdaTopK 10×, top-k of its own backward", "adatopk 10"),
+    _both("adatopk_own", "AdaTopK 10×, top-k of the gradients' own", "adatopk 10"),
     Row("adatopk_activation", "AdaTopK 10×, activations only", activation="adatopk 10"),
     Row("adatopk_grad", "AdaTopK 10×, their gradients only", activation_grad="adatopk 10"),
-    Row("adatopk_100", "AdaTopK 100×, exact backward", "adatopk 100", SUPPORT),
+    Row("adatopk_100", "AdaTopK, 100× fewer bytes", "adatopk 100", SUPPORT),
     Row("ef_topk1pct", "EF + top-k 1 %", grad="ef+topk:ratio=100", replicas=2),
     _both("lowrank", "low rank on slow links", _slow("lowrank:rank=4")),
     _both("int4", "int4 on slow links", _slow("int4")),

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from learning_chain import Data, Pipeline, Setting
 from learning_rows import LINKS, Row
-from learning_wire import SUPPORT, Codecs, Use
+from learning_wire import Codecs, Use
 
 from shoal.compression.codec import parse
 
@@ -71,7 +71,7 @@ def _links(codecs: Codecs, pipeline: Pipeline) -> dict[str, Any]:
         errors = [e for use in uses for e in use.errors]
         if not errors:
             return  # nothing of this role was sent
-        found["codecs"][label] = SUPPORT if text == SUPPORT else parse(text).name
+        found["codecs"][label] = parse(text).name
         found["errors"][label] = float(f"{statistics.fmean(errors):.4g}")
         found["sent"][label] = sum(use.sent_bytes for use in uses)
         found["dense"][label] = sum(use.dense_bytes for use in uses)

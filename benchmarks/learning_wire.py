@@ -7,18 +7,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from shoal.compression.codec import fitting, parse
 from shoal.compression.stream import Stream
+from shoal.compression.support import Support, positions
 from shoal.dag.graph import TensorSpec
 
 __all__ = ["SUPPORT", "Codecs", "Crossing", "Use"]
 
 SUPPORT = "support"
-"""Gradients only of what the activation kept, as bf16; both ends know which that is, so no index
-travels. It is the true gradient of the network with the sparse activation in it (methods §4.1)."""
+"""The word of the codec that sends gradients only of what the activation kept; both ends know which
+that is, so no index travels. It is the true gradient of the network with the sparse activation in
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Crossing:
 
     def __call__(self, tensor: Tensor, key: int) -> Tensor:
         """What comes out of the bytes."""
-        spec = TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        spec = _spec(tensor)
         if self._ends is None:
             codec = fitting(parse(self.text), spec)
             self._ends = Stream(codec), Stream(codec)
@@ -66,10 +67,15 @@ class Crossing:
         self._count(tensor, came, encoded.size_bytes + len(encoded.header))
         return came
 
-    def on_support(self, tensor: Tensor, support: Tensor) -> Tensor:
-        """Where `support` is true, as bf16; zero elsewhere."""
-        came = torch.where(support, tensor.bfloat16().to(tensor.dtype), 0.0)
-        self._count(tensor, came, 2 * int(support.sum()))
+    def on_support(self, tensor: Tensor, value: Tensor, key: int) -> Tensor:
+        """A gradient of what came out of the bytes of `value`, whose zeros have none."""
+        codec = parse(self.text)
+        assert isinstance(codec, Support)
+        state = {"positions": positions(value)}
+        encoded, _ = codec.encode(tensor, state, key)
+        data = bytearray().join(encoded.buffers)
+        came, _ = codec.decode(_spec(tensor), encoded.header, memoryview(data), state)
+        self._count(tensor, came, encoded.size_bytes + len(encoded.header))
         return came
 
     def _count(self, tensor: Tensor, came: Tensor, sent_bytes: int) -> None:
@@ -82,3 +88,7 @@ class Crossing:
         self.use.tensors += 1
         self.use.dense_bytes += tensor.numel() * tensor.element_size()
         self.use.sent_bytes += sent_bytes
+
+
+def _spec(tensor: Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))

@@ -318,7 +318,7 @@ class Codec(Settings):
     snapshot: str | None = None
     """Of snapshots; None: default."""
     ratio: float = 100.0
-    """How many times fewer elements "adatopk" sends on the slowest link, at least 1."""
+    """How many times fewer bytes "adatopk" sends on the slowest link, at least 1."""
     error_budget: float = 0.0
     """Relative L2 error that "auto" may make in a tensor that crosses a link; 0: none at all."""
     feedback: Literal["none", "ef", "ef21", "dgc"] = "ef"

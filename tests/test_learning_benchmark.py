@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shoal.compression.codec import fitting, parse
 from shoal.dag.graph import TensorSpec
 from shoal.peer.optimizer import learning_rate
 
@@ -103,7 +104,7 @@ def test_the_exact_backward_is_that_of_the_network_with_sparse_activations(
 ) -> None:
     small = setting(chain, steps=12)
     there = ("raw", "topk:ratio=8,values=fp32", "raw", "raw", "raw")
-    back = ("raw", wire.SUPPORT, "raw", "raw", "raw")
+    back = ("raw", "support:ratio=8,values=fp32", "raw", "raw", "raw")
     pipeline = chain.Pipeline(small, wire.Codecs(there, back), seed=4)
 
     def sparse(k: int, h: Tensor) -> Tensor:
@@ -115,7 +116,7 @@ def test_the_exact_backward_is_that_of_the_network_with_sparse_activations(
 
     losses = [pipeline.step(step, [batch(step)]) for step in range(small.steps)]
     wanted = plain_losses(small, 4, sparse)
-    assert losses == pytest.approx(wanted, abs=2e-3)  # the gradients are bf16
+    assert losses == pytest.approx(wanted, abs=2e-4)
     assert wanted != pytest.approx(plain_losses(small, 4, lambda k, h: h), abs=5e-3)
 
 
@@ -142,7 +143,9 @@ def test_what_crosses_is_what_the_codec_gives_and_is_counted(wire: ModuleType) -
 def test_rule_a_compresses_slow_links_and_leaves_fast_ones(rows: ModuleType) -> None:
     texts = rows.adatopk(10.0, SPEC)
     assert [text != "raw" for text in texts] == [link == "slow" for link in rows.LINKS]
-    assert all("ratio=10.00" in text for text in texts if text != "raw")
+    sizes = {fitting(parse(text), SPEC).size_bytes(SPEC) for text in texts if text != "raw"}
+    (size,) = sizes
+    assert 0.97 * SPEC.size_bytes < 10 * size <= SPEC.size_bytes
 
 
 def test_uniform_takes_as_long_as_adatopk_and_no_longer(rows: ModuleType) -> None:

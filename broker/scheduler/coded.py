@@ -155,7 +155,7 @@ def _factor(judge: Judge, role: str, options: CodecOptions) -> float:
         case "none":
             return 1.0
         case "adatopk":
-            texts = [f"topk:ratio={options.ratio:g},values=bf16"]
+            return 1 / options.ratio
         case "auto":
             texts = [r.codec for r in table()[role]["slow"] if r.error <= options.error_budget]
         case text:

@@ -94,7 +94,7 @@ class CodecOptions:
     sync: str = "none"
     """Of parameter gradients, among holders of a stage and of a tied parameter."""
     ratio: float = 100.0
-    """Of "adatopk" on the slowest link."""
+    """How many times fewer bytes "adatopk" sends on the slowest link."""
     error_budget: float = 0.0
     """Relative L2 error that "auto" may make in a tensor that crosses a link."""
     feedback: bool = True

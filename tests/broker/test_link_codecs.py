@@ -17,7 +17,7 @@ from shoal.broker.scheduler.carried import Carried
 from shoal.broker.scheduler.cases import random_case, random_graph
 from shoal.broker.scheduler.codec_costs import COSTS, cost_of, typical_error
 from shoal.broker.scheduler.codec_table import Rung
-from shoal.broker.scheduler.codecs import choose, codec_of, ladder
+from shoal.broker.scheduler.codecs import choose, codec_of, ladder, topk_text
 from shoal.broker.scheduler.coded import with_codecs
 from shoal.broker.scheduler.interface import CODED_ROLES, CodecOptions, PeerOffer, PlanRequest
 from shoal.broker.scheduler.judge import Judge
@@ -172,9 +172,9 @@ def rule_a_cases() -> Iterator[tuple[int, float]]:
 
 @pytest.mark.parametrize(("seed", "ratio"), list(rule_a_cases()))
 def test_rule_a_equalises_times(seed: int, ratio: float) -> None:
-    """r_e = max(1, ratio · t_e / t_max), to two digits; so c(r) · t_e / r_e = c · t_max / ratio,
-    with c(r) the bytes for each element that is sent over those of a dense one. The gradient of a
-    sparse value comes back on its support."""
+    """r_e = max(1, ratio · t_e / t_max), to two digits, of bytes: no compressed link takes longer
+    than t_max / ratio, and each keeps as much as that allows. The gradient of a sparse value comes
+    back on its support."""
     judge, plan, _ = random_plan(seed)
     carried = Carried(judge, plan)
     chosen = choose(carried, everywhere("adatopk", ratio=ratio)).choice
@@ -184,11 +184,12 @@ def test_rule_a_equalises_times(seed: int, ratio: float) -> None:
         most = max((x.dense_s for x in lanes), default=0.0)
         for lane in lanes:
             literal = ratio * lane.dense_s / most
+            fewer = float(f"{literal:.2g}")
+            aim = lane.dense_bytes / fewer
             if lane.number not in chosen:
-                if literal > 1.05:  # dense only where sparse is no smaller
-                    text = f"topk:ratio={literal:g},values=bf16"
-                    size = carried.load(lane.number, text).bytes
-                    assert size >= 0.9 * lane.dense_bytes
+                if fewer > 1:  # dense only where sparse is no smaller
+                    sparsest = carried.load(lane.number, topk_text(2 * fewer)).bytes
+                    assert sparsest >= 0.9 * lane.dense_bytes
                 continue
             text = chosen[lane.number].removeprefix("ef+")
             got = float(text.partition("ratio=")[2].partition(",")[0])
@@ -199,10 +200,10 @@ def test_rule_a_equalises_times(seed: int, ratio: float) -> None:
             if text.startswith("support"):
                 assert f"ratio={got:g}," in value
                 continue
-            assert got == pytest.approx(literal, rel=0.051)
-            c = load.bytes / lane.dense_bytes * got
-            sent_s = load.bytes / lane.dense_bytes * lane.dense_s
-            assert sent_s == pytest.approx(c * most / ratio, rel=0.051)
+            assert load.bytes <= aim or got >= 2 * fewer
+            if got > 1:
+                less = topk_text(got - 10 ** (math.floor(math.log10(got)) - 2))
+                assert carried.load(lane.number, less).bytes > aim
 
 
 def test_rule_a_with_ratio_1_leaves_everything_as_it_is() -> None:
