@@ -95,12 +95,23 @@ def join(
         typer.Option(min=1, help="CPU threads of one operator; default: torch's choice."),
     ] = None,
     ops: Annotated[Ops, typer.Option(help="Operators that it offers to run.")] = Ops.FULL,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port for other peers; 0: any free one.")
+    ] = 0,
+    via: Annotated[
+        Path | None,
+        typer.Option(help="File of addresses to dial instead of others, for port forwards."),
+    ] = None,
+    stretch: Annotated[
+        float, typer.Option(hidden=True, help="Compute takes so many times its CPU time.")
+    ] = 1.0,
     state: Annotated[
         Path | None, typer.Option(help="Folder of the identity; default: by name, in your home.")
     ] = None,
 ) -> None:
     """Join with one peer per device found here. Example: shoal join 127.0.0.1:7077 --insecure"""
     from ..job.units import ByteCount
+    from ..peer.addresses import read_addresses
     from ..peer.config import JoinConfig
     from ..peer.supervisor import supervise
 
@@ -115,6 +126,9 @@ def join(
             memory_bytes=None if memory is None else ByteCount(memory),
             operator_set=ops.value,
             threads=threads,
+            port=port,
+            via={} if via is None else read_addresses(via),
+            stretch=stretch,
             state=state,
         )
     except ValueError as error:  # each check of these settings is about the flags

@@ -31,7 +31,7 @@ from .messages import MAX_CHUNK_BYTES, MAX_MESSAGE_BYTES
 from .switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
 from .transport import OnEvent
 
-__all__ = ["CHANNEL_OPTIONS", "GrpcTransport"]
+__all__ = ["CHANNEL_OPTIONS", "SERVER_OPTIONS", "GrpcTransport"]
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -48,7 +48,14 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
-"""For channels and for the server that carries the service."""
+"""For channels."""
+
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *CHANNEL_OPTIONS,
+    # Else a second process on the same port would get every other connection.
+    ("grpc.so_reuseport", 0),
+)
+"""For the server that carries the service."""
 
 _METHOD = "Frames"
 _SERVICE = "shoal.v1.Peer"
@@ -113,7 +120,7 @@ class GrpcTransport:
 
     def attach(self, server: grpc.aio.Server) -> None:
         """Adds `Peer.Frames` to a server that was not started and was made with
-        CHANNEL_OPTIONS."""
+        SERVER_OPTIONS."""
         method = grpc.stream_stream_rpc_method_handler(self._serve)
         handler = grpc.method_handlers_generic_handler(_SERVICE, {_METHOD: method})
         server.add_generic_rpc_handlers((handler,))

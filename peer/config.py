@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
@@ -45,6 +46,12 @@ class PeerConfig:
     """CPU threads of one operator. None: torch's choice."""
     host: str = "127.0.0.1"
     """Where its Frames service listens, and what it tells others."""
+    port: int = 0
+    """The port of that; 0: any free one."""
+    via: Mapping[str, str] = field(default_factory=dict)
+    """Address -> address to dial instead; see addresses.py."""
+    stretch: float = 1.0
+    """How many times its own CPU time an action takes; see stretch.py."""
     give_up_s: float | None = None
     """End with code 3 after so long without the broker. None: keep trying."""
     first_s: float | None = None
@@ -88,6 +95,11 @@ class JoinConfig:
     """Per device; see PeerConfig."""
     operator_set: Literal["full", "core"] = "full"
     threads: int | None = None
+    port: int = 0
+    """Of the first device's peer, the others have the numbers after it; 0: any free ones."""
+    via: Mapping[str, str] = field(default_factory=dict)
+    stretch: float = 1.0
+    """See PeerConfig."""
     state: Path | None = None
     """Folder with one folder per device in it. None: DEFAULT_STATE / name, or name-2, name-3, …
     while others of this host run there."""
@@ -107,7 +119,16 @@ class JoinConfig:
             )
         if self.devices != "all" and not self.devices:
             raise ValueError('devices are empty: expected "all" or names such as "cpu", "cuda:0"')
-        for field in ("memory_bytes", "threads", "give_up_s", "first_s"):
-            value = getattr(self, field)
+        for name in ("memory_bytes", "threads", "give_up_s", "first_s"):
+            value = getattr(self, name)
             if value is not None and value <= 0:
-                raise ValueError(f"{field} is {value}: expected a number above 0")
+                raise ValueError(f"{name} is {value}: expected a number above 0")
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"port is {self.port}: expected 1 to 65535, or 0 for any free one")
+        if not 1 <= self.stretch < float("inf"):
+            raise ValueError(f"stretch is {self.stretch}: expected a number of at least 1")
+        if self.stretch > 1 and self.threads != 1:
+            raise ValueError(
+                f"stretch is {self.stretch} with threads {self.threads}: expected threads 1, as "
+                "it goes by the CPU time of one thread"
+            )

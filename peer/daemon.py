@@ -29,9 +29,10 @@ from ..dag.plan import PeerId
 from ..net import transport as net
 from ..net.blobs_client import BlobClient, BlobTransferError
 from ..net.frame import Arrived, FrameKey, Payload
-from ..net.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from ..net.grpc_transport import CHANNEL_OPTIONS, SERVER_OPTIONS, GrpcTransport
 from ..proto import broker_pb2
 from . import events as e
+from .addresses import to_dial
 from .cache import BlobCache
 from .config import DEFAULT_STATE, PeerConfig
 from .control import ControlStream
@@ -43,6 +44,7 @@ from .machine import PeerMachine, PeerOptions
 from .order import order_from_assign
 from .probe import probe_payload
 from .profile import measure
+from .stretch import StretchedDevice
 
 __all__ = ["Worker", "work"]
 
@@ -80,6 +82,7 @@ def _look(config: PeerConfig) -> broker_pb2.Profile:
         core=config.operator_set == "core",
         memory_bytes=config.memory_bytes,
         speeds=DEFAULT_STATE.expanduser().with_name("speeds.json"),
+        stretch=config.stretch,
     )
 
 
@@ -96,9 +99,14 @@ class Worker:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-        self._server = grpc.aio.server(options=CHANNEL_OPTIONS)
-        port = self._server.add_insecure_port(f"{config.host}:0")
-        self._device = TorchDevice(config.device)
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        port = _listen(self._server, config)
+        self._broker = to_dial(config.via, config.broker)
+        self._device = (
+            TorchDevice(config.device)
+            if config.stretch == 1
+            else StretchedDevice(config.device, stretch=config.stretch)
+        )
         self._transport = GrpcTransport(
             me.peer, me.boot, self._on_transport, allowed=self._device.most_bytes
         )
@@ -146,7 +154,7 @@ class Worker:
         """From Started to Exit; leaves no task, thread, port or link behind. Returns the code."""
         try:
             async with (
-                grpc.aio.insecure_channel(self.config.broker, options=CHANNEL_OPTIONS) as channel,
+                grpc.aio.insecure_channel(self._broker, options=CHANNEL_OPTIONS) as channel,
                 self._transport,
             ):
                 self._blobs = BlobClient(channel)
@@ -312,7 +320,7 @@ class Worker:
                     lambda error: self._post(e.ExportFailed(run, term, step, _text(error))),
                 )
             case e.Dial(peer, address, generation):
-                self._transport.dial(peer, address, generation)
+                self._transport.dial(peer, to_dial(self.config.via, address), generation)
             case e.Expect(peer):
                 self._transport.expect(peer)
             case e.HangUp(peer):
@@ -337,7 +345,7 @@ class Worker:
 
     async def _attach(self) -> None:
         stream = ControlStream(
-            self.config.broker,
+            self._broker,
             opened=lambda: self._post(e.Attached()),
             heard=lambda message: self._post(e.BrokerSaid(message)),
         )
@@ -414,6 +422,17 @@ class Worker:
             if piece is None:
                 return
             yield piece
+
+
+def _listen(server: grpc.aio.Server, config: PeerConfig) -> int:
+    """The port on which the server will listen. Raises ValueError for one that is taken."""
+    try:
+        return int(server.add_insecure_port(f"{config.host}:{config.port}"))
+    except RuntimeError as error:
+        raise ValueError(
+            f"port {config.port} of {config.host} cannot be had: {error}; is it taken? "
+            "Leave --port out for any free one"
+        ) from None
 
 
 def _text(error: Exception) -> str:

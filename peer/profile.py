@@ -16,6 +16,7 @@ import platform
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,10 +67,12 @@ def measure(
     core: bool = False,
     memory_bytes: int | None = None,
     speeds: Path | None = None,
+    stretch: float = 1.0,
 ) -> broker_pb2.Profile:
     """The profile of one device; takes about a second, and no time where the file `speeds` has
     what was measured before (peer/speeds_file.py). `memory_bytes`: the owner's limit in place of
-    the share. Raises ValueError for a device that is not here."""
+    the share. `stretch`: the device takes so many times as long, and stands for a machine of its
+    own. Raises ValueError for a device that is not here."""
     import torch
 
     from .speeds_file import known_speeds
@@ -90,6 +93,9 @@ def measure(
         raise ValueError(f'device {device}: expected "cpu" or "cuda:N"')
     threads = torch.get_num_threads() if at.type == "cpu" else 0
     found = known_speeds(at, model, speeds)
+    alone = stretch != 1.0  # emulated: what its neighbours compute is none of its business
+    if alone:
+        found = replace(found.slower(stretch), busy=1.0)
     return broker_pb2.Profile(
         name=name,
         place=place,
@@ -101,8 +107,8 @@ def measure(
         operator_set=graph_pb2.CORE if core else graph_pb2.FULL,
         software=software(),
         speeds=speeds_to_proto(found),
-        host=host_id(),
-        cores=os.cpu_count() or 0,
+        host="" if alone else host_id(),
+        cores=1 if alone else os.cpu_count() or 0,
         threads=threads,
     )
 

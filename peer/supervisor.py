@@ -76,12 +76,15 @@ def peer_configs(config: JoinConfig, devices: Sequence[str]) -> list[PeerConfig]
             memory_bytes=config.memory_bytes,
             operator_set=config.operator_set,
             threads=config.threads,
+            port=config.port + number if config.port else 0,
+            via=config.via,
+            stretch=config.stretch,
             give_up_s=config.give_up_s,
             first_s=config.first_s,
             drain_s=config.drain_s,
             log=config.log,
         )
-        for device in devices
+        for number, device in enumerate(devices)
     ]
 
 

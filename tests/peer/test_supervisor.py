@@ -33,6 +33,13 @@ def test_one_worker_per_device_each_with_its_own_folder(tmp_path: Path) -> None:
     ]
     (alone,) = peer_configs(join(state=tmp_path), ("cpu",))
     assert alone.name == "home"
+    assert alone.port == 0
+
+
+def test_a_port_is_the_first_peers_and_the_others_follow(tmp_path: Path) -> None:
+    made = peer_configs(join(state=tmp_path, port=7000, via={"a:1": "b:2"}), ("cuda:0", "cuda:1"))
+    assert [c.port for c in made] == [7000, 7001]
+    assert [PeerConfig.from_json(c.to_json()) for c in made] == made
 
 
 def test_settings_of_a_worker_survive_the_rope(tmp_path: Path) -> None:
@@ -53,6 +60,10 @@ def test_settings_of_a_worker_survive_the_rope(tmp_path: Path) -> None:
         ({"devices": ()}, "devices"),
         ({"memory_bytes": 0}, "memory_bytes"),
         ({"give_up_s": -1.0}, "give_up_s"),
+        ({"port": 65536}, "port is 65536"),
+        ({"stretch": 0.5, "threads": 1}, "stretch is 0.5"),
+        ({"stretch": float("nan"), "threads": 1}, "stretch is nan"),
+        ({"stretch": 2.0}, "threads 1"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(fields: dict[str, Any], words: str) -> None:
