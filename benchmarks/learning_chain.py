@@ -211,8 +211,10 @@ class Pipeline:
         key = step_key(self.seed, step, 64 * (microbatch % 2**20) + number)
         if crossing.text.startswith(SUPPORT):
             assert value is not None, "only gradients of activations have a support"
-            return crossing.on_support(tensor, value, key)
-        return crossing(tensor, key)
+            came: Tensor = crossing.on_support(tensor, value, key)
+        else:
+            came = crossing(tensor, key)
+        return came
 
     # ------------------------------------------------------------ evaluation
 
