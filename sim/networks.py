@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,24 @@ from numpy.typing import NDArray
 from ..dag.network import Network
 from ..dag.plan import PeerId
 from ..job.settings import SettingsError, nearest
+from .naming import BROKER
 from .tables import Link, PeerTable, Place
 
-__all__ = ["matrices"]
+__all__ = ["Wide", "matrices", "wide"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Wide:
+    """All that a scenario says of N ends. Rows send, columns receive; arrays are read-only."""
+
+    network: Network
+    """Latency, bandwidth, uplinks and downlinks."""
+    jitter_s: Floats
+    """(N, N), a message is later by up to this."""
+    loss: Floats
+    """(N, N), share of packets, less than 1."""
 
 
 def matrices(
@@ -26,25 +42,34 @@ def matrices(
     """The network of P peers with names of their own. Raises SettingsError, with the number of the
     link in its key, for an unknown end, for two links that contradict each other, and for a pair
     that no link covers."""
+    return wide(peers, places, links).network
+
+
+def wide(peers: Sequence[PeerTable], places: Mapping[str, Place], links: Sequence[Link]) -> Wide:
+    """The same with jitter and loss: between places they are those of the link that holds, inside
+    a place there are none. Raises as `matrices` does."""
     names = list(dict.fromkeys(p.place for p in peers))
     place_index = {name: k for k, name in enumerate(names)}
     peer_index = {p.name: i for i, p in enumerate(peers)}
     stated = _stated(links, {**peer_index, **place_index})
 
+    shaky = any(link.jitter or link.loss for link in links)  # C is 4 then, else 2
     inside = [places.get(name, Place()) for name in names]
-    between = np.full((2, len(names), len(names)), np.nan)  # latency and bandwidth; (2, K, K)
-    np.einsum("ckk->ck", between)[:] = [
+    between = np.zeros((4 if shaky else 2, len(names), len(names)))  # (C, K, K)
+    between[:2] = np.nan
+    np.einsum("ckk->ck", between)[:2] = [
         [float(p.latency) for p in inside],
         [float(p.bandwidth) for p in inside],
     ]
     for (a, b), i in stated.items():
         if a in place_index and b in place_index:
-            numbers = float(links[i].latency), float(links[i].bandwidth)
-            between[:, place_index[a], place_index[b]] = numbers
+            between[:, place_index[a], place_index[b]] = _numbers(links[i])[: len(between)]
     at = np.array([place_index[p.place] for p in peers])
-    pairs = between[:, at[:, None], at[None, :]]  # (2, P, P)
+    pairs = between[:, at[:, None], at[None, :]]  # (C, P, P)
 
     _mixed(pairs, at, place_index, peer_index, stated, links)
+    if peers[-1].name == BROKER:
+        _beside(pairs, at)
     latency_s, bandwidth = np.ascontiguousarray(pairs[0]), np.ascontiguousarray(pairs[1])
     np.fill_diagonal(latency_s, 0.0)
     np.fill_diagonal(bandwidth, np.inf)
@@ -59,9 +84,12 @@ def matrices(
         )
     up = np.array([float(p.up) for p in peers])
     down = np.array([float(p.down) for p in peers])
-    for array in (latency_s, bandwidth, up, down):
+    calm = np.broadcast_to(0.0, bandwidth.shape)  # takes no memory
+    jitter_s, loss = (pairs[2], pairs[3]) if shaky else (calm, calm)
+    for array in (latency_s, bandwidth, up, down, jitter_s, loss):
         array.setflags(write=False)  # one network for all who ask
-    return Network(tuple(PeerId(p.name) for p in peers), latency_s, bandwidth, up, down)
+    network = Network(tuple(PeerId(p.name) for p in peers), latency_s, bandwidth, up, down)
+    return Wide(network, jitter_s, loss)
 
 
 def _stated(links: Sequence[Link], known: Mapping[str, int]) -> dict[tuple[str, str], int]:
@@ -77,7 +105,7 @@ def _stated(links: Sequence[Link], known: Mapping[str, int]) -> dict[tuple[str, 
                 )
         for pair in link.directions:
             other = links[stated.setdefault(pair, i)]
-            for key in ("latency", "bandwidth"):
+            for key in ("latency", "bandwidth", "jitter", "loss"):
                 new, old = getattr(link, key), getattr(other, key)
                 if not math.isclose(new, old, rel_tol=1e-9):
                     raise SettingsError(
@@ -90,7 +118,7 @@ def _stated(links: Sequence[Link], known: Mapping[str, int]) -> dict[tuple[str, 
 
 
 def _mixed(
-    pairs: NDArray[np.float64],  # (2, P, P), written to
+    pairs: Floats,  # (C, P, P), written to
     at: NDArray[np.int64],
     place_index: Mapping[str, int],
     peer_index: Mapping[str, int],
@@ -116,10 +144,10 @@ def _mixed(
         grid = np.ix_(rows, columns)
         twice[grid] = np.where(said_by[grid] >= 0, i, twice[grid])
         said_by[grid] = np.where(said_by[grid] < 0, i, said_by[grid])
-        pairs[:, grid[0], grid[1]] = _numbers(links[i])[:, None, None]
+        pairs[:, grid[0], grid[1]] = _numbers(links[i])[: len(pairs), None, None]
     for row, column, i in own:
         twice[row, column] = -1
-        pairs[:, row, column] = _numbers(links[i])
+        pairs[:, row, column] = _numbers(links[i])[: len(pairs)]
     np.fill_diagonal(twice, -1)
     if (twice >= 0).any():
         row, column = (int(n) for n in np.argwhere(twice >= 0)[0])
@@ -132,5 +160,16 @@ def _mixed(
         )
 
 
-def _numbers(link: Link) -> NDArray[np.float64]:
-    return np.array([float(link.latency), float(link.bandwidth)])
+def _beside(pairs: Floats, at: NDArray[np.int64]) -> None:
+    """Where no link covers the last end, the broker, it has what its neighbour has: the first peer
+    of its place."""
+    neighbour = int(np.flatnonzero(at == at[-1])[0])
+    for of_broker, of_peer in (
+        (pairs[:, -1], pairs[:, neighbour]),
+        (pairs[:, :, -1], pairs[:, :, neighbour]),
+    ):
+        of_broker[:] = np.where(np.isnan(of_broker[1]), of_peer, of_broker)
+
+
+def _numbers(link: Link) -> Floats:
+    return np.array([float(link.latency), float(link.bandwidth), float(link.jitter), link.loss])

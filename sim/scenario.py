@@ -9,7 +9,7 @@ A key whose capability is not built yet is refused by name, never ignored.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,13 +20,13 @@ from ..dag.network import Network
 from ..dag.plan import PeerId
 from ..dag.speed import Speeds
 from ..job import Job
-from ..job.settings import SettingsError, nearest, plain, read_toml
+from ..job.settings import SettingsError, plain, read_toml
 from ..job.units import Duration, Rate
 from . import topologies
-from .keys import Renamed, not_default, positive
-from .mishaps import BETWEEN
+from .checks import check_built, check_faults, check_places, check_times
+from .keys import Renamed
 from .naming import BROKER, named, select
-from .networks import matrices
+from .networks import Wide, wide
 from .tables import BrokerTable, Churn, Expect, FaultTable, Link, PeerTable, Place
 
 __all__ = ["SCENARIOS", "Scenario"]
@@ -95,13 +95,12 @@ class Scenario(Renamed):
     def check(self) -> None:
         if self.version != 1:
             raise SettingsError("version", f"is {self.version}: expected 1")
-        for key in _not_built(self):
-            raise SettingsError(key, "is not supported yet: leave it out")
-        self._check_places()
+        check_built(self)
+        check_places(self)
         object.__setattr__(self, "peers", tuple(named(self.peers)))
-        self._check_times()
-        self._check_faults()
-        self._matrices  # noqa: B018 (raises for links that are wrong)
+        check_times(self)
+        check_faults(self)
+        self._wide  # noqa: B018 (raises for links that are wrong)
 
     def offers(self) -> tuple[PeerOffer, ...]:
         """What the peers offer to a planner, in their order; their ids are their names. Each is
@@ -122,7 +121,11 @@ class Scenario(Renamed):
 
     def network(self) -> Network:
         """The matrices over the peers, in their order; arrays are read-only."""
-        return self._matrices
+        return self._network
+
+    def wide(self) -> Wide:
+        """The matrices over the peers and, as the last end, the broker; with jitter and loss."""
+        return self._wide
 
     def speeds(self, peer: str) -> Speeds:
         """Of a peer by its name. Raises KeyError."""
@@ -148,19 +151,31 @@ class Scenario(Renamed):
     def job_path(self) -> Path:
         return self.folder / self.job
 
+    @property
+    def broker_place(self) -> str:
+        return self.broker.place or self.peers[0].place
+
     @functools.cached_property
-    def _matrices(self) -> Network:
-        return matrices(self.peers, *self.spelled_out)
+    def _wide(self) -> Wide:
+        broker = PeerTable(
+            name=BROKER, place=self.broker_place, up=self.broker.up, down=self.broker.down
+        )
+        return wide((*self.peers, broker), *self.spelled_out)
+
+    @functools.cached_property
+    def _network(self) -> Network:
+        whole = self._wide.network
+        square = whole.latency_s[:-1, :-1], whole.bandwidth[:-1, :-1]
+        return Network(whole.peers[:-1], *square, whole.up[:-1], whole.down[:-1])
 
     @functools.cached_property
     def spelled_out(self) -> tuple[Mapping[str, Place], tuple[Link, ...]]:
         """Places and links, with those of the network set behind those of the file."""
         if not self.network_set:
             return self.places, self.links
-        topology = self._topology()
-        here = [
-            k for k, name in enumerate(topology.places) if name in {p.place for p in self.peers}
-        ]
+        topology = self.topology()
+        used = {self.broker_place, *(p.place for p in self.peers)}
+        here = [k for k, name in enumerate(topology.places) if name in used]
         stated = {pair for link in self.links for pair in link.directions}
 
         def numbers(k: int, m: int) -> dict[str, Any]:
@@ -175,7 +190,8 @@ class Scenario(Renamed):
         ]
         return {**inside, **self.places}, (*self.links, *links)
 
-    def _topology(self) -> topologies.Topology:
+    def topology(self) -> topologies.Topology:
+        """The network set. Raises SettingsError unless `network` names one."""
         kind, name, variant = [*self.network_set.split(":", 2), "", ""][:3]
         if kind != "set":
             raise SettingsError("network", f'is "{self.network_set}": expected "set:NAME"')
@@ -189,58 +205,6 @@ class Scenario(Renamed):
         them. Raises SettingsError, with `key` and a number, for one that picks nobody."""
         return select(selectors, self.peers, key)
 
-    def _check_times(self) -> None:
-        positive(self, "limit", "time_scale")
-        if self.time_scale != 1.0 and self.mode != "real":
-            raise SettingsError(
-                "time_scale", f'is {self.time_scale}: expected 1.0 where `mode` is "{self.mode}"'
-            )
-        for i, fault in enumerate(self.faults):
-            if fault.at is not None and fault.at > self.limit:
-                raise SettingsError(
-                    f"faults[{i}].at", f"is {fault.at}, after `limit` ({self.limit}): never"
-                )
-
-    def _check_faults(self) -> None:
-        for i, fault in enumerate(self.faults):
-            who = self.selected(fault.who, f"faults[{i}].who")
-            others = self.selected(fault.with_, f"faults[{i}].with")
-            if BROKER in who and fault.do not in BETWEEN:
-                raise SettingsError(
-                    f"faults[{i}].who", f'names the broker: "{fault.do}" is for peers'
-                )
-            if others and len({*who, *others}) == 1:
-                raise SettingsError(
-                    f"faults[{i}].with", f'is "{others[0]}", as `who` is: expected another'
-                )
-
-    def _check_places(self) -> None:
-        if not self.peers:
-            raise SettingsError("peers", "is empty: expected at least one [[peers]]")
-        known = dict.fromkeys(p.place for p in self.peers)
-        for name in self.places:
-            if name not in known and name != self.broker.place:
-                raise SettingsError(
-                    f"places.{name}",
-                    f'describes a place where no peer is; did you mean "{nearest(name, known)}"?',
-                )
-        allowed = {*known, *self.places}
-        if self.network_set:
-            allowed = {*self._topology().places, *self.places}
-            for i, peer in enumerate(self.peers):
-                if peer.place not in allowed:
-                    raise SettingsError(
-                        f"peers[{i}].place",
-                        f'is "{peer.place}", which is no place of "{self.network_set}" and none of '
-                        f'[places]; did you mean "{nearest(peer.place, sorted(allowed))}"?',
-                    )
-        if self.broker.place and self.broker.place not in allowed:
-            raise SettingsError(
-                "broker.place",
-                f'is "{self.broker.place}", where no peer is and which [places] does not name; '
-                f'did you mean "{nearest(self.broker.place, sorted(allowed))}"?',
-            )
-
 
 def _over(given: Any, value: Any, key: str) -> Any:
     """A key's value with an override; tables are merged."""
@@ -250,17 +214,6 @@ def _over(given: Any, value: Any, key: str) -> Any:
     if key == "train" and any(name in value for name in lengths):
         given = {k: v for k, v in given.items() if k not in lengths}  # another way to say it
     return {**given, **{k: _over(given.get(k), v, k) for k, v in value.items()}}
-
-
-def _not_built(scenario: Scenario) -> Iterator[str]:
-    """Every key that asks for what this version cannot do."""
-    for i, peer in enumerate(scenario.peers):
-        yield from (f"peers[{i}].{key}" for key in not_default(peer, ("nat", "data")))
-    for i, fault in enumerate(scenario.faults):
-        if fault.do == "broker_restart":
-            yield f"faults[{i}].do"
-        if fault.phase in ("snapshot", "recovery"):
-            yield f"faults[{i}].phase"
 
 
 def _units(latency_s: float, bandwidth: float) -> dict[str, Any]:

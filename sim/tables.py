@@ -83,7 +83,7 @@ class PeerTable(Settings):
         if not NAME.fullmatch(self.place):
             raise SettingsError("place", f'is "{self.place}": expected letters, digits, - _ .')
         positive(self, "memory", "up", "down")
-        if self.stays == 0:
+        if self.stays != "" and not self.stays > 0:
             raise SettingsError("stays", 'is 0s: expected more, or "" for one that stays')
         if not 0 <= self.price_per_hour < float("inf"):
             raise SettingsError("price_per_hour", f"is {self.price_per_hour}: expected at least 0")

@@ -110,6 +110,40 @@ def test_places_need_no_link_where_all_their_peers_have_their_own(tmp_path: Path
     assert read(tmp_path, TWO + link("a", "us", "50ms")).network().latency_s[1, 0] > 0
 
 
+def test_the_broker_is_the_last_end_of_the_whole_network(tmp_path: Path) -> None:
+    body = TWO + link("eu", "us", "50ms", both=False) + link("us", "eu", "70ms", both=False)
+    scenario = read(tmp_path, body + '[broker]\nplace = "us"\nup = "8Mbit"\n')
+    whole = scenario.wide().network
+    assert whole.peers == ("a", "b", "broker")
+    assert whole.latency_s[2].tolist() == pytest.approx([0.07, 0.001, 0])
+    assert whole.latency_s[:, 2].tolist() == pytest.approx([0.05, 0.001, 0])
+    assert (whole.up[2], whole.down[2]) == (1e6, 125e6)
+    alone = read(tmp_path, body).wide().network  # with the first peer
+    assert alone.latency_s[2].tolist() == pytest.approx([0.001, 0.05, 0])
+
+
+def test_the_broker_has_its_neighbours_links_where_no_link_says_more(tmp_path: Path) -> None:
+    whole = read(tmp_path, TWO + link("a", "us", "50ms")).wide().network
+    assert whole.latency_s[2].tolist() == pytest.approx([0.001, 0.05, 0])
+
+
+def test_a_broker_where_no_peer_is_needs_links(tmp_path: Path) -> None:
+    body = TWO + LINK + '[places.dc]\n[broker]\nplace = "dc"\n'
+    assert 'from place "eu" to place "dc"' in problem(tmp_path, body)
+    links = link("eu", "dc", "5ms") + link("us", "dc", "6ms")
+    whole = read(tmp_path, body + links).wide().network
+    assert whole.latency_s[2].tolist() == pytest.approx([0.005, 0.006, 0])
+
+
+def test_jitter_and_loss_are_those_of_the_link_that_holds(tmp_path: Path) -> None:
+    peers = TWO + '[[peers]]\nname = "c"\nplace = "us"\n'
+    links = LINK + 'jitter = "5ms"\n' + link("a", "c", "9ms") + "loss = 0.01\n"
+    wide = read(tmp_path, peers + links).wide()
+    assert np.round(wide.jitter_s[:3, :3] * 1000, 9).tolist() == [[0, 5, 0], [5, 0, 0], [0, 0, 0]]
+    assert wide.loss[:3, :3].tolist() == [[0, 0, 0.01], [0, 0, 0], [0.01, 0, 0]]
+    assert read(tmp_path, TWO + LINK).wide().jitter_s.tolist() == np.zeros((3, 3)).tolist()
+
+
 def test_the_same_numbers_twice_are_no_contradiction(tmp_path: Path) -> None:
     again = link("us", "eu", "0.05s", "2.5MB/s")
     assert read(tmp_path, TWO + LINK + again).network().latency_s[0, 1] == pytest.approx(0.05)
