@@ -53,7 +53,7 @@ def step_seconds(texts: Sequence[str], spec: TensorSpec) -> float:
 def adatopk(most: float, spec: TensorSpec) -> tuple[str, ...]:
     """Codec texts by link under rule A, with 1/`most` of the bytes on the slowest link."""
     seconds = seconds_of(["raw"] * len(LINKS), spec)
-    fewer = [max(1.0, most * s / max(seconds)) for s in seconds]
+    fewer = [max(1.0, float(f"{most * s / max(seconds):.2g}")) for s in seconds]
     return tuple(_topk(least_ratio(_size(spec), spec.size_bytes / r, r), r) for r in fewer)
 
 
