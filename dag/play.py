@@ -6,6 +6,8 @@
   later. Lanes that send at once share pairs, uplinks and downlinks max-min fairly: no lane can get
   more without taking from one that has no more than it (Bertsekas and Gallager, Data Networks,
   6.5.2). Only lanes that a change can reach are shared out again.
+- With codecs that run beside the compute, a message is encoded before it can leave and decoded
+  before it has arrived; each end of a lane does so one message after another.
 - Peers on one machine share its cores: when more want to compute than it has cores, each gets the
   same part of them.
 
@@ -23,9 +25,9 @@ from dataclasses import dataclass
 from .network import Network
 from .program import Program
 
-__all__ = ["Hosts", "Played", "max_min", "play"]
+__all__ = ["Coding", "Hosts", "Played", "max_min", "play"]
 
-_COMPUTED, _SENT, _ARRIVED = 0, 1, 2
+_COMPUTED, _SENT, _ARRIVED, _ENCODED = 0, 1, 2, 3
 _INF = float("inf")
 
 
@@ -39,6 +41,15 @@ class Hosts:
     """By peer: threads of one action."""
     cores: tuple[float, ...]
     """By machine: how many threads it computes at full speed; 0: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """By message, seconds of a codec that runs beside the compute: at the source, and at the
+    destination. What delays the compute belongs to the actions instead."""
+
+    encode_s: Sequence[float]
+    decode_s: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +106,27 @@ def max_min(wanted: Sequence[tuple[int, ...]], room: dict[int, float]) -> list[f
 
 
 def play(
-    program: Program, seconds: Sequence[float], network: Network, hosts: Hosts | None = None
+    program: Program,
+    seconds: Sequence[float],
+    network: Network,
+    hosts: Hosts | None = None,
+    coding: Coding | None = None,
 ) -> Played:
     """`seconds`: of each action alone on its machine. `network`: of the program's peers, in their
     order."""
-    return _Player(program, seconds, network, hosts).run()
+    return _Player(program, seconds, network, hosts, coding).run()
 
 
 class _Player:
     def __init__(
-        self, program: Program, seconds: Sequence[float], network: Network, hosts: Hosts | None
+        self,
+        program: Program,
+        seconds: Sequence[float],
+        network: Network,
+        hosts: Hosts | None,
+        coding: Coding | None,
     ) -> None:
-        self.program, self.seconds = program, seconds
+        self.program, self.seconds, self.coding = program, seconds, coding
         n, t = len(program.actions), len(program.giver)
         self.start, self.end, self.cause = [0.0] * n, [0.0] * n, [-1] * n
         self.sent, self.arrived = [0.0] * t, [0.0] * t
@@ -118,6 +138,9 @@ class _Player:
         # Lanes. A lane whose rate nobody else can change needs no sharing out.
         self.queue: list[deque[int]] = [deque() for _ in program.lanes]
         self.on: list[int] = [-1] * len(program.lanes)
+        self.encoded = [0.0] * len(program.lanes)
+        self.decoded = [0.0] * len(program.lanes)
+        """Until when the codecs of a lane are at work."""
         self.latency = [float(network.latency_s[i, j]) for i, j, _ in program.lanes]
         self.fixed: list[float] = []
         self.resources, self.room = _resources(program, network)
@@ -172,6 +195,8 @@ class _Player:
                         continue
                     what = self._leave_host(what, now)
                 self._ended(what, now)
+            elif kind == _ENCODED:
+                self._offer(what, now)
             elif version == self.version[what]:
                 self._left(what, now)
         done = [self.next[i] == stop for i, stop in enumerate(program.first[1:])]
@@ -204,12 +229,13 @@ class _Player:
         i = program.owner[action]
         self.busy[i] = False
         for message in program.gives[action]:
+            if self.coding is None:
+                self._offer(message, now)
+                continue
             lane = program.lane[message]
-            self.sent[message] = now  # overwritten when it has to wait for its lane
-            if self.on[lane] < 0:
-                self._send(lane, message, now)
-            else:
-                self.queue[lane].append(message)
+            begin = max(now, self.encoded[lane])
+            self.encoded[lane] = ready = begin + self.coding.encode_s[message]
+            self._push(ready, _ENCODED, message)
         self.next[i] = following = action + 1
         if following < program.first[i + 1] and not self.waits[following]:
             self._begin(following, now, -1)
@@ -242,6 +268,15 @@ class _Player:
 
     # ------------------------------------------------------------ sending
 
+    def _offer(self, message: int, now: float) -> None:
+        """A message can leave."""
+        lane = self.program.lane[message]
+        self.sent[message] = now  # overwritten when it has to wait for its lane
+        if self.on[lane] < 0:
+            self._send(lane, message, now)
+        else:
+            self.queue[lane].append(message)
+
     def _send(self, lane: int, message: int, now: float) -> None:
         self.on[lane] = message
         self.sent[message] = now
@@ -258,7 +293,11 @@ class _Player:
     def _left(self, lane: int, now: float) -> None:
         """The last byte of a message has left."""
         message = self.on[lane]
-        self._push(now + self.latency[lane], _ARRIVED, message)
+        arrives = now + self.latency[lane]
+        if self.coding is not None:
+            begin = max(arrives, self.decoded[lane])
+            self.decoded[lane] = arrives = begin + self.coding.decode_s[message]
+        self._push(arrives, _ARRIVED, message)
         self.on[lane] = -1
         if not self.fixed[lane]:
             for r in self.resources[lane]:

@@ -4,7 +4,9 @@
     sent(m)    = max of end(giver of m), sent(m') + bytes(m') / rate of the m' before in its lane
     arrived(m) = sent(m) + bytes(m) / rate + latency
 
-with the rate that a lane has alone: the least of pair, uplink and downlink. Lists and lanes keep
+(where codecs run beside the compute, a message is encoded between the first two lines and decoded
+at the end of the third, each end of a lane one after another, as in `play.py`) with the rate that a
+lane has alone: the least of pair, uplink and downlink. Lists and lanes keep
 their order whatever the times are, so these times are monotone in every number. Sharing links or
 cores (`play.py`) only lowers rates: `step_s` is never above what `play` finds, and equal to it when
 no two lanes of one resource send at once.
@@ -18,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .network import Network
+from .play import Coding
 from .program import Program
 
 __all__ = ["Unshared"]
@@ -60,6 +63,7 @@ class Unshared:
         network: Network,
         peers: Sequence[int],
         rates: Floats,
+        coding: Coding | None = None,
     ) -> tuple[float, bool]:
         """(seconds of the step, whether it is what `play` would find without crowded machines).
         `size_bytes` by message, `seconds` by action; `peers`: who of `network` stands for each of
@@ -69,6 +73,8 @@ class Unshared:
         a, b = at_peers[self.ends[:, 0]], at_peers[self.ends[:, 1]]
         rate, latency = rates[a, b].tolist(), network.latency_s[a, b].tolist()
         free = [0.0] * len(rate)
+        encoded, decoded = [0.0] * len(rate), [0.0] * len(rate)
+        encode_s, decode_s = (coding.encode_s, coding.decode_s) if coding else (None, None)
         done = [0.0] * len(program.peers)
         arrived = [0.0] * len(size_bytes)
         sent = [0.0] * len(size_bytes)
@@ -81,10 +87,15 @@ class Unshared:
             at += seconds[action]
             done[owner[action]] = at
             for message in gives[action]:
-                lane = lane_of[message]
-                sent[message] = begin = max(at, free[lane])
+                lane, ready = lane_of[message], at
+                if encode_s is not None:
+                    encoded[lane] = ready = max(at, encoded[lane]) + encode_s[message]
+                sent[message] = begin = max(ready, free[lane])
                 left[message] = free[lane] = end = begin + size_bytes[message] / rate[lane]
-                arrived[message] = end + latency[lane]
+                there = end + latency[lane]
+                if decode_s is not None:
+                    decoded[lane] = there = max(there, decoded[lane]) + decode_s[message]
+                arrived[message] = there
         return max(done, default=0.0), self._apart(network, peers, sent, left)
 
     def _apart(

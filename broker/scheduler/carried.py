@@ -5,9 +5,11 @@ step takes.
     carried.lanes                          what may be encoded, by link and role
     carried.seconds({lane: "int8"})        of a step, by the judge's own calculation
 
-A lane is a directed pair of peers and a role, as in `dag/program.py`, by its number there. What
-encodes and decodes is work of the actions at its ends: it delays the message, and what the peer
-computes next. On a GPU, where codecs run beside the compute, that is more than it costs.
+A lane is a directed pair of peers and a role, as in `dag/program.py`, by its number there. On a GPU
+what encodes and decodes runs beside the compute, on a stream of its own: it delays the message
+only. On a CPU it takes the cores that compute, so it is work of the actions at its ends: it delays
+the message, and what the peer computes next. So does, everywhere, encoding a sum of gradients: who
+sends it goes on with what the others get.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ...compression.codec import RAW, parse
 from ...compression.stream import is_stateful
 from ...dag.estimate import Estimate, summarize
 from ...dag.plan import CodecChoice, CodecUse, Plan, Prediction
-from ...dag.play import Played, play
+from ...dag.play import Coding, Played, play
 from ...dag.program import Program
 from .carried_rows import rows_of, used
 from .codec_costs import cost_of
@@ -83,6 +85,7 @@ class Carried:
         self.wiring = self.structure.wiring
         self.program: Program = self.wiring.program
         self.network = judge.network.part(self.peers)
+        self._on_gpu = [o.threads == 0 for o in self.offers]
         self.hosts = judge.hosts(self.peers)
         self.played = 0
         """Steps calculated so far."""
@@ -213,15 +216,15 @@ class Carried:
 
     def seconds(self, choice: Choice) -> float:
         """Of a step; memory is not looked at."""
-        sizes, seconds = self._loaded(choice)
+        sizes, seconds, coding = self._loaded(choice)
         self.played += 1
         if self.hosts is None:
             step_s, exact = self.wiring.unshared.step_s(
-                sizes, seconds, self.judge.network, self.peers, self.judge.rates
+                sizes, seconds, self.judge.network, self.peers, self.judge.rates, coding
             )
             if exact:
                 return step_s
-        return self._play(sizes, seconds).step_s
+        return self._play(sizes, seconds, coding).step_s
 
     def hang_s(self, choice: Choice) -> dict[int, float]:
         """By lane, the seconds of the step's longest chain that are spent on it, waiting for its
@@ -241,15 +244,19 @@ class Carried:
             else:
                 return found
 
-    def _loaded(self, choice: Choice) -> tuple[tuple[int, ...], list[float]]:
-        """Bytes of every message and seconds of every action."""
+    def _loaded(self, choice: Choice) -> tuple[tuple[int, ...], list[float], Coding | None]:
+        """Bytes of every message, seconds of every action, and those of codecs beside them."""
         structure, wiring = self.structure, self.wiring
         row_bytes = list(structure.row_bytes)
-        ends = np.zeros((2, len(row_bytes)))
+        ends = np.zeros((2, len(row_bytes)))  # within the actions
+        beside = np.zeros((2, len(row_bytes)))
         for row in dict.fromkeys(r for lane in choice for r in self._decided[lane]):
             coded = self._coded(row, self._texts(row, choice))
             row_bytes[row] = self._rows[row].rest_bytes + coded.size
-            ends[:, row] = coded.encode_s, coded.decode_s
+            a, b, _ = self.program.lanes[self._lane_of[row]]
+            alone = len(self._rows[row].lanes) == 1
+            (beside if self._on_gpu[a] and alone else ends)[0, row] = coded.encode_s
+            (beside if self._on_gpu[b] else ends)[1, row] = coded.decode_s
         each = self._base_s
         if choice:
             moved = wiring.ends(row_bytes) - structure.work[:, -1]
@@ -258,15 +265,17 @@ class Carried:
             coding = np.concatenate((ends[0, message[:half]], ends[1, message[half:]]))
             each = each + moved * self._per_unit[structure.work_owner, -1]
             each = each + np.bincount(action, share * coding, len(each))
-        by_row = each.tolist()
+        by_row, at = each.tolist(), np.array(wiring.message_row, dtype=np.int64)
+        coding = Coding(*(side[at].tolist() for side in beside)) if beside.any() else None
         return (
             tuple(row_bytes[r] for r in wiring.message_row),
             [by_row[r] for r in wiring.action_row],
+            coding,
         )
 
-    def _play(self, sizes: tuple[int, ...], seconds: list[float]) -> Played:
+    def _play(self, sizes: tuple[int, ...], seconds: list[float], coding: Coding | None) -> Played:
         program = replace(self.program, size_bytes=sizes)
-        return play(program, seconds, self.network, self.hosts)
+        return play(program, seconds, self.network, self.hosts, coding)
 
     # ------------------------------------------------------------ what it says
 
@@ -288,13 +297,13 @@ class Carried:
 
     def estimate(self, choice: Choice) -> Estimate:
         """In the ids of the plan's peers."""
-        sizes, seconds = self._loaded(choice)
+        sizes, seconds, coding = self._loaded(choice)
         program = replace(self.program, size_bytes=sizes)
-        return summarize(program, self._play(sizes, seconds), self.network)
+        return summarize(program, self._play(sizes, seconds, coding), self.network)
 
     def prediction(self, choice: Choice, errors: Mapping[str, float]) -> Prediction:
         """The plan's prediction with these codecs. `errors`: typical ones by text."""
-        _, seconds = self._loaded(choice)
+        _, seconds, _ = self._loaded(choice)
         known = {p.peer: p for p in self.plan.predicted.peers}
         peers, states = self.plan.peers, self.state_bytes(choice)
         uses: dict[tuple[int, int], list[CodecUse]] = {}

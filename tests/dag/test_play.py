@@ -13,9 +13,10 @@ from shoal.dag.cut import tied_groups
 from shoal.dag.flow import Flow, Role
 from shoal.dag.network import Network, uniform
 from shoal.dag.plan import PeerId
-from shoal.dag.play import Hosts, max_min, play
+from shoal.dag.play import Coding, Hosts, max_min, play
 from shoal.dag.program import FRAME_BYTES, compile_program
 from shoal.dag.schedule import Kind
+from shoal.dag.unshared import Unshared
 
 VISITS = (Kind.FORWARD, Kind.BACKWARD)
 
@@ -26,9 +27,13 @@ def line(stages: int, microbatches: int, schedule: str, chain: type) -> Flow:
     return Flow(world.plan(schedule), world.stages, tied_groups(world.graph, world.stages))
 
 
+@pytest.mark.parametrize("coded", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_gpipe_on_a_line_takes_what_the_flow_line_formula_says(seed: int, chain: type) -> None:
-    """methods.md 2.3: T_fwd = Σ F + Σ R + (M - 1) · max(F, n·beta), the same backwards."""
+def test_gpipe_on_a_line_takes_what_the_flow_line_formula_says(
+    seed: int, coded: bool, chain: type
+) -> None:
+    """Of a flow line: T_fwd = Σ F + Σ R + (M - 1) · max(F, n·beta), the same backwards. Codecs
+    beside the compute are machines of the line as well."""
     rng = random.Random(seed)
     stages, m = rng.randint(2, 6), rng.randint(1, 9)
     flow = line(stages, m, "gpipe", chain)
@@ -45,12 +50,25 @@ def test_gpipe_on_a_line_takes_what_the_flow_line_formula_says(seed: int, chain:
         forward[i] if a.kind is Kind.FORWARD else backward[i] if a.kind is Kind.BACKWARD else 0.0
         for i, a in zip(program.owner, program.actions, strict=True)
     ]
-    played = play(program, seconds, net)
+    codec_s = {
+        (i, j): (rng.uniform(0, 2), rng.uniform(0, 2)) if coded else (0.0, 0.0)
+        for i in range(stages)
+        for j in (i - 1, i + 1)
+    }
+    by_message = [codec_s.get(program.lanes[lane][:2], (0.0, 0.0)) for lane in program.lane]
+    coding = Coding([x for x, _ in by_message], [y for _, y in by_message]) if coded else None
+    played = play(program, seconds, net, coding=coding)
+    found, exact = Unshared(program).step_s(
+        program.size_bytes, seconds, net, range(stages), net.rates(), coding
+    )
+    assert not exact or found == pytest.approx(played.step_s)
     size = 1000 + FRAME_BYTES
     there = [size / net.bandwidth[i, i + 1] for i in range(stages - 1)]
     back = [size / net.bandwidth[i + 1, i] for i in range(stages - 1)]
     delay = sum(net.latency_s[i, i + 1] for i in range(stages - 1))
     delay_back = sum(net.latency_s[i + 1, i] for i in range(stages - 1))
+    there += [x for i in range(stages - 1) for x in codec_s[i, i + 1]]
+    back += [x for i in range(stages - 1) for x in codec_s[i + 1, i]]
     t_forward = sum(forward) + sum(there) + delay + (m - 1) * max(*forward, *there, 0)
     t_backward = sum(backward) + sum(back) + delay_back + (m - 1) * max(*backward, *back, 0)
     visits = [a for a, x in enumerate(program.actions) if x.kind in VISITS]
