@@ -108,6 +108,9 @@ def join(
     state: Annotated[
         Path | None, typer.Option(help="Folder of the identity; default: by name, in your home.")
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write what it did and when to this file, as JSON lines.")
+    ] = None,
 ) -> None:
     """Join with one peer per device found here. Example: shoal join 127.0.0.1:7077 --insecure"""
     from ..job.units import ByteCount
@@ -130,6 +133,7 @@ def join(
             via={} if via is None else read_addresses(via),
             stretch=stretch,
             state=state,
+            trace=trace,
         )
     except ValueError as error:  # each check of these settings is about the flags
         complain(str(error))

@@ -60,6 +60,8 @@ class PeerConfig:
     """How long the first stop waits for the end of a step."""
     log: str = "info"
     """Lowest level that is logged."""
+    trace: str = ""
+    """File that gets what it did and when (spans.py). Empty: none."""
     parent: int | None = None
     """Process that it ends with. None: none."""
 
@@ -109,6 +111,8 @@ class JoinConfig:
     that was a member waits for its broker however long that is away."""
     drain_s: float = 30.0
     log: str = "info"
+    trace: Path | None = None
+    """See PeerConfig; with several devices, each writes to a file beside it."""
 
     def __post_init__(self) -> None:
         check_address(self.broker)

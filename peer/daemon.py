@@ -44,6 +44,7 @@ from .machine import PeerMachine, PeerOptions
 from .order import order_from_assign
 from .probe import probe_payload
 from .profile import measure
+from .spans import Spans
 from .stretch import StretchedDevice
 
 __all__ = ["Worker", "work"]
@@ -107,6 +108,7 @@ class Worker:
             if config.stretch == 1
             else StretchedDevice(config.device, stretch=config.stretch)
         )
+        self._spans = Spans(config.trace, me.peer, config.name)
         self._transport = GrpcTransport(
             me.peer, me.boot, self._on_transport, allowed=self._device.most_bytes
         )
@@ -169,6 +171,7 @@ class Worker:
         finally:
             lanes = (self._compute, self._data, self._sending, self._arriving)
             ended = await asyncio.gather(*(lane.close(_LAST_WORDS_S) for lane in lanes))
+            self._spans.close()
         if not all(ended):
             note(_log, logging.WARNING, "a job does not end", peer=self.me.peer)
         level = logging.INFO if end.code == 0 else logging.ERROR
@@ -246,11 +249,13 @@ class Worker:
             case net.FrameArrived(arrived):
                 self._arrived(arrived)
             case net.FrameAcknowledged(key=key):
+                self._spans.acknowledged(key)
                 self._unacknowledged.discard(key)
                 self._note_acknowledged()
                 self._post(e.FrameAcknowledged(key))
 
     def _forget_sent(self, peer: str) -> None:
+        self._spans.forget(peer)
         self._unacknowledged = {k for k in self._unacknowledged if k.destination != peer}
         self._note_acknowledged()
 
@@ -279,13 +284,14 @@ class Worker:
         match instruction:
             case e.Compute(run, term, step, action):
                 self._compute.do(
-                    lambda: self._device.compute(step, action),
+                    lambda: self._spans.compute(self._device.compute, run, step, action),
                     lambda result: self._post(e.Computed(run, term, step, action, result)),
                     lambda error: self._post(
                         e.ComputeFailed(run, term, step, action, _text(error))
                     ),
                 )
             case e.SendFrame(key):
+                self._spans.ready(key)
                 self._sending.do(
                     lambda: self._device.payload(key) if self._holds(key.run, key.term) else None,
                     lambda payload: self._send(key, payload),
@@ -357,14 +363,15 @@ class Worker:
 
     def _build(self, run: str, term: int, assign: broker_pb2.Assign) -> None:
         def build() -> e.Built:
-            order = order_from_assign(
-                self.me.peer,
-                assign,
-                blob=self._cache.whole,
-                read=self._cache.read,
-                shard=self._cache.path,
-            )
-            return self._device.build(order)
+            with self._spans.span("build", run):
+                order = order_from_assign(
+                    self.me.peer,
+                    assign,
+                    blob=self._cache.whole,
+                    read=self._cache.read,
+                    shard=self._cache.path,
+                )
+                return self._device.build(order)
 
         def done(built: e.Built) -> None:
             part = self.machine.assignment
@@ -386,6 +393,7 @@ class Worker:
         except net.LinkError as error:  # its queue is full: without the frame the run would hang
             self._post(e.FrameRefused(key, _text(error)))
             return
+        self._spans.sent(key, payload)
         self._unacknowledged.add(key)
         self._all_acknowledged.clear()
         self._post(e.FrameQueued(key, payload.size_bytes))

@@ -83,9 +83,19 @@ def peer_configs(config: JoinConfig, devices: Sequence[str]) -> list[PeerConfig]
             first_s=config.first_s,
             drain_s=config.drain_s,
             log=config.log,
+            trace=_trace(config, device if len(devices) > 1 else ""),
         )
         for number, device in enumerate(devices)
     ]
+
+
+def _trace(config: JoinConfig, device: str) -> str:
+    """Where a device's worker writes what it does; `device` is empty where there is only one."""
+    if config.trace is None:
+        return ""
+    path = config.trace.expanduser().resolve()
+    named = f"{path.stem}-{device.replace(':', '-')}{path.suffix}" if device else path.name
+    return str(path.with_name(named))
 
 
 @dataclass
