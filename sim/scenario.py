@@ -32,7 +32,7 @@ from .tables import BrokerTable, Churn, Expect, FaultTable, Link, PeerTable, Pla
 __all__ = ["SCENARIOS", "Scenario"]
 
 SCENARIOS = Path(__file__).parent / "scenarios"
-"""The testbeds: testbed-8.toml, testbed-24.toml, testbed-48.toml."""
+"""The scenarios that come with Shoal; see catalogue.py."""
 
 LIMIT = Duration("10min")
 
