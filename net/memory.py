@@ -1,10 +1,10 @@
 """The transport's in-memory twin: many peers in one process, on a clock of the caller's.
 
-It runs the same links as gRPC; only the streams are modelled. A stream is two pipes. A pipe takes
-one message at a time from its end, is busy while the message leaves, and delivers it later:
+It runs the same links as gRPC; only the streams are modelled. A stream is two pipes. A pipe gives
+one message at a time to the network's carrier (`carrier.py`) and hands them on in their order.
 
-    carry(source, destination, size_bytes) -> (seconds until the next one may leave,
-                                               seconds until this one has arrived)
+What a stream does when one of its ends cannot hear the other (a direction is parted, or a process
+stands still) is what gRPC does: nothing for a while, then it breaks.
 
 Everything happens in calls of `schedule(delay_s, callback)`, so a queue of a few lines or the
 simulated world's virtual clock drives it, in the same order for the same calls.
@@ -13,48 +13,52 @@ simulated world's virtual clock drives it, in the same order for the same calls.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from ..dag.flow import Role
+from .carrier import Carrier, Carry, InOrder, Schedule, Timed, steady
 from .connection import Connection
 from .frame import FrameKey, Payload
+from .inbox import Allocate
+from .messages import Outgoing, encoded, seal
 from .switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
 from .transport import OnEvent
 
-__all__ = ["Carry", "MemoryNetwork", "MemoryTransport", "Tamper", "steady"]
+__all__ = ["HELLO_S", "SILENT_S", "Carry", "MemoryNetwork", "MemoryTransport", "Tamper", "steady"]
 
-Schedule = Callable[[float, Callable[[], None]], object]
-"""Calls back once after that many seconds; calls of equal time in the order they were made."""
-
-Carry = Callable[[str, str, int], tuple[float, float]]
 Tamper = Callable[[str, str, bytes], bytes | None]
 """(source, destination, message) -> what arrives instead; None: the stream breaks there."""
 
-
-def steady(latency_s: float = 0.0, bandwidth_bytes_per_s: float = float("inf")) -> Carry:
-    """Every directed pair alike and on its own."""
-
-    def carry(source: str, destination: str, size_bytes: int) -> tuple[float, float]:
-        busy_s = size_bytes / bandwidth_bytes_per_s
-        return busy_s, busy_s + latency_s
-
-    return carry
+HELLO_S = 10.0
+"""A dial fails when no answer came for so long (`grpc_transport._HELLO_S`)."""
+SILENT_S = 20.0
+"""A stream breaks when one end has not heard the other for so long: keepalive time and timeout of
+`grpc_transport.CHANNEL_OPTIONS`."""
 
 
 class MemoryNetwork:
-    """Where memory transports meet. An address is what its transport was given."""
+    """Where memory transports meet. An address is what its transport was given. `carry` is a
+    carrier, or the function of a `Timed` one."""
 
     def __init__(
-        self, schedule: Schedule, now: Callable[[], float], carry: Carry | None = None
+        self,
+        schedule: Schedule,
+        now: Callable[[], float],
+        carry: Carry | Carrier | None = None,
     ) -> None:
         self.schedule = schedule
         self.now = now
-        self.carry = carry or steady()
+        self.carrier: Carrier = (
+            Timed(schedule, carry or steady()) if carry is None or callable(carry) else carry
+        )
         self.tamper: Tamper | None = None
         """A fault for tests: sees and may change every message."""
+        self.left_s = 0.0
+        """When the last byte left of the message that is being received now."""
         self._transports: dict[str, MemoryTransport] = {}
         self._streams: list[_Stream] = []
-        self._parted: set[frozenset[str]] = set()  # never iterated
+        self._corrupt: dict[tuple[str, str], deque[float]] = {}
+        self._frozen: dict[str, deque[Callable[[], None]]] = {}  # and what waits for its process
 
     def transport(
         self,
@@ -64,14 +68,19 @@ class MemoryNetwork:
         *,
         address: str | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
+        allocate: Allocate | None = None,
     ) -> MemoryTransport:
         """A peer's end, reachable at `address` (its own name unless said otherwise). It takes the
-        place of one that was there, which must be closed."""
+        place of one that was there, which must be closed. `allocate` makes its receive buffers."""
         address = peer if address is None else address
         assert address not in self._transports, f"{address} is in use"
-        board = Switchboard(peer, boot, on_event, max_frame_bytes=max_frame_bytes)
+        board = Switchboard(
+            peer, boot, on_event, allocate=allocate, max_frame_bytes=max_frame_bytes
+        )
         self._transports[address] = transport = MemoryTransport(self, board, address)
         return transport
+
+    # ------------------------------------------------------------ faults
 
     def break_link(self, a: str, b: str, why: str = "the connection was cut") -> int:
         """Breaks the open streams between two peers, what is on the way included; they may dial
@@ -81,20 +90,73 @@ class MemoryNetwork:
             stream.close(why)
         return len(broken)
 
-    def part(self, a: str, b: str) -> None:
-        """Breaks their streams, and lets none be opened until `mend`."""
-        self._parted.add(frozenset((a, b)))
-        self.break_link(a, b, f"{a} and {b} are parted")
+    def part(self, source: str, destination: str) -> None:
+        """Nothing leaves from one to the other until `mend`; the way back stays as it is. Their
+        streams break after SILENT_S, and none can be opened."""
+        self.carrier.part(source, destination)
+        self._watch(source, destination)
 
-    def mend(self, a: str, b: str) -> None:
-        self._parted.discard(frozenset((a, b)))
+    def mend(self, source: str, destination: str) -> None:
+        self.carrier.mend(source, destination)
+        self._watch(source, destination)
+
+    def corrupt(self, source: str, destination: str, where: float) -> None:
+        """The next message from one to the other that has bytes arrives with one changed: that at
+        `where`, in [0, 1), of its length."""
+        self._corrupt.setdefault((source, destination), deque()).append(where)
+
+    def changed(self, source: str, destination: str, message: bytes) -> bytes | None:
+        """What arrives in the place of a message; None: the stream breaks there."""
+        if message and (places := self._corrupt.get((source, destination))):
+            at = int(places.popleft() * len(message))
+            message = message[:at] + bytes([message[at] ^ 0x55]) + message[at + 1 :]
+        return message if self.tamper is None else self.tamper(source, destination, message)
+
+    def tampers(self, source: str, destination: str) -> bool:
+        """Whether `changed` could change a message."""
+        return self.tamper is not None or bool(self._corrupt.get((source, destination)))
+
+    def freeze(self, peer: str) -> None:
+        """The process of a peer stands still until `thaw`: it takes and gives nothing."""
+        self._frozen.setdefault(peer, deque())
+        self._watch(peer)
+
+    def thaw(self, peer: str) -> None:
+        held = self._frozen.pop(peer, None)
+        self._watch(peer)
+        while held:
+            if peer in self._frozen:  # by what it has just done
+                self._frozen[peer].extendleft(reversed(held))
+                return
+            held.popleft()()
+
+    def held(self, peer: str, what: Callable[[], None]) -> bool:
+        """Whether the peer stands still; `what` is then done when it goes on."""
+        if peer not in self._frozen:
+            return False
+        self._frozen[peer].append(what)
+        return True
+
+    def _watch(self, *ends: str) -> None:
+        for stream in [s for s in self._streams if s.has(ends)]:
+            stream.watch()
+
+    def hear_each_other(self, a: str, b: str) -> bool:
+        parted = self.carrier.parted(a, b) or self.carrier.parted(b, a)
+        return not parted and a not in self._frozen and b not in self._frozen
+
+    # ------------------------------------------------------------ streams
+
+    def at(self, address: str) -> MemoryTransport | None:
+        """The process that listens there."""
+        return self._transports.get(address)
 
     def open(
         self, dialler: MemoryTransport, address: str, connection: Connection
     ) -> _Stream | None:
         """A stream to whoever is at the address; None when nobody can be reached there."""
-        other = self._transports.get(address)
-        if other is None or frozenset((dialler.peer, other.peer)) in self._parted:
+        other = self.at(address)
+        if other is None or not self.hear_each_other(dialler.peer, other.peer):
             return None
         stream = _Stream(self, dialler, connection, other)
         self._streams.append(stream)
@@ -104,10 +166,12 @@ class MemoryNetwork:
         self._streams.remove(stream)
 
     def remove(self, transport: MemoryTransport) -> None:
-        """The process at this address is gone."""
+        """The process at this address is gone; the others learn of it as soon as word of it can
+        come."""
         del self._transports[transport.address]
-        for stream in [s for s in self._streams if s.has(transport)]:
-            stream.close(f"{transport.peer} is gone")
+        self._frozen.pop(transport.peer, None)
+        for stream in [s for s in self._streams if s.ends_at(transport)]:
+            stream.abandon(transport)
 
 
 class MemoryTransport:
@@ -181,7 +245,7 @@ class _Dialler:
         self._stopped = True
 
     def _try(self) -> None:
-        if self._stopped:
+        if self._stopped or self._network.held(self._transport.peer, self._try):
             return
         pipe: list[_Pipe] = []
         connection = self._transport.board.outgoing(
@@ -189,12 +253,17 @@ class _Dialler:
         )
         stream = self._network.open(self._transport, self._address, connection)
         if stream is None:
-            connection.closed(f"nobody can be reached at {self._address}")
-            self._again(connection)
+            refused = self._network.at(self._address) is None  # else there is just no answer
+            self._network.schedule(0.0 if refused else HELLO_S, lambda: self._failed(connection))
             return
         pipe.append(stream.there)
         stream.on_close = lambda: self._again(connection)
         stream.there.wake()
+
+    def _failed(self, connection: Connection) -> None:
+        if not self._stopped:
+            connection.closed(f"nobody can be reached at {self._address}")
+            self._again(connection)
 
     def _again(self, connection: Connection) -> None:
         if not self._stopped:
@@ -216,25 +285,68 @@ class _Stream:
         self._ends = (dialler, other)
         self.open = True
         self.on_close: Callable[[], None] | None = None
+        self._silent_since: float | None = None
         incoming = other.board.incoming(lambda: self.back.wake())
         self._connections = (connection, incoming)
         self.there = _Pipe(network, self, connection, incoming, dialler.peer, other.peer)
         self.back = _Pipe(network, self, incoming, connection, other.peer, dialler.peer)
 
-    def has(self, transport: MemoryTransport) -> bool:
+    def ends_at(self, transport: MemoryTransport) -> bool:
         return transport in self._ends
+
+    def has(self, peers: Collection[str]) -> bool:
+        """Whether each of these peers is at one of its ends."""
+        return all(peer in (end.peer for end in self._ends) for peer in peers)
 
     def joins(self, a: str, b: str) -> bool:
         return {a, b} == {end.peer for end in self._ends}
 
+    def watch(self) -> None:
+        """Whether its ends hear each other has changed, perhaps."""
+        if self._network.hear_each_other(*(end.peer for end in self._ends)):
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = since = self._network.now()
+            self._network.schedule(SILENT_S, lambda: self._give_up(since))
+
+    def _give_up(self, since: float) -> None:
+        if self._silent_since == since:
+            self.close(f"no answer for {SILENT_S:.0f} s")
+
     def close(self, why: str) -> None:
         """Both ends learn of it; nothing that is still on the way arrives."""
-        if not self.open:
+        if self._end():
+            for connection in self._connections:
+                connection.closed(why)
+            self._closed()
+
+    def abandon(self, gone: MemoryTransport) -> None:
+        """The process at one end is gone: nothing of it arrives any more but word of its end."""
+        if not self._end():
             return
+        here = self._ends.index(gone)
+        other = self._ends[1 - here].peer
+        self._connections[here].closed(f"{gone.peer} is gone")
+
+        def told() -> None:
+            if not self._network.held(other, told):
+                self._connections[1 - here].closed(f"{gone.peer} is gone")
+                self._closed()
+
+        if self._network.carrier.parted(gone.peer, other):
+            self._network.schedule(SILENT_S, told)
+        else:
+            self._network.carrier.send(gone.peer, other, 0, _nothing, told)
+
+    def _end(self) -> bool:
+        """Whether it was open until now."""
+        if not self.open:
+            return False
         self.open = False
         self._network.closed(self)
-        for connection in self._connections:
-            connection.closed(why)
+        return True
+
+    def _closed(self) -> None:
         if self.on_close is not None:
             self.on_close()
 
@@ -255,8 +367,7 @@ class _Pipe:
         self._source, self._destination = source, destination
         self._names = (source_name, destination_name)
         self._busy = False
-        self._last_arrival = 0.0
-        self._on_the_way: deque[Callable[[], None]] = deque()
+        self._in_order = InOrder()
 
     def wake(self) -> None:
         """There may be something to take. Taken in its own turn, so that no call nests."""
@@ -265,38 +376,49 @@ class _Pipe:
             self._network.schedule(0.0, self._next)
 
     def _next(self) -> None:
+        network = self._network
+        if not self._stream.open or network.held(self._names[0], self._next):
+            return
         self._busy = False
-        if not self._stream.open:
-            return
-        parts = self._source.pull(self._network.now())
-        if parts is None:
+        said = self._source.say(network.now())
+        if said is None:
             if self._source.over:
-                self._after(self._network.carry(*self._names, 0)[1], self._end)
+                network.carrier.send(*self._names, 0, _nothing, self._in_order.next(self._end))
             return
-        message = b"".join(parts)
-        busy_s, arrives_s = self._network.carry(*self._names, len(message))
+        records, size_bytes = said
         self._busy = True
-        self._after(arrives_s, lambda: self._deliver(message))
-        self._network.schedule(busy_s, self._next)
+        left_s = 0.0
 
-    def _after(self, delay_s: float, arrive: Callable[[], None]) -> None:
-        """A stream keeps its order, even where the delay varies from one message to the next, or
-        rounding lets two calls change places."""
-        now = self._network.now()
-        self._last_arrival = max(self._last_arrival, now + delay_s)
-        self._on_the_way.append(arrive)
-        self._network.schedule(self._last_arrival - now, lambda: self._on_the_way.popleft()())
+        def left() -> None:
+            nonlocal left_s
+            left_s = network.now()
+            self._next()
 
-    def _deliver(self, message: bytes) -> None:
+        arrived = self._in_order.next(lambda: self._deliver(records, left_s))
+        network.carrier.send(*self._names, size_bytes, left, arrived)
+
+    def _deliver(self, records: Sequence[Outgoing], left_s: float) -> None:
+        """What nobody tampers with is handed over as it is: neither written nor read."""
+        network = self._network
         if not self._stream.open:
             return
-        if self._network.tamper is not None:
-            changed = self._network.tamper(*self._names, message)
+        if network.held(self._names[1], lambda: self._deliver(records, left_s)):
+            return
+        network.left_s = left_s
+        if network.tampers(*self._names):
+            message = b"".join(seal([bytes(part) for r in records for part in encoded(r)]))
+            changed = network.changed(*self._names, message)
             if changed is None:
                 self._stream.close("the connection was cut")
                 return
-            message = changed
-        self._destination.receive(message)
+            if changed != message:
+                self._destination.receive(changed)
+                return
+        self._destination.hear(records)
 
     def _end(self) -> None:
         self._stream.close(f"{self._names[0]} closed the connection")
+
+
+def _nothing() -> None:
+    pass

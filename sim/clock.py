@@ -1,0 +1,74 @@
+"""Virtual time: a heap of calls, and what happened when."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ..broker import events as b
+    from ..peer import events as p
+
+__all__ = ["Clock", "Observe", "Observed", "StalledError", "Timers"]
+
+
+class StalledError(RuntimeError):
+    """Nothing is left to happen, or too much time went by, before what was waited for."""
+
+
+class Observed(NamedTuple):
+    """What a machine is about to handle, or an instruction of it that is about to be carried
+    out."""
+
+    now: float
+    who: str
+    """A peer's name, or "broker"."""
+    record: b.Event | b.Instruction | p.Event | p.Instruction
+
+
+Observe = Callable[[Observed], None]
+
+
+class Clock:
+    """Calls things back at later times, in their order. Nothing reads another clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
+
+    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Calls back at a later time; calls of equal time in the order in which they were asked."""
+        self._order += 1
+        heapq.heappush(self._heap, (self.now + delay_s, self._order, callback))
+
+    def until(self, done: Callable[[], bool], limit_s: float = 3600.0) -> None:
+        """Lets time go on until `done()`. Raises StalledError when it never will."""
+        end, heap = self.now + limit_s, self._heap
+        while not done():
+            if not heap or heap[0][0] > end:
+                raise StalledError(f"at {self.now:.3f} s: {self.state()}")
+            self.now, _, callback = heapq.heappop(heap)
+            callback()
+
+    def state(self) -> str:
+        """What people read when nothing happens any more."""
+        return f"{len(self._heap)} calls to come"
+
+
+class Timers:
+    """Named timers of one machine: setting one again replaces it."""
+
+    def __init__(self, clock: Clock, fired: Callable[[str], None]) -> None:
+        self._clock, self._fired = clock, fired
+        self._versions: dict[str, int] = {}
+
+    def set(self, name: str, at: float) -> None:
+        version = self._versions[name] = self._versions.get(name, 0) + 1
+
+        def fire() -> None:
+            if self._versions[name] == version:
+                self._fired(name)
+
+        self._clock.after(max(0.0, at - self._clock.now), fire)
