@@ -262,9 +262,9 @@ class Carried:
             moved = wiring.ends(row_bytes) - structure.work[:, -1]
             action, message, share = wiring.end_rows
             half = len(message) // 2  # the givers' ends, then the takers'
-            coding = np.concatenate((ends[0, message[:half]], ends[1, message[half:]]))
+            within = np.concatenate((ends[0, message[:half]], ends[1, message[half:]]))
             each = each + moved * self._per_unit[structure.work_owner, -1]
-            each = each + np.bincount(action, share * coding, len(each))
+            each = each + np.bincount(action, share * within, len(each))
         by_row, at = each.tolist(), np.array(wiring.message_row, dtype=np.int64)
         coding = Coding(*(side[at].tolist() for side in beside)) if beside.any() else None
         return (

@@ -163,6 +163,32 @@ def test_a_text_is_on_every_link_of_its_role_and_gradients_get_feedback() -> Non
     assert codec_of("delta+int8", "sync", CodecOptions()) == "delta+int8"
 
 
+def test_codecs_of_a_gpu_run_beside_its_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They never make a step longer than the same seconds within the actions would, and on some
+    plan shorter; without a GPU there is no difference."""
+    slow = {word: tuple(c._replace(encode=200.0, decode=200.0) for c in both) for word, both in COSTS.items()}
+    monkeypatch.setattr(costs, "COSTS", slow)
+    shorter = 0
+    for seed in range(10):
+        judge, plan, _ = random_plan(seed)
+        carried = Carried(judge, plan)
+        choice = {
+            n: "int8" for n, x in carried.lanes.items() if _shrinks(carried, x.number, "int8")
+        }
+        gpus, carried._on_gpu = carried._on_gpu, [False] * len(carried.peers)
+        within = carried.seconds(choice)
+        carried._on_gpu = gpus
+        beside = carried.seconds(choice)
+        assert beside <= within * (1 + 1e-9)
+        assert any(gpus) or beside == within
+        shorter += beside < 0.99 * within
+    assert shorter
+
+
+def _shrinks(carried: Carried, lane: int, text: str) -> bool:
+    return carried.load(lane, text).bytes < carried.lanes[lane].dense_bytes
+
+
 # ---------------------------------------------------------------- adatopk
 
 
