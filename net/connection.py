@@ -7,12 +7,24 @@ A transport gives a connection each message that comes (`receive`), writes what 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from .frame import FrameError
 from .link import Link
-from .messages import Hello, Message, Parts, Refusal, decode, record, seal
+from .messages import (
+    Chunk,
+    Hello,
+    Message,
+    Outgoing,
+    Parts,
+    Refusal,
+    decode,
+    encoded,
+    seal,
+    sealed_bytes,
+    size_of,
+)
 from .transport import LinkDown, LinkRefused, LinkUp, TransportEvent
 
 if TYPE_CHECKING:
@@ -38,7 +50,7 @@ class Connection:
         """Nothing is received any more; the stream is closed once `pull` gives None."""
         self.useful = False
         """Whether it moved a whole frame; a dialler that gets nowhere comes back more slowly."""
-        self._last_words: list[Parts] = []
+        self._last_words: list[Hello | Refusal] = []
         if link is not None:
             self._say(link.hello(*dial))
 
@@ -47,7 +59,7 @@ class Connection:
         return self._link is not None and self._board.uses(self._link, self)
 
     def _say(self, message: Hello | Refusal) -> None:
-        self._last_words.append(seal([record(message)]))
+        self._last_words.append(message)
 
     def receive(self, message: bytes) -> None:
         """A message came. Nothing is raised, whatever it is."""
@@ -58,6 +70,14 @@ class Connection:
         except FrameError as e:
             self.refuse("protocol", str(e))
             return
+        self._take_all(records)
+
+    def hear(self, records: Iterable[Outgoing]) -> None:
+        """As `receive`, of a message that was never written: what the other side's `say` gave."""
+        if not self.over:
+            self._take_all([r.piece() if isinstance(r, Chunk) else r for r in records])
+
+    def _take_all(self, records: Iterable[Message]) -> None:
         for part in records:
             try:
                 events = self._take(part)
@@ -106,11 +126,23 @@ class Connection:
     def pull(self, now: float) -> Parts | None:
         """The next message to write, in parts; None when there is nothing now."""
         if self._last_words:
-            return self._last_words.pop(0)
+            return seal(encoded(self._last_words.pop(0)))
         if self.over or not self.greeted:
             return None
         assert self._link is not None
         return self._link.pull(now)
+
+    def say(self, now: float) -> tuple[list[Outgoing], int] | None:
+        """The next message as its records and its size in bytes; see `pull`. For a transport that
+        stays within one process."""
+        if self._last_words:
+            word = self._last_words.pop(0)
+            return [word], sealed_bytes(size_of(word))
+        if self.over or not self.greeted:
+            return None
+        assert self._link is not None
+        said = self._link.say(now)
+        return None if said is None else (said[0], sealed_bytes(said[1]))
 
     def refuse(self, code: str, why: str, peer: str = "") -> None:
         """The other side broke a rule or is not wanted: it is told, and so is our owner."""

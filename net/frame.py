@@ -7,7 +7,7 @@ else, whatever the bytes are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..dag.flow import Role
 from ..dag.graph import ITEM_BYTES, TensorSpec
@@ -103,7 +103,15 @@ class FrameHeader:
     absent: bool = False
 
     def numbered(self, number: int) -> FrameHeader:
-        return replace(self, number=number)
+        return FrameHeader(
+            number,
+            self.key,
+            self.codec,
+            self.codec_header,
+            self.spec,
+            self.size_bytes,
+            self.absent,
+        )
 
 
 def role_from_proto(role: int) -> Role:

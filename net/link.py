@@ -29,11 +29,13 @@ from .messages import (
     Credit,
     Hello,
     Message,
+    Outgoing,
     Parts,
     Piece,
     Refusal,
-    record,
+    encoded,
     seal,
+    size_of,
 )
 from .outbox import Outbox
 from .transport import FrameAcknowledged, FrameArrived, TransportEvent
@@ -146,17 +148,28 @@ class Link:
         parts: list[bytes | memoryview] = []
         size = 0
         while size < MIN_CHUNK_BYTES and (found := self._next(now)) is not None:
-            parts += found
-            size += sum(len(part) for part in found)
+            written = encoded(found)
+            parts += written
+            size += sum(len(part) for part in written)
         return seal(parts) if parts else None
 
-    def _next(self, now: float) -> Parts | None:
+    def say(self, now: float) -> tuple[list[Outgoing], int] | None:
+        """As `pull`, for who need not write it: the records of the next message, and the bytes that
+        they take."""
+        records: list[Outgoing] = []
+        size = 0
+        while size < MIN_CHUNK_BYTES and (found := self._next(now)) is not None:
+            records.append(found)
+            size += size_of(found)
+        return (records, size) if records else None
+
+    def _next(self, now: float) -> Outgoing | None:
         if not self._up:
             return None
         if self._credits:
-            return (record(self._credits.pop(next(iter(self._credits)))),)
+            return self._credits.pop(next(iter(self._credits)))
         if self._acks:
-            return (record(self._acks.popleft()),)
+            return self._acks.popleft()
         return self._outbox.pull(now)
 
     def is_with(self, session: str) -> bool:

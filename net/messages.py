@@ -13,11 +13,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from google.protobuf.message import DecodeError
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from ..dag.flow import Role
+from ..dag.graph import TensorSpec
 from ..proto import common_pb2, peer_pb2
 from .frame import (
     MAX_NAME,
@@ -34,16 +36,21 @@ __all__ = [
     "MIN_CHUNK_BYTES",
     "VERSION",
     "Ack",
+    "Chunk",
     "Credit",
     "Hello",
+    "Outgoing",
     "Message",
     "Parts",
     "Piece",
     "Refusal",
     "decode",
+    "encoded",
     "piece_prefix",
     "record",
     "seal",
+    "sealed_bytes",
+    "size_of",
 ]
 
 VERSION = 1
@@ -109,8 +116,24 @@ class Piece:
     data: memoryview
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece that leaves: `parts` are views of the frame's buffers, `size_bytes` in all."""
+
+    number: int
+    offset: int
+    size_bytes: int
+    parts: tuple[memoryview, ...]
+
+    def piece(self) -> Piece:
+        """As it arrives where nothing has to be written."""
+        data = self.parts[0] if len(self.parts) == 1 else memoryview(b"".join(self.parts))
+        return Piece(self.number, self.offset, data)
+
+
 Control = Hello | FrameHeader | Ack | Credit | Refusal
 Message = Control | Piece
+Outgoing = Control | Chunk
 
 
 def record(message: Control) -> bytes:
@@ -121,6 +144,81 @@ def record(message: Control) -> bytes:
 def piece_prefix(number: int, offset: int, size_bytes: int) -> bytes:
     """What stands before so many bytes of a frame to make them a record."""
     return _RECORD.pack(_BYTES, _PIECE.size + size_bytes) + _PIECE.pack(number, offset)
+
+
+def encoded(message: Outgoing) -> Parts:
+    """Its record."""
+    if isinstance(message, Chunk):
+        prefix = piece_prefix(message.number, message.offset, message.size_bytes)
+        return (prefix, *message.parts)
+    return (record(message),)
+
+
+def size_of(message: Outgoing) -> int:
+    """Bytes of its record, without writing it."""
+    match message:
+        case Chunk():
+            return _RECORD.size + _PIECE.size + message.size_bytes
+        case Ack():
+            return _RECORD.size + 2 + _number(message.number)
+        case Credit():
+            return _RECORD.size + 4 + _number(message.frames)
+        case FrameHeader():
+            return _RECORD.size + _header_bytes(message)
+        case _:
+            return len(record(message))
+
+
+def sealed_bytes(records_bytes: int) -> int:
+    """Bytes of a message of records that take so many."""
+    return _CHECKSUM.size + records_bytes
+
+
+def _varint(value: int) -> int:
+    return (value.bit_length() + 6) // 7 or 1
+
+
+def _number(value: int) -> int:
+    """Of a field of a number from 0 on; 0 is not written."""
+    return 1 + _varint(value) if value else 0
+
+
+def _inside(size: int) -> int:
+    """Of a field of so many bytes."""
+    return 1 + _varint(size) + size
+
+
+def _header_bytes(header: FrameHeader) -> int:
+    key = header.key
+    names = _names_bytes(key.run, key.port, key.source, key.destination)
+    identity = (
+        names
+        + 2  # the role
+        + _number(key.term)
+        + _number(key.step)
+        + _number(key.microbatch)
+        + _number(key.hop)
+    )
+    body = (
+        _inside(identity)
+        + _number(header.number)
+        + _number(header.size_bytes)
+        + _spec_bytes(header.codec, header.spec)
+        + (_inside(len(header.codec_header)) if header.codec_header else 0)
+        + 2 * header.absent
+    )
+    return _inside(body)
+
+
+@lru_cache(maxsize=1 << 16)
+def _names_bytes(*names: str) -> int:
+    return sum(_inside(len(name.encode())) for name in names if name)
+
+
+@lru_cache(maxsize=1 << 12)
+def _spec_bytes(codec: str, spec: TensorSpec) -> int:
+    shape = sum(_inside(_number(size)) for size in spec.sizes)
+    return (_inside(len(codec.encode())) if codec else 0) + _inside(shape + 2)
 
 
 def seal(parts: Sequence[bytes | memoryview]) -> Parts:

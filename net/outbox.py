@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from ..dag.flow import Role
 from .frame import FrameError, FrameHeader, FrameKey, Payload
-from .messages import MIN_CHUNK_BYTES, Hello, Parts, piece_prefix, record
+from .messages import MIN_CHUNK_BYTES, Chunk, Hello
 from .transport import LinkError
 
 __all__ = ["Outbox"]
@@ -182,9 +182,9 @@ class Outbox:
         """Whether `pull` has something."""
         return any(lane.ready for lane in self._lanes.values())
 
-    def pull(self, now: float) -> Parts | None:
-        """The next record in parts, or None when nothing may go. `now`: seconds, to learn from
-        when the link asks again how large pieces may be."""
+    def pull(self, now: float) -> FrameHeader | Chunk | None:
+        """The next record, or None when nothing may go. `now`: seconds, to learn from when the link
+        asks again how large pieces may be."""
         lane = self._next_lane()
         if lane is None:
             self._rate.idle()
@@ -197,11 +197,10 @@ class Outbox:
             self._unacknowledged[frame.number] = frame
             if frame.whole:
                 lane.queue.popleft()
-            return (record(frame.header.numbered(frame.number)),)
+            return frame.header.numbered(frame.number)
         size = min(self._rate.chunk_bytes(now), frame.header.size_bytes - frame.sent)
-        parts = _slices(frame.buffers, frame.sent, size)
-        prefix = piece_prefix(frame.number, frame.sent, size)
-        piece: Parts = (prefix, *parts)
+        parts = tuple(_slices(frame.buffers, frame.sent, size))
+        piece = Chunk(frame.number, frame.sent, size, parts)
         frame.sent += size
         self._rate.handed_out(size, now)
         if frame.whole:
