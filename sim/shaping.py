@@ -14,10 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .naming import BROKER
+from ..dag.play import max_min
 
 if TYPE_CHECKING:
-    from ..dag.network import Network
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .networks import Wide
     from .scenario import Scenario
 
 __all__ = ["Flow", "Shaping", "fair_rates"]
@@ -45,20 +48,28 @@ class Shaping:
     """(N,), bytes/s, shared by all that an end sends at once."""
     down: Row
     """(N,), bytes/s, shared by all that an end receives at once."""
+    jitter_s: tuple[Row, ...] = ()
+    """(N, N), what is sent is earlier or later by up to this; empty: none."""
+    loss: tuple[Row, ...] = ()
+    """(N, N), share of packets that are sent again, in [0, 1); empty: none."""
 
     def __post_init__(self) -> None:
         count = len(self.names)
         if len(set(self.names)) != count:
             raise ValueError(f"names are {', '.join(self.names)}: expected each of them once")
-        for name in ("latency_s", "bandwidth"):
+        for name in ("latency_s", "bandwidth", "jitter_s", "loss"):
             square: tuple[Row, ...] = getattr(self, name)
+            if not square and name in ("jitter_s", "loss"):
+                continue
             if len(square) != count or any(len(row) != count for row in square):
                 raise ValueError(f"{name}: expected {count} rows of {count} numbers")
             for i, row in enumerate(square):
                 for j, value in enumerate(row):
                     if i != j:
                         where = f"{name} of {self.names[i]} to {self.names[j]}"
-                        _check(where, value, zero=name == "latency_s")
+                        _check(where, value, zero=name != "bandwidth")
+                        if name == "loss" and value >= 1:
+                            raise ValueError(f"{where} is {value}: expected less than 1")
         for name in ("up", "down"):
             row = getattr(self, name)
             if len(row) != count:
@@ -67,28 +78,23 @@ class Shaping:
                 _check(f"{name} of {end}", value, zero=False)
 
     @classmethod
-    def of(cls, network: Network) -> Shaping:
-        """The paths of a network of peers, who stand in it by the same names."""
+    def of(cls, ends: Wide) -> Shaping:
+        """The paths between all ends that a scenario speaks of, by the names they have there."""
+        network = ends.network
         return cls(
             names=tuple(str(p) for p in network.peers),
-            latency_s=tuple(tuple(map(float, row)) for row in network.latency_s),
-            bandwidth=tuple(tuple(map(float, row)) for row in network.bandwidth),
+            latency_s=_rows(network.latency_s),
+            bandwidth=_rows(network.bandwidth),
             up=tuple(map(float, network.up)),
             down=tuple(map(float, network.down)),
+            jitter_s=_rows(ends.jitter_s) if ends.jitter_s.any() else (),
+            loss=_rows(ends.loss) if ends.loss.any() else (),
         )
 
     @classmethod
     def of_scenario(cls, scenario: Scenario) -> Shaping:
-        """The paths between a scenario's peers and its broker, slowed by its time_scale. Raises
-        SettingsError when no link says how the broker is reached."""
-        from .networks import matrices
-        from .tables import PeerTable
-
-        where = scenario.broker
-        place = where.place or scenario.peers[0].place
-        broker = PeerTable(name=BROKER, place=place, up=where.up, down=where.down)
-        network = matrices([*scenario.peers, broker], *scenario.spelled_out)
-        return cls.of(network).scaled(scenario.time_scale)
+        """The paths between a scenario's peers and its broker, slowed by its time_scale."""
+        return cls.of(scenario.wide()).scaled(scenario.time_scale)
 
     def scaled(self, time_scale: float) -> Shaping:
         """Everything `time_scale` times as slow: latencies longer and rates lower by the same
@@ -101,9 +107,13 @@ class Shaping:
         def slower(row: Row) -> Row:
             return tuple(rate / time_scale for rate in row)
 
+        def longer(square: tuple[Row, ...]) -> tuple[Row, ...]:
+            return tuple(tuple(s * time_scale for s in row) for row in square)
+
         return replace(
             self,
-            latency_s=tuple(tuple(s * time_scale for s in row) for row in self.latency_s),
+            latency_s=longer(self.latency_s),
+            jitter_s=longer(self.jitter_s),
             bandwidth=tuple(slower(row) for row in self.bandwidth),
             up=slower(self.up),
             down=slower(self.down),
@@ -137,49 +147,31 @@ class Shaping:
             bandwidth=tuple(map(tuple, table["bandwidth"])),
             up=tuple(table["up"]),
             down=tuple(table["down"]),
+            jitter_s=tuple(map(tuple, table["jitter_s"])),
+            loss=tuple(map(tuple, table["loss"])),
         )
 
 
-_FIELDS = ("names", "latency_s", "bandwidth", "up", "down")
+_FIELDS = ("names", "latency_s", "bandwidth", "up", "down", "jitter_s", "loss")
 
 
 def fair_rates(
     flows: Sequence[Flow], shaping: Shaping, factors: Mapping[Flow, float] | None = None
 ) -> dict[Flow, float]:
-    """Bytes/s of each flow when all of them always have something to send: max-min fair, so that
-    none can have more without one that has no more than it getting less. `factors` divides the
-    bandwidth of pairs.
+    """Bytes/s of each flow when all of them always have something to send: max-min fair over
+    pairs, uplinks and downlinks. `factors` divides the bandwidth of pairs."""
+    n = len(shaping.names)
+    room, wanted = dict[int, float](), list[tuple[int, ...]]()
+    for a, b in flows:
+        pair = 2 * n + a * n + b
+        room[a], room[n + b] = shaping.up[a], shaping.down[b]
+        room[pair] = shaping.bandwidth[a][b] / (factors.get((a, b), 1.0) if factors else 1.0)
+        wanted.append((a, n + b, pair))
+    return dict(zip(flows, max_min(wanted, room), strict=True))
 
-    By filling (Bertsekas and Gallager, Data Networks, 6.5.2): all rates grow alike until a limit
-    is full; who is behind it stays there, and the others grow on.
-    """
-    members: dict[tuple[str, int, int], list[Flow]] = {}
-    limits: dict[tuple[str, int, int], float] = {}
-    for flow in flows:
-        a, b = flow
-        pair = shaping.bandwidth[a][b] / (factors.get(flow, 1.0) if factors else 1.0)
-        for key, limit in (
-            (("pair", a, b), pair),
-            (("up", a, 0), shaping.up[a]),
-            (("down", b, 0), shaping.down[b]),
-        ):
-            members.setdefault(key, []).append(flow)
-            limits[key] = limit
-    rates: dict[Flow, float] = {}
-    growing = dict.fromkeys(flows)
-    while growing:
-        shares = {
-            key: max(0.0, limits[key] - sum(rates[f] for f in fs if f in rates)) / here
-            for key, fs in members.items()
-            if (here := sum(f in growing for f in fs))
-        }
-        level = min(shares.values())
-        for key, share in shares.items():
-            if share <= level * (1 + 1e-12):
-                for flow in members[key]:
-                    if growing.pop(flow, 0) is None:
-                        rates[flow] = level
-    return rates
+
+def _rows(square: NDArray[np.float64]) -> tuple[Row, ...]:
+    return tuple(tuple(map(float, row)) for row in square)
 
 
 def _check(what: str, value: float, *, zero: bool) -> None:
