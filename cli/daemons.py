@@ -23,7 +23,7 @@ class Ops(Enum):
 @app.command()
 @verb
 def sim(
-    peers: Annotated[int, typer.Option(min=1, help="How many peers.")] = 4,
+    peers: Annotated[int | None, typer.Option(min=1, help="How many peers.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps instead of the job's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed instead of the job's.")] = None,
     job: Annotated[
@@ -36,7 +36,7 @@ def sim(
 ) -> None:
     """Train on a cluster of real processes on this machine. Example: shoal sim --peers 4"""
     from ..client.front import SimulationFront
-    from ..sim.cluster import SimOptions, simulate
+    from ..sim.simulate import SimOptions, simulate
 
     options = SimOptions(
         peers=peers,

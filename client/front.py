@@ -1,67 +1,77 @@
-"""What a simulation needs of the floors above it: submitting through a real client."""
+"""What a simulation needs of the floors above it: submitting through a real client, and building
+the module for the plain loop."""
 
 from __future__ import annotations
 
-import shutil
+import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
+from ..dag.convert import graph_to_bytes, lowered_to_bytes
 from ..dag.operators import takes_key
 from ..job import Job
+from ..job.settings import plain
+from ..proto.broker_pb2 import WeightFile
+from ..proto.common_pb2 import BlobRef
+from ..sim.front import Facts, Packed
 from . import models
 from .session import Client, Run
-from .submission import prepare
+from .submission import Prepared, prepare, resolved, spec_of
 from .wire import Wire
 
 __all__ = ["SimulationFront"]
 
 
 class SimulationFront:
-    """`sim.cluster.Front` by the Python client. `close` ends its connections."""
+    """`sim.front.Front` by the Python client. `close` ends its connections and removes its files."""
 
     def __init__(self) -> None:
         self._open = ExitStack()
+        self._clients: dict[str, Client] = {}
+        self._prepared: dict[str, Prepared] = {}
 
     def close(self) -> None:
         self._open.close()
 
-    def peers(self, address: str) -> int:
-        """How many peers have joined. Raises BrokerUnreachable."""
+    def wire(self, names: Mapping[str, str]) -> Wire:
+        """What sums up a run; `names` are the peers' by id."""
+        return Wire(lambda: dict(names))
+
+    def names(self, address: str) -> dict[str, str]:
+        """The names of the peers that have joined, by id. Raises BrokerUnreachable."""
         with Client(address) as client:
-            return len(client.describe().peers)
+            return client.names()
 
-    def wire(self, address: str) -> Wire:
-        """What sums up a run of the broker at an address."""
+    def submit(self, address: str, job: Job, folder: Path) -> tuple[Run, Facts]:
+        """Submits a job whose outputs go to `folder`."""
+        if address not in self._clients:
+            self._clients[address] = self._open.enter_context(Client(address))
+        prepared = self._prepare(job)
+        return self._clients[address].submit_prepared(prepared, folder), _facts(prepared)
 
-        def names() -> dict[str, str]:
-            with Client(address) as client:
-                return client.names()
+    def pack(self, job: Job) -> Packed:
+        """The job with all its blobs in memory."""
+        prepared = self._prepare(job)
+        blobs: dict[str, bytes] = {}
 
-        return Wire(names)
+        def blob(data: bytes) -> BlobRef:
+            name = hashlib.sha256(data).hexdigest()
+            blobs[name] = data
+            return BlobRef(hash=name, size_bytes=len(data))
 
-    def submit(self, address: str, job: Job, folder: Path) -> tuple[Run, Mapping[str, Any]]:
-        """Submits a job whose outputs, and copies of whose data shards, go to `folder`."""
-        client = self._open.enter_context(Client(address))
-        kept = folder / "data"
-        kept.mkdir(parents=True, exist_ok=True)
-        with prepare(job) as prepared:
-            shards = {
-                name: Path(shutil.copyfile(path, kept / name))
-                for name, path in prepared.shards.items()
-            }
-            facts = {
-                "operators": len(prepared.graph.operators),
-                "parameters": sum(p.spec.elements for p in prepared.graph.parameters),
-                "tokens_per_step": prepared.tokens_per_step,
-                "random": any(takes_key(op.target) for op in prepared.graph.operators),
-                "manifest": prepared.manifest,
-                "shards": shards,
-            }
-            return client.submit_prepared(prepared, folder), facts
+        spec = spec_of(prepared.job, prepared.microbatch_sizes)
+        spec.graph.CopyFrom(blob(graph_to_bytes(prepared.graph)))
+        if prepared.core is not None:
+            spec.core_graph.CopyFrom(blob(lowered_to_bytes(prepared.core)))
+        spec.data.CopyFrom(blob(prepared.manifest.to_json().encode()))
+        spec.weights.append(WeightFile(blob=blob(prepared.weights.read_bytes())))
+        for path in prepared.shards.values():
+            blob(path.read_bytes())
+        return Packed(spec=spec, blobs=blobs, facts=_facts(prepared))
 
     @contextmanager
     def module(self, job: Job) -> Iterator[nn.Module]:
@@ -69,3 +79,24 @@ class SimulationFront:
         module = models.build(job)
         with models.ready(module, job):
             yield module.train()
+
+    def _prepare(self, job: Job) -> Prepared:
+        """Captured once for all jobs whose graph, weights and data are the same."""
+        train = job.train
+        shape = (train.batch, train.microbatch)
+        key = repr((plain(job.model), plain(job.data), job.folder, job.seed, shape))
+        if key not in self._prepared:
+            self._prepared[key] = self._open.enter_context(prepare(job))
+        prepared = self._prepared[key]
+        return replace(prepared, job=resolved(job, prepared.manifest))
+
+
+def _facts(prepared: Prepared) -> Facts:
+    return Facts(
+        operators=len(prepared.graph.operators),
+        parameters=sum(p.spec.elements for p in prepared.graph.parameters),
+        tokens_per_step=prepared.tokens_per_step,
+        random=any(takes_key(op.target) for op in prepared.graph.operators),
+        manifest=prepared.manifest,
+        shards=prepared.shards,
+    )

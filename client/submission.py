@@ -40,7 +40,16 @@ from . import models
 from .division import why_it_depends
 from .records import write_run
 
-__all__ = ["Prepared", "draft", "prepare", "transfer", "upload", "upload_graph"]
+__all__ = [
+    "Prepared",
+    "draft",
+    "prepare",
+    "resolved",
+    "spec_of",
+    "transfer",
+    "upload",
+    "upload_graph",
+]
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -104,7 +113,7 @@ def prepare(job: Job, say: Say = lambda line: None) -> Iterator[Prepared]:
         folder = Path(name)
         say("reading the data")
         manifest, shards = _data(job, folder / "data")
-        sizes, job = job.train.microbatch_choices, _resolved(job, manifest)
+        sizes, job = job.train.microbatch_choices, resolved(job, manifest)
         say("capturing the model")
         module = models.build(job)
         captured = _captured(job, manifest, module)
@@ -130,12 +139,12 @@ def draft(job: Job, say: Say = lambda line: None) -> tuple[RunSpec, Graph]:
     with tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:
         say("reading the data")
         manifest, shards = _data(job, Path(name))
-        sizes, job = job.train.microbatch_choices, _resolved(job, manifest)
+        sizes, job = job.train.microbatch_choices, resolved(job, manifest)
         say("capturing the model")
         module = models.build(job)
         graph = _captured(job, manifest, module).graph
         sizes = _divisions(job, manifest, shards, module, graph, sizes, say)
-    spec = _spec(job, sizes)
+    spec = spec_of(job, sizes)
     data = graph_to_bytes(graph)
     spec.graph.CopyFrom(BlobRef(hash=hashlib.sha256(data).hexdigest(), size_bytes=len(data)))
     spec.data.CopyFrom(spec.graph)  # a spec names some data; a preview reads none
@@ -179,7 +188,7 @@ def _divisions(
     return () if why else sizes
 
 
-def _spec(job: Job, sizes: tuple[int, ...]) -> RunSpec:
+def spec_of(job: Job, sizes: tuple[int, ...]) -> RunSpec:
     """The spec of a run without its blobs."""
     return RunSpec(
         version=1,
@@ -209,7 +218,7 @@ def _data(job: Job, folder: Path) -> tuple[Manifest, dict[str, Path]]:
     )
 
 
-def _resolved(job: Job, manifest: Manifest) -> Job:
+def resolved(job: Job, manifest: Manifest) -> Job:
     """The job with its length in steps; without held-out data it evaluates nothing."""
     train = job.train
     steps = train.steps or steps_for(
@@ -278,7 +287,7 @@ def upload(address: str, prepared: Prepared, say: Say = lambda line: None) -> Ru
 
     Raises BlobTransferError.
     """
-    spec = _spec(prepared.job, prepared.microbatch_sizes)
+    spec = spec_of(prepared.job, prepared.microbatch_sizes)
 
     async def store(blobs: BlobClient) -> None:
         spec.graph.CopyFrom(await blobs.store(graph_to_bytes(prepared.graph)))

@@ -34,7 +34,8 @@ class ClusterError(RuntimeError):
 
 
 class LocalCluster:
-    """`with LocalCluster(peers=4) as cluster:` gives a broker at `cluster.address` and its peers.
+    """`with LocalCluster(peers=4) as cluster:` gives a broker at `cluster.address` and its peers;
+    `cluster.join("eu-1", [...])` starts another.
 
     `folder` (made and removed unless given) holds their state and one log per process.
     """
@@ -57,6 +58,7 @@ class LocalCluster:
         self.folder = folder
         self.address = ""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._gone: set[str] = set()  # that are meant to have ended
 
     def __enter__(self) -> LocalCluster:
         try:
@@ -67,10 +69,7 @@ class LocalCluster:
             self._start("broker", ["broker", "--insecure", "--port", "0", "--state", state])
             self.address = self._join_line()
             for i, flags in enumerate(self.flags):
-                name = f"sim-{i + 1}"
-                state = str(self.folder / name)
-                arguments = ["join", self.address, "--insecure", "--name", name, "--state", state]
-                self._start(name, [*arguments, "--threads", str(self.threads), *flags])
+                self.join(f"sim-{i + 1}", flags)
         except BaseException:
             self.stop()
             raise
@@ -84,10 +83,33 @@ class LocalCluster:
     ) -> None:
         self.stop()
 
+    def join(self, name: str, flags: Sequence[str] = ()) -> None:
+        """Starts a peer, or starts one again that is gone."""
+        assert self.folder is not None
+        state = str(self.folder / name)
+        arguments = ["join", self.address, "--insecure", "--name", name, "--state", state]
+        self._start(name, [*arguments, "--threads", str(self.threads), *flags])
+        self._gone.discard(name)
+
+    def runs(self, name: str) -> bool:
+        """Whether a process was started and has not ended."""
+        process = self.processes.get(name)
+        return process is not None and process.poll() is None
+
+    def send(self, name: str, sign: signal.Signals) -> None:
+        """A signal for a peer and for all that it started. SIGKILL and SIGTERM are meant to end
+        it."""
+        if sign in (signal.SIGKILL, signal.SIGTERM):
+            self._gone.add(name)
+        if self.runs(name):
+            os.killpg(self.processes[name].pid, sign)
+        if sign == signal.SIGKILL:
+            self.processes[name].wait()
+
     def check(self) -> None:
         """Raises ClusterError when a process has ended that should run."""
-        for name, process in self.processes.items():
-            if process.poll() is not None:
+        for name, process in list(self.processes.items()):
+            if process.poll() is not None and name not in self._gone:
                 raise ClusterError(
                     f"{name} ended with exit code {process.returncode}:\n{self.log(name)}"
                 )
@@ -118,6 +140,7 @@ class LocalCluster:
                 for process in group:
                     if process.poll() is None:
                         os.killpg(process.pid, sign)
+                        os.killpg(process.pid, signal.SIGCONT)  # it may be frozen
                 end = time.monotonic() + patience_s
                 for process in group:
                     try:
@@ -136,7 +159,7 @@ class LocalCluster:
     def _start(self, name: str, arguments: list[str]) -> None:
         assert self.folder is not None
         environment = os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"}
-        with open(self.folder / f"{name}.log", "wb") as log, uninterrupted():
+        with open(self.folder / f"{name}.log", "ab") as log, uninterrupted():
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "shoal.cli", *arguments],
                 stdin=subprocess.DEVNULL,

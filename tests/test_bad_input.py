@@ -24,7 +24,7 @@ from shoal import cli
 from shoal.broker.server import Broker, BrokerConfig
 from shoal.job.units import ByteCount, Duration, Rate
 from shoal.peer.config import PeerConfig
-from shoal.sim.cluster import SimOptions, simulate
+from shoal.sim.simulate import SimOptions, simulate
 
 JOB = """\
 version = 1

@@ -1,0 +1,88 @@
+"""What the events of one run say of it, taken into a summary; the same for every world."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+
+from ..compression.codec import parse
+from ..dag.graph import TensorSpec
+from ..proto import broker_pb2
+from .report import Summary
+
+__all__ = ["Following"]
+
+
+class Following:
+    """`see` takes the events of one run, in their order; `finish` adds what needs all of them.
+    `names`: the peers' by id."""
+
+    def __init__(self, summary: Summary, names: Mapping[str, str]) -> None:
+        self.summary, self._names = summary, names
+        self.losses: list[float] = []
+        """Of every step."""
+        self.seconds: list[float] = []
+        """Of every step, since the one before."""
+        self.microbatch_size = 0
+        """As the plan divides a batch; 0 without a plan."""
+        self.microbatches = 0
+        self.reason_code = ""
+        """Why the run ended, for programs."""
+        self._compute_s = 0.0
+        self._evaluations: list[tuple[int, float]] = []
+
+    def see(self, event: broker_pb2.RunEvent) -> None:
+        match event.WhichOneof("kind"):
+            case "plan":
+                self._planned(event.plan)
+            case "step":
+                self._stepped(event.step)
+            case "state":
+                state, summary = event.state, self.summary
+                summary.steps, self.reason_code = state.step, state.reason.code
+                if state.phase in (broker_pb2.FAILED, broker_pb2.CANCELLED):
+                    summary.exit, summary.error = 1, state.reason.text
+            case _:
+                pass
+
+    def _planned(self, plan: broker_pb2.Plan) -> None:
+        summary, predicted = self.summary, plan.predicted
+        summary.codecs = tuple(dict.fromkeys(c.codec for c in plan.codecs))
+        summary.lossy = tuple(filter(_loses, summary.codecs))
+        summary.stages = len(plan.stages)
+        summary.predicted_step_s = predicted.step_s
+        bubbles = [p.bubble for p in predicted.peers]
+        summary.bubble = sum(bubbles) / max(1, len(bubbles))
+        summary.bottlenecks = tuple(predicted.bottlenecks)
+        summary.against = {a.name: a.step_s for a in predicted.alternatives}
+        summary.spares = tuple(
+            f"{self._names.get(s.peer, s.peer)}: {s.reason}" for s in plan.spares
+        )
+        self.microbatch_size, self.microbatches = plan.microbatch_size, len(plan.routes)
+
+    def _stepped(self, step: broker_pb2.StepDone) -> None:
+        self.losses.append(step.outcome.loss)
+        self.seconds.append(step.seconds)
+        self._compute_s += step.compute_s
+        self.summary.bytes_on_wire += step.sent_bytes
+        if step.HasField("evaluation"):
+            self.summary.eval_loss = step.evaluation.loss
+            self._evaluations.append((step.step, step.evaluation.loss))
+
+    def finish(self, tokens_per_step: int) -> None:
+        """After the last event."""
+        summary = self.summary
+        summary.losses, summary.step_seconds = tuple(self.losses), tuple(self.seconds)
+        summary.evaluations = tuple(self._evaluations)
+        if self.losses:
+            summary.loss_first, summary.loss_last = self.losses[0], self.losses[-1]
+        if len(self.seconds) > 1:
+            summary.step_s = statistics.median(self.seconds[1:])
+            summary.tokens_per_s = tokens_per_step / summary.step_s if summary.step_s else 0.0
+            if summary.cores:
+                summary.compute_share = self._compute_s / (sum(self.seconds) * summary.cores)
+
+
+def _loses(codec: str) -> bool:
+    """Whether what comes back may differ from what went in."""
+    return parse(codec).error_bound(TensorSpec((1024, 1024), "float32")) > 0

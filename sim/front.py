@@ -1,0 +1,94 @@
+"""What the floors above do for a simulation: submit a job as a client does, and build its module
+for the plain loop. `client/front.py` does it; nothing here knows how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..job import Job
+from ..proto import broker_pb2
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..peer.data.manifest import Manifest
+
+__all__ = ["Facts", "Front", "Packed", "RunHandle", "Wire"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a job once it is captured."""
+
+    operators: int
+    """How many."""
+    parameters: int
+    """How many numbers."""
+    tokens_per_step: int
+    random: bool
+    """Whether its graph draws masks."""
+    manifest: Manifest
+    """Of its data."""
+    shards: Mapping[str, Path]
+    """The data, by hash; they live as long as the Front."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """A job as a world takes it, without a broker to upload it to."""
+
+    spec: broker_pb2.RunSpec
+    blobs: Mapping[str, bytes]
+    """By SHA-256: graphs, manifest, weights, shards."""
+    facts: Facts
+
+
+class RunHandle(Protocol):
+    """A submitted run, as its client sees it."""
+
+    id: str
+
+    def watch(self) -> Iterator[broker_pb2.RunEvent]:
+        """Every event, until the run has ended."""
+
+    def cancel(self) -> broker_pb2.RunState:
+        """Ends it."""
+
+    def export(self, path: Path) -> Path:
+        """Writes the weights."""
+
+
+class Wire(Protocol):
+    """What compression did on the links of one run."""
+
+    def see(self, event: broker_pb2.RunEvent) -> None:
+        """Takes in one event of the run."""
+
+    def table(self) -> Sequence[Mapping[str, Any]]:
+        """By link, role and codec, as `Summary.links` states it; empty where nothing was
+        compressed."""
+
+
+class Front(Protocol):
+    """See the module. Jobs that differ in nothing but their plan, codecs and length are captured
+    once."""
+
+    def wire(self, names: Mapping[str, str]) -> Wire:
+        """What sums up a run; `names` are the peers' by id."""
+
+    def names(self, address: str) -> dict[str, str]:
+        """The names, by id, of the peers of the broker at an address; raises ConnectionError
+        without a broker."""
+
+    def submit(self, address: str, job: Job, folder: Path) -> tuple[RunHandle, Facts]:
+        """Submits a job whose outputs go to `folder`. Raises ValueError for what cannot run."""
+
+    def pack(self, job: Job) -> Packed:
+        """The job for a world without a broker. Raises ValueError for what cannot run."""
+
+    def module(self, job: Job) -> AbstractContextManager[nn.Module]:
+        """The job's module with its starting weights, callable with a microbatch."""

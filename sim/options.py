@@ -1,0 +1,121 @@
+"""What `shoal sim` was asked for, and what it then runs."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ..job import Job
+from ..job.settings import SettingsError
+from .catalogue import find
+from .scenario import Scenario
+
+__all__ = ["Setting", "SimOptions", "WorldName"]
+
+BUILTIN = Path(__file__).parent / "builtin.toml"
+LOOPBACK_PEERS = 4
+
+WorldName = Literal["real", "virtual", "ghost"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimOptions:
+    """The flags of `shoal sim`."""
+
+    scenario: str = ""
+    """A file, or a name of the catalogue. Empty: equal peers on loopback, nothing between them."""
+    world: WorldName | None = None
+    """None: the scenario's."""
+    peers: int | None = None
+    """How many, on loopback. None: LOOPBACK_PEERS; with a scenario it has to be."""
+    steps: int | None = None
+    """Steps instead of the job's."""
+    seed: int | None = None
+    """Instead of the scenario's and the job's."""
+    job: Path | None = None
+    """None: the scenario's, or the built-in job."""
+    json: Path | None = None
+    report: Path | None = None
+    """Folder of page, pictures, events.jsonl and summary.json."""
+    verify: bool = False
+    keep: Path | None = None
+    """Where logs, state and outputs stay; None: in a temporary folder that is removed."""
+    quiet: bool = False
+
+    def again(self) -> str:
+        """The command that does the same again. Where files go is not part of it."""
+        words = ["shoal", "sim"]
+        words += [self.scenario] if self.scenario else []
+        words += [f"--{self.world}"] if self.world else []
+        for flag in ("job", "peers", "steps", "seed"):
+            if (value := getattr(self, flag)) is not None:
+                words += [f"--{flag}", str(value)]
+        words += ["--verify"] if self.verify else []
+        return shlex.join(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A job and where it runs."""
+
+    job: Job
+    scenario: Scenario | None
+    """None: equal peers on loopback."""
+    world: WorldName
+    peers: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return self.scenario.name if self.scenario is not None else self.job.name
+
+    @classmethod
+    def of(cls, options: SimOptions) -> Setting:
+        """Reads the files. Raises ValueError for what is wrong in them or does not go together,
+        OSError for one that cannot be read."""
+        if not options.scenario:
+            return cls._on_loopback(options)
+        if options.peers is not None:
+            raise SettingsError(
+                "", f"--peers {options.peers} says how many peers there are, and a scenario says it"
+            )
+        scenario = Scenario.from_toml(find(options.scenario), options.job)
+        world = options.world or scenario.mode
+        changed: dict[str, object] = {"mode": world}
+        if options.seed is not None:
+            changed["seed"] = options.seed
+        if world != "real" and scenario.mode == "real":
+            changed["time_scale"] = 1.0  # slows what is real only
+        scenario = replace(scenario, **changed)  # type: ignore[arg-type]
+        job = _changed(scenario.adjusted(Job.from_toml(scenario.job_path)), options)
+        return cls(
+            job=job,
+            scenario=scenario,
+            world=world,
+            peers=len(scenario.peers),
+            seed=scenario.seed,
+        )
+
+    @classmethod
+    def _on_loopback(cls, options: SimOptions) -> Setting:
+        if options.world not in (None, "real"):
+            raise SettingsError(
+                "",
+                f"--{options.world} needs a scenario that says what is between the peers: "
+                "expected a file or a name of `shoal sim --list`",
+            )
+        job = _changed(Job.from_toml(options.job or BUILTIN), options)
+        peers = LOOPBACK_PEERS if options.peers is None else options.peers
+        if options.job is None:
+            # One peer alone would be the best plan for a model this small; it is to be shared.
+            job = replace(job, plan=replace(job.plan, stages=peers, pipelines=1))
+        return cls(job=job, scenario=None, world="real", peers=peers, seed=job.seed)
+
+
+def _changed(job: Job, options: SimOptions) -> Job:
+    if options.steps is not None:
+        train = replace(job.train, steps=options.steps, tokens=None, passes=None)
+        job = replace(job, train=train)
+    return job if options.seed is None else replace(job, seed=options.seed)

@@ -1,0 +1,82 @@
+"""`shoal sim`: a job in one of the three worlds, then a report.
+
+real      the daemons as processes of this machine       cluster.py, shaped.py
+virtual   their machines and real tensors, modelled time modelled.py
+ghost     the same with hashes instead of tensors        modelled.py
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from .cluster import run_cluster
+from .expectations import missed
+from .front import Front
+from .live import LiveView, View, mode
+from .options import Setting, SimOptions
+from .processes import ClusterError, uninterrupted
+from .report import Summary, render, write_json
+
+__all__ = ["SimOptions", "simulate"]
+
+WORLDS = {"real": "real processes, loopback"}
+
+
+def simulate(options: SimOptions, front: Front) -> int:
+    """Runs it and prints the report; returns the exit code. Leaves no process and no file behind
+    but what was asked for, also when KeyboardInterrupt ends it. Raises ValueError for a scenario
+    or a job that cannot run, OSError for a file that cannot be read or written."""
+    setting = Setting.of(options)
+    summary = Summary(
+        name=setting.name,
+        world=WORLDS[setting.world],
+        seed=setting.seed,
+        peers=setting.peers,
+        cores=os.cpu_count() or 1,
+        again=options.again(),
+    )
+    began = time.monotonic()
+    for path in (options.json, options.report and options.report / "summary.json"):
+        if path is not None:  # better now than after the run
+            _check_writable(path)
+    how = mode(quiet=options.quiet, json=False, terminal=sys.stderr.isatty())
+    with ExitStack() as cleanup:
+        folder = options.keep
+        if folder is None:
+            with uninterrupted():
+                folder = Path(tempfile.mkdtemp(prefix="shoal-sim-"))
+                cleanup.callback(_remove, folder)
+        title = f"{setting.name} · seed {setting.seed} · {summary.world}"
+        shown = cleanup.enter_context(LiveView(View(title), how))
+        try:
+            run_cluster(setting, options, front, folder, summary, shown)
+        except (ClusterError, ConnectionError) as error:
+            summary.exit, summary.error = 1, str(error)
+        if setting.scenario is not None and not summary.exit:
+            short = "; ".join(missed(setting.scenario.expect, summary))
+            summary.exit, summary.error = int(bool(short)), short
+    summary.seconds = time.monotonic() - began
+    print(render(summary))
+    if options.json is not None:
+        write_json(summary, options.json)
+    return summary.exit
+
+
+def _check_writable(path: Path) -> None:
+    """Raises OSError when no file can be written there; makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    problem = errno.EISDIR if path.is_dir() else errno.EACCES
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise OSError(problem, os.strerror(problem), str(path))
+
+
+def _remove(folder: Path) -> None:
+    with uninterrupted():
+        shutil.rmtree(folder, ignore_errors=True)
