@@ -176,7 +176,7 @@ def socket_path(rate: float, latency_s: float, seconds: float) -> tuple[Path, St
         host, _, port = paths.address_for(NEAR, FAR).rpartition(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            trips = []
+            trips: list[float] = []
             for _ in range(PINGS):
                 began = time.monotonic()
                 connection.sendall(b"p" * PING_BYTES)
@@ -232,7 +232,7 @@ async def _grpc_path(
         async with node.transport:
             node.transport.dial(FAR, paths.address_for(NEAR, FAR), 1)
             node.allow()
-            trips = []
+            trips: list[float] = []
             for _ in range(PINGS):
                 began = time.monotonic()
                 node.send(b"p" * PING_BYTES, Role.PROBE)
