@@ -198,16 +198,18 @@ class PeerShell:
         world = self.world
         if not self.alive or world.network.held(self.name, lambda: self.handle(event)):
             return
+        if self._observed(event):
+            for instruction in self.machine.handle(event, world.now):
+                if not self._observed(instruction):
+                    return
+                self._carry_out(instruction)
+
+    def _observed(self, record: p.Event | p.Instruction) -> bool:
+        """Whether the process is still there after the observer has seen this."""
+        world = self.world
         if world.observe is not None:
-            world.observe(Observed(world.now, self.name, event))
-            if not self.alive:
-                return
-        for instruction in self.machine.handle(event, world.now):
-            if world.observe is not None:
-                world.observe(Observed(world.now, self.name, instruction))
-            if not self.alive:  # by the observer
-                return
-            self._carry_out(instruction)
+            world.observe(Observed(world.now, self.name, record))
+        return self.alive
 
     # ------------------------------------------------------------ control channel
 

@@ -267,7 +267,7 @@ class Wan:
     def _remove(self, flow: _Flow) -> None:
         pair = flow.pair
         self._settle(flow)
-        flow.rate, flow.due, flow.equal = 0.0, -1.0, False
+        flow.rate, flow.due, flow.equal = 0.0, _INF, False
         del pair.flows[flow]
         for end in pair.ends:
             del self._at[end][flow]
@@ -275,7 +275,7 @@ class Wan:
             self._wanted[end] = self._wanted[end] - pair.alone if self._at[end] else 0.0
 
     def _replace(self, before: _Flow, after: _Flow) -> None:
-        before.due = -1.0  # a call that is still to come for it finds another time
+        before.due = _INF  # a call that is still to come for it finds another time
         del before.pair.flows[before]
         before.pair.flows[after] = None
         for end in before.pair.ends:
