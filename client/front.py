@@ -27,7 +27,7 @@ __all__ = ["SimulationFront"]
 
 
 class SimulationFront:
-    """`sim.front.Front` by the Python client. `close` ends its connections and removes its files."""
+    """`sim.front.Front` by the Python client. `close` ends its connections and files."""
 
     def __init__(self) -> None:
         self._open = ExitStack()

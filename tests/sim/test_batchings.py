@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from shoal.dag.convert import plan_to_proto
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
 from shoal.proto import broker_pb2
-from shoal.sim.cluster import _follow
+from shoal.sim.following import Following
 from shoal.sim.report import Summary
 from shoal.sim.world import PeerSpec
 
@@ -71,13 +70,8 @@ def test_the_simulation_compares_with_the_division_that_the_plan_took() -> None:
     plan = plan_to_proto(plan_with(4, 10))
     step = broker_pb2.StepDone(outcome=broker_pb2.Outcome(loss=2.0), seconds=1.0)
 
-    class Watched:
-        id = "r"
-
-        def watch(self):
-            yield broker_pb2.RunEvent(plan=plan)
-            yield broker_pb2.RunEvent(step=step)
-
-    cluster, lines = SimpleNamespace(check=lambda: None), []
-    losses, batching = _follow(Watched(), cluster, Summary(name="", world="", seed=0), lines.append)
-    assert (losses, batching) == ([2.0], (4, 2))
+    followed = Following(Summary(name="", world="", seed=0), {})
+    followed.see(broker_pb2.RunEvent(plan=plan))
+    followed.see(broker_pb2.RunEvent(step=step))
+    assert followed.losses == [2.0]
+    assert (followed.microbatch_size, followed.microbatches) == (4, 2)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from shoal.proto.broker_pb2 import CodecChoice, Plan, RunEvent
-from shoal.sim.cluster import _follow
+from shoal.sim.following import Following
 from shoal.sim.report import MOST_LINKS, Summary, render, write_json
 
 
@@ -69,12 +68,7 @@ def test_only_codecs_that_change_bits_are_lossy() -> None:
     choices = [CodecChoice(source="a", destination="b", codec=t) for t in texts]
     event = RunEvent(plan=Plan(codecs=choices))
     found = summary()
-    _follow(
-        SimpleNamespace(watch=lambda: iter([event])),
-        SimpleNamespace(check=lambda: None),
-        found,
-        print,
-    )
+    Following(found, {}).see(event)
     assert found.codecs == ("lossless", "raw/1", "int8", "topk:ratio=100")
     assert found.lossy == ("int8", "topk:ratio=100")
 
