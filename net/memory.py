@@ -105,6 +105,10 @@ class MemoryNetwork:
         `where`, in [0, 1), of its length."""
         self._corrupt.setdefault((source, destination), deque()).append(where)
 
+    def corrupts(self, source: str, destination: str) -> bool:
+        """Whether a message is still to be changed: none has come since."""
+        return bool(self._corrupt.get((source, destination)))
+
     def changed(self, source: str, destination: str, message: bytes) -> bytes | None:
         """What arrives in the place of a message; None: the stream breaks there."""
         if message and (places := self._corrupt.get((source, destination))):
@@ -114,7 +118,7 @@ class MemoryNetwork:
 
     def tampers(self, source: str, destination: str) -> bool:
         """Whether `changed` could change a message."""
-        return self.tamper is not None or bool(self._corrupt.get((source, destination)))
+        return self.tamper is not None or self.corrupts(source, destination)
 
     def freeze(self, peer: str) -> None:
         """The process of a peer stands still until `thaw`: it takes and gives nothing."""

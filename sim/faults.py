@@ -125,6 +125,7 @@ class Faults:
         """Faults of `churn` that happened so far."""
         self._holders: dict[str, None] = {}  # who has built a stage in this world
         self._waiting: list[tuple[Fired, frozenset[str]]] = []  # for a step, and whom they concern
+        self._corrupted: list[tuple[tuple[str, str], Fired]] = []
         self._parted: Counter[tuple[str, str]] = Counter()  # by how many faults
         self._factor: dict[tuple[str, str], float] = {}
         self._do: Mapping[str, Callable[[Fault], str]] = {
@@ -188,6 +189,9 @@ class Faults:
 
     def missed(self) -> tuple[str, ...]:
         """A sentence for each fault that has not happened, whatever the reason."""
+        for pair, fired in self._corrupted:
+            if self._world.network.corrupts(*pair):
+                fired.at_s, fired.why_not = None, f"since no message came from {' to '.join(pair)}"
         return tuple(
             f"{sentence(f.fault)}: it did not happen, "
             + (f.why_not or "since the world ended before its time or its step came")
@@ -198,9 +202,12 @@ class Faults:
     # ------------------------------------------------------------ how
 
     def _fire(self, fired: Fired) -> None:
-        fired.why_not = self._do[fired.fault.do](fired.fault)
+        fault = fired.fault
+        fired.why_not = self._do[fault.do](fault)
         if not fired.why_not:
             fired.at_s = self._world.now
+        if fault.do == "corrupt":
+            self._corrupted += [(pair, fired) for pair in self._pairs(fault, both=False)]
 
     def _next_of_churn(self) -> None:
         """One at a time: the stream may have no end."""
@@ -292,9 +299,8 @@ class Faults:
             self._world.cut(a)
 
     def _corrupt(self, fault: Fault) -> str:
-        for a, b in self._pairs(fault, both=False):
-            if b != BROKER:
-                self._world.corrupt(a, b)
+        for pair in self._pairs(fault, both=False):
+            self._world.corrupt(*pair)
         return ""
 
     def _later(self, fault: Fault, undo: Iterable[Callable[[], None]]) -> None:
@@ -331,7 +337,8 @@ class Faults:
         who = self._names(fault.who)
         others = self._names(fault.with_)
         if not others:
-            others = tuple(n for n in (*self._specs, BROKER) if n not in who)
+            everyone = (*self._specs, BROKER) if fault.do != "corrupt" else (*self._specs,)
+            others = tuple(name for name in everyone if name not in who)
         pairs: dict[tuple[str, str], None] = {}
         for a in who:
             for b in others:

@@ -1,0 +1,131 @@
+"""What a world must never do, checked while it runs: the invariants of the design.
+
+    monitor = Monitor(world, seed=7, losses=plain.losses)
+    events = monitor.finish(run)                # as world.finish; raises Violation
+
+It looks at every event before a machine handles it and at every instruction before it is carried
+out, and at the machines and links themselves, and believes nothing that they say of themselves.
+
+    what is seen                                                              what cannot be seen
+I1  with `losses` (and `norms`): each committed step's loss is that of the    weights between steps,
+    plain loop; for ghosts these are hashes, and exact                        without ghosts
+I2  each peer runs its list of a step once, in order, each action with its    that a sum on a real
+    inputs there; routes are covered by the lists; a frame is sent once; a    device has each term
+    step is committed once, in order, after every holder's update             once, without I1
+I3  what belongs to no present assignment, or to an older term, leaves a      a term's effect inside
+    peer's run and steps, and the broker's run, as they were, and only        a device that keeps
+    releases come of it                                                       values by another key
+I4  computed actions are those of the list; standing and peak bytes are       bytes that a library
+    at most what the peer announced                                           takes for itself
+I5  of every tensor that a codec with feedback sends: what came in and the    codecs of ghosts; what
+    residual before are what went out and the residual after, and the        `delta` remembers
+    residual before is the one left the last time; others keep their bound
+I6  (of two worlds: compare their logs, or the digests of their traces)
+I7  (of the code: tests of what is allowed in a graph and on a wire)
+I8  a link's slots and credits, its queue of frames; an acknowledged frame    queues of the kernel
+    has arrived; kept messages and the lead of reports are bounded
+I9  a run ends: with its last step or with a reason, before the world has     waits of the client
+    nothing more to do
+I10 (there is no journal yet)
+
+The machines' own rules (`validate`, their assertions) count as well, as "own".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..broker.validate import validate
+from ..proto import broker_pb2
+from .clock import Observed, StalledError
+from .control import BROKER
+from .monitor_codecs import CodecCheck
+from .monitor_links import LinkCheck
+from .monitor_terms import TermCheck
+from .monitor_work import WorkCheck
+from .violation import EVENTS, Broken, Violation
+
+if TYPE_CHECKING:
+    from .world import World
+
+__all__ = ["Monitor", "Violation"]
+
+_EVERY = 64
+"""The broker's own rules take long to check, so they are after so many of its events."""
+
+
+class Monitor:
+    """See the module. `losses`, `norms`: by step, what the plain loop has, to a relative
+    `tolerance`. Observes the world from now on, beside whoever does already."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        seed: int = 0,
+        losses: Sequence[float] = (),
+        norms: Sequence[float] = (),
+        tolerance: float = 1e-5,
+    ) -> None:
+        self.seed = seed
+        self.checks = 0
+        """How many records were checked so far."""
+        self._world = world
+        work = WorkCheck(world, losses, norms, tolerance)
+        self._all = (TermCheck(world), work, LinkCheck(world), CodecCheck(world))
+        self._of_broker = 0
+        self._last = Observed(0.0, BROKER, None)  # type: ignore[arg-type]  # nothing yet
+        self._also = world.observe
+        world.observe = self.observe
+
+    def observe(self, seen: Observed) -> None:
+        """Raises Violation."""
+        self.checks += 1
+        try:
+            if isinstance(seen.record, EVENTS):
+                self._own_rules()  # after the event before this one
+                self._last = seen
+            for check in self._all:
+                check.observe(seen)
+        except (Broken, AssertionError) as error:
+            raise self.violation(error, seen) from error
+        if self._also is not None:
+            self._also(seen)
+
+    def finish(self, run: str, limit_s: float = 24 * 3600.0) -> list[broker_pb2.RunEvent]:
+        """Every event of a run, after its end. Raises Violation."""
+        self.until(lambda: run in self._world.broker.ended, limit_s)
+        try:
+            for check in self._all:
+                check.ended(run)
+            self._of_broker = 0
+            self._own_rules()
+        except (Broken, AssertionError) as error:
+            raise self.violation(error) from error
+        return self._world.events(run)
+
+    def until(self, done: Callable[[], bool], limit_s: float = 24 * 3600.0) -> None:
+        """As World.until. Raises Violation."""
+        try:
+            self._world.until(done, limit_s)
+        except StalledError as error:
+            stalled = Broken("I9", f"it never comes to an end: {error}")
+            raise self.violation(stalled) from error
+        except AssertionError as error:
+            raise self.violation(error) from error
+
+    def violation(self, error: Exception, seen: Observed | None = None) -> Violation:
+        """What an error, of a check or of a machine, is to whoever runs the world."""
+        invariant = error.invariant if isinstance(error, Broken) else "own"
+        return Violation(self.seed, self._world.now, seen or self._last, invariant, str(error))
+
+    def _own_rules(self) -> None:
+        """Those of the machine that had the last event: it has handled it by now."""
+        who = self._last.who
+        if who == BROKER:
+            if self._of_broker % _EVERY == 0:
+                validate(self._world.broker.machine)
+            self._of_broker += 1
+        elif who in self._world.peers:
+            self._world.peers[who].machine.validate()
