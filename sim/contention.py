@@ -14,7 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["MOST_WAITING", "Snapshot", "contended", "snapshot", "waited_s"]
+__all__ = [
+    "MOST_WAITING",
+    "Snapshot",
+    "busy_share",
+    "contended",
+    "processor",
+    "snapshot",
+    "waited_s",
+]
 
 MOST_WAITING = 0.1
 """Share of the time that one peer's threads may have waited, all together."""
@@ -60,6 +68,19 @@ def contended(before: Snapshot, after: Snapshot, seconds: float) -> str:
         f"threads of {worst} waited for a core for {shares[worst]:.0%} of the time: at most "
         f"{MOST_WAITING:.0%} of it makes a measurement"
     )
+
+
+def processor(root: Path = Path("/proc")) -> tuple[int, int]:
+    """(ticks that the cores worked, ticks in all) since the machine started; (0, 0): not known.
+    Ticks that a hypervisor took count as work."""
+    first, _, _ = _read(root / "stat").partition("\n")
+    ticks = [int(word) for word in first.split()[1:9]]  # user, nice, system, idle, iowait, …
+    return (sum(ticks) - ticks[3] - ticks[4], sum(ticks)) if len(ticks) == 8 else (0, 0)
+
+
+def busy_share(before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Share of the machine's cores that worked between two readings of `processor`."""
+    return (after[0] - before[0]) / max(1, after[1] - before[1])
 
 
 def _with_children(pid: int, root: Path) -> Iterator[int]:

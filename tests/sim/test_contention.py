@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.sim.contention import contended, snapshot, waited_s
+from shoal.sim.contention import busy_share, contended, processor, snapshot, waited_s
 
 
 class Proc:
@@ -69,6 +69,19 @@ def test_where_nothing_is_known_nothing_is_a_measurement(proc: Proc) -> None:
     found = snapshot({"a": 10, "gone": 11}, proc.root)
     assert "gone" in contended(found, found, seconds=10.0)
     assert contended({}, {}, 1.0)
+
+
+def test_the_share_of_the_cores_that_worked(tmp_path: Path) -> None:
+    def stat(*ticks: int) -> tuple[int, int]:
+        (tmp_path / "stat").write_text(f"cpu  {' '.join(map(str, ticks))}\ncpu0 1 2 3\n")
+        return processor(tmp_path)
+
+    # user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice
+    before = stat(100, 10, 20, 1000, 50, 1, 2, 3, 90, 9)
+    after = stat(130, 15, 30, 1020, 60, 2, 4, 25, 120, 12)
+    assert busy_share(before, after) == pytest.approx((30 + 5 + 10 + 1 + 2 + 22) / 100)
+    assert processor(tmp_path / "nowhere") == (0, 0)
+    assert busy_share((0, 0), (0, 0)) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="schedstat is Linux's")
