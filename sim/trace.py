@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -60,8 +61,9 @@ class Mark:
     text: str = ""
 
 
-_SPAN = {f.name: f.default for f in fields(Span)}
-_MARK = {f.name: f.default for f in fields(Mark)}
+_SPAN = sorted((f.name, f.default) for f in fields(Span))
+_MARK = sorted((f.name, f.default) for f in fields(Mark))
+"""Names and defaults, in the order of a line."""
 
 
 class Part(NamedTuple):
@@ -136,10 +138,10 @@ class Trace:
 
     def lines(self) -> Iterator[str]:
         """The trace as JSON, one record a line, keys sorted, without what has its default."""
-        for records, names in ((self.spans, _SPAN), (self.marks, _MARK)):
-            for record in records:
-                values = ((name, getattr(record, name)) for name in names)
-                yield _dump({name: v for name, v in values if v != names[name]})
+        for span in self.spans:
+            yield _line(span, _SPAN)
+        for mark in self.marks:
+            yield _line(mark, _MARK)
         if self.beyond or self.marks_left_out:
             yield _dump({"left_out": self.spans_left_out, "marks": self.marks_left_out})
             yield _dump({"ended_s": self.end_s})
@@ -203,6 +205,25 @@ def _count(sums: dict[Part, Total], span: Span) -> None:
     total.seconds += span.end_s - span.start_s
     total.size_bytes += span.size_bytes
     total.dense_bytes += span.dense_bytes
+
+
+def _line(record: Span | Mark, names: Sequence[tuple[str, Any]]) -> str:
+    """As `_dump` writes what is not default; there are hundreds of thousands."""
+    parts = []
+    for name, default in names:
+        value = getattr(record, name)
+        if value != default:
+            if isinstance(value, str):
+                text = _quoted(value)
+            elif isinstance(value, float):
+                text = float.__repr__(value)
+            else:
+                text = int.__repr__(value)
+            parts.append(f'"{name}":{text}')
+    return f"{{{','.join(parts)}}}"
+
+
+_quoted = lru_cache(maxsize=4096)(json.dumps)
 
 
 def _dump(record: dict[str, Any]) -> str:

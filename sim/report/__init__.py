@@ -2,5 +2,14 @@
 
 from .summary import Summary, unigram_entropy, write_json
 from .text import MOST_LINKS, render
+from .write import measured_summary, write_report
 
-__all__ = ["MOST_LINKS", "Summary", "render", "unigram_entropy", "write_json"]
+__all__ = [
+    "MOST_LINKS",
+    "Summary",
+    "measured_summary",
+    "render",
+    "unigram_entropy",
+    "write_json",
+    "write_report",
+]

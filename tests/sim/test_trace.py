@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -162,3 +163,13 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: s
     with pytest.raises(TraceError, match=r"events\.jsonl:2: ") as error:
         Trace.read(path)
     assert message in str(error.value)
+
+
+@settings(deadline=None)
+@given(record=SPANS | MARKS)
+def test_a_line_is_what_json_makes_of_the_record(record: Span | Mark) -> None:
+    trace = Trace()
+    trace.add(record)
+    [line] = trace.lines()
+    wanted = {f.name: v for f in fields(record) if (v := getattr(record, f.name)) != f.default}
+    assert line == json.dumps(wanted, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,147 @@
+"""The page: everything in one HTML file, without a script and without the network.
+
+Whatever comes from names, reasons or errors goes through `escape`; pictures escape their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+
+from . import palette
+from .measure import Measured
+from .summary import Summary
+from .tables import Row
+from .words import figure, percent, plain, seconds, size
+
+__all__ = ["Section", "page", "tiles"]
+
+OFF = 0.15
+"""An error of a prediction from which it stands out."""
+
+
+class Section:
+    """A box with a heading. `wide`: over both columns. `note`: one sentence below."""
+
+    def __init__(self, title: str, body: str, *, wide: bool = False, note: str = "") -> None:
+        self.title, self.body, self.wide, self.note = title, body, wide, note
+
+    def html(self) -> str:
+        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
+        return f"<section><h2>{escape(self.title)}</h2>{self.body}{note}</section>"
+
+
+def tiles(s: Summary, found: Measured) -> list[tuple[str, str]]:
+    """The figures that people look for first: (figure, what it is)."""
+    made: list[tuple[str, str]] = []
+    step_s = s.step_s or found.step_s
+    if step_s:
+        made.append((seconds(step_s), "a step, in the median"))
+    if s.tokens_per_s:
+        made.append((figure(s.tokens_per_s), "tokens per second"))
+    if s.loss_last is not None and s.loss_first is not None:
+        made.append((f"{s.loss_last:.3f}", f"nats, loss at the end; {s.loss_first:.3f} at first"))
+    if s.eval_loss is not None:
+        made.append((f"{s.eval_loss:.3f}", "nats, held-out loss"))
+    bubble = s.bubble_measured if s.bubble_measured is not None else found.bubble
+    if bubble is not None:
+        made.append((percent(bubble), "bubble: a peer does not compute"))
+    goodput = s.goodput if s.goodput is not None else found.goodput
+    if goodput is not None:
+        made.append((percent(goodput), "goodput: time for steps that counted"))
+    if s.bytes_on_wire:
+        made.append((size(s.bytes_on_wire), "on the wire"))
+    if s.faults_injected is not None:
+        made.append((f"{s.faults_fired} of {s.faults_injected}", "faults fired"))
+    if s.checks is not None:
+        made.append((f"{s.violations}", f"violations in {figure(s.checks)} checks"))
+    return made
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], figures: Sequence[int] = ()) -> str:
+    """Cells are text. `figures`: columns that stand at the right."""
+
+    def cells(tag: str, row: Sequence[str]) -> str:
+        made = []
+        for i, cell in enumerate(row):
+            place = ' class="n"' if i in figures else ""
+            made.append(f"<{tag}{place}>{escape(cell)}</{tag}>")
+        return f"<tr>{''.join(made)}</tr>"
+
+    body = "".join(cells("td", row) for row in rows)
+    return f'<div class="wide"><table>{cells("th", heads)}{body}</table></div>'
+
+
+def compared(rows: Sequence[Row]) -> str:
+    """Predicted against measured; what is far off stands out."""
+    lines = []
+    for row in rows:
+        error = (
+            ""
+            if row.error is None
+            else f"{row.error:+.0%}".replace("-0%", "0%").replace("+0%", "0%")
+        )
+        off = " off" if row.error is not None and abs(row.error) > OFF else ""
+        lines.append(
+            f'<tr><td>{escape(row.what)}</td><td class="n">{escape(row.predicted)}</td>'
+            f'<td class="n">{escape(row.measured)}</td><td class="n{off}">{error}</td></tr>'
+        )
+    heads = "".join(f'<th class="n">{word}</th>' for word in ("predicted", "measured", "error"))
+    head = f"<tr><th></th>{heads}</tr>"
+    return f'<div class="wide"><table>{head}{"".join(lines)}</table></div>'
+
+
+def bullets(texts: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(plain(t))}</li>' for t in texts)}</ul>"
+
+
+def page(
+    s: Summary, verdict: str, figures: Sequence[tuple[str, str]], sections: Sequence[Section]
+) -> str:
+    """The whole file."""
+    title = plain(f"{s.name} · seed {s.seed}")
+    about = plain(" · ".join(filter(None, (s.world, s.run and f"run {s.run}", _peers(s)))))
+    style = palette.css() + files(__package__).joinpath("page.css").read_text(encoding="utf-8")
+    parts = [f"<h1>{escape(title)}</h1>", f'<p class="about">{escape(about)}</p>']
+    if s.exit:
+        parts.append(f'<p class="verdict failed">FAILED: {escape(plain(s.error))}</p>')
+    if s.timing_valid is False:
+        reason = escape(plain(s.timing_reason))
+        parts.append(f'<p class="verdict failed">Times are NOT A MEASUREMENT: {reason}</p>')
+    if verdict:
+        parts.append(f'<p class="verdict">{escape(verdict)}.</p>')
+    cells = "".join(
+        f'<div class="tile"><b>{escape(a)}</b><span>{escape(b)}</span></div>' for a, b in figures
+    )
+    parts.append(f'<div class="tiles">{cells}</div>')
+    narrow: list[str] = []
+    for section in sections:
+        if section.wide and narrow:
+            parts.append(f'<div class="two">{"".join(narrow)}</div>')
+            narrow = []
+        (parts if section.wide else narrow).append(section.html())
+    if narrow:
+        parts.append(f'<div class="two">{"".join(narrow)}</div>')
+    parts.append(f"<footer>{_foot(s)}</footer>")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\';'
+        " style-src 'unsafe-inline'\">"
+        f"<title>{escape(title)}</title><style>{style}</style></head>"
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _peers(s: Summary) -> str:
+    if not s.peers:
+        return ""
+    text = f"{s.peers} peer{'' if s.peers == 1 else 's'}"
+    return f"{text}, {s.stages} stage{'' if s.stages == 1 else 's'}" if s.stages else text
+
+
+def _foot(s: Summary) -> str:
+    again = f"again: <code>{escape(plain(s.again))}</code>" if s.again else ""
+    log = f"event log <code>{escape(s.event_log)}</code>" if s.event_log else ""
+    return " · ".join(filter(None, (again, log)))
