@@ -105,7 +105,7 @@ def read_spec(spec: RunSpec) -> Wish:
             pipelines=None if asked.pipelines == "auto" else pipelines,
             schedule=_schedule(asked.schedule),
             recompute=None if asked.recompute == "auto" else asked.recompute,
-            optimizer_slots=2 if train.optimizer == "adamw" else 1,
+            optimizer_slots=train.optimizer_slots,
             codecs=_codecs(job.codec),
         ),
         batchings=batchings,

@@ -204,6 +204,11 @@ class Train(Settings):
         self._warmup(1)
 
     @property
+    def optimizer_slots(self) -> int:
+        """Tensors that the optimizer keeps of each parameter."""
+        return 2 if self.optimizer == "adamw" else int(self.momentum > 0)
+
+    @property
     def microbatch_size(self) -> int:
         """Samples of one microbatch; for "auto" the default."""
         if self.microbatch != "auto":

@@ -84,9 +84,8 @@ class StageOptimizer:
     @property
     def state_bytes(self) -> int:
         """Bytes that the optimizer's state takes once every parameter had a gradient."""
-        slots = 2 if self.train.optimizer == "adamw" else int(self.train.momentum > 0)
         held = (*self._decay, *self._plain)
-        return slots * sum(p.numel() * p.element_size() for p in held)
+        return self.train.optimizer_slots * sum(p.numel() * p.element_size() for p in held)
 
     def step(self, step: int, *, weight: float, norm: float) -> None:
         """Turns the accumulated gradients (sums of weight·loss over the step's microbatches) into

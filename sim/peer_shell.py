@@ -125,7 +125,6 @@ class _Pace:
         plan = order.plan
         graph = order.graph.bind(plan.microbatch_size)
         stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
-        slots = 2 if order.training.train.optimizer == "adamw" else 1
         self._peer, self._speeds = order.peer, speeds
         self._work = action_work(
             plan,
@@ -133,7 +132,7 @@ class _Pace:
             tied_groups(graph, stages),
             graph,
             Totals(cost(graph)),
-            optimizer_slots=slots,
+            optimizer_slots=order.training.train.optimizer_slots,
         )
 
     def seconds(self, action: Action) -> float:

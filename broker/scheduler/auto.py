@@ -179,7 +179,8 @@ def choose(
             ranked.append((search.bound(one), len(ranked), one))
     ranked.sort(key=lambda x: x[:2])
     begin: dict[Candidate, None] = {}
-    for shape_of, most in ((_shape, STARTS), (_size, STARTS + 3)):
+    kinds = ((_shape, STARTS), (_is_closed, STARTS + 1), (_size, STARTS + 3))
+    for shape_of, most in kinds:
         seen = {shape_of(c) for c in begin}
         for _, _, candidate in ranked:
             if len(begin) < most and shape_of(candidate) not in seen:
@@ -230,10 +231,15 @@ def _shape(candidate: Candidate) -> tuple[int, ScheduleName]:
     return len(candidate.pipelines), candidate.schedule
 
 
-def _size(candidate: Candidate) -> tuple[int, ScheduleName, int, bool]:
+def _size(candidate: Candidate) -> tuple[int, ScheduleName, int, bool, bool]:
     """Starts of one size mostly end in one place."""
     again = any(s.recompute for p in candidate.pipelines for s in p)
-    return *_shape(candidate), len(candidate.peers), again
+    return *_shape(candidate), len(candidate.peers), again, _is_closed(candidate)
+
+
+def _is_closed(candidate: Candidate) -> bool:
+    """Whether a first peer takes the end as well."""
+    return any(len(p) > 1 and p[0].peer == p[-1].peer for p in candidate.pipelines)
 
 
 def _with_spares(search: Search, best: Found) -> Found:

@@ -4,7 +4,9 @@ One pipeline: the fastest k peers for every k, in the order of the widest path, 
 programme of `pathcut.py`, which leaves out who costs more than it adds. Several pipelines: the
 strongest peers alone, each community a pipeline, strong ones alone beside the weak ones as one
 pipeline, and one member of every community in each pipeline, so that the holders of a stage are
-inside an island of fast links (Holmes). Interleaved: the same peers in rounds.
+inside an island of fast links (Holmes). Interleaved: the same peers in rounds. Where the end of the
+model reads a weight of its beginning: the first peer takes the end as well, so that the weight's
+gradients need no link.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ MOST_CHAIN = 12
 """Peers of one pipeline that are tried in every number."""
 MOST_PATH = 48
 """Peers of the longest path that is cut."""
+MOST_CLOSED = 8
+"""Peers of a pipeline whose first one also takes the end."""
 MOST_POSITIONS = 192
 """Positions at which the dynamic programme may cut."""
 
@@ -82,6 +86,8 @@ class Seeds:
                     yield Candidate((pipeline,), (self.m,), schedule)
             if "interleaved" in self.space.schedules:
                 yield from self.interleaved()
+            if self.space.repeats:
+                yield from self.closed()
         if self.space.pipelines != 1 and self.m > 1:
             for pipelines in self.several():
                 shares = self.shared_out(pipelines)
@@ -193,6 +199,24 @@ class Seeds:
                 name: ScheduleName = "interleaved"
                 yield Candidate((one,), (self.m,), name)
 
+    def closed(self) -> Iterator[Candidate]:
+        """The first peer takes the end of the model, from the last reader of a weight that its
+        beginning reads, too; each peer in turn is the first, for few peers."""
+        n, tail = self.judge.operators, _tied_tail(self.judge)
+        if tail is None:
+            return
+        for k in range(2, min(len(self.by_speed), MOST_CLOSED) + 1):
+            order = self.ordered(self.by_speed[:k])
+            for turn in range(k if k <= 4 else 1):
+                line = [*order[turn:], *order[:turn]]
+                shares = even_pipeline(self.judge, line)
+                last = shares[-1] if shares else None
+                if shares is None or last is None or last.start >= tail:
+                    continue
+                pipeline = (*shares[:-1], replace(last, stop=tail), Share(line[0], tail, n))
+                for schedule in self.space.schedules:
+                    yield Candidate((pipeline,), (self.m,), schedule)
+
     # ------------------------------------------------------------ several
 
     def several(self) -> Iterator[tuple[Pipeline, ...]]:
@@ -278,3 +302,16 @@ class Seeds:
             done = [sum(e) + c * max(e) for e, c in zip(each, counts, strict=True)]
             counts[done.index(min(done))] += 1
         return tuple(counts)
+
+
+def _tied_tail(judge: Judge) -> int | None:
+    """The operator from which on the end of the model reads a weight that its first half reads as
+    well; None where it does not, and where all of that lies within one half."""
+    readers: dict[str, list[int]] = {}
+    for i, operator in enumerate(judge.request.graph.operators):
+        for value in operator.reads:
+            if value.startswith("param:"):
+                readers.setdefault(value, []).append(i)
+    half = judge.operators // 2
+    tails = [at[-1] for at in readers.values() if at[0] < half <= at[-1]]
+    return min(tails, default=None)
