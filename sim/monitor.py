@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ..broker import events as b
 from ..broker.validate import validate
 from ..proto import broker_pb2
 from .clock import Observed, StalledError
@@ -51,8 +52,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitor", "Violation"]
 
-_EVERY = 64
-"""The broker's own rules take long to check, so they are after so many of its events."""
+_EVERY, _FEW = 64, 100
+"""The broker's own rules take long to check: that is done after so many of its events, and with
+fewer peers than so many after each that is no message."""
 
 
 class Monitor:
@@ -83,11 +85,11 @@ class Monitor:
         """Raises Violation."""
         self.checks += 1
         try:
+            for check in self._all:
+                check.observe(seen)
             if isinstance(seen.record, EVENTS):
                 self._own_rules()  # after the event before this one
                 self._last = seen
-            for check in self._all:
-                check.observe(seen)
         except (Broken, AssertionError) as error:
             raise self.violation(error, seen) from error
         if self._also is not None:
@@ -112,11 +114,11 @@ class Monitor:
         except StalledError as error:
             stalled = Broken("I9", f"it never comes to an end: {error}")
             raise self.violation(stalled) from error
-        except AssertionError as error:
+        except (Broken, AssertionError) as error:
             raise self.violation(error) from error
 
     def violation(self, error: Exception, seen: Observed | None = None) -> Violation:
-        """What an error, of a check or of a machine, is to whoever runs the world."""
+        """What an error is to whoever runs the world: of a check, or of a machine's own rules."""
         invariant = error.invariant if isinstance(error, Broken) else "own"
         return Violation(self.seed, self._world.now, seen or self._last, invariant, str(error))
 
@@ -124,8 +126,13 @@ class Monitor:
         """Those of the machine that had the last event: it has handled it by now."""
         who = self._last.who
         if who == BROKER:
-            if self._of_broker % _EVERY == 0:
-                validate(self._world.broker.machine)
+            machine = self._world.broker.machine
+            often = (
+                not isinstance(self._last.record, b.PeerSaid)
+                and len(machine.members.members) < _FEW
+            )
+            if often or self._of_broker % _EVERY == 0:
+                validate(machine)
             self._of_broker += 1
         elif who in self._world.peers:
             self._world.peers[who].machine.validate()

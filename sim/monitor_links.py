@@ -10,6 +10,7 @@ A link is looked at when a frame of it arrives, is queued or is acknowledged.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ..dag.flow import Flow
@@ -83,14 +84,17 @@ class LinkCheck(Check):
         link = self._link(who, other)
         if link is None:
             return
-        for role, slots in link._inbox._slots.items():
-            if slots.taken > slots.allowed:
+        inbox = link._inbox
+        taken = Counter(key.role for key in inbox._held)
+        taken.update(frame.header.key.role for frame in inbox._partial.values())
+        for role, slots in inbox._slots.items():
+            if taken[role] > slots.allowed:
                 raise Broken(
                     "I8",
-                    f"{who} holds {slots.taken} {role.value} frames of {other}, of at most "
+                    f"{who} holds {taken[role]} {role.value} frames of {other}, of at most "
                     f"{slots.allowed}",
                 )
-            told, free = slots.granted - slots.announced, slots.allowed - slots.taken
+            told, free = slots.granted - slots.announced, slots.allowed - taken[role]
             if told > free:
                 raise Broken(
                     "I8",

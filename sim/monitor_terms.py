@@ -45,27 +45,28 @@ class TermCheck(Check):
         if isinstance(record, p.Started):  # another process under this name
             self._present.pop(who, None)
             self._before.pop(who, None)
-        pending = self._before.get(who)
         if not isinstance(record, EVENTS):
+            pending = self._before.get(who)
             if pending is not None and not _harmless(pending[0], record):
                 raise Broken("I3", f"{_stale(pending[0])} makes {who} want {_word(record)}")
             return
-        if pending is not None:
-            del self._before[who]
-            if self._state(who, pending[0]) != pending[1]:
-                raise Broken("I3", f"{_stale(pending[0])} changed the state of {who}")
+        self._compare()
+        self._before.pop(who, None)
         if who == BROKER:
             stale = self._stale_for_broker(record)
         else:
             stale = self._stale_for_peer(who, record)
         if stale:
-            self._before[who] = seen, self._state(who, seen)
+            self._before[who] = seen, self._state(who)
 
     def ended(self, run: str) -> None:
-        for who, (seen, before) in list(self._before.items()):
-            if self._state(who, seen) != before:
+        self._compare()
+
+    def _compare(self) -> None:
+        """Only a machine's next event may change it: until then it is as it was."""
+        for who, (seen, before) in self._before.items():
+            if self._state(who) != before:
                 raise Broken("I3", f"{_stale(seen)} changed the state of {who}")
-            del self._before[who]
 
     # ------------------------------------------------------------ what is stale
 
@@ -132,7 +133,7 @@ class TermCheck(Check):
 
     # ------------------------------------------------------------ what must not change
 
-    def _state(self, who: str, seen: Observed) -> State:
+    def _state(self, who: str) -> State:
         if who != BROKER:
             return _peer_state(self.world.peers[who].machine)
         found = []

@@ -106,6 +106,8 @@ class WorkCheck(Check):
         self._parts: dict[str, _Part] = {}
         self._plans: dict[str, Flow] = {}
         self._committed: dict[str, int] = {}
+        self._reported: dict[tuple[str, int], set[PeerId | None]] = {}
+        """By run and step: who said so, in any term."""
 
     def observe(self, seen: Observed) -> None:
         record, who = seen.record, seen.who
@@ -131,6 +133,9 @@ class WorkCheck(Check):
                 self._built(who, record)
             case p.Started() | p.Discard() | p.Exit():
                 self._parts.pop(who, None)
+            case b.PeerSaid(stream, message) if message.HasField("step"):
+                peer = self.world.broker.machine.members.streams.get(stream)
+                self._reported.setdefault((message.step.run, message.step.step), set()).add(peer)
             case b.Publish(run, event) if event.HasField("step"):
                 self._commit(run, event.step)
 
@@ -160,7 +165,10 @@ class WorkCheck(Check):
         if step != wanted:
             raise Broken("I2", f"step {step} is committed, expected step {wanted}")
         self._committed[run] = step + 1
+        reported = self._reported.pop((run, step), set())
         for peer in self._plans[run].plan.peers:
+            if peer not in reported:
+                raise Broken("I2", f"step {step} is committed, and {peer} has not reported it")
             part = self._parts.get(peer)
             if part is not None and part.run == run and part.applied <= step:
                 raise Broken(

@@ -1,0 +1,263 @@
+"""Planted bugs: each a small change to the real classes while a world runs.
+
+Every one is a mistake that somebody could make in a day. `MUTANTS` says what each does, which
+invariant the monitor must find broken, and what has to happen in the world to bring it out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from shoal.broker.runs import Run
+from shoal.broker.steps import StepLedger
+from shoal.compression.feedback import Feedback
+from shoal.dag.execute import StageExecutor
+from shoal.dag.schedule import Action, Kind
+from shoal.net.inbox import Inbox
+from shoal.net.memory import _Dialler
+from shoal.net.messages import Ack
+from shoal.peer.assignment import Assignment
+from shoal.peer.data.reader import Reader
+from shoal.peer.exchange import Exchange
+from shoal.peer.machine import PeerMachine
+from shoal.peer.step import Program, Steps
+from shoal.peer.sync import norm
+from shoal.peer.sync.allreduce import add
+
+AT = 1
+"""The step in which most of them strike."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`invariants`: those that the monitor may name. `brings`: what must happen besides training:
+    "old frame", "old report", "cut", "death", "pieces" (frames in several messages), "feedback"."""
+
+    name: str
+    plant: Callable[[], Any]
+    invariants: tuple[str, ...]
+    brings: str = ""
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(name: str, *invariants: str, brings: str = "") -> Callable[[Any], Any]:
+    def register(plant: Callable[[], Iterator[None]]) -> Callable[[], Any]:
+        made = contextmanager(plant)
+        MUTANTS.append(Mutant(name, made, invariants, brings))
+        return made
+
+    return register
+
+
+# -------------------------------------------------------------------- terms
+
+
+@mutant("a peer accepts frames of an older term", "I3", brings="old frame")
+def stale_frame() -> Iterator[None]:
+    with patch.object(Assignment, "matches", lambda self, run, term: self.run == run):
+        yield
+
+
+@mutant("the broker accepts reports of an older term", "I3", brings="old report")
+def stale_report() -> Iterator[None]:
+    stale = Run._stale
+
+    def lenient(self: Run, what: str, member: Any, term: int, *phases: Any) -> Any:
+        return stale(self, what, member, self.term, *phases)
+
+    with patch.object(Run, "_stale", lenient):
+        yield
+
+
+# -------------------------------------------------------------------- samples and updates
+
+
+@mutant("a microbatch's gradient is added twice", "I1")
+def applied_twice() -> Iterator[None]:
+    backward = StageExecutor.backward
+
+    def twice(self: StageExecutor, step: int, m: int, *args: Any) -> Any:
+        before = {n: None if p.grad is None else p.grad.clone() for n, p in _parameters(self)}
+        found = backward(self, step, m, *args)
+        if (step, m) == (AT, 1):
+            for name, p in _parameters(self):
+                if p.grad is not None:
+                    p.grad += p.grad - (0.0 if before[name] is None else before[name])
+        return found
+
+    with patch.object(StageExecutor, "backward", twice):
+        yield
+
+
+@mutant("the gradient of one route is lost", "I1")
+def route_lost() -> Iterator[None]:
+    backward = StageExecutor.backward
+
+    def forgets(self: StageExecutor, step: int, m: int, *args: Any) -> Any:
+        before = {n: None if p.grad is None else p.grad.clone() for n, p in _parameters(self)}
+        found = backward(self, step, m, *args)
+        if (step, m) == (AT, 2):
+            for name, p in _parameters(self):
+                p.grad = before[name]
+        return found
+
+    with patch.object(StageExecutor, "backward", forgets):
+        yield
+
+
+@mutant("a sample is read in two steps, and another in none", "I1")
+def sample_twice() -> Iterator[None]:
+    batch = Reader.batch
+
+    def again(self: Reader, step: int, m: int, *args: Any) -> Any:
+        return batch(self, AT - 1 if (step, m) == (AT, 3) else step, m, *args)
+
+    with patch.object(Reader, "batch", again):
+        yield
+
+
+@mutant("the update is made twice in a step", "I2")
+def updated_twice() -> Iterator[None]:
+    of = Program.of
+
+    def longer(flow: Any, peer: Any, actions: tuple[Action, ...]) -> Program:
+        return of(flow, peer, (*actions, *(a for a in actions if a.kind is Kind.UPDATE)))
+
+    with patch.object(Program, "of", staticmethod(longer)):
+        yield
+
+
+@mutant("a step is committed when one report is still missing", "I2")
+def committed_early() -> Iterator[None]:
+    commit = StepLedger.commit
+
+    def early(self: StepLedger, now: float) -> Any:
+        reports = self._reports.get(self.committed, {})
+        missing = [p for p in self.peers if p not in reports]
+        if self.committed == AT and len(missing) == 1:
+            reports[missing[0]] = next(iter(reports.values()))
+        return commit(self, now)
+
+    with patch.object(StepLedger, "commit", early):
+        yield
+
+
+@mutant("a frame is matched without its port", "I2")
+def without_port() -> Iterator[None]:
+    def missing(self: Steps) -> Any:
+        if self.over or self.in_flight:
+            return ()
+        here = {replace(key, port="") for key in self.arrived}
+        takes = self.program.takes[self.position]
+        return tuple(t for t in takes if replace(self.key(t), port="") not in here)
+
+    with patch.object(Steps, "missing", missing):
+        yield
+
+
+# -------------------------------------------------------------------- exchanges
+
+
+@mutant("a tied gradient is added twice", "I1")
+def tied_twice() -> Iterator[None]:
+    combine = Exchange._tied_combine
+
+    def once_more(self: Exchange, action: Action, taken: Any) -> Any:
+        with patch("shoal.peer.exchange.add", lambda parts: add([*parts, parts[0]])):
+            return combine(self, action, taken)
+
+    with patch.object(Exchange, "_tied_combine", once_more):
+        yield
+
+
+@mutant("the norm leaves one stage's gradients out", "I1")
+def norm_short() -> Iterator[None]:
+    squares = norm.squares_of
+
+    def fewer(grads: Any, device: Any) -> Any:
+        return squares(list(grads)[1:], device)
+
+    with patch.object(norm, "squares_of", fewer):
+        yield
+
+
+@mutant("the residual is forgotten in the middle of a run", "I5", brings="feedback")
+def residual_reset() -> Iterator[None]:
+    residual, calls = Feedback._residual, [0]
+
+    def forgets(self: Feedback, spec: Any, state: Any) -> Any:
+        calls[0] += bool(state)
+        return None if calls[0] == 2 else residual(self, spec, state)
+
+    with patch.object(Feedback, "_residual", forgets):
+        yield
+
+
+# -------------------------------------------------------------------- links
+
+
+@mutant("a slot's credit is given twice", "I8")
+def credit_twice() -> Iterator[None]:
+    release = Inbox.release
+
+    def generous(self: Inbox, key: Any) -> Any:
+        if key in self._held:
+            self._slots[key.role].taken -= 1
+        return release(self, key)
+
+    with patch.object(Inbox, "release", generous):
+        yield
+
+
+@mutant("a frame is acknowledged before it arrived", "I8", brings="pieces")
+def early_ack() -> Iterator[None]:
+    announce = Inbox.announce
+
+    def eager(self: Inbox, header: Any) -> Any:
+        arrived, answers = announce(self, header)
+        return arrived, answers or [Ack(header.number)]
+
+    with patch.object(Inbox, "announce", eager):
+        yield
+
+
+@mutant("a broken link is never dialled again", "I9", brings="cut")
+def no_redial() -> Iterator[None]:
+    with patch.object(_Dialler, "_again", lambda self, connection: None):
+        yield
+
+
+# -------------------------------------------------------------------- losses of peers
+
+
+@mutant("the broker does not notice that a holder is gone", "own", "I9", brings="death")
+def loss_ignored() -> Iterator[None]:
+    with patch.object(Run, "lost", lambda self, lost, members, now: []):
+        yield
+
+
+# -------------------------------------------------------------------- of two worlds
+
+
+@contextmanager
+def own_clock() -> Iterator[None]:
+    """I6: a machine that takes a number from outside. No single world shows it."""
+    heartbeat, own = PeerMachine._heartbeat, random.Random(1)
+
+    def whenever(self: PeerMachine, now: float) -> Any:
+        self._heartbeat_s = 0.1 + 0.1 * own.random()
+        return heartbeat(self, now)
+
+    with patch.object(PeerMachine, "_heartbeat", whenever):
+        yield
+
+
+def _parameters(executor: StageExecutor) -> list[tuple[str, Any]]:
+    return [(n, p) for n, p in executor.parameters.items() if p.requires_grad]
