@@ -166,7 +166,10 @@ def test_a_text_is_on_every_link_of_its_role_and_gradients_get_feedback() -> Non
 def test_codecs_of_a_gpu_run_beside_its_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """They never make a step longer than the same seconds within the actions would, and on some
     plan shorter; without a GPU there is no difference."""
-    slow = {word: tuple(c._replace(encode=200.0, decode=200.0) for c in both) for word, both in COSTS.items()}
+    slow = {
+        word: tuple(c._replace(encode=200.0, decode=200.0) for c in both)
+        for word, both in COSTS.items()
+    }
     monkeypatch.setattr(costs, "COSTS", slow)
     shorter = 0
     for seed in range(10):
