@@ -175,8 +175,8 @@ def _stale(seen: Observed) -> str:
         return f"a {kind} of {about.run}, term {about.term}, which is not running there"
     if isinstance(record, p.BrokerSaid):
         return f"a {record.message.WhichOneof('kind')} of an older term"
-    about: Any = getattr(record, "key", record)
-    return f"{_word(record)} of {about.run}, term {about.term}, which {seen.who} does not hold"
+    its: Any = getattr(record, "key", record)
+    return f"{_word(record)} of {its.run}, term {its.term}, which {seen.who} does not hold"
 
 
 def _word(record: object) -> str:
