@@ -1,4 +1,4 @@
-"""The verbs that keep running: a cluster on this machine, the broker, a peer; and which broker."""
+"""The verbs that keep running: the broker, a peer; and which broker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from .base import WRONG, Insecure, app, complain, verb
 
-__all__ = ["broker", "join", "login", "sim"]
+__all__ = ["broker", "join", "login"]
 
 
 class Ops(Enum):
@@ -18,41 +18,6 @@ class Ops(Enum):
 
     FULL = "full"
     CORE = "core"
-
-
-@app.command()
-@verb
-def sim(
-    peers: Annotated[int | None, typer.Option(min=1, help="How many peers.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps instead of the job's.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed instead of the job's.")] = None,
-    job: Annotated[
-        Path | None, typer.Option(help="A job.toml instead of the built-in one.")
-    ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the summary to this file.")] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Also train the plain loop.")] = False,
-    keep: Annotated[Path | None, typer.Option(help="Keep logs and state in this folder.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the report only.")] = False,
-) -> None:
-    """Train on a cluster of real processes on this machine. Example: shoal sim --peers 4"""
-    from ..client.front import SimulationFront
-    from ..sim.simulate import SimOptions, simulate
-
-    options = SimOptions(
-        peers=peers,
-        steps=steps,
-        json=json,
-        verify=verify,
-        job=job,
-        seed=seed,
-        quiet=quiet,
-        keep=keep,
-    )
-    front = SimulationFront()
-    try:
-        raise typer.Exit(simulate(options, front))
-    finally:
-        front.close()
 
 
 @app.command()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
@@ -15,15 +15,42 @@ from ..dag.convert import graph_to_bytes, lowered_to_bytes
 from ..dag.operators import takes_key
 from ..job import Job
 from ..job.settings import plain
-from ..proto.broker_pb2 import WeightFile
+from ..peer.data.manifest import Manifest
+from ..proto.broker_pb2 import RunSpec, WeightFile
 from ..proto.common_pb2 import BlobRef
-from ..sim.front import Facts, Packed
 from . import models
 from .session import Client, Run
 from .submission import Prepared, prepare, resolved, spec_of
 from .wire import Wire
 
 __all__ = ["SimulationFront"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a job once it is captured."""
+
+    operators: int
+    """How many."""
+    parameters: int
+    """How many numbers."""
+    tokens_per_step: int
+    random: bool
+    """Whether its graph draws masks."""
+    manifest: Manifest
+    """Of its data."""
+    shards: Mapping[str, Path]
+    """The data, by hash; they live as long as the front."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """A job with all that a broker would store of it."""
+
+    spec: RunSpec
+    blobs: Mapping[str, bytes]
+    """By SHA-256: graphs, manifest, weights, shards."""
+    facts: Facts
 
 
 class SimulationFront:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,31 +19,45 @@ if TYPE_CHECKING:
 __all__ = ["Facts", "Front", "Packed", "RunHandle", "Wire"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Protocol):
     """What is known of a job once it is captured."""
 
-    operators: int
-    """How many."""
-    parameters: int
-    """How many numbers."""
-    tokens_per_step: int
-    random: bool
-    """Whether its graph draws masks."""
-    manifest: Manifest
-    """Of its data."""
-    shards: Mapping[str, Path]
-    """The data, by hash; they live as long as the Front."""
+    @property
+    def operators(self) -> int:
+        """How many."""
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers."""
+
+    @property
+    def tokens_per_step(self) -> int: ...
+
+    @property
+    def random(self) -> bool:
+        """Whether its graph draws masks."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Of its data."""
+
+    @property
+    def shards(self) -> Mapping[str, Path]:
+        """The data, by hash; they live as long as the Front."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Packed:
+class Packed(Protocol):
     """A job as a world takes it, without a broker to upload it to."""
 
-    spec: broker_pb2.RunSpec
-    blobs: Mapping[str, bytes]
-    """By SHA-256: graphs, manifest, weights, shards."""
-    facts: Facts
+    @property
+    def spec(self) -> broker_pb2.RunSpec: ...
+
+    @property
+    def blobs(self) -> Mapping[str, bytes]:
+        """By SHA-256: graphs, manifest, weights, shards."""
+
+    @property
+    def facts(self) -> Facts: ...
 
 
 class RunHandle(Protocol):

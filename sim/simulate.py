@@ -20,13 +20,19 @@ from .cluster import run_cluster
 from .expectations import missed
 from .front import Front
 from .live import LiveView, View, mode
+from .modelled import run_modelled
 from .options import Setting, SimOptions
 from .processes import ClusterError, uninterrupted
-from .report import Summary, render, write_json
+from .report import Summary, measured_summary, render, write_json, write_report
+from .trace import Trace
 
 __all__ = ["SimOptions", "simulate"]
 
-WORLDS = {"real": "real processes, loopback"}
+WORLDS = {
+    "real": "real processes, loopback",
+    "virtual": "virtual time, real tensors",
+    "ghost": "virtual time, hashes for tensors",
+}
 
 
 def simulate(options: SimOptions, front: Front) -> int:
@@ -47,6 +53,7 @@ def simulate(options: SimOptions, front: Front) -> int:
         if path is not None:  # better now than after the run
             _check_writable(path)
     how = mode(quiet=options.quiet, json=False, terminal=sys.stderr.isatty())
+    trace, plan = Trace(), None
     with ExitStack() as cleanup:
         folder = options.keep
         if folder is None:
@@ -56,17 +63,43 @@ def simulate(options: SimOptions, front: Front) -> int:
         title = f"{setting.name} · seed {setting.seed} · {summary.world}"
         shown = cleanup.enter_context(LiveView(View(title), how))
         try:
-            run_cluster(setting, options, front, folder, summary, shown)
+            if setting.world == "real":
+                run_cluster(setting, options, front, folder, summary, shown)
+            else:
+                trace, plan = run_modelled(setting, options, front, folder, summary, shown)
         except (ClusterError, ConnectionError) as error:
             summary.exit, summary.error = 1, str(error)
-        if setting.scenario is not None and not summary.exit:
-            short = "; ".join(missed(setting.scenario.expect, summary))
-            summary.exit, summary.error = int(bool(short)), short
+    summary = _judged(setting, summary, trace)
     summary.seconds = time.monotonic() - began
+    if options.report is not None:
+        summary.report = str(options.report / "report.html")
+        network = None if setting.scenario is None else setting.scenario.network()
+        write_report(options.report, summary, trace, plan, network)
     print(render(summary))
     if options.json is not None:
         write_json(summary, options.json)
     return summary.exit
+
+
+def _judged(setting: Setting, summary: Summary, trace: Trace) -> Summary:
+    """The summary with what the trace knows, and against what the scenario expects."""
+    scenario = setting.scenario
+    if scenario is not None:
+        members: dict[str, list[str]] = {}
+        for peer in scenario.peers:
+            members.setdefault(peer.place, []).append(peer.name)
+        places = scenario.places
+        summary.places = tuple(
+            {"name": name, "at": places[name].at if name in places else None, "peers": peers}
+            for name, peers in members.items()
+        )
+    if trace.spans:
+        network = None if scenario is None else scenario.network()
+        summary = measured_summary(summary, trace, network)
+    if scenario is not None and not summary.exit:
+        short = "; ".join(missed(scenario.expect, summary))
+        summary.exit, summary.error = int(bool(short)), short
+    return summary
 
 
 def _check_writable(path: Path) -> None:

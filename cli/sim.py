@@ -1,0 +1,93 @@
+"""The verb that tries it all on one machine."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .base import WRONG, app, complain, verb
+
+__all__ = ["sim"]
+
+
+@app.command()
+@verb
+def sim(
+    scenario: Annotated[
+        str, typer.Argument(metavar="[SCENARIO]", help="A scenario.toml, or a name of --list.")
+    ] = "",
+    virtual: Annotated[
+        bool, typer.Option("--virtual", help="Under a virtual clock, with real tensors.")
+    ] = False,
+    ghost: Annotated[
+        bool, typer.Option("--ghost", help="The same with hashes for tensors: thousands of peers.")
+    ] = False,
+    real: Annotated[
+        bool, typer.Option("--real", help="As real processes over shaped links.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--list", help="Show the built-in scenarios.")] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write page, pictures, events.jsonl and summary.json to this folder."),
+    ] = None,
+    peers: Annotated[
+        int | None, typer.Option(min=1, help="So many equal peers on loopback; no scenario.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps instead of the job's.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed instead of the scenario's and the job's.")
+    ] = None,
+    job: Annotated[
+        Path | None, typer.Option(help="A job.toml instead of the scenario's or built-in one.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the summary to this file.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Also train the plain loop.")] = False,
+    keep: Annotated[Path | None, typer.Option(help="Keep logs and state in this folder.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the report only.")] = False,
+) -> None:
+    """Train on a network of peers that is simulated on this machine. Example: shoal sim
+    slow-homes --virtual --report out"""
+    if show:
+        _list(json)
+        return
+    worlds = [w for w, asked in (("virtual", virtual), ("ghost", ghost), ("real", real)) if asked]
+    if len(worlds) > 1:
+        complain(f"{' and '.join(f'--{w}' for w in worlds)}: expected one of them")
+        raise typer.Exit(WRONG)
+    from ..client.front import SimulationFront
+    from ..sim.simulate import SimOptions, simulate
+
+    options = SimOptions(
+        scenario=scenario,
+        world=worlds[0] if worlds else None,  # type: ignore[arg-type]
+        peers=peers,
+        steps=steps,
+        seed=seed,
+        job=job,
+        json=json,
+        report=report,
+        verify=verify,
+        keep=keep,
+        quiet=quiet,
+    )
+    front = SimulationFront()
+    try:
+        raise typer.Exit(simulate(options, front))
+    finally:
+        front.close()
+
+
+def _list(json: Path | None) -> None:
+    from ..sim.catalogue import catalogue
+
+    entries = list(catalogue())
+    if json is not None:
+        rows = [{"name": e.name, "about": e.about, "world": e.mode} for e in entries]
+        json.write_text(json_module.dumps(rows, indent=1) + "\n")
+        return
+    width = max(len(e.name) for e in entries)
+    for entry in entries:
+        typer.echo(f"{entry.name:<{width}}  {entry.mode:<7}  {entry.about}")
