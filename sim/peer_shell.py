@@ -13,10 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ..dag.cost import cost
-from ..dag.cut import cut, tied_groups
 from ..dag.flow import Role
-from ..dag.pace import Totals, action_work
 from ..dag.plan import PeerId
 from ..dag.schedule import Action, Kind
 from ..dag.speed import Speeds
@@ -32,13 +29,14 @@ from ..net.transport import (
 )
 from ..peer import events as p
 from ..peer.machine import PeerMachine, PeerOptions
-from ..peer.order import BuildOrder, order_from_assign
+from ..peer.order import BuildOrder
 from ..peer.probe import probe_payload
 from ..peer.profile import speeds_to_proto
 from ..proto import broker_pb2, common_pb2, graph_pb2
 from . import trace
 from .clock import Observed, Timers
 from .control import BROKER, Control
+from .orders import Pace
 
 if TYPE_CHECKING:
     from .world import World
@@ -118,27 +116,6 @@ class PeerSpec:
         )
 
 
-class _Pace:
-    """How long the actions of an assignment take on one peer: the cost model's seconds."""
-
-    def __init__(self, order: BuildOrder, speeds: Speeds) -> None:
-        plan = order.plan
-        graph = order.graph.bind(plan.microbatch_size)
-        stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
-        self._peer, self._speeds = order.peer, speeds
-        self._work = action_work(
-            plan,
-            stages,
-            tied_groups(graph, stages),
-            graph,
-            Totals(cost(graph)),
-            optimizer_slots=order.training.train.optimizer_slots,
-        )
-
-    def seconds(self, action: Action) -> float:
-        return self._speeds.seconds(self._work(self._peer, action))
-
-
 class PeerShell:
     """One process of a peer, from its start to its end. `incarnation` counts those of its name."""
 
@@ -168,7 +145,7 @@ class PeerShell:
         self.control: Control | None = None
         self.stretch = 1.0
         """Compute takes so many times longer."""
-        self._pace: _Pace | None = None
+        self._pace: Pace | None = None
         self._transport: MemoryTransport = world.network.transport(
             spec.name, boot, self._transported, allocate=getattr(device, "allocate", None)
         )
@@ -366,14 +343,9 @@ class PeerShell:
 
         answer: p.Event
         try:
-            order = order_from_assign(
-                self.name,
-                wanted.assign,
-                blob=lambda ref: whole(ref.hash),
-                read=read,
-                shard=shard,
+            order, self._pace = world.orders.read(
+                self.name, wanted.assign, self.spec.speeds, blob=whole, read=read, shard=shard
             )
-            self._pace = _Pace(order, self.spec.speeds)
             answer = self.device.build(order)
         except ValueError as error:
             answer = p.BuildFailed(wanted.run, wanted.term, str(error))

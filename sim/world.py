@@ -27,6 +27,7 @@ from ..proto import broker_pb2
 from .broker_shell import BrokerShell
 from .clock import Clock, Observe, Observed, StalledError
 from .control import BROKER, Control
+from .orders import Orders
 from .peer_shell import Device, PeerShell, PeerSpec
 from .trace import Mark, Trace
 from .wan import Wan
@@ -81,6 +82,7 @@ class World(Clock):
             )
         self.network = MemoryNetwork(self.after, lambda: self.now, self.carrier)
         self.broker = BrokerShell(self, broker_options)
+        self.orders = Orders()
         self.peers: dict[str, PeerShell] = {}
         """The newest process of each peer that has come so far, dead ones too."""
         self._controls = 0
