@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shoal.client.front import SimulationFront
 from shoal.client.session import Run, connect
-from shoal.client.submission import Prepared, prepare, upload
+from shoal.client.submission import Prepared, upload
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
 from shoal.proto import broker_pb2
@@ -193,7 +193,7 @@ def outcomes(wanted: Sequence[str], again: int, tensors: bool) -> Iterator[Outco
             scenario = Scenario.from_toml(case.write(Path(name)))
             job = scenario.adjusted(Job.from_toml(scenario.job_path))
             virtual_s, plan = _virtual(scenario, job, front, Path(name) / "virtual", tensors)
-            prepared = stack.enter_context(prepare(job))
+            prepared = front._prepare(job)  # captured already
             for _ in range(again + 1):
                 stretches = _stretches(scenario, prepared, front)
                 found = _real(case, scenario, prepared, stretches, plan, virtual_s, Path(name))
