@@ -246,13 +246,16 @@ def share_moves(judge: Judge, candidate: Candidate) -> Iterator[Candidate]:
                 yield replace(candidate, microbatches=tuple(m))
 
 
-def even_pipeline(judge: Judge, peers: Sequence[int], recompute: bool = False) -> Pipeline | None:
-    """Cut so that each peer takes about equally long; None: more peers than operators."""
-    n, k = judge.operators, len(peers)
+def even_pipeline(
+    judge: Judge, peers: Sequence[int], recompute: bool = False, end: int | None = None
+) -> Pipeline | None:
+    """The operators before `end` (None: all), cut so that each peer takes about equally long; None:
+    more peers than operators."""
+    n, k = judge.operators if end is None else end, len(peers)
     if k > n:
         return None
     seconds = judge.forward_s + judge.backward_s
-    whole = [max(float(seconds[p, -1]), 1e-30) for p in peers]
+    whole = [max(float(seconds[p, n]), 1e-30) for p in peers]
     speed = [1 / w for w in whole]
     shares: list[Share] = []
     start, part = 0, 0.0

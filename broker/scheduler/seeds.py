@@ -209,13 +209,12 @@ class Seeds:
             order = self.ordered(self.by_speed[:k])
             for turn in range(k if k <= 4 else 1):
                 line = [*order[turn:], *order[:turn]]
-                shares = even_pipeline(self.judge, line)
-                last = shares[-1] if shares else None
-                if shares is None or last is None or last.start >= tail:
-                    continue
-                pipeline = (*shares[:-1], replace(last, stop=tail), Share(line[0], tail, n))
-                for schedule in self.space.schedules:
-                    yield Candidate((pipeline,), (self.m,), schedule)
+                shares = even_pipeline(self.judge, line, end=tail)
+                if shares is not None:
+                    pipeline = (*shares, Share(line[0], tail, n))
+                    # Coming back waits least where visits take turns.
+                    for schedule in reversed(self.space.schedules):
+                        yield Candidate((pipeline,), (self.m,), schedule)
 
     # ------------------------------------------------------------ several
 
