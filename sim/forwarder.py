@@ -148,6 +148,10 @@ class Forwarder:
     def restore(self, a: str, b: str) -> None:
         self._pair("slow", a, b, factor=1.0)
 
+    def corrupt(self, a: str, b: str) -> None:
+        """One bit changes in the middle of the next piece of at least 1 KiB that a sends to b."""
+        self._pair("corrupt", a, b)
+
     def carried(self) -> Carried:
         said, names = self._ask({"do": "count"}), self.shaping.names
         pairs = {(names[a], names[b]): size for a, b, size in said["pairs"]}

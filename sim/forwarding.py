@@ -41,6 +41,8 @@ _MOST_LINE = 64 * 1024 * 1024
 """Bytes of a line without a limit to its rate."""
 _LATE_S = 0.005
 _ABORT = struct.pack("ii", 1, 0)
+_PAYLOAD_BYTES = 1024
+"""A piece of so many bytes is data in the middle, whatever protocol begins and ends it."""
 _END, _RESET = b"", None
 """In a line: the sender has nothing more to say; the sender broke off."""
 
@@ -92,6 +94,8 @@ class _Forwarding:
         self.queues: dict[Flow, deque[_Pipe]] = {}
         """Pipes on which something waits; no empty ones."""
         self.parted: set[Flow] = set()
+        self.corrupt: set[Flow] = set()
+        """Flows of which the next piece of data is to be changed."""
         self.arrivals: list[tuple[float, int, _Pipe]] = []
         self.count = 0
         self.carried: dict[Flow, int] = {}
@@ -211,6 +215,10 @@ class _Forwarding:
             return False
         except OSError:
             data = _RESET
+        if data and pipe.flow in self.corrupt and len(data) >= _PAYLOAD_BYTES:
+            self.corrupt.remove(pipe.flow)
+            middle = len(data) // 2
+            data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
         if data:
             left = self.pacer.leave(pipe.flow, len(data), now)
             self._put(pipe, left + self.pacer.delay_s(pipe.flow, len(data)), data)
@@ -363,6 +371,8 @@ class _Forwarding:
             self.parted.discard(flow)
             if flow in self.queues:
                 self.pacer.wait(flow, time.monotonic())
+        elif what == "corrupt":
+            self.corrupt.add(flow)
         elif what == "slow":
             self.pacer.slow(flow, table["factor"])
         else:

@@ -227,6 +227,21 @@ def test_a_slowed_path_carries_the_same_bytes(ends: Ends) -> None:
         ends.paths.restore("a", "b")
 
 
+def test_one_bit_of_the_next_large_piece_changes(ends: Ends) -> None:
+    near, far = ends.joined("a", "b")
+    ends.paths.corrupt("a", "b")
+    ends.turns((near, far))  # small ones pass
+    sent = data(50_000, seed=3)
+    near.sendall(sent)
+    near.sendall(sent)
+    near.shutdown(socket.SHUT_WR)
+    got = everything(far)
+    assert len(got) == 2 * len(sent)
+    apart = [x ^ y for x, y in zip(got, sent + sent, strict=True) if x != y]
+    assert len(apart) == 1
+    assert apart[0].bit_count() == 1
+
+
 def test_wrong_names_and_numbers_are_refused_here(paths: Forwarder) -> None:
     with pytest.raises(ValueError, match='no end is called "d"'):
         paths.part("a", "d")
