@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +33,23 @@ from .faults import Faults
 from .monitor import Monitor
 from .peer_shell import Device, PeerSpec
 from .sentences import Fault, corrupt, flap, join, kill, leave, partition, slow, stop
-from .violation import Broken
+from .shortest import Shortest, shortest
+from .violation import Broken, Violation
 from .wan import Wan
 from .world import World
 
-__all__ = ["CELLS", "ENDING", "PHASES", "SURVIVED", "Drawn", "Played", "draw", "play", "shorter"]
+__all__ = [
+    "CELLS",
+    "ENDING",
+    "PHASES",
+    "SURVIVED",
+    "Drawn",
+    "Played",
+    "draw",
+    "explain",
+    "play",
+    "shorter",
+]
 
 PHASES = ("forward", "backward", "clip", "update")
 SURVIVED = (
@@ -95,7 +108,7 @@ def draw(
     8; at most one of ENDING, which must be the last."""
     rng = random.Random(f"world {seed}")
     holders = [f"p{i}" for i in range(rng.randint(3, 5))]
-    spares, late = ["spare-0"], ["late-0"]
+    spares, late = ([f"{word}-{i}" for i in range(len(cells))] for word in ("spare", "late"))
     names = [*holders, *spares]
     rng.shuffle(names)
     specs = {n: PeerSpec(name=n, flops_per_s=10 ** rng.uniform(8.5, 10.5)) for n in names + late}
@@ -108,7 +121,8 @@ def draw(
         who = rng.choice(sorted({v.peer for route in plan.routes for v in route}))
         hub = plan.stages[-1].holders[0]
         other = hub if who != hub else rng.choice([p for p in plan.peers if p != hub])
-        faults.append(_FAULTS[kind](rng, who, other, {"at_step": step, "phase": phase}))
+        cast = _Cast(who, other, spares[i], late[i])
+        faults.append(_FAULTS[kind](rng, cast, {"at_step": step, "phase": phase}))
         if kind in ENDING:
             assert i + 1 == len(cells), f"{kind} ends the run, and {cells[i + 1 :]} come after it"
             ends = who
@@ -127,29 +141,45 @@ def draw(
     )
 
 
-Make = Callable[[random.Random, str, str, dict[str, object]], Fault]
-"""(generator, a holder, another one that exchanges frames with it, when) -> the fault."""
+class _Cast(NamedTuple):
+    """Whom a fault may concern: a holder, another that exchanges frames with it, a spare and one
+    that is not there yet; the last two are of this fault alone."""
+
+    holder: str
+    other: str
+    spare: str
+    late: str
+
+
+When = Mapping[str, Any]
+Make = Callable[[random.Random, _Cast, When], Fault]
 
 _FAULTS: Mapping[str, Make] = {
-    "partition": lambda rng, a, b, when: partition(a, b, for_s=rng.uniform(0.5, 12), **when),
-    "slow link": lambda rng, a, b, when: slow(
-        a, b, factor=rng.uniform(2, 50), for_s=rng.uniform(1, 9), **when
+    "partition": lambda rng, of, when: partition(
+        of.holder, of.other, for_s=rng.uniform(0.5, 12), **when
     ),
-    "flapping link": lambda rng, a, b, when: flap(a, b, for_s=rng.uniform(1, 9), **when),
-    "corrupt message": lambda rng, a, b, when: corrupt(a, b, **when),
+    "slow link": lambda rng, of, when: slow(
+        of.holder, of.other, factor=rng.uniform(2, 50), for_s=rng.uniform(1, 9), **when
+    ),
+    "flapping link": lambda rng, of, when: flap(
+        of.holder, of.other, for_s=rng.uniform(1, 9), **when
+    ),
+    "corrupt message": lambda rng, of, when: corrupt(of.holder, of.other, **when),
     # Shorter than the lease of 10 s less two heartbeats of 2 s.
-    "stopped for a moment": lambda rng, a, b, when: stop(a, for_s=rng.uniform(0.5, 5), **when),
-    "broker away for a moment": lambda rng, a, b, when: partition(
-        a, BROKER, for_s=rng.uniform(0.5, 5), **when
+    "stopped for a moment": lambda rng, of, when: stop(
+        of.holder, for_s=rng.uniform(0.5, 5), **when
     ),
-    "spare leaves": lambda rng, a, b, when: leave("spare-0", **when),
-    "spare dies": lambda rng, a, b, when: kill("spare-0", **when),
-    "peer joins": lambda rng, a, b, when: join("late-0", **when),
-    "holder dies": lambda rng, a, b, when: kill(a, **when),
-    "holder leaves": lambda rng, a, b, when: leave(a, **when),
-    "holder's stream cut": lambda rng, a, b, when: flap(a, BROKER, for_s=1.0, **when),
-    "holder stopped": lambda rng, a, b, when: stop(a, for_s=30.0, **when),
-    "broker away": lambda rng, a, b, when: partition(a, BROKER, for_s=30.0, **when),
+    "broker away for a moment": lambda rng, of, when: partition(
+        of.holder, BROKER, for_s=rng.uniform(0.5, 5), **when
+    ),
+    "spare leaves": lambda rng, of, when: leave(of.spare, **when),
+    "spare dies": lambda rng, of, when: kill(of.spare, **when),
+    "peer joins": lambda rng, of, when: join(of.late, **when),
+    "holder dies": lambda rng, of, when: kill(of.holder, **when),
+    "holder leaves": lambda rng, of, when: leave(of.holder, **when),
+    "holder's stream cut": lambda rng, of, when: flap(of.holder, BROKER, for_s=1.0, **when),
+    "holder stopped": lambda rng, of, when: stop(of.holder, for_s=30.0, **when),
+    "broker away": lambda rng, of, when: partition(of.holder, BROKER, for_s=30.0, **when),
 }
 
 
@@ -224,9 +254,10 @@ def play(
     losses: Sequence[float] = (),
     tolerance: float = 0.0,
     log: bool = False,
+    all_happen: bool = True,
 ) -> Played:
     """Lets it happen. `losses` of the plain loop, by step, which the run's must equal to a relative
-    `tolerance`. Raises Violation."""
+    `tolerance`. Raises Violation, with `all_happen` also for a fault that does not happen."""
     wan = Wan(drawn.network, jitter_s=drawn.jitter_s, loss=drawn.loss, seed=drawn.seed)
     world = World(
         drawn.peers,
@@ -246,7 +277,7 @@ def play(
     run = world.submit(planned)
     events = monitor.finish(run)
     last = events[-1].state
-    wrong = "; ".join(faults.missed())
+    wrong = "; ".join(faults.missed() if all_happen else ())
     if drawn.ends and (last.phase != broker_pb2.FAILED or drawn.ends not in last.reason.text):
         wrong = wrong or f"expected FAILED because of {drawn.ends}, and it is {_said(last)}"
     if not drawn.ends and last.phase != broker_pb2.DONE:
@@ -256,6 +287,28 @@ def play(
     members = world.broker.machine.members
     monitor.until(lambda: len(members.pool) == len(members.members))
     return Played(events, world.log, monitor.checks, world.now)
+
+
+def explain(
+    drawn: Drawn,
+    spec: broker_pb2.RunSpec,
+    blobs: Mapping[str, bytes],
+    folder: Path,
+    **options: Any,
+) -> Shortest:
+    """Of a world that fails: the fewest faults and steps with which it still does. `options` as of
+    `play`. Raises ValueError for one that does not fail."""
+
+    def fails(faults: tuple[Fault, ...], steps: int) -> Violation | None:
+        ends = drawn.ends if drawn.ends and drawn.faults[-1] in faults else ""
+        less = replace(drawn, faults=faults, ends=ends)
+        try:
+            play(less, shorter(spec, steps), blobs, folder, all_happen=False, **options)
+        except Violation as violation:
+            return violation
+        return None
+
+    return shortest(drawn.faults, spec.steps, fails)
 
 
 def _said(state: broker_pb2.RunState) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -21,6 +21,7 @@ from shoal.dag.schedule import Action, Kind
 from shoal.net.inbox import Inbox
 from shoal.net.memory import _Dialler
 from shoal.net.messages import Ack
+from shoal.net.outbox import Outbox
 from shoal.peer.assignment import Assignment
 from shoal.peer.data.reader import Reader
 from shoal.peer.exchange import Exchange
@@ -151,14 +152,12 @@ def committed_early() -> Iterator[None]:
 
 @mutant("a frame is matched without its port", "I2")
 def without_port() -> Iterator[None]:
-    def missing(self: Steps) -> Any:
-        if self.over or self.in_flight:
-            return ()
-        here = {replace(key, port="") for key in self.arrived}
+    def complete(self: Steps) -> bool:
+        here = {key._replace(port="") for key in self.arrived}
         takes = self.program.takes[self.position]
-        return tuple(t for t in takes if replace(self.key(t), port="") not in here)
+        return all(self.key(t)._replace(port="") in here for t in takes)
 
-    with patch.object(Steps, "missing", missing):
+    with patch.object(Steps, "complete", complete):
         yield
 
 
@@ -231,6 +230,23 @@ def early_ack() -> Iterator[None]:
 @mutant("a broken link is never dialled again", "I9", brings="cut")
 def no_redial() -> Iterator[None]:
     with patch.object(_Dialler, "_again", lambda self, connection: None):
+        yield
+
+
+@mutant("what waits while a link is down is forgotten", "I9", brings="cut")
+def forgotten_queue() -> Iterator[None]:
+    resume = Outbox.resume
+
+    def forgets(self: Outbox, hello: Any) -> Any:
+        done = resume(self, hello)
+        for lane in self._lanes.values():
+            for frame in lane.queue:
+                self._keys.remove(frame.header.key)
+                self._unacknowledged.pop(frame.number, None)
+            lane.queue.clear()
+        return done
+
+    with patch.object(Outbox, "resume", forgets):
         yield
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -77,7 +76,7 @@ def play(lab: Any, brings: str) -> World:
     exact = {} if feedback else {"losses": lab.wanted.losses, "norms": lab.wanted.norms}
     monitor = Monitor(world, seed=1, tolerance=1e-4, **exact)
     faults = {
-        "cut": [flap("p0", "p1", for_s=2.0, at_step=1)],
+        "cut": [flap("p0", "p1", for_s=2.0, at_step=1, phase="backward")],
         "death": [kill("p1", at_step=1, phase="backward")],
     }
     Faults(world, faults.get(brings, [])).start()
@@ -114,7 +113,7 @@ def old(seen: Observed, brings: str) -> Any:
     """A frame or a report as it would be in the term before, once, in the middle of the run."""
     match seen.record:
         case p.SendFrame(key) if brings == "old frame" and key.step == 1:
-            return p.FrameArrived(replace(key, term=key.term - 1))
+            return p.FrameArrived(key._replace(term=key.term - 1))
         case b.PeerSaid(stream, message) if brings == "old report" and message.step.step == 1:
             late = broker_pb2.PeerMessage()
             late.CopyFrom(message)

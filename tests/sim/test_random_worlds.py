@@ -1,0 +1,158 @@
+"""Worlds drawn from seeds: no invariant breaks, every fault happens, in each phase, and each comes
+to what it must.
+
+Most are worlds of ghosts, whose losses prove that every sample counted once (`sim/hashes.py`); a
+few have real tensors. A dozen run with the ordinary suite, the 200 with `-m slow`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from shoal.job import Job
+from shoal.proto import broker_pb2
+from shoal.sim.ghost import Ghosts
+from shoal.sim.hashes import expected
+from shoal.sim.random_worlds import (
+    CELLS,
+    ENDING,
+    PHASES,
+    SURVIVED,
+    Drawn,
+    Played,
+    draw,
+    explain,
+    play,
+    shorter,
+)
+from shoal.tests.mutants.planted import forgotten_queue
+
+STEPS, MICROBATCHES = 20, 4
+FEW, MANY = 12, 200
+LEAST = 3
+"""How often each fault must have happened in each phase, over all of the many."""
+JOB = Job.from_table(
+    {
+        "version": 1,
+        "name": "random-worlds",
+        "model": {
+            "factory": "shoal.examples.gpt:gpt",
+            "args": {"layers": 2, "width": 8, "heads": 1, "length": 8, "dropout": 0.0},
+        },
+        "data": {"kind": "text", "length": 8},
+        "train": {
+            **{"steps": STEPS, "batch": MICROBATCHES, "microbatch": 1, "lr": 0.01},
+            **{"eval_every": 0, "schedule": "constant", "warmup": 0},
+        },
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def lab(laboratory: Any) -> Any:
+    made = laboratory(JOB)
+    made.ghosts = expected(made.graph.bind(1), made.job.seed, STEPS, MICROBATCHES).losses
+    return made
+
+
+def cells_of(seed: int, most: int) -> Sequence[tuple[str, str]]:
+    """Two for each world: over `most` of them, each of CELLS about equally often as the second."""
+    survived = [cell for cell in CELLS if cell[0] in SURVIVED]
+    first = survived[(seed * 11) % len(survived)]
+    return first, CELLS[(seed * len(CELLS) // min(most, len(CELLS)) + seed // 97) % len(CELLS)]
+
+
+def world_of(lab: Any, seed: int, most: int) -> Drawn:
+    cells = cells_of(seed, most)
+    return draw(seed, lab.graph, microbatches=MICROBATCHES, microbatch_size=1, cells=cells)
+
+
+def ghostly(lab: Any, drawn: Drawn, **options: Any) -> Played:
+    folder = lab.prepared.weights.parent
+    return play(drawn, lab.spec, lab.blobs, folder, device=Ghosts(), losses=lab.ghosts, **options)
+
+
+def table(drawn: Iterable[Drawn]) -> str:
+    """How often each fault happened in each phase."""
+    count = Counter(cell for world in drawn for cell in world.cells)
+    lines = [f"{'':26}" + "".join(f"{phase:>10}" for phase in PHASES)]
+    for kind in (*SURVIVED, *ENDING):
+        lines.append(f"{kind:26}" + "".join(f"{count[kind, phase]:10}" for phase in PHASES))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("seed", range(FEW))
+def test_a_random_world_keeps_every_invariant(lab: Any, seed: int) -> None:
+    drawn = world_of(lab, seed, FEW)
+    assert len(drawn.peers) >= 3
+    assert len(drawn.faults) == 2
+    played = ghostly(lab, drawn)
+    steps = sum(e.HasField("step") for e in played.events)
+    assert steps == STEPS or drawn.ends
+    assert played.checks > 500
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_two_hundred_random_worlds_keep_every_invariant(lab: Any) -> None:
+    worlds = [world_of(lab, seed, MANY) for seed in range(MANY)]
+    for drawn in worlds:
+        ghostly(lab, drawn)  # raises Violation, also for a fault that did not happen
+    print("\n" + table(worlds))
+    count = Counter(cell for world in worlds for cell in world.cells)
+    assert not [cell for cell in CELLS if count[cell] < LEAST], table(worlds)
+
+
+def test_the_same_seed_gives_the_same_world(lab: Any) -> None:
+    drawn = draw(
+        7,
+        lab.graph,
+        microbatches=MICROBATCHES,
+        microbatch_size=1,
+        cells=[("flapping link", "backward"), ("stopped for a moment", "clip")],
+    )
+    first, second = ghostly(lab, drawn, log=True), ghostly(lab, drawn, log=True)
+    assert first.log == second.log
+    assert len(first.log) > 1000
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [("corrupt message", "backward"), ("flapping link", "update")],
+        [("partition", "clip"), ("holder dies", "backward")],
+    ],
+    ids=["goes on", "ends"],
+)
+def test_real_tensors_come_to_what_the_plain_loop_has(lab: Any, cells: Any) -> None:
+    drawn = draw(3, lab.graph, microbatches=MICROBATCHES, microbatch_size=1, cells=cells)
+    wanted = lab.plain().losses
+    folder = lab.prepared.weights.parent
+    played = play(drawn, lab.spec, lab.blobs, folder, losses=wanted, tolerance=1e-4)
+    done = [e.step.outcome.loss for e in played.events if e.HasField("step")]
+    assert len(done) == STEPS or drawn.ends
+    assert done == pytest.approx(wanted[: len(done)], rel=1e-4)
+
+
+def test_a_world_that_fails_is_shortened_to_what_it_takes(lab: Any) -> None:
+    cells = [("peer joins", "forward"), ("flapping link", "backward")]
+    drawn = draw(0, lab.graph, microbatches=MICROBATCHES, microbatch_size=1, cells=cells)
+    folder = lab.prepared.weights.parent
+    with forgotten_queue():
+        found = explain(drawn, lab.spec, lab.blobs, folder, device=Ghosts(), losses=lab.ghosts)
+    assert [fault.do for fault in found.faults] == ["flap"]
+    assert found.faults[0].at_step < found.steps < STEPS
+    assert f"still so with {found.steps} steps and flap " in str(found.violation)
+
+
+def test_a_shorter_run_is_the_same_run_with_fewer_steps(lab: Any) -> None:
+    drawn = draw(5, lab.graph, microbatches=MICROBATCHES, microbatch_size=1, cells=[])
+    folder = lab.prepared.weights.parent
+    spec = shorter(lab.spec, 3)
+    played = play(drawn, spec, lab.blobs, folder, device=Ghosts(), losses=lab.ghosts)
+    assert played.events[-1].state.phase == broker_pb2.DONE
+    assert played.events[-1].state.steps == 3
