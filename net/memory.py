@@ -56,9 +56,10 @@ class MemoryNetwork:
         self.left_s = 0.0
         """When the last byte left of the message that is being received now."""
         self._transports: dict[str, MemoryTransport] = {}
-        self._streams: list[_Stream] = []
+        self._streams: dict[_Stream, None] = {}  # open, in the order in which they were
         self._corrupt: dict[tuple[str, str], deque[float]] = {}
-        self._frozen: dict[str, deque[Callable[[], None]]] = {}  # and what waits for its process
+        self.frozen: dict[str, deque[Callable[[], None]]] = {}
+        """Peers whose process stands still, and what waits for it to go on."""
 
     def transport(
         self,
@@ -122,23 +123,23 @@ class MemoryNetwork:
 
     def freeze(self, peer: str) -> None:
         """The process of a peer stands still until `thaw`: it takes and gives nothing."""
-        self._frozen.setdefault(peer, deque())
+        self.frozen.setdefault(peer, deque())
         self._watch(peer)
 
     def thaw(self, peer: str) -> None:
-        held = self._frozen.pop(peer, None)
+        held = self.frozen.pop(peer, None)
         self._watch(peer)
         while held:
-            if peer in self._frozen:  # by what it has just done
-                self._frozen[peer].extendleft(reversed(held))
+            if peer in self.frozen:  # by what it has just done
+                self.frozen[peer].extendleft(reversed(held))
                 return
             held.popleft()()
 
     def held(self, peer: str, what: Callable[[], None]) -> bool:
         """Whether the peer stands still; `what` is then done when it goes on."""
-        if peer not in self._frozen:
+        if peer not in self.frozen:
             return False
-        self._frozen[peer].append(what)
+        self.frozen[peer].append(what)
         return True
 
     def _watch(self, *ends: str) -> None:
@@ -147,7 +148,7 @@ class MemoryNetwork:
 
     def hear_each_other(self, a: str, b: str) -> bool:
         parted = self.carrier.parted(a, b) or self.carrier.parted(b, a)
-        return not parted and a not in self._frozen and b not in self._frozen
+        return not parted and a not in self.frozen and b not in self.frozen
 
     # ------------------------------------------------------------ streams
 
@@ -163,17 +164,17 @@ class MemoryNetwork:
         if other is None or not self.hear_each_other(dialler.peer, other.peer):
             return None
         stream = _Stream(self, dialler, connection, other)
-        self._streams.append(stream)
+        self._streams[stream] = None
         return stream
 
     def closed(self, stream: _Stream) -> None:
-        self._streams.remove(stream)
+        del self._streams[stream]
 
     def remove(self, transport: MemoryTransport) -> None:
         """The process at this address is gone; the others learn of it as soon as word of it can
         come."""
         del self._transports[transport.address]
-        self._frozen.pop(transport.peer, None)
+        self.frozen.pop(transport.peer, None)
         for stream in [s for s in self._streams if s.ends_at(transport)]:
             stream.abandon(transport)
 
@@ -381,7 +382,10 @@ class _Pipe:
 
     def _next(self) -> None:
         network = self._network
-        if not self._stream.open or network.held(self._names[0], self._next):
+        if not self._stream.open:
+            return
+        if self._names[0] in network.frozen:
+            network.held(self._names[0], self._next)
             return
         self._busy = False
         said = self._source.say(network.now())
@@ -406,7 +410,8 @@ class _Pipe:
         network = self._network
         if not self._stream.open:
             return
-        if network.held(self._names[1], lambda: self._deliver(records, left_s)):
+        if self._names[1] in network.frozen:
+            network.held(self._names[1], lambda: self._deliver(records, left_s))
             return
         network.left_s = left_s
         if network.tampers(*self._names):

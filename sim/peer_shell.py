@@ -23,6 +23,7 @@ from ..net.transport import (
     FrameAcknowledged,
     FrameArrived,
     LinkDown,
+    LinkError,
     LinkRefused,
     LinkUp,
     TransportEvent,
@@ -172,7 +173,10 @@ class PeerShell:
 
     def handle(self, event: p.Event) -> None:
         world = self.world
-        if not self.alive or world.network.held(self.name, lambda: self.handle(event)):
+        if not self.alive:
+            return
+        if self.name in world.network.frozen:
+            world.network.held(self.name, lambda: self.handle(event))
             return
         if self._observed(event):
             for instruction in self.machine.handle(event, world.now):
@@ -239,7 +243,12 @@ class PeerShell:
                 self.handle(p.FrameArrived(key))
 
     def _send(self, key: FrameKey, payload: Payload) -> None:
-        self._transport.send(key.destination, key, payload)
+        try:
+            self._transport.send(key.destination, key, payload)
+        except LinkError as error:
+            why = f"LinkError: {error}"
+            self.world.after(0.0, lambda: self.handle(p.FrameRefused(key, why)))
+            return
         size_bytes = payload.size_bytes
         if self.world.trace is not None:
             self._ready[key] = self.world.now, size_bytes, payload.codec
@@ -271,6 +280,17 @@ class PeerShell:
     def _carry_out(self, instruction: p.Instruction) -> None:
         world = self.world
         match instruction:
+            # Those of every action come first.
+            case p.Compute():
+                self._compute(instruction)
+            case p.SendFrame(key):
+                self._send(key, self.device.payload(key))
+            case p.SendProbe(key, size_bytes):
+                self._send(key, probe_payload(size_bytes))
+            case p.Release(key):
+                self.device.release(key)
+                if key.source != self.name:
+                    self._transport.release(key.source, key)
             case p.Connect():
                 self._connect()
             case p.Tell(message):
@@ -292,16 +312,6 @@ class PeerShell:
             case p.Prefetch(run, term, step):
                 self.device.prefetch(step)
                 world.after(OVERHEAD_S, lambda: self.handle(p.DataReady(run, term, step)))
-            case p.Compute():
-                self._compute(instruction)
-            case p.SendFrame(key):
-                self._send(key, self.device.payload(key))
-            case p.SendProbe(key, size_bytes):
-                self._send(key, probe_payload(size_bytes))
-            case p.Release(key):
-                self.device.release(key)
-                if key.source != self.name:
-                    self._transport.release(key.source, key)
             case p.UploadWeights(run, term, step):
                 self._upload(instruction)
             case p.Discard(run, term):

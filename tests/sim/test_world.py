@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
+
 import pytest
 
 from shoal.job import Job
-from shoal.net.memory import steady
+from shoal.net.memory import SILENT_S, steady
+from shoal.peer import events as p
 from shoal.peer.events import StopAsked
 from shoal.peer.machine import PeerOptions
 from shoal.proto import broker_pb2
-from shoal.sim.world import PeerSpec
+from shoal.sim.trace import COMPUTE, Trace
+from shoal.sim.world import BROKER, PeerSpec
 
 JOB = Job.from_table(
     {
@@ -144,3 +149,174 @@ def test_a_stranger_that_claims_to_be_a_neighbour_takes_no_link_down(gpt):
     assert world.finish(run)[-1].state.phase == broker_pb2.DONE
     assert world.now > began + 30
     assert any("refused link of p1" in line for line in world.log)
+
+
+# ------------------------------------------------------------ faults
+
+
+def trained_a_step(world, run):
+    world.until(lambda: any(e.HasField("step") for e in world.events(run)))
+
+
+def test_a_way_that_is_parted_for_a_while_delays_the_run_and_loses_nothing(gpt, equal_training):
+    calm, world = gpt.world(3), gpt.world(3)
+    wanted = gpt.train(calm)
+    at = calm.now - 0.2
+    world.after(at, lambda: world.part("p0", "p1"))
+    world.after(at + SILENT_S / 2, lambda: world.mend("p0", "p1"))
+    equal_training(gpt.train(world), wanted)
+    assert calm.now + 0.9 * SILENT_S / 2 < world.now < calm.now + SILENT_S
+
+
+def test_half_open_streams_break_and_come_again_once_it_is_mended(gpt):
+    world = gpt.world(2)
+    run = world.submit(gpt.spec)
+    trained_a_step(world, run)
+    world.part("p0", "p1")
+    began, downs = world.now, []
+    world.observe = lambda seen: downs.append(seen) if isinstance(seen.record, p.LinkDown) else None
+    world.until(lambda: len(downs) >= 2)
+    assert {seen.who for seen in downs} == {"p0", "p1"}, "both ends notice"
+    assert world.now - began == pytest.approx(SILENT_S)
+    assert "no answer" in downs[0].record.why
+    ups = []
+    world.observe = lambda seen: ups.append(seen) if isinstance(seen.record, p.LinkUp) else None
+    world.mend("p0", "p1")
+    world.until(lambda: len(ups) >= 2 or run in world.broker.ended)
+    assert world.finish(run)[-1].state.phase in (broker_pb2.DONE, broker_pb2.FAILED)
+
+
+def test_a_peer_that_the_broker_cannot_hear_is_lost_by_its_lease(gpt):
+    world = gpt.world(2)
+    run = world.submit(gpt.spec)
+    trained_a_step(world, run)
+    world.stretch("p0", 1e6)  # else the run is over before
+    world.part("p1", BROKER)
+    last = world.finish(run)[-1].state
+    assert last.phase == broker_pb2.FAILED
+    assert "p1" in last.reason.text
+
+
+def test_a_process_that_stands_still_goes_on_where_it_was(gpt, equal_training):
+    calm, world = gpt.world(3), gpt.world(3)
+    wanted = gpt.train(calm)
+    at, pause = calm.now - 0.2, 3.0
+    began = []
+    world.observe = lambda seen: began.append(seen) if seen.who == "p1" else None
+    world.after(at, lambda: world.stop("p1"))
+    world.after(at + pause, lambda: world.go_on("p1"))
+    equal_training(gpt.train(world), wanted)
+    assert not [seen for seen in began if at < seen.now < at + pause]
+    assert world.now == pytest.approx(calm.now + pause, abs=0.3)
+
+
+def test_a_slow_link_and_a_slow_peer_cost_time_only(gpt, equal_training):
+    calm, slow, slower = (gpt.world(2, carry=steady(0.005, 1e5)) for _ in range(3))
+    wanted = gpt.train(calm)
+    slow.slow("p0", "p1", 10)
+    equal_training(gpt.train(slow), wanted)
+    assert slow.now > calm.now + 1
+    slower.stretch("p1", 1e4)
+    equal_training(gpt.train(slower), wanted)
+    assert slower.now > calm.now + 1
+
+
+def test_a_changed_byte_is_noticed_and_what_it_was_in_comes_again(gpt, equal_training):
+    world = gpt.world(2)
+    world.until(lambda: len(world.broker.machine.members.pool) == 2)
+    wanted = gpt.train(gpt.world(2))
+
+    def corrupt(seen):
+        if isinstance(seen.record, p.SendFrame) and len(refused) < 3:
+            world.corrupt(seen.who, seen.record.key.destination)
+            refused.append(seen)
+
+    refused = []
+    world.observe = corrupt
+    equal_training(gpt.train(world), wanted)
+    assert sum("refused link" in line for line in world.log) >= 1
+    assert "checksum" in "\n".join(world.log)
+
+
+def test_a_peer_that_died_comes_again_as_another_process_and_takes_part(gpt, equal_training):
+    world = gpt.world(2)
+    world.until(lambda: len(world.broker.machine.members.pool) == 2)
+    with pytest.raises(ValueError, match="here already"):
+        world.join(PeerSpec(name="p1"))
+    world.kill("p1")
+    world.join(PeerSpec(name="p1"))
+    world.join(PeerSpec(name="p2"))
+    trained = gpt.train(world)
+    equal_training(trained, gpt.plain())
+    world.until(lambda: len(world.broker.machine.members.pool) == 3)
+    assert {"p1", "p2"} <= {line.split()[1] for line in world.log if "computes" in line}
+
+
+def test_peers_come_and_leave_when_their_owners_say(gpt):
+    peers = [PeerSpec(name="a"), PeerSpec(name="b", joins_s=30.0, stays_s=60.0)]
+    world = gpt.world(peers)
+    members = world.broker.machine.members.members
+    world.until(lambda: "b" in members)
+    assert 30.0 < world.now < 31.0
+    world.until(lambda: "b" not in members)
+    assert 90.0 < world.now < 91.0
+    assert world.peers["b"].exit.code == 0
+    world.until(lambda: not world.peers["b"].alive)
+    assert "a" in members
+
+
+def test_a_broker_without_a_journal_cannot_be_restarted(gpt):
+    with pytest.raises(NotImplementedError, match="journal"):
+        gpt.world(1).restart_broker()
+
+
+# ------------------------------------------------------------ observer and trace
+
+
+def test_the_observer_sees_what_is_about_to_be_done_and_may_prevent_it(gpt):
+    world = gpt.world(3)
+
+    def watch(seen):
+        if isinstance(seen.record, p.Compute) and (seen.who, seen.record.step) == ("p1", 2):
+            world.kill("p1")
+
+    world.observe = watch
+    last = world.finish(world.submit(gpt.spec))[-1].state
+    assert last.phase == broker_pb2.FAILED
+    computed = [line for line in world.log if " p1 computes" in line]
+    assert computed
+    assert not any("of step 2" in line for line in computed)
+
+
+def test_the_trace_has_every_action_and_frame(gpt):
+    trace = Trace()
+    world = gpt.world(3, trace=trace)
+    spec = broker_pb2.RunSpec()
+    spec.CopyFrom(gpt.spec)
+    job = json.loads(spec.job)
+    job["train"]["eval_every"] = 0  # frames of an evaluation are no step's
+    spec.job = json.dumps(job)
+    run = world.submit(spec)
+    steps = [e.step for e in world.finish(run) if e.HasField("step")]
+    stages, microbatches = 3, 4
+    by_kind = {
+        kind: [s for s in trace.spans if s.kind == kind] for kind in (*COMPUTE, "build", "send")
+    }
+    for kind in ("forward", "backward"):
+        assert len(by_kind[kind]) == len(steps) * stages * microbatches
+        assert {(s.step, s.stage, s.microbatch) for s in by_kind[kind]} == {
+            (i, k, m) for i in range(len(steps)) for k in range(stages) for m in range(microbatches)
+        }
+    assert len(by_kind["update"]) == len(steps) * stages
+    assert len(by_kind["build"]) == stages
+    frames = [s for s in by_kind["send"] if s.role != "probe"]
+    assert sum(s.size_bytes for s in frames) == sum(s.sent_bytes for s in steps)
+    assert all(s.dense_bytes == s.size_bytes for s in frames if s.role == "activation")
+    for peer in world.peers:
+        mine = sorted(
+            (s.start_s, s.end_s) for s in trace.spans if s.peer == peer and s.kind in COMPUTE
+        )
+        assert all(a[1] <= b[0] for a, b in pairwise(mine)), "one at a time"
+    losses = [float(m.text) for m in trace.marks if m.what == "loss"]
+    assert losses == [s.outcome.loss for s in steps]
+    assert [m.who for m in trace.marks if m.what == "join"] == ["p0", "p1", "p2"]
