@@ -45,6 +45,10 @@ def sim(
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the summary to this file.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Also train the plain loop.")] = False,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Real, shaped: measure the alternatives for a few steps."),
+    ] = False,
     keep: Annotated[Path | None, typer.Option(help="Keep logs and state in this folder.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the report only.")] = False,
 ) -> None:
@@ -70,6 +74,7 @@ def sim(
         json=json,
         report=report,
         verify=verify,
+        compare=compare,
         keep=keep,
         quiet=quiet,
     )

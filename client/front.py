@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from ..dag.convert import graph_to_bytes, lowered_to_bytes
+from ..dag.graph import Graph
 from ..dag.operators import takes_key
 from ..job import Job
 from ..job.settings import plain
@@ -30,6 +31,7 @@ __all__ = ["SimulationFront"]
 class Facts:
     """What is known of a job once it is captured."""
 
+    graph: Graph
     operators: int
     """How many."""
     parameters: int
@@ -72,6 +74,10 @@ class SimulationFront:
         """The names of the peers that have joined, by id. Raises BrokerUnreachable."""
         with Client(address) as client:
             return client.names()
+
+    def facts(self, job: Job) -> Facts:
+        """Captures a job."""
+        return _facts(self._prepare(job))
 
     def submit(self, address: str, job: Job, folder: Path) -> tuple[Run, Facts]:
         """Submits a job whose outputs go to `folder`."""
@@ -120,6 +126,7 @@ class SimulationFront:
 
 def _facts(prepared: Prepared) -> Facts:
     return Facts(
+        graph=prepared.graph,
         operators=len(prepared.graph.operators),
         parameters=sum(p.spec.elements for p in prepared.graph.parameters),
         tokens_per_step=prepared.tokens_per_step,

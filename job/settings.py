@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, Union
 
 from .units import ByteCount, Duration, Rate, UnitError
 
-__all__ = ["Settings", "SettingsError", "nearest", "plain", "read_toml"]
+__all__ = ["Settings", "SettingsError", "located", "nearest", "plain", "read_toml"]
 
 _Unit = (Duration, ByteCount, Rate)
 S = TypeVar("S", bound="Settings")
@@ -227,6 +227,14 @@ def read_toml(cls: type[S], path: Path, defaults: Mapping[str, Any] | None = Non
         return cls.from_table({**(defaults or {}), **table})
     except SettingsError as error:
         raise error.at(_where(path, text, error.key)) from None
+
+
+def located(error: SettingsError, path: Path) -> SettingsError:
+    """The same problem with the line of its key in a file, which may have become unreadable."""
+    try:
+        return error.at(_where(path, path.read_text(encoding="utf-8"), error.key))
+    except (OSError, UnicodeDecodeError):
+        return error.at(str(path))
 
 
 def _where(path: Path, text: str, key: str) -> str:

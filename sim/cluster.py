@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..job import Job
+from ..proto import broker_pb2
 from .following import Following
 from .front import Facts, Front, RunHandle
 from .live import LiveView
@@ -73,8 +74,10 @@ def train(
     shown: LiveView,
     names: Mapping[str, str],
     limit_s: float | None = None,
+    see: Callable[[broker_pb2.RunEvent], None] = lambda event: None,
 ) -> Trained:
-    """Submits a job, follows it to its end, and fills the summary with what its events say."""
+    """Submits a job, follows it to its end, and fills the summary with what its events say. `see`
+    gets every event, too."""
     shown.say(f"submitting {job.name}")
     run, facts = front.submit(cluster.address, job, folder)
     summary.run, summary.params, summary.operators = run.id, facts.parameters, facts.operators
@@ -87,6 +90,7 @@ def train(
             followed.see(event)
             wire.see(event)
             shown.event(event)
+            see(event)
             cluster.check()
     followed.finish(facts.tokens_per_step)
     summary.links = tuple(wire.table())

@@ -14,6 +14,7 @@ from ..proto import broker_pb2
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..dag.graph import Graph
     from ..peer.data.manifest import Manifest
 
 __all__ = ["Facts", "Front", "Packed", "RunHandle", "Wire"]
@@ -21,6 +22,9 @@ __all__ = ["Facts", "Front", "Packed", "RunHandle", "Wire"]
 
 class Facts(Protocol):
     """What is known of a job once it is captured."""
+
+    @property
+    def graph(self) -> Graph: ...
 
     @property
     def operators(self) -> int:
@@ -96,6 +100,9 @@ class Front(Protocol):
     def names(self, address: str) -> dict[str, str]:
         """The names, by id, of the peers of the broker at an address; raises ConnectionError
         without a broker."""
+
+    def facts(self, job: Job) -> Facts:
+        """Captures a job. Raises ValueError for what cannot run."""
 
     def submit(self, address: str, job: Job, folder: Path) -> tuple[RunHandle, Facts]:
         """Submits a job whose outputs go to `folder`. Raises ValueError for what cannot run."""

@@ -40,6 +40,8 @@ class SimOptions:
     report: Path | None = None
     """Folder of page, pictures, events.jsonl and summary.json."""
     verify: bool = False
+    compare: bool = False
+    """Measure what the plan is compared with, too: real processes over shaped links only."""
     keep: Path | None = None
     """Where logs, state and outputs stay; None: in a temporary folder that is removed."""
     quiet: bool = False
@@ -53,6 +55,7 @@ class SimOptions:
             if (value := getattr(self, flag)) is not None:
                 words += [f"--{flag}", str(value)]
         words += ["--verify"] if self.verify else []
+        words += ["--compare"] if self.compare else []
         return shlex.join(words)
 
 

@@ -20,7 +20,7 @@ from ..dag.network import Network
 from ..dag.plan import PeerId
 from ..dag.speed import Speeds
 from ..job import Job
-from ..job.settings import SettingsError, plain, read_toml
+from ..job.settings import SettingsError, located, plain, read_toml
 from ..job.units import Duration, Rate
 from . import topologies
 from .checks import check_built, check_faults, check_places, check_times
@@ -76,8 +76,10 @@ class Scenario(Renamed):
     """What must be reached."""
     folder: Path = Path()
     """Where relative paths start; not part of the file."""
+    path: Path = Path()
+    """The file; not part of itself."""
 
-    OURS: ClassVar[frozenset[str]] = frozenset({"folder"})
+    OURS: ClassVar[frozenset[str]] = frozenset({"folder", "path"})
     KEYS: ClassVar[Mapping[str, str]] = MappingProxyType({"network": "network_set"})
 
     @classmethod
@@ -90,7 +92,12 @@ class Scenario(Renamed):
         given = None if job is None else str(Path(job).resolve())
         defaults = {"name": path.stem} | ({"job": given} if given else {})
         scenario = read_toml(cls, path, defaults)
-        return replace(scenario, folder=path.resolve().parent, job=given or scenario.job)
+        folder = path.resolve().parent
+        return replace(scenario, folder=folder, path=path, job=given or scenario.job)
+
+    def wrong(self, key: str, problem: str) -> SettingsError:
+        """An error about a key of the file, to be raised: with its line."""
+        return located(SettingsError(key, problem), self.path)
 
     def check(self) -> None:
         if self.version != 1:
@@ -144,7 +151,7 @@ class Scenario(Renamed):
                 table[key] = _over(table.get(key), value, key)
             changed = Job.from_table(table)
         except SettingsError as error:
-            raise error.inside("job_overrides").at(self.name) from None
+            raise located(error.inside("job_overrides"), self.path) from None
         return replace(changed, module=job.module, folder=job.folder)
 
     @property

@@ -24,12 +24,14 @@ from .modelled import run_modelled
 from .options import Setting, SimOptions
 from .processes import ClusterError, uninterrupted
 from .report import Summary, measured_summary, render, write_json, write_report
+from .shaped import run_shaped
 from .trace import Trace
 
 __all__ = ["SimOptions", "simulate"]
 
+LOOPBACK = "real processes, loopback"
 WORLDS = {
-    "real": "real processes, loopback",
+    "real": "real processes, shaped links",
     "virtual": "virtual time, real tensors",
     "ghost": "virtual time, hashes for tensors",
 }
@@ -42,7 +44,7 @@ def simulate(options: SimOptions, front: Front) -> int:
     setting = Setting.of(options)
     summary = Summary(
         name=setting.name,
-        world=WORLDS[setting.world],
+        world=WORLDS[setting.world] if setting.scenario is not None else LOOPBACK,
         seed=setting.seed,
         peers=setting.peers,
         cores=os.cpu_count() or 1,
@@ -63,10 +65,11 @@ def simulate(options: SimOptions, front: Front) -> int:
         title = f"{setting.name} · seed {setting.seed} · {summary.world}"
         shown = cleanup.enter_context(LiveView(View(title), how))
         try:
-            if setting.world == "real":
+            if setting.scenario is None:
                 run_cluster(setting, options, front, folder, summary, shown)
             else:
-                trace, plan = run_modelled(setting, options, front, folder, summary, shown)
+                run = run_shaped if setting.world == "real" else run_modelled
+                trace, plan = run(setting, options, front, folder, summary, shown)
         except (ClusterError, ConnectionError) as error:
             summary.exit, summary.error = 1, str(error)
     summary = _judged(setting, summary, trace)

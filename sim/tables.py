@@ -77,6 +77,10 @@ class PeerTable(Settings):
     """What it costs while it is there, in any currency."""
     data: tuple[str, ...] = ()
     """Data sets that it holds."""
+    entry: int = 0
+    """Which of the [[peers]] it comes from; not part of the file."""
+
+    OURS: ClassVar[frozenset[str]] = frozenset({"entry"})
 
     def check(self) -> None:
         count(self.name)  # raises
@@ -145,7 +149,7 @@ class Link(Renamed):
     bandwidth: Rate
     """Of each pair of peers."""
     jitter: Duration = ZERO
-    """A message is later by up to this, drawn anew for each."""
+    """A message is earlier or later by up to this, drawn anew for each."""
     loss: float = 0.0
     """Share of packets that get lost, and are sent again: it costs time only."""
     both: bool = True
