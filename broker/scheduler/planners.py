@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...dag.plan import Plan
 from .auto import BASELINES, auto
 from .coded import plan_with_codecs
@@ -20,4 +22,23 @@ def plan(request: PlanRequest) -> Plan:
     name = request.options.scheduler
     if name not in PLANNERS:
         raise NoPlan(f"no planner is called {name!r}: expected one of {', '.join(PLANNERS)}")
-    return plan_with_codecs(request, PLANNERS[name])
+    try:
+        return plan_with_codecs(request, PLANNERS[name])
+    except NoPlan as error:
+        other = None if name in ("auto", "op-fence") else _fitting(request)
+        if other is None or error.code != "memory":
+            raise
+        raise NoPlan(
+            f'{error.reason}; scheduler = "auto" has a plan, with a step of '
+            f"{other.predicted.step_s:.3g} s or less",
+            error.code,
+        ) from None
+
+
+def _fitting(request: PlanRequest) -> Plan | None:
+    """A plan that needs no such shares as the asked planner makes."""
+    options = replace(request.options, scheduler="op-fence")
+    try:
+        return PLANNERS["op-fence"](replace(request, options=options))
+    except NoPlan:
+        return None

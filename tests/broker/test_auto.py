@@ -265,6 +265,17 @@ def test_every_planner_stands_under_its_name() -> None:
         plan(with_options(request, scheduler="best"))
 
 
+@pytest.mark.parametrize("name", ["uniform", "equal-compute"])
+def test_where_a_baseline_has_no_plan_it_says_that_auto_has_one(name: str) -> None:
+    request = random_case(7)
+    with pytest.raises(
+        NoPlan, match='scheduler = "auto" has a plan, with a step of ([0-9.]+) s'
+    ) as e:
+        plan(with_options(request, scheduler=name))
+    said = float(re.findall(r"step of ([0-9.]+) s", str(e.value))[0])
+    assert plan(with_options(request, scheduler="auto")).predicted.step_s <= 1.005 * said
+
+
 def test_rates_without_a_limit_are_no_trouble() -> None:
     request = random_case(2, held=False)
     bare = dataclasses.replace(request, links=None)
