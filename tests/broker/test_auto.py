@@ -269,7 +269,7 @@ def test_every_planner_stands_under_its_name() -> None:
 def test_where_a_baseline_has_no_plan_it_says_that_auto_has_one(name: str) -> None:
     request = random_case(7)
     with pytest.raises(
-        NoPlan, match='scheduler = "auto" has a plan, with a step of ([0-9.]+) s'
+        NoPlan, match=r'scheduler = "auto" has a plan, with a step of ([0-9.]+) s'
     ) as e:
         plan(with_options(request, scheduler=name))
     said = float(re.findall(r"step of ([0-9.]+) s", str(e.value))[0])
