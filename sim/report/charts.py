@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from .axis import ticks, value_axis
 from .palette import SERIES
 from .picture import Dot, Label, Line, Picture, Rect, width_of
-from .words import cut, figure, plain, size
+from .words import figure, plain, size, start
 
 __all__ = ["Series", "bars", "curves"]
 
@@ -43,6 +44,8 @@ def curves(
     xs = [x for _, points in kept for x, _ in points] or [0.0]
     ys = [y for _, points in kept for _, y in points] or [0.0]
     low, high = (0.0 if from_zero else min(ys)), max(ys)
+    if from_zero:  # one that stands out must not make all others flat; it is drawn at the edge
+        high = min(high, 3 * median(ys))
     if high <= low:
         low, high = low - 0.5, high + 0.5
     margin = 0.06 * (high - low)
@@ -55,7 +58,7 @@ def curves(
         return left + (x - first) / (last - first) * (right - left)
 
     def up(y: float) -> float:
-        return bottom - (y - low) / (high - low) * (bottom - top)
+        return bottom - (min(y, high) - low) / (high - low) * (bottom - top)
 
     value_axis(picture, up, low, high, left=left, right=right, text=text)
     whole = [x for x in ticks(first, last, 8) if x == int(x)]
@@ -125,7 +128,7 @@ def bars(
     height = 26 if len(shown) <= 12 else 17
     names = list(dict.fromkeys(n for r in rows for n, _ in r.parts))
     colour = dict(zip(names, SERIES, strict=False)) | dict(colours or {})
-    left = 16 + max((width_of(cut(plain(r.name), 30), 12, bold=True) for r in shown), default=40)
+    left = 16 + max((width_of(start(plain(r.name), 32), 12, bold=True) for r in shown), default=40)
     room = 16 + max((width_of(r.text, 11) for r in shown), default=0)
     top = 34
     more = len(rows) - len(shown)
@@ -141,7 +144,7 @@ def bars(
     for i, row in enumerate(shown):
         y = top + i * height
         ink = "accent" if row.marked else "ink"
-        name = cut(plain(row.name), 30)
+        name = start(plain(row.name), 32)
         picture.add(Label(left - 8, y + height / 2 + 4, name, 12, ink, "end", row.marked))
         if row.limit:
             box = Rect(left, y + 3, row.limit * scale, height - 6, "wait", outline="faint")

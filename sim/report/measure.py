@@ -9,11 +9,14 @@ from statistics import median
 
 from ...dag.network import Network
 from ..trace import COMPUTE, Part, Span, Total, Trace
+from .moments import disturbing
 
 __all__ = ["LinkUse", "Measured", "PeerUse", "Step", "measure", "overlap"]
 
 MOST_STEPS = 20
 """Steps over which shares are taken."""
+VISITS = frozenset({"forward", "backward", "evaluate"})
+"""Kinds that belong to a stage and a microbatch."""
 SLOW = 1.5
 """A step that takes longer than this times the median is not typical."""
 
@@ -106,13 +109,13 @@ class Measured:
 def measure(trace: Trace, network: Network | None = None) -> Measured:
     """Of everything that the trace keeps. `network`: what links can carry, by names of peers."""
     steps = _steps(trace.spans)
-    typical = _typical(steps, [m.at_s for m in trace.marks])
+    typical = _typical(steps, disturbing(trace.marks))
     peers: dict[str, PeerUse] = {}
     stages: defaultdict[str, set[int]] = defaultdict(set)
     for span in trace.spans:
         if span.peer not in peers:
             peers[span.peer] = PeerUse(span.peer)
-        if span.stage >= 0:
+        if span.stage >= 0 and span.kind in VISITS:
             stages[span.peer].add(span.stage)
     for name, held in stages.items():
         peers[name].stages = tuple(sorted(held))

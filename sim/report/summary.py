@@ -62,7 +62,7 @@ class Summary:
     against_measured: dict[str, float] = field(default_factory=dict)
     """The same, measured in this run; a name that is in both is shown as measured."""
     held_back_by: str = ""
-    """What holds the run back, one sentence of the trace."""
+    """What the time hangs on, as the trace has it."""
     bubble_measured: float | None = None
     """As `bubble`, of the trace's typical steps."""
     goodput: float | None = None

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from ...proto import broker_pb2
 from ..trace import Mark
 from .measure import Measured
+from .moments import notable
 from .summary import Summary
-from .words import percent, plain, seconds, size
+from .words import percent, plain, seconds, size, start
 
 __all__ = ["Row", "comparison", "happened"]
 
 MOST_EACH = 12
 """Rows of peers, and of links: those that are furthest off."""
 MOST_MARKS = 60
+MOST_TEXT = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,11 @@ def _links(found: Measured, plan: broker_pb2.Plan, names: Mapping[str, str]) -> 
 
 
 def happened(marks: Sequence[Mark]) -> list[tuple[str, str, str, str]]:
-    """Time, what, who, and the text of each mark, in order of time; at most MOST_MARKS."""
-    ranked = sorted(marks, key=lambda m: m.at_s)
+    """Time, what, who, and the text of each notable mark; at most MOST_MARKS."""
+    ranked = notable(marks)
     rows = [
-        (seconds(m.at_s), plain(m.what), plain(m.who), plain(m.text)) for m in ranked[:MOST_MARKS]
+        (seconds(m.at_s), plain(m.what), plain(m.who), start(plain(m.text), MOST_TEXT))
+        for m in ranked[:MOST_MARKS]
     ]
     if len(ranked) > MOST_MARKS:
         rows.append(("", f"and {len(ranked) - MOST_MARKS} more", "", "see events.jsonl"))

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from ..trace import COMPUTE, Mark, Span, Trace
 from .axis import time_axis
-from .measure import Measured, Step
+from .measure import VISITS, Measured, Step
+from .moments import FAULTS, notable
 from .palette import PALETTE
 from .picture import Dot, Label, Line, Picture, Rect, width_of
 from .verdict import Verdict
@@ -158,7 +159,8 @@ def _legend(picture: Picture, spans: Sequence[Span], left: float) -> None:
 def _number(picture: Picture, span: Span, x: float, width: float, y: float, height: float) -> None:
     """The microbatch, where there is room."""
     if (
-        span.microbatch >= 0
+        span.kind in VISITS
+        and span.microbatch >= 0
         and height >= 12
         and width > width_of("0" * len(str(span.microbatch)), 10) + 3
     ):
@@ -182,7 +184,8 @@ def _chain(
     for piece in verdict.path:
         if piece.end_s <= start_s or piece.start_s >= end_s:
             continue
-        ends = (piece.on, piece.on) if isinstance(piece.on, str) else piece.on
+        on = piece.on or piece.span.peer
+        ends = (on, on) if isinstance(on, str) else on
         if ends[0] not in rows or ends[1] not in rows:
             continue
         for name, t in zip(ends, (piece.start_s, piece.end_s), strict=True):
@@ -225,11 +228,11 @@ def _hint(span: Span) -> str:
         if span.codec:
             what += f" as {plain(span.codec)}"
     parts = [f"{plain(span.peer)}: {what}"]
-    if span.stage >= 0:
+    if span.kind in VISITS and span.stage >= 0:
         parts.append(f"stage {span.stage}")
     if span.step >= 0:
         parts.append(f"step {span.step}")
-    if span.microbatch >= 0:
+    if span.kind in VISITS and span.microbatch >= 0:
         parts.append(f"microbatch {span.microbatch}")
     return ", ".join((*parts, seconds(span.end_s - span.start_s)))
 
@@ -306,7 +309,7 @@ def _flags(picture: Picture, marks: Sequence[Mark], at: object, top: float, bott
     """What happened, with a word where it does not cover the one before."""
     assert callable(at)
     reached = -1e9
-    for mark in sorted(marks, key=lambda m: m.at_s)[:400]:
+    for mark in notable(marks)[:400]:
         x = at(mark.at_s)
         colour = "recover" if mark.what in FAULTS else "faint"
         hint = f"{seconds(mark.at_s)}: {plain(mark.what)} {plain(mark.who)} {plain(mark.text)}"
@@ -318,7 +321,4 @@ def _flags(picture: Picture, marks: Sequence[Mark], at: object, top: float, bott
             reached = x + width_of(text, 10) + 12
 
 
-FAULTS = frozenset(
-    {"kill", "stop", "leave", "partition", "slow", "flap", "corrupt", "broker_restart", "lost"}
-)
 assert set(LEGEND) <= PALETTE.keys()

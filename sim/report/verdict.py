@@ -19,10 +19,12 @@ LEAST = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`on`: the peer, or the link; None when nothing was measured. `share` of the time hangs on
-    it. `path`: the chain of the typical steps."""
+    """`text`: the sentence; `short`: the same behind "hangs on". `on`: the peer or the link that it
+    names; None when none stands out. `share` of the time hangs on it. `path`: the chain of the
+    typical steps."""
 
-    text: str
+    text: str = ""
+    short: str = ""
     on: str | Link | None = None
     share: float = 0.0
     path: tuple[Piece, ...] = ()
@@ -37,11 +39,16 @@ def judge(trace: Trace, found: Measured) -> Verdict:
     holds the run back is who would shorten it most by being as the others are: a peer by computing
     as long as they do in the median, a link by delaying the chain as the links do in the median."""
     if not found.typical or not found.span_s:
-        return Verdict("")
-    path = critical_path(trace.spans, found.typical[0].start_s, found.typical[-1].end_s)
+        return Verdict()
+    path = critical_path(
+        trace.spans,
+        found.typical[0].start_s,
+        found.typical[-1].end_s,
+        {pair: link.latency_s for pair, link in found.links.items()},
+    )
     ranked = shares(path)
     if not ranked:
-        return Verdict("")
+        return Verdict()
     usual = _usual(found)
     of = dict(ranked)
     middle = median([of.get(pair, 0.0) for pair in found.links] or [0.0])
@@ -53,21 +60,33 @@ def judge(trace: Trace, found: Measured) -> Verdict:
         return of[on] * max(0.0, 1 - usual / own) if own else 0.0
 
     best = sorted(of, key=lambda on: (-gain(on), -of[on], str(on)))
-    on = best[0]
-    path_ = tuple(path)
-    if gain(on) < LEAST:
-        links = sum(share for on, share in ranked if isinstance(on, tuple))
-        most = f"{_name(ranked[0][0])} ({percent(ranked[0][1])})"
-        text = (
-            f"No peer or link stands out: {percent(1 - links)} of the time hangs on computing, "
-            f"{percent(links)} on links; the most on {most}"
-        )
-        return Verdict(text, None, 0.0, path_)
-    text = f"{_name(on)} holds the run back: {percent(of[on])} of the time hangs on it; "
-    text += _use(on, found, path)
+    if gain(best[0]) < LEAST:
+        return _alike(ranked, found, path)
+    on, hangs = best[0], percent(of[best[0]])
+    use = _use(on, found, path)
     if len(best) > 1 and gain(best[1]) >= LEAST / 2:
-        text += f"; next {_name(best[1])} ({percent(of[best[1]])})"
-    return Verdict(text, on, of[on], path_)
+        use += f"; next {_name(best[1])} ({percent(of[best[1]])})"
+    text = f"{_name(on)} holds the run back: {hangs} of the time hangs on it; {use}"
+    return Verdict(text, f"{_name(on)}: {hangs} of the time; {use}", on, of[on], tuple(path))
+
+
+def _alike(
+    ranked: Sequence[tuple[str | Link, float]], found: Measured, path: Sequence[Piece]
+) -> Verdict:
+    """Where nobody is worse than the others: whether the time hangs on computing or on links."""
+    links = [(on, share) for on, share in ranked if isinstance(on, tuple)]
+    on_links = sum(share for _, share in links)
+    computing = sum(share for on, share in ranked if isinstance(on, str))
+    if on_links < computing:
+        on, share = ranked[0]
+        rest = f"{percent(computing)} of the time on computing, the most on {_name(on)}"
+        rest += f" ({percent(share)})"
+        text = f"No peer or link holds the run back by itself: it hangs {rest}"
+        return Verdict(text, f"no peer or link by itself: {rest}", None, 0.0, tuple(path))
+    link, share = links[0]
+    rest = f"{percent(on_links)} of the time hangs on them, the most on {_name(link)}"
+    rest += f" ({percent(share)}); {_use(link, found, path)}"
+    return Verdict(f"Links hold the run back: {rest}", f"links: {rest}", link, share, tuple(path))
 
 
 def _usual(found: Measured) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["bit_rate", "cut", "figure", "percent", "plain", "seconds", "size"]
+__all__ = ["bit_rate", "cut", "figure", "percent", "plain", "seconds", "size", "start"]
 
 
 def figure(x: float) -> str:
@@ -51,6 +51,11 @@ def cut(text: str, most: int) -> str:
         return text
     head = (most - 1) // 2
     return f"{text[:head]}…{text[len(text) - (most - 1 - head) :]}"
+
+
+def start(text: str, most: int) -> str:
+    """At most so many characters, the first ones."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def plain(text: str) -> str:

@@ -17,6 +17,7 @@ from .charts import Bar, Series, bars, curves, smooth
 from .crowd import crowd, groups_of
 from .heat import heat_map
 from .measure import Measured, by_stage, measure
+from .moments import FAULTS
 from .page import Section, bullets, compared, page, table, tiles
 from .picture import Picture
 from .summary import Summary, write_json
@@ -42,7 +43,7 @@ def _filled(summary: Summary, trace: Trace, found: Measured, verdict: Verdict) -
         link, use = " -> ".join(pair), uses[pair]
     return replace(
         summary,
-        held_back_by=summary.held_back_by or verdict.text,
+        held_back_by=summary.held_back_by or verdict.short,
         bubble_measured=_first(summary.bubble_measured, found.bubble),
         goodput=_first(summary.goodput, found.goodput),
         busiest_link=link,
@@ -134,9 +135,10 @@ def _learning(
     made = []
     at = [
         step.number
-        for step in found.steps
         for m in trace.marks
-        if m.what in _FAULTS and step.start_s <= m.at_s < step.end_s
+        if m.what in FAULTS
+        for step in found.steps
+        if step.start_s <= m.at_s < step.end_s
     ]
     if s.losses:
         points = list(enumerate(s.losses))
@@ -164,9 +166,6 @@ def _learning(
         pictures["speed"] = curves(title, [line], marks=at, from_zero=True, text=figure)
         made.append(Section(title, pictures["speed"].svg()))
     return made
-
-
-_FAULTS = frozenset({"kill", "stop", "leave", "partition", "slow", "flap", "corrupt"})
 
 
 def _wire(
@@ -259,8 +258,7 @@ def _words(
         made.append(Section("Why this plan", bullets([*reasons, *spare])))
     if s.against or s.against_measured:
         made.append(Section("Against", _against(s)))
-    if trace.marks:
-        rows_ = happened(trace.marks)
+    if rows_ := happened(trace.marks):
         made.append(Section("What happened", table(("at", "what", "who", ""), rows_, (0,))))
     return made
 
