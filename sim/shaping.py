@@ -127,6 +127,11 @@ class Shaping:
             known = ", ".join(self.names)
             raise ValueError(f'no end is called "{name}": expected one of {known}') from None
 
+    def alone(self, flow: Flow) -> float:
+        """Bytes/s of a flow that has the network for itself."""
+        a, b = flow
+        return min(self.bandwidth[a][b], self.up[a], self.down[b])
+
     def round_trip_s(self, a: str, b: str) -> float:
         i, j = self.number(a), self.number(b)
         return self.latency_s[i][j] + self.latency_s[j][i]
