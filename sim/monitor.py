@@ -23,7 +23,7 @@ I5  of every tensor that a codec with feedback sends: what came in and the    co
 I6  (of two worlds: compare their logs, or the digests of their traces)
 I7  (of the code: tests of what is allowed in a graph and on a wire)
 I8  a link's slots and credits, its queue of frames; an acknowledged frame    queues of the kernel
-    has arrived; kept messages and the lead of reports are bounded
+    has arrived before; messages kept for the broker are bounded
 I9  a run ends: with its last step or with a reason, before the world has     waits of the client
     nothing more to do
 I10 (there is no journal yet)

@@ -21,7 +21,7 @@ __all__ = ["Shortest", "shortest"]
 Fails = Callable[[tuple[Fault, ...], int], "Violation | None"]
 """Plays the world with these faults and so many steps; what was violated, or None."""
 
-_MOST_TRIES = 200
+MOST_TRIES = 200
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Shortest:
 class _Tries:
     """Plays, counts, and remembers the last world that failed."""
 
-    def __init__(self, fails: Fails) -> None:
-        self._fails = fails
+    def __init__(self, fails: Fails, most: int) -> None:
+        self._fails, self._most = fails, most
         self.count = 0
         self.failed: Violation | None = None
 
     def __call__(self, faults: Sequence[Fault], steps: int) -> bool:
-        if self.count >= _MOST_TRIES:
+        if self.count >= self._most:
             return False
         self.count += 1
         violation = self._fails(tuple(faults), steps)
@@ -51,9 +51,12 @@ class _Tries:
         return violation is not None
 
 
-def shortest(faults: Sequence[Fault], steps: int, fails: Fails) -> Shortest:
-    """Any violation counts as the same failure. Raises ValueError when the whole does not fail."""
-    tries = _Tries(fails)
+def shortest(
+    faults: Sequence[Fault], steps: int, fails: Fails, most_tries: int = MOST_TRIES
+) -> Shortest:
+    """Any violation counts as the same failure. After `most_tries` worlds what was found by then is
+    the shortest. Raises ValueError when the whole does not fail."""
+    tries = _Tries(fails, most_tries)
     if not tries(faults, steps):
         raise ValueError(f"{len(faults)} faults and {steps} steps do not fail: nothing to shorten")
     left = _fewest(list(faults), lambda some: tries(some, steps))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,12 @@ from shoal.proto import broker_pb2
 from shoal.sim.clock import Observed
 from shoal.sim.faults import kill, partition, slow
 from shoal.sim.monitor import Monitor
+from shoal.sim.rerun import shortened
+from shoal.sim.scenario import Scenario
 from shoal.sim.shortest import shortest
 from shoal.sim.violation import Violation
+from shoal.sim.virtual import run_virtual
+from shoal.tests.mutants.planted import loss_ignored
 
 JOB = Job.from_table(
     {
@@ -120,6 +125,40 @@ def test_the_violation_says_with_what_it_still_fails() -> None:
 
     said = str(shortest(FAULTS, 20, fails).violation)
     assert "still so with 5 steps and partition p0 and p1 at 3 s for 1 s" in said
+
+
+SCENARIO = """
+version = 1
+job = "job.toml"
+seed = 7
+peers = [{name = "p{0..1}", place = "eu"}, {name = "p2", place = "us"}]
+links = [{from = "eu", to = "us", latency = "20ms", bandwidth = "20Mbit"}]
+
+[[faults]]
+do = "slow"
+who = ["p0"]
+at = "0s"
+factor = 2.0
+
+[[faults]]
+do = "kill"
+who = ["place:us"]
+at_step = 1
+phase = "backward"
+"""
+
+
+def test_a_scenario_that_fails_is_played_again_with_less(lab: Any, tmp_path: Path) -> None:
+    path = tmp_path / "scenario.toml"
+    path.write_text(SCENARIO)
+    parts = Scenario.from_toml(path), JOB, lab.spec, lab.blobs, tmp_path
+    with loss_ignored():
+        with pytest.raises(Violation) as caught:
+            run_virtual(*parts)
+        found = shortened(caught.value, *parts)
+    assert [fault.do for fault in found.faults] == ["kill"]
+    assert found.steps == 2
+    assert shortened(found, *parts) is found, "without the bug there is nothing to shorten"
 
 
 def test_what_does_not_fail_cannot_be_shortened() -> None:
