@@ -23,11 +23,10 @@ def heat_map(
 ) -> Picture | None:
     """Rows send, columns receive; with the use of uplinks and downlinks at the edges. None when
     nothing was sent. Without known rates the colours go by bytes, against the most."""
-    known = {
-        pair: use for pair, link in found.links.items() if (use := found.use(link)) is not None
-    }
-    most = max((link.size_bytes for link in found.links.values()), default=0)
-    values = known or {pair: link.size_bytes / most for pair, link in found.links.items() if most}
+    used = {pair: link for pair, link in found.links.items() if link.size_bytes}
+    known = {pair: use for pair, link in used.items() if (use := found.use(link)) is not None}
+    most = max((link.size_bytes for link in used.values()), default=0)
+    values = known or {pair: link.size_bytes / most for pair, link in used.items()}
     if not values:
         return None
     names = [n for n in order if any(n in pair for pair in values)]

@@ -115,7 +115,7 @@ def measure(trace: Trace, network: Network | None = None) -> Measured:
     for span in trace.spans:
         if span.peer not in peers:
             peers[span.peer] = PeerUse(span.peer)
-        if span.stage >= 0 and span.kind in VISITS:
+        if span.stage >= 0 and span.kind in ("forward", "backward"):
             stages[span.peer].add(span.stage)
     for name, held in stages.items():
         peers[name].stages = tuple(sorted(held))

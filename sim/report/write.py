@@ -105,7 +105,8 @@ def _time(
     pictures: dict[str, Picture],
 ) -> list[Section]:
     shown = window(found)
-    order = by_stage(found.peers)
+    holders = {n: p for n, p in found.peers.items() if p.stages or p.compute_s or p.recover_s}
+    order = by_stage(holders or found.peers)
     made = []
     if shown:
         if len(order) <= MOST_ROWS:
@@ -118,6 +119,8 @@ def _time(
         pictures["timeline"] = picture
         steps = f"steps {shown[0].number} to {shown[-1].number}"
         steps = f"step {shown[0].number}" if len(shown) == 1 else steps
+        idle = len(found.peers) - len(order)
+        what += f" Without a row: {idle} peers that hold no stage." if idle > 1 else ""
         of = f" Shares are of steps {found.typical[0].number} to {found.typical[-1].number}."
         title = f"Timeline of {steps}"
         made.append(Section(title, picture.svg(), wide=True, note=what + of))
@@ -180,7 +183,9 @@ def _wire(
     heat = heat_map(found, verdict, by_stage(found.peers), places)
     if heat is not None:
         pictures["links"] = heat
-        note = "Used over available, in the typical steps; the hint of a cell has its figures."
+        known = any(link.rate for link in found.links.values())
+        note = "Used over available" if known else "Bytes"
+        note += ", in the typical steps; the hint of a cell has its figures."
         made.append(Section("Links", heat.svg(), note=note))
     chart = atlas(found, verdict, s.places)
     if chart is not None:
