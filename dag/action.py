@@ -14,8 +14,8 @@ What each action takes and gives stands in `flow.py`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 __all__ = ["EXCHANGES", "VISITS", "Action", "Kind", "ScheduleError"]
 
@@ -43,6 +43,8 @@ class Kind(StrEnum):
     EVAL_GIVE = "V>"
     EVAL_COMBINE = "V+"
 
+    __hash__ = str.__hash__  # an enum's own is slow, and actions are looked up all the time
+
 
 VISITS = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.EVALUATE})
 """Kinds that belong to one microbatch and one stage."""
@@ -66,8 +68,7 @@ _TEXT = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Action:
+class Action(NamedTuple):
     """One entry of a list. `stage` is the tied group's index for T; numbers that the kind has no
     use for stay 0."""
 

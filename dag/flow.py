@@ -44,9 +44,9 @@ no Sk>grad; its S+ is in no list then.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
 from .cut import Port, Stage, TiedGroup
 from .plan import PeerId, Plan, Route
@@ -64,9 +64,10 @@ class Role(StrEnum):
     SNAPSHOT = "snapshot"
     PROBE = "probe"
 
+    __hash__ = str.__hash__  # an enum's own is slow, and keys of frames are hashed all the time
 
-@dataclass(frozen=True, slots=True, order=True)
-class Transfer:
+
+class Transfer(NamedTuple):
     """One tensor on its way within a step; see the table of the module."""
 
     role: Role

@@ -56,7 +56,8 @@ class Connection:
 
     @property
     def greeted(self) -> bool:
-        return self._link is not None and self._board.uses(self._link, self)
+        link = self._link
+        return link is not None and self._board.uses(link, self)
 
     def _say(self, message: Hello | Refusal) -> None:
         self._last_words.append(message)

@@ -8,6 +8,7 @@ else, whatever the bytes are.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..dag.flow import Role
 from ..dag.graph import ITEM_BYTES, TensorSpec
@@ -37,8 +38,7 @@ class FrameError(ValueError):
     """A message of a link that breaks a rule of the protocol; says expected and got."""
 
 
-@dataclass(frozen=True, slots=True)
-class FrameKey:
+class FrameKey(NamedTuple):
     """What makes a frame the one that it is; two frames with equal keys are duplicates.
 
     `hop` is the position of the receiving visit in the microbatch's route, `port` the name of the

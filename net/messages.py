@@ -39,8 +39,8 @@ __all__ = [
     "Chunk",
     "Credit",
     "Hello",
-    "Outgoing",
     "Message",
+    "Outgoing",
     "Parts",
     "Piece",
     "Refusal",
@@ -180,7 +180,7 @@ def _varint(value: int) -> int:
 
 def _number(value: int) -> int:
     """Of a field of a number from 0 on; 0 is not written."""
-    return 1 + _varint(value) if value else 0
+    return 1 + (value.bit_length() + 6) // 7 if value else 0
 
 
 def _inside(size: int) -> int:

@@ -59,8 +59,7 @@ class Switchboard:
     # The calls of the transport's interface that need no I/O.
 
     def expect(self, peer: str) -> None:
-        self._expected.add(peer)
-        self.link(peer)
+        self._expected.add(peer)  # the link itself is made when there is something of it
 
     def send(self, to: str, key: FrameKey, payload: Payload) -> None:
         self._known(to).send(key, payload)
@@ -99,9 +98,9 @@ class Switchboard:
         return self._links[peer]
 
     def _known(self, peer: str) -> Link:
-        if peer not in self._links:
+        if peer not in self._links and peer not in self._expected:
             raise LinkError(f"{self.me} has no link to {peer}: dial or expect it first")
-        return self._links[peer]
+        return self.link(peer)
 
     def _wake(self, peer: str) -> None:
         if peer in self._connections and self._links[peer].ready:
@@ -133,7 +132,7 @@ class Switchboard:
         if who not in self._expected:
             connection.refuse("stranger", f"{self.me} does not expect a dial of {who}", who)
             return None
-        link, dial = self._links[who], (hello.generation, hello.attempt)
+        link, dial = self.link(who), (hello.generation, hello.attempt)
         last = self._last_dial.get(who, (0, 0))
         # Attempts of another session count anew, so only the generation says which is older.
         older = dial <= last if link.is_with(hello.session) else dial[0] < last[0]

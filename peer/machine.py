@@ -142,6 +142,14 @@ class PeerMachine:
 
     def _dispatch(self, event: e.Event, now: float) -> list[e.Instruction]:
         match event:
+            case e.FrameArrived(key) | e.FrameQueued(key) | e.FrameRefused(key):
+                if key.role is Role.PROBE:
+                    return self._probe_frame(event, key, now)
+                out = self._frame(event, key, now)
+            case e.FrameAcknowledged(key):
+                if key.role is Role.PROBE:
+                    return self._probe_frame(event, key, now)
+                return self._traffic.acknowledged(key, now)
             case e.Started():
                 self._away_since = now
                 return self._connect()
@@ -157,17 +165,6 @@ class PeerMachine:
                 return self._stop_asked(at_once, now)
             case e.TimerFired(name):
                 return self._timer(name, now)
-            case (
-                e.FrameArrived(key)
-                | e.FrameRefused(key)
-                | e.FrameQueued(key)
-                | e.FrameAcknowledged(key)
-            ) if key.role is Role.PROBE:
-                return self._probe_frame(event, key, now)
-            case e.FrameAcknowledged(key):
-                return self._traffic.acknowledged(key, now)
-            case e.FrameArrived(key) | e.FrameRefused(key) | e.FrameQueued(key):
-                out = self._frame(event, key, now)
             case e.LinkUp(peer):
                 out = self.probes.link(peer, True)
                 return out + (self.assignment.link(peer, True, now) if self.assignment else [])
@@ -177,6 +174,11 @@ class PeerMachine:
                 return out + (self.assignment.link(peer, False, now) if self.assignment else [])
             case _:
                 out = self._answer(event, now)
+        return self._unless_it_leaves(out)
+
+    def _unless_it_leaves(self, out: list[e.Instruction]) -> list[e.Instruction]:
+        if not self._draining:
+            return out
         end = self._drain_on()
         if end:  # nothing new begins in the same breath in which it leaves
             out = [i for i in out if not isinstance(i, e.Compute | e.Prefetch)]

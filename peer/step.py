@@ -28,9 +28,7 @@ __all__ = ["Done", "Program", "Steps", "Verdict", "transfer_of"]
 
 def transfer_of(key: FrameKey) -> Transfer:
     """What the plan calls the transfer of this frame."""
-    return Transfer(
-        key.role, key.microbatch, key.hop, key.port, PeerId(key.source), PeerId(key.destination)
-    )
+    return Transfer(*key[3:])  # type: ignore[arg-type]  # in one order
 
 
 class Verdict(Enum):
@@ -98,6 +96,10 @@ class Steps:
         self.in_flight = False
         self.arrived: set[FrameKey] = set()
         """Values that are there, remote and local, and not consumed; of `step` and `step` + 1."""
+        self._awaited: tuple[tuple[int, bool, int], tuple[FrameKey, ...], list[FrameKey]]
+        """Where it is, what the action there takes, and what of that had not arrived yet; found
+        once for each action."""
+        self._awaited = (-1, False, -1), (), []
         self.data_ready = first_step - 1
         """The last step whose data is on the host."""
         self.progress = 0
@@ -153,17 +155,7 @@ class Steps:
 
     def key(self, transfer: Transfer) -> FrameKey:
         """The transfer in the present step, as a frame."""
-        return FrameKey(
-            run=self._run,
-            term=self._term,
-            step=self.step,
-            role=transfer.role,
-            microbatch=transfer.microbatch,
-            hop=transfer.hop,
-            port=transfer.port,
-            source=transfer.source,
-            destination=transfer.destination,
-        )
+        return FrameKey(self._run, self._term, self.step, *transfer)
 
     # ------------------------------------------------------------ frames
 
@@ -197,11 +189,28 @@ class Steps:
             t for t in self.program.takes[self.position] if self.key(t) not in self.arrived
         )
 
+    def complete(self) -> bool:
+        """Whether all that the next action takes is there."""
+        lacking = self._wait()[1]
+        while lacking:  # nothing that arrived goes away before the action has ended
+            if lacking[-1] not in self.arrived:
+                return False
+            lacking.pop()
+        return True
+
+    def _wait(self) -> tuple[tuple[FrameKey, ...], list[FrameKey]]:
+        """What the next action takes, and what of it is not known to be there."""
+        at = self.step, self.evaluating, self.position
+        if self._awaited[0] != at:
+            keys = tuple([self.key(t) for t in self.program.takes[self.position]])
+            self._awaited = at, keys, [k for k in keys if k not in self.arrived]
+        return self._awaited[1:]
+
     # ------------------------------------------------------------ actions
 
     def begin_next(self, now: float) -> Action | None:
         """The action to compute now, marked as in flight; None while something is missing."""
-        if self.over or self.in_flight or self.data_ready < self.step or self.missing():
+        if self.over or self.in_flight or self.data_ready < self.step or not self.complete():
             return None
         if self.started_at is None:
             self.started_at = now
@@ -216,11 +225,15 @@ class Steps:
         program, at = self.program, self.position
         assert self.in_flight, f"{action} ended and was not begun"
         assert program.actions[at] == action, f"{action} ended, {program.actions[at]} was begun"
-        releases = tuple(self.key(t) for t in program.takes[at])
+        releases = self._wait()[0]
         self.arrived.difference_update(releases)
-        gives = tuple(self.key(t) for t in program.gives[at])
-        self.arrived.update(k for k in gives if k.destination == self._peer)
-        sends = tuple(k for k in gives if k.destination != self._peer)
+        sends: list[FrameKey] = []
+        for transfer in program.gives[at]:
+            key = self.key(transfer)
+            if transfer.destination == self._peer:
+                self.arrived.add(key)
+            else:
+                sends.append(key)
         self.in_flight = False
         self.position += 1
         self.progress += 1
@@ -240,7 +253,7 @@ class Steps:
                 stepped = not self.evaluating
             else:
                 stepped = True
-        return Done(sends, releases, trained, stepped)
+        return Done(tuple(sends), releases, trained, stepped)
 
     def _add(self, action: Action, seconds: float) -> None:
         """Seconds of training by stage; an evaluation, an exchange and the norm are no stage's."""

@@ -19,7 +19,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
 import torch
@@ -188,7 +188,7 @@ class Streams:
     ) -> tuple[Encoded, Tensor | None]:
         """As `_encode`, for one of those who get a sum; the first one pays."""
         alike, coding = self.codings.alike(transfer), self.codings.of(transfer)
-        end = self._end(replace(alike[0], destination=_EVERYONE), coding)
+        end = self._end(alike[0]._replace(destination=_EVERYONE), coding)
         with end.lock:
             if end.shared is None or end.step != key.step:
                 end.shared, end.echo = self._encode(
@@ -250,7 +250,7 @@ class Streams:
         transfer = stream
         if stream.destination == _EVERYONE:
             gives = (t for t in self.codings.flow.given_by if is_sum(t))
-            alike = (t for t in gives if replace(t, destination=_EVERYONE) == stream)
+            alike = (t for t in gives if t._replace(destination=_EVERYONE) == stream)
             transfer = next(alike, stream)
         if transfer not in self.codings.flow.taken_by:
             return None

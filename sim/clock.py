@@ -43,6 +43,11 @@ class Clock:
         self._order += 1
         heapq.heappush(self._heap, (self.now + delay_s, self._order, callback))
 
+    @property
+    def calls(self) -> int:
+        """How many were asked for so far: the events of a world."""
+        return self._order
+
     def until(self, done: Callable[[], bool], limit_s: float = 3600.0) -> None:
         """Lets time go on until `done()`. Raises StalledError when it never will."""
         end, heap = self.now + limit_s, self._heap
@@ -51,6 +56,11 @@ class Clock:
                 raise StalledError(f"at {self.now:.3f} s: {self.state()}")
             self.now, _, callback = heapq.heappop(heap)
             callback()
+
+    @property
+    def next_s(self) -> float:
+        """When something happens next; inf: never."""
+        return self._heap[0][0] if self._heap else float("inf")
 
     def state(self) -> str:
         """What people read when nothing happens any more."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -31,8 +32,6 @@ from .stage_hash import HeldHash
 
 __all__ = ["GhostDevice", "Ghosts", "hollow", "read_export"]
 
-_REMEMBERED = 4
-
 Hash = int | Words
 """What stands for a tensor: one hash, or one for each parameter of a shard."""
 
@@ -49,7 +48,8 @@ class Ghosts:
     """Makes the ghosts of one world: they share what an assignment says to all of them."""
 
     def __init__(self) -> None:
-        self._plans: dict[tuple[str, int], GhostPlan] = {}
+        # By (run, term), as long as some ghost works by it.
+        self._plans: WeakValueDictionary[tuple[str, int], GhostPlan] = WeakValueDictionary()
 
     def __call__(self, peer: object = None) -> GhostDevice:
         return GhostDevice(self.plan)
@@ -59,8 +59,6 @@ class Ghosts:
         known = self._plans.get(key)
         if known is None or (known.plan is not order.plan and known.plan != order.plan):
             known = self._plans[key] = GhostPlan(order)
-            if len(self._plans) > _REMEMBERED:
-                del self._plans[next(iter(self._plans))]
         return known
 
 
@@ -180,7 +178,7 @@ class GhostDevice:
                 f"{arrived.codec!r}"
             )
         tag = cast(Hollow, arrived.data).tag
-        words = len(tag) > 8 or key.port.endswith("grad")
+        words = key.role is Role.SYNC and key.port[0] == "S"
         value: Hash = np.frombuffer(tag, np.uint64) if words else int.from_bytes(tag, "little")
         work.store.setdefault(key.step, {})[at] = value
 
@@ -287,7 +285,9 @@ class GhostDevice:
         self, work: _Work, action: Action, part: _Part, step: int
     ) -> dict[str, list[Hash]]:
         store, k = work.store[step], action.stage
-        work.sums[k] = total = np.sum([store[at] for _, at in part.takes], 0, np.uint64)
+        shards = np.array([store[at] for _, at in part.takes], np.uint64)
+        total: Words = np.add.reduce(shards, 0)
+        work.sums[k] = total
         return {f"S{k}+grad": [total]}
 
     def _sync_take(

@@ -247,8 +247,8 @@ class _Loop:
         for p, g in gradients.items():
             name = f"param:{p}"
             self.state[name] = hashes.updated(self.state[name], g, total)
-        for b, s in statistics.items():
-            name = f"buffer:{b}"
+        for buffer, s in statistics.items():
+            name = f"buffer:{buffer}"
             self.state[name] = hashes.buffered(self.state[name], s & MASK)
         return total
 

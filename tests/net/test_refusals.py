@@ -60,7 +60,7 @@ WRONG = {
     "larger_than_its_spec": ([encode(header(size_bytes=1 << 20))], "announced for uint8"),
     "absent_with_bytes": ([encode(header(absent=True))], "absent, but has 100"),
     "from_somebody_else": (
-        [encode(header(key=replace(header().key, source="a")))],
+        [encode(header(key=header().key._replace(source="a")))],
         "on the link out -> b",
     ),
     "acknowledges_what_was_not_sent": ([encode(Ack(1))], "only 1 to 0"),

@@ -54,7 +54,7 @@ def frame(world, role):
 
 def test_a_tensor_of_another_shape_or_dtype_names_expected_and_got(world):
     good = frame(world, "activation")
-    key = replace(good.key, step=1)
+    key = good.key._replace(step=1)
     for spec in (
         TensorSpec((2, 9), "float32"),
         TensorSpec((2, 8), "int64"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -330,10 +329,10 @@ def test_a_frame_of_the_next_step_waits_and_a_later_one_breaks_the_plan(running:
     [
         frame("h<7"),
         frame(microbatch=9),
-        replace(frame(), hop=3),
-        replace(frame(), source="stranger"),
-        replace(frame(), destination=OTHER, source=ME),
-        replace(frame(), role=Role.SNAPSHOT),
+        frame()._replace(hop=3),
+        frame()._replace(source="stranger"),
+        frame()._replace(destination=OTHER, source=ME),
+        frame()._replace(role=Role.SNAPSHOT),
     ],
     ids=["port", "microbatch", "hop", "source", "not for us", "role"],
 )

@@ -149,13 +149,13 @@ def test_a_key_is_a_place_in_the_run_and_not_a_sender(make_case):
     t = Transfer(Role.SYNC, 0, 0, "S0>grad", PeerId("a"), PeerId("b"))
     key = encoding_key(5, key_of(3, t))
     assert 0 <= key < 2**64
-    assert key == encoding_key(5, key_of(3, replace(t, source=PeerId("c"))))
+    assert key == encoding_key(5, key_of(3, t._replace(source=PeerId("c"))))
     others = [
         encoding_key(6, key_of(3, t)),
         encoding_key(5, key_of(4, t)),
-        encoding_key(5, key_of(3, replace(t, microbatch=1))),
-        encoding_key(5, key_of(3, replace(t, port="S0+grad"))),
-        encoding_key(5, key_of(3, replace(t, role=Role.ACTIVATION))),
+        encoding_key(5, key_of(3, t._replace(microbatch=1))),
+        encoding_key(5, key_of(3, t._replace(port="S0+grad"))),
+        encoding_key(5, key_of(3, t._replace(role=Role.ACTIVATION))),
     ]
     assert len({key, *others}) == 6
 
@@ -385,7 +385,7 @@ def test_a_frame_that_does_not_decode_changes_neither_state_nor_store(make_case)
     key, good = next(
         (k, f) for k, f in world.frames if k.destination == "c" and k.role is Role.ACTIVATION
     )
-    key = replace(key, step=1)
+    key = key._replace(step=1)
     before = {n: t.clone() for n, t in device.state_tensors(0).items()}
     for wrong in (
         replace(good, key=key, data=good.data[:-1]),
@@ -418,7 +418,7 @@ def test_an_absent_gradient_leaves_the_states_as_they_are(make_case):
     world = stateful_world(make_case(Mlp(), **digits()))
     one_step(world, 0)
     key = next(k for k, _ in world.frames if k.role is Role.ACTIVATION_GRAD)
-    key, sender = replace(key, step=1), world.devices[key.source]
+    key, sender = key._replace(step=1), world.devices[key.source]
     coding = sender._work.streams.codings.of(transfer_of(key))
     states = {p: d.state_tensors(0) for p, d in world.devices.items()}
     payload = Payload(coding.codec.name, b"", coding.whole, absent=True)
@@ -439,10 +439,10 @@ def test_a_frame_is_never_larger_than_the_plan_allows(make_case):
     for key, frame in world.frames:
         most = world.devices[key.destination].most_bytes(key)
         assert frame.data.nbytes <= most
-    device, key = world.devices["a"], replace(key, destination="a")
-    assert device.most_bytes(replace(key, port="nonsense")) == 0
-    assert device.most_bytes(replace(key, term=2)) is None
-    assert device.most_bytes(replace(key, role=Role.PROBE)) is None
+    device, key = world.devices["a"], key._replace(destination="a")
+    assert device.most_bytes(key._replace(port="nonsense")) == 0
+    assert device.most_bytes(key._replace(term=2)) is None
+    assert device.most_bytes(key._replace(role=Role.PROBE)) is None
 
 
 def test_reports_say_what_frames_took_by_link_role_and_codec(make_case):
