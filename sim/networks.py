@@ -31,7 +31,7 @@ class Wide:
     network: Network
     """Latency, bandwidth, uplinks and downlinks."""
     jitter_s: Floats
-    """(N, N), a message is later by up to this."""
+    """(N, N), a message is earlier or later by up to this."""
     loss: Floats
     """(N, N), share of packets, less than 1."""
 

@@ -419,6 +419,8 @@ class PeerShell:
 
     def freeze(self) -> None:
         """The process stands still: what it computes ends so much later."""
+        if self.name in self.world.network.frozen or not self.alive:
+            return
         self.world.network.freeze(self.name)
         self._computed += 1
         if self._computing is not None:
@@ -426,6 +428,8 @@ class PeerShell:
             self._computing = end_s - self.world.now, ended
 
     def thaw(self) -> None:
+        if self.name not in self.world.network.frozen:
+            return
         if self._computing is not None:
             self._end_compute(*self._computing)
         self.world.network.thaw(self.name)

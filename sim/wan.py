@@ -11,8 +11,10 @@ byte:
   resources that bind. An uplink binds when the flows on it could together take more than it has.
 - Where more than `MOST_EXACT` flows are joined, each gets the least equal share of its resources,
   min over r of room(r) / flows(r). No flow gets more than max-min gives it, and nothing is
-  overbooked; what binds elsewhere leaves its share unused. Where all share one kind of resource
-  alike (a star), both are the same; tests/sim/test_wan.py states the error elsewhere.
+  overbooked, but what a flow cannot use for lack elsewhere stays unused. The error: none where all
+  meet at one endpoint or all endpoints have equally many (a star, an all-to-all). Of 100 to 1,000
+  flows between random peers the median flow gets 2 % less than max-min gives it where all links are
+  alike and 9 % less where they differ 1 : 10, the worst one a fifth; together 10 to 40 % less.
 - A message of at most one packet takes an equal share for itself and leaves the others theirs.
 - Jitter: the latency of each message is drawn evenly from latency ± jitter, not below 0.
 - Loss as delay: each packet is lost with probability p, independently. Those lost are sent again in

@@ -225,6 +225,31 @@ def test_shares_are_those_of_filling_everything_anew(seed, peers, count):
         assert found[m] == pytest.approx(wanted[m], rel=1e-6)
 
 
+@given(st.integers(0, 10**6), st.integers(0, 8))
+def test_nothing_is_overbooked_at_any_time_whichever_way_it_is_shared(seed, most_exact):
+    net, messages = random_case(seed, 5, 30)
+    sent = Sent(net, most_exact=most_exact)
+    for begin, i, j, size in messages:
+        sent.at(begin, lambda i=i, j=j, n=size: sent.send(i, j, n))
+
+    def check():
+        if sent.clock.next_s > sent.clock.now:
+            used = {}
+            for (a, b), rate in sent.wan.rates():
+                i, j = int(a[1:]), int(b[1:])
+                assert rate > 0
+                for key, room in (
+                    (("up", i), net.up[i]),
+                    (("down", j), net.down[j]),
+                    ((i, j), net.bandwidth[i, j]),
+                ):
+                    used[key] = used.get(key, 0.0) + rate
+                    assert used[key] <= room * (1 + 1e-9)
+        return len(sent.left) == len(messages)
+
+    sent.clock.until(check, math.inf)
+
+
 @given(st.integers(0, 10**6))
 def test_equal_shares_are_never_more_than_max_min_and_overbook_nothing(seed):
     """Rates of the same flows at one moment, shared exactly and equally."""
@@ -248,6 +273,24 @@ def test_equal_shares_are_never_more_than_max_min_and_overbook_nothing(seed):
         ):
             used[key] = used.get(key, 0.0) + rate
             assert used[key] <= room * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("rooms", "median", "worst"), [([1e6], 0.95, 0.2), ([1e6, 1e7], 0.8, 0.1)])
+def test_the_error_of_equal_shares_between_random_peers_is_as_stated(rooms, median, worst):
+    ratios = []
+    for seed in range(3):
+        rng = random.Random(seed)
+        net = network(40, up=rng.choices(rooms, k=40), down=rng.choices(rooms, k=40))
+        pairs = [rng.sample(range(40), 2) for _ in range(250)]
+        exact, equal = Sent(net, most_exact=10**6), Sent(net)
+        for sent in (exact, equal):
+            for i, j in pairs:
+                sent.send(i, j, 10**12)
+            sent.run(1.0)
+        both = zip(exact.wan.rates(), equal.wan.rates(), strict=True)
+        ratios += [rate / fair for (_, fair), (_, rate) in both]
+    assert median < np.median(ratios) <= 1
+    assert min(ratios) > worst
 
 
 # ------------------------------------------------------------ jitter and loss
