@@ -77,7 +77,7 @@ def space_of(request: PlanRequest) -> Space:
         stages=options.stages,
         schedules=SCHEDULES if options.schedule == "auto" else (options.schedule,),
         recompute=(False, True) if options.recompute is None else (options.recompute,),
-        repeats=options.stages is None,
+        repeats=options.stages is None or options.schedule == "interleaved",
     )
 
 

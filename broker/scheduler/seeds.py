@@ -188,16 +188,15 @@ class Seeds:
         return None
 
     def interleaved(self) -> Iterator[Candidate]:
-        """The same peers in two and three rounds."""
-        n = self.judge.operators
+        """The same peers in two and three rounds, or in as many as are asked for."""
+        stages = self.space.stages
+        name: ScheduleName = "interleaved"
         for k in range(2, min(len(self.by_speed), 8) + 1):
             order = self.ordered(self.by_speed[:k])
-            for rounds in (2, 3):
-                one = even_pipeline(self.judge, order * rounds)
-                if one is None or k * rounds > n or self.m < 2:
-                    continue
-                name: ScheduleName = "interleaved"
-                yield Candidate((one,), (self.m,), name)
+            for places in (2 * k, 3 * k) if stages is None else (stages,):
+                one = even_pipeline(self.judge, [order[i % k] for i in range(places)])
+                if one is not None and k < places and self.m > 1:
+                    yield Candidate((one,), (self.m,), name)
 
     def closed(self) -> Iterator[Candidate]:
         """The first peer takes the end of the model, from the last reader of a weight that its

@@ -265,6 +265,18 @@ def test_every_planner_stands_under_its_name() -> None:
         plan(with_options(request, scheduler="best"))
 
 
+@pytest.mark.parametrize("stages", [4, 5, 6])
+def test_more_stages_than_peers_come_round_again_when_interleaved(stages: int) -> None:
+    cases = (random_case(seed, operators=9, peers=3, held=False) for seed in range(50))
+    request = next(r for r in cases if len(r.graph.operators) > 6 and r.microbatches > 1)
+    found = auto(with_options(request, schedule="interleaved", stages=stages, pipelines=1))
+    assert len(found.stages) == stages
+    assert len(found.peers) <= len(request.offers)
+    assert found.schedule == "interleaved"
+    with pytest.raises(NoPlan, match=f"{stages} peers are needed, "):
+        auto(with_options(request, schedule="1f1b", stages=stages, pipelines=1))
+
+
 @pytest.mark.parametrize("name", ["uniform", "equal-compute"])
 def test_where_a_baseline_has_no_plan_it_says_that_auto_has_one(name: str) -> None:
     request = random_case(7)
