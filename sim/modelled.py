@@ -21,6 +21,7 @@ from .hashes import expected
 from .live import LiveView
 from .options import Setting, SimOptions
 from .report import Summary, unigram_entropy
+from .rerun import shortened
 from .scenario import Scenario
 from .trace import Trace
 from .verify import compare, verify
@@ -73,7 +74,10 @@ def run_modelled(
                 observe=observe,
             )
     except Violation as error:
-        summary.exit, summary.error, summary.violations = 1, str(error), 1
+        shown.say(f"{error}\nlooking for the fewest faults and steps with which it is so")
+        parts = scenario, setting.job, packed.spec, packed.blobs, folder
+        least = shortened(error, *parts, ghost=ghost)
+        summary.exit, summary.error, summary.violations = 1, str(least), 1
         return trace, None
     except StalledError as error:
         summary.exit, summary.error = 1, f"nothing happens any more: {error}"
