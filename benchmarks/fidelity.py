@@ -92,8 +92,8 @@ def transfer() -> Iterator[Figure]:
     yield Figure("wan_transfer_share", reached, "ratio", "higher")
 
 
-def worlds(wanted: Sequence[str], again: int, tensors: bool) -> Iterator[Figure]:
-    found = list(shaped_worlds.outcomes(wanted, again, tensors))
+def worlds(wanted: Sequence[str], again: int, tensors: bool, time_scale: float) -> Iterator[Figure]:
+    found = list(shaped_worlds.outcomes(wanted, again, tensors, time_scale))
     errors = [o.error for o in found if not o.why_not]
     if errors:
         yield Figure("fidelity_median_error", statistics.median(errors), "ratio", "lower")
@@ -103,16 +103,21 @@ def worlds(wanted: Sequence[str], again: int, tensors: bool) -> Iterator[Figure]
 
 
 def figures(
-    only: str = "", wanted: Sequence[str] = (), again: int = 1, tensors: bool = False
+    only: str = "",
+    wanted: Sequence[str] = (),
+    again: int = 1,
+    tensors: bool = False,
+    time_scale: float = 1.0,
 ) -> Iterator[Figure]:
     """`only`: one part; empty: all. `wanted`: parts of names of cases. `again`: further tries of
-    what was no measurement. `tensors`: the virtual world computes, too."""
+    what was no measurement. `tensors`: the virtual world computes, too. `time_scale`: of the real
+    processes."""
     if only in ("", "shaping"):
         yield from shaping(again)
     if only in ("", "transfer"):
         yield from transfer()
     if only in ("", "worlds"):
-        yield from worlds(wanted, again, tensors)
+        yield from worlds(wanted, again, tensors, time_scale)
 
 
 def main() -> int:
@@ -121,9 +126,10 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", default=[], help="parts of names of worlds' cases")
     parser.add_argument("--again", type=int, default=1, help="tries of what was no measurement")
     parser.add_argument("--tensors", action="store_true", help="real tensors in the virtual world")
-    options = parser.parse_args()
-    found = list(figures(options.only, options.cases, options.again, options.tensors))
-    report("fidelity", found, options.json)
+    parser.add_argument("--time-scale", type=float, default=1.0, help="slows real processes")
+    o = parser.parse_args()
+    found = list(figures(o.only, o.cases, o.again, o.tensors, o.time_scale))
+    report("fidelity", found, o.json)
     return 0
 
 

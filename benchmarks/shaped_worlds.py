@@ -67,7 +67,7 @@ class Case:
     batch: int = 16
     microbatch: int = 4
 
-    def write(self, folder: Path) -> Path:
+    def write(self, folder: Path, time_scale: float) -> Path:
         heads = self.width // 32
         job = JOB.format(
             layers=self.layers,
@@ -80,6 +80,7 @@ class Case:
         )
         (folder / "job.toml").write_text(job)
         lines = ["version = 1", f'name = "{self.name}"', "seed = 7", 'job = "job.toml"']
+        lines.append(f"time_scale = {time_scale}")
         for name, place, gflops, up in self.peers:
             # Memory in proportion: every class of work is slower by the same factor.
             lines += [
@@ -161,8 +162,8 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A case in both worlds: seconds of a step. `why_not`: why it is no measurement; empty: it is
-    one."""
+    """A case in both worlds: seconds of a step, without the time scale. `why_not`: why it is no
+    measurement; empty: it is one."""
 
     case: str
     virtual_s: float
@@ -182,7 +183,9 @@ class Outcome:
         )
 
 
-def outcomes(wanted: Sequence[str], again: int, tensors: bool) -> Iterator[Outcome]:
+def outcomes(
+    wanted: Sequence[str], again: int, tensors: bool, time_scale: float
+) -> Iterator[Outcome]:
     """Of each case its last try."""
     for case in CASES:
         if wanted and not any(w in case.name for w in wanted):
@@ -190,7 +193,7 @@ def outcomes(wanted: Sequence[str], again: int, tensors: bool) -> Iterator[Outco
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
             front = SimulationFront()
             stack.callback(front.close)
-            scenario = Scenario.from_toml(case.write(Path(name)))
+            scenario = Scenario.from_toml(case.write(Path(name), time_scale))
             job = scenario.adjusted(Job.from_toml(scenario.job_path))
             virtual_s, plan = _virtual(scenario, job, front, Path(name) / "virtual", tensors)
             prepared = front._prepare(job)  # captured already
@@ -261,7 +264,7 @@ def _real(
         state = [e.state for e in events if e.HasField("state")][-1]
         if state.phase != broker_pb2.DONE:
             raise ClusterError(f"{case.name}: {state.reason.text}")
-    real_s = _step_s(events)
+    real_s = _step_s(events) / scenario.time_scale
     if not why and busy > MOST_BUSY:
         why = f"cores were busy {busy:.0%} of the time: at most {MOST_BUSY:.0%} of it"
     if not why and real_s < LEAST_STEP_S:
