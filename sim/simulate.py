@@ -77,7 +77,7 @@ def simulate(options: SimOptions, front: Front) -> int:
     if options.report is not None:
         summary.report = str(options.report / "report.html")
         network = None if setting.scenario is None else setting.scenario.network()
-        write_report(options.report, summary, trace, plan, network)
+        write_report(options.report, summary, trace, plan, network, names=shown.view.names)
     print(render(summary))
     if options.json is not None:
         write_json(summary, options.json)

@@ -56,7 +56,7 @@ def atlas(found: Measured, verdict: Verdict, places: Sequence[Mapping[str, Any]]
         points = [(x, y - bend * math.sin(math.pi * i / STEPS)) for i, (x, y) in enumerate(points)]
         colour = "accent" if held == (a, b) else shade(max(use[a, b], 0.2))
         hint = f"{plain(a)} – {plain(b)}: {size(crossed)}, busiest link {percent(use[a, b])}"
-        picture.add(Line(points, colour, 1 + 7 * crossed / most, 0.9, hint=hint))
+        picture.add(Line(points, colour, 1 + 7 * crossed / most, hint=hint))
     taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in at.values()]
     for place in sorted(places, key=lambda p: -len(p["peers"])):
         x, y = at[place["name"]]
@@ -149,7 +149,7 @@ def _label(
     marked: bool,
 ) -> None:
     """Beside, above or below its place, where nothing is yet; nowhere when all is full."""
-    wide, high = width_of(text, 11), 13.0
+    wide, high = width_of(text, 11, bold=marked), 13.0
     gap = radius + 4
     spots = (
         (x + gap, y + 4),
