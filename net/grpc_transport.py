@@ -38,7 +38,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # HTTP/2's 16 KiB frames cost a twentieth of the throughput (measured, 16 MiB tensors).
     ("grpc.http2.max_frame_size", MAX_CHUNK_BYTES),
-    # Windows grow to what the path holds: 100 Mbit/s with a round trip of 3 s are filled (measured).
+    # Windows grow to what a path holds: one of 100 Mbit/s and 3 s there and back is filled.
     ("grpc.http2.bdp_probe", 1),
     # Else channels to one address share a connection, and with it its flow control and backoff.
     ("grpc.use_local_subchannel_pool", 1),
