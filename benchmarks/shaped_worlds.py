@@ -161,24 +161,43 @@ CASES = (
 
 
 @dataclass(frozen=True, slots=True)
+class Pace:
+    """Medians over a run: seconds of a step, and seconds that its peers computed, summed."""
+
+    step_s: float
+    compute_s: float
+
+    @classmethod
+    def of(cls, events: Sequence[broker_pb2.RunEvent], time_scale: float = 1.0) -> Pace:
+        steps = [e.step for e in events if e.HasField("step")][WARM_UP:]
+        return cls(
+            statistics.median(s.seconds for s in steps) / time_scale,
+            statistics.median(s.compute_s for s in steps) / time_scale,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """A case in both worlds: seconds of a step, without the time scale. `why_not`: why it is no
+    """A case in both worlds, without the time scale. `why_not`: why it is no
     measurement; empty: it is one."""
 
     case: str
-    virtual_s: float
-    real_s: float
+    virtual: Pace
+    real: Pace
     busy: float
     why_not: str
 
     @property
     def error(self) -> float:
-        return abs(self.virtual_s / self.real_s - 1)
+        return abs(self.virtual.step_s / self.real.step_s - 1)
 
     def __str__(self) -> str:
+        step, computing = self.virtual.step_s, self.virtual.compute_s
         return (
-            f"{self.case:36s} virtual {self.virtual_s:6.3f} s, real {self.real_s:6.3f} s "
-            f"({self.virtual_s / self.real_s - 1:+.1%}), cores {self.busy:.0%} busy"
+            f"{self.case:36s} virtual {step:6.3f} s, real {self.real.step_s:6.3f} s "
+            f"({step / self.real.step_s - 1:+.1%}); computing {computing:6.3f}, "
+            f"{self.real.compute_s:6.3f} s ({computing / self.real.compute_s - 1:+.1%}); cores "
+            f"{self.busy:.0%} busy"
             + (f"  NOT A MEASUREMENT ({self.why_not})" if self.why_not else "")
         )
 
@@ -195,11 +214,11 @@ def outcomes(
             stack.callback(front.close)
             scenario = Scenario.from_toml(case.write(Path(name), time_scale))
             job = scenario.adjusted(Job.from_toml(scenario.job_path))
-            virtual_s, plan = _virtual(scenario, job, front, Path(name) / "virtual", tensors)
+            virtual, plan = _virtual(scenario, job, front, Path(name) / "virtual", tensors)
             prepared = front._prepare(job)  # captured already
             for _ in range(again + 1):
                 stretches = _stretches(scenario, prepared, front)
-                found = _real(case, scenario, prepared, stretches, plan, virtual_s, Path(name))
+                found = _real(case, scenario, prepared, stretches, plan, virtual, Path(name))
                 print(found, flush=True)
                 if not found.why_not:
                     break
@@ -208,18 +227,13 @@ def outcomes(
 
 def _virtual(
     scenario: Scenario, job: Job, front: SimulationFront, folder: Path, tensors: bool
-) -> tuple[float, broker_pb2.Plan]:
-    """Seconds of a step, and the plan by which it ran; its peers go by their names."""
+) -> tuple[Pace, broker_pb2.Plan]:
+    """Its pace, and the plan by which it ran; its peers go by their names."""
     folder.mkdir()
     packed = front.pack(job)
     ran = run_virtual(scenario, job, packed.spec, packed.blobs, folder, ghost=not tensors)
     (plan,) = [e.plan for e in ran.events if e.HasField("plan")]
-    return _step_s(list(ran.events)), plan
-
-
-def _step_s(events: Sequence[broker_pb2.RunEvent]) -> float:
-    steps = [e.step for e in events if e.HasField("step")]
-    return statistics.median(s.seconds for s in steps[WARM_UP:])
+    return Pace.of(ran.events), plan
 
 
 def _real(
@@ -228,7 +242,7 @@ def _real(
     prepared: Prepared,
     stretches: Mapping[str, float],
     plan: broker_pb2.Plan,
-    virtual_s: float,
+    virtual: Pace,
     folder: Path,
 ) -> Outcome:
     shaping = Shaping.of_scenario(scenario)
@@ -264,12 +278,12 @@ def _real(
         state = [e.state for e in events if e.HasField("state")][-1]
         if state.phase != broker_pb2.DONE:
             raise ClusterError(f"{case.name}: {state.reason.text}")
-    real_s = _step_s(events) / scenario.time_scale
+    real = Pace.of(events, scenario.time_scale)
     if not why and busy > MOST_BUSY:
         why = f"cores were busy {busy:.0%} of the time: at most {MOST_BUSY:.0%} of it"
-    if not why and real_s < LEAST_STEP_S:
-        why = f"a step takes {real_s:.2f} s: at least {LEAST_STEP_S} s"
-    return Outcome(case.name, virtual_s, real_s, busy, why)
+    if not why and real.step_s < LEAST_STEP_S:
+        why = f"a step takes {real.step_s:.2f} s: at least {LEAST_STEP_S} s"
+    return Outcome(case.name, virtual, real, busy, why)
 
 
 def _stretches(scenario: Scenario, prepared: Prepared, front: SimulationFront) -> dict[str, float]:
