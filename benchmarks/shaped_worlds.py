@@ -281,7 +281,7 @@ def _real(
     real = Pace.of(events, scenario.time_scale)
     if not why and busy > MOST_BUSY:
         why = f"cores were busy {busy:.0%} of the time: at most {MOST_BUSY:.0%} of it"
-    if not why and real.step_s < LEAST_STEP_S:
+    if not why and real.step_s * scenario.time_scale < LEAST_STEP_S:
         why = f"a step takes {real.step_s:.2f} s: at least {LEAST_STEP_S} s"
     return Outcome(case.name, virtual, real, busy, why)
 
