@@ -49,7 +49,7 @@ def alike(values: Sequence[float]) -> list[str]:
     if len(set(texts)) == len(texts):
         return texts
     step = min(abs(b - a) for a, b in pairwise(values))
-    digits = max(0, -math.floor(math.log10(step)))
+    digits = max(0, -math.floor(math.log10(step) + 1e-6))
     return [f"{v:.{digits}f} s" for v in values]
 
 
