@@ -16,9 +16,9 @@ from .messages import (
     Chunk,
     Hello,
     Message,
-    Outgoing,
     Parts,
     Refusal,
+    Said,
     decode,
     encoded,
     seal,
@@ -73,10 +73,12 @@ class Connection:
             return
         self._take_all(records)
 
-    def hear(self, records: Iterable[Outgoing]) -> None:
-        """As `receive`, of a message that was never written: what the other side's `say` gave."""
-        if not self.over:
-            self._take_all([r.piece() if isinstance(r, Chunk) else r for r in records])
+    def hear(self, said: Said) -> None:
+        """As `receive`, of what the other side's `give` gave."""
+        if isinstance(said, bytes):
+            self.receive(said)
+        elif not self.over:
+            self._take_all([r.piece() if isinstance(r, Chunk) else r for r in said])
 
     def _take_all(self, records: Iterable[Message]) -> None:
         for part in records:
@@ -133,8 +135,8 @@ class Connection:
         assert self._link is not None
         return self._link.pull(now)
 
-    def say(self, now: float) -> tuple[list[Outgoing], int] | None:
-        """The next message as its records and its size in bytes; see `pull`. For a transport that
+    def give(self, now: float) -> tuple[Said, int] | None:
+        """The next message, not written, and its size in bytes; see `pull`. For a transport that
         stays within one process."""
         if self._last_words:
             word = self._last_words.pop(0)

@@ -13,14 +13,14 @@ simulated world's virtual clock drives it, in the same order for the same calls.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from ..dag.flow import Role
 from .carrier import Carrier, Carry, InOrder, Schedule, Timed, steady
 from .connection import Connection
 from .frame import FrameKey, Payload
 from .inbox import Allocate
-from .messages import Outgoing, encoded, seal
+from .messages import Said, written
 from .switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
 from .transport import OnEvent
 
@@ -56,7 +56,7 @@ class MemoryNetwork:
         self.left_s = 0.0
         """When the last byte left of the message that is being received now."""
         self._transports: dict[str, MemoryTransport] = {}
-        self._streams: dict[_Stream, None] = {}  # open, in the order in which they were
+        self._streams: dict[str, dict[_Stream, None]] = {}  # open ones, by the peers at their ends
         self._corrupt: dict[tuple[str, str], deque[float]] = {}
         self.frozen: dict[str, deque[Callable[[], None]]] = {}
         """Peers whose process stands still, and what waits for it to go on."""
@@ -86,7 +86,7 @@ class MemoryNetwork:
     def break_link(self, a: str, b: str, why: str = "the connection was cut") -> int:
         """Breaks the open streams between two peers, what is on the way included; they may dial
         again. Returns how many streams broke."""
-        broken = [s for s in self._streams if s.joins(a, b)]
+        broken = self._between(a, b)
         for stream in broken:
             stream.close(why)
         return len(broken)
@@ -143,8 +143,12 @@ class MemoryNetwork:
         return True
 
     def _watch(self, *ends: str) -> None:
-        for stream in [s for s in self._streams if s.has(ends)]:
+        for stream in self._between(*ends):
             stream.watch()
+
+    def _between(self, peer: str, other: str = "") -> list[_Stream]:
+        """The streams of a peer, or only those with another one."""
+        return [s for s in self._streams.get(peer, ()) if not other or s.joins(peer, other)]
 
     def hear_each_other(self, a: str, b: str) -> bool:
         parted = self.carrier.parted(a, b) or self.carrier.parted(b, a)
@@ -164,18 +168,20 @@ class MemoryNetwork:
         if other is None or not self.hear_each_other(dialler.peer, other.peer):
             return None
         stream = _Stream(self, dialler, connection, other)
-        self._streams[stream] = None
+        for end in stream.peers:
+            self._streams.setdefault(end, {})[stream] = None
         return stream
 
     def closed(self, stream: _Stream) -> None:
-        del self._streams[stream]
+        for end in stream.peers:
+            self._streams[end].pop(stream, None)
 
     def remove(self, transport: MemoryTransport) -> None:
         """The process at this address is gone; the others learn of it as soon as word of it can
         come."""
         del self._transports[transport.address]
         self.frozen.pop(transport.peer, None)
-        for stream in [s for s in self._streams if s.ends_at(transport)]:
+        for stream in [s for s in self._between(transport.peer) if s.ends_at(transport)]:
             stream.abandon(transport)
 
 
@@ -288,6 +294,7 @@ class _Stream:
     ) -> None:
         self._network = network
         self._ends = (dialler, other)
+        self.peers = (dialler.peer, other.peer)
         self.open = True
         self.on_close: Callable[[], None] | None = None
         self._silent_since: float | None = None
@@ -299,16 +306,12 @@ class _Stream:
     def ends_at(self, transport: MemoryTransport) -> bool:
         return transport in self._ends
 
-    def has(self, peers: Collection[str]) -> bool:
-        """Whether each of these peers is at one of its ends."""
-        return all(peer in (end.peer for end in self._ends) for peer in peers)
-
     def joins(self, a: str, b: str) -> bool:
-        return {a, b} == {end.peer for end in self._ends}
+        return set(self.peers) == {a, b}
 
     def watch(self) -> None:
         """Whether its ends hear each other has changed, perhaps."""
-        if self._network.hear_each_other(*(end.peer for end in self._ends)):
+        if self._network.hear_each_other(*self.peers):
             self._silent_since = None
         elif self._silent_since is None:
             self._silent_since = since = self._network.now()
@@ -388,12 +391,12 @@ class _Pipe:
             network.held(self._names[0], self._next)
             return
         self._busy = False
-        said = self._source.say(network.now())
+        said = self._source.give(network.now())
         if said is None:
             if self._source.over:
                 network.carrier.send(*self._names, 0, _nothing, self._in_order.next(self._end))
             return
-        records, size_bytes = said
+        message, size_bytes = said
         self._busy = True
         left_s = 0.0
 
@@ -402,28 +405,27 @@ class _Pipe:
             left_s = network.now()
             self._next()
 
-        arrived = self._in_order.next(lambda: self._deliver(records, left_s))
+        arrived = self._in_order.next(lambda: self._deliver(message, left_s))
         network.carrier.send(*self._names, size_bytes, left, arrived)
 
-    def _deliver(self, records: Sequence[Outgoing], left_s: float) -> None:
+    def _deliver(self, said: Said, left_s: float) -> None:
         """What nobody tampers with is handed over as it is: neither written nor read."""
         network = self._network
         if not self._stream.open:
             return
         if self._names[1] in network.frozen:
-            network.held(self._names[1], lambda: self._deliver(records, left_s))
+            network.held(self._names[1], lambda: self._deliver(said, left_s))
             return
         network.left_s = left_s
         if network.tampers(*self._names):
-            message = b"".join(seal([bytes(part) for r in records for part in encoded(r)]))
+            message = said if isinstance(said, bytes) else written(said)
             changed = network.changed(*self._names, message)
             if changed is None:
                 self._stream.close("the connection was cut")
                 return
             if changed != message:
-                self._destination.receive(changed)
-                return
-        self._destination.hear(records)
+                said = changed
+        self._destination.hear(said)
 
     def _end(self) -> None:
         self._stream.close(f"{self._names[0]} closed the connection")

@@ -44,6 +44,7 @@ __all__ = [
     "Parts",
     "Piece",
     "Refusal",
+    "Said",
     "decode",
     "encoded",
     "piece_prefix",
@@ -51,6 +52,7 @@ __all__ = [
     "seal",
     "sealed_bytes",
     "size_of",
+    "written",
 ]
 
 VERSION = 1
@@ -134,6 +136,8 @@ class Chunk:
 Control = Hello | FrameHeader | Ack | Credit | Refusal
 Message = Control | Piece
 Outgoing = Control | Chunk
+Said = Sequence[Outgoing] | bytes
+"""A message: its records, or itself, written."""
 
 
 def record(message: Control) -> bytes:
@@ -227,6 +231,11 @@ def seal(parts: Sequence[bytes | memoryview]) -> Parts:
     for part in parts:
         checksum.update(part)
     return (_CHECKSUM.pack(checksum.intdigest()), *parts)
+
+
+def written(records: Sequence[Outgoing]) -> bytes:
+    """The message of these records."""
+    return b"".join(seal([bytes(part) for r in records for part in encoded(r)]))
 
 
 def decode(message: bytes) -> list[Message]:

@@ -22,7 +22,7 @@ from shoal.dag.graph import TensorSpec
 from shoal.net.frame import Arrived, FrameKey, Payload
 from shoal.net.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
 from shoal.net.memory import MemoryNetwork, steady
-from shoal.net.messages import Message, decode
+from shoal.net.messages import Message, decode, written
 from shoal.net.transport import (
     FrameAcknowledged,
     FrameArrived,
@@ -211,11 +211,11 @@ class MemoryOutsider(Outsider):
         self.peer, self.over, self._out = "outsider", False, []
         self._stream = world.network.open(self, to.name, self)
 
-    def pull(self, now):
-        return (self._out.pop(0),) if self._out else None
+    def give(self, now):
+        return (self._out[0], len(self._out.pop(0))) if self._out else None
 
-    def receive(self, message):
-        self.heard += decode(message)
+    def hear(self, said):
+        self.heard += decode(said if isinstance(said, bytes) else written(said))
 
     def closed(self, why):
         self.ended = True
