@@ -26,6 +26,8 @@ from shoal.peer.config import PeerConfig
 from shoal.peer.daemon import Worker, work
 from shoal.peer.identity import Identity
 from shoal.proto import broker_pb2, broker_pb2_grpc
+from shoal.sim.forwarder import Forwarder
+from shoal.sim.shaping import Shaping
 
 
 class Tiny(nn.Module):
@@ -52,11 +54,10 @@ class Cluster:
     workers: list[Worker] = field(default_factory=list)
     ends: dict[str, asyncio.Task[int]] = field(default_factory=dict)
 
-    def join(self, *names: str) -> None:
+    def join(self, *names: str, **settings: Any) -> None:
         for name in names:
-            config = PeerConfig(
-                broker=self.broker.address, state=self.folder / name, name=name, threads=1
-            )
+            table = {"broker": self.broker.address, "state": self.folder / name, "threads": 1}
+            config = PeerConfig(name=name, **table | settings)
             self.ends[name] = asyncio.create_task(work(config, self.workers.append))
 
     async def submit(self, steps: int) -> str:
@@ -205,3 +206,58 @@ async def test_a_device_that_is_not_here_gives_code_2(
     config = PeerConfig(broker="127.0.0.1:9", state=tmp_path, name="p", device="cuda:77")
     assert await work(config) == 2
     assert "cuda:77" in str(caplog.records[-1].__dict__["fields"]["why"])
+
+
+async def test_peers_dial_what_their_map_says_and_may_be_slower_than_they_are(
+    cluster: Cluster,
+) -> None:
+    """Two peers who know addresses of each other and of the broker that lead nowhere by
+    themselves: everything between them goes through the shaped path."""
+    network = Shaping(
+        names=("p0", "p1", "broker"),
+        latency_s=((0.001,) * 3,) * 3,
+        bandwidth=((1e8,) * 3,) * 3,
+        up=(1e8,) * 3,
+        down=(1e8,) * 3,
+    )
+    with Forwarder(network, {"broker": cluster.broker.address}) as paths:
+        for name in ("p0", "p1"):
+            via = paths.via(name)
+            away = via.pop(cluster.broker.address)
+            cluster.join(
+                name,
+                broker="10.255.255.1:7077",
+                via=via | {"10.255.255.1:7077": away},
+                port=paths.port(name),
+                stretch=3.0,
+            )
+        await cluster.members(2)
+        run = await cluster.submit(steps=4)
+        steps = [e.step async for e in cluster.watch(run) if e.HasField("step")]
+        assert [s.step for s in steps] == [0, 1, 2, 3]
+        carried = (await asyncio.to_thread(paths.carried)).bytes
+        for worker in cluster.workers:
+            worker.stop(now=True)
+        await asyncio.gather(*cluster.ends.values())
+    assert all(carried[pair] > 0 for pair in (("p0", "p1"), ("p1", "p0")))
+    assert all(carried["broker", name] > carried[name, "broker"] > 0 for name in ("p0", "p1"))
+
+
+async def test_a_port_that_is_taken_gives_code_2_and_names_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with taken_port() as port:
+        config = PeerConfig(broker="127.0.0.1:9", state=tmp_path, name="p", port=port)
+        assert await work(config) == 2
+    assert f"port {port} of 127.0.0.1" in str(caplog.records[-1].__dict__["fields"]["why"])
+
+
+@asynccontextmanager
+async def taken_port() -> AsyncIterator[int]:
+    """A port on which something listens."""
+    server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        await server.wait_closed()
