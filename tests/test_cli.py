@@ -122,6 +122,13 @@ def test_every_verb_says_what_it_does_with_an_example(verb: str) -> None:
     assert f"Example: shoal {verb}" in re.sub(r"\s+", " ", text)
 
 
+def test_what_only_simulations_need_is_not_in_the_help() -> None:
+    _, text = call("join", "--help")
+    assert "--via" in text
+    assert "--port" in text
+    assert "--stretch" not in text
+
+
 # ---------------------------------------------------------------- wrong input: 2
 
 
@@ -138,6 +145,9 @@ def test_every_verb_says_what_it_does_with_an_example(verb: str) -> None:
         ["broker"],  # without --insecure
         ["broker", "--insecure", "--host", "0.0.0.0"],
         ["join", "nonsense", "--insecure"],
+        ["join", "127.0.0.1:9", "--insecure", "--via", "no-such-file"],
+        ["join", "127.0.0.1:9", "--insecure", "--port", "70000"],
+        ["join", "127.0.0.1:9", "--insecure", "--stretch", "2"],  # without --threads 1
         ["join", "127.0.0.1:7077"],  # without --insecure
         ["join", "127.0.0.1:7077", "--insecure", "--memory", "10"],
         ["export", "r-1", "--format", "pt"],
