@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -59,11 +59,6 @@ class Mark:
     what: str
     """A word: "kill", "partition", "plan", "resumed", "loss", …"""
     text: str = ""
-
-
-_SPAN = sorted((f.name, f.default) for f in fields(Span))
-_MARK = sorted((f.name, f.default) for f in fields(Mark))
-"""Names and defaults, in the order of a line."""
 
 
 class Part(NamedTuple):
@@ -138,10 +133,10 @@ class Trace:
 
     def lines(self) -> Iterator[str]:
         """The trace as JSON, one record a line, keys sorted, without what has its default."""
-        for span in self.spans:
-            yield _line(span, _SPAN)
+        yield from map(_line, self.spans)
         for mark in self.marks:
-            yield _line(mark, _MARK)
+            text = {"text": mark.text} if mark.text else {}
+            yield _dump({"at_s": float(mark.at_s), "who": mark.who, "what": mark.what, **text})
         if self.beyond or self.marks_left_out:
             yield _dump({"left_out": self.spans_left_out, "marks": self.marks_left_out})
             yield _dump({"ended_s": self.end_s})
@@ -207,20 +202,29 @@ def _count(sums: dict[Part, Total], span: Span) -> None:
     total.dense_bytes += span.dense_bytes
 
 
-def _line(record: Span | Mark, names: Sequence[tuple[str, Any]]) -> str:
-    """As `_dump` writes what is not default; there are hundreds of thousands."""
-    parts = []
-    for name, default in names:
-        value = getattr(record, name)
-        if value != default:
-            if isinstance(value, str):
-                text = _quoted(value)
-            elif isinstance(value, float):
-                text = float.__repr__(value)
-            else:
-                text = int.__repr__(value)
-            parts.append(f'"{name}":{text}')
-    return f"{{{','.join(parts)}}}"
+def _line(span: Span) -> str:
+    """As `_dump` writes what is not default, an order faster: there are hundreds of thousands."""
+    line = ""
+    if span.codec:
+        line += f'"codec":{_quoted(span.codec)},'
+    if span.dense_bytes:
+        line += f'"dense_bytes":{span.dense_bytes},'
+    line += f'"end_s":{float(span.end_s)!r},"kind":"{span.kind}"'
+    if span.microbatch != -1:
+        line += f',"microbatch":{span.microbatch}'
+    line += f',"peer":{_quoted(span.peer)}'
+    if span.role:
+        line += f',"role":{_quoted(span.role)}'
+    if span.size_bytes:
+        line += f',"size_bytes":{span.size_bytes}'
+    if span.stage != -1:
+        line += f',"stage":{span.stage}'
+    line += f',"start_s":{float(span.start_s)!r}'
+    if span.step != -1:
+        line += f',"step":{span.step}'
+    if span.to:
+        line += f',"to":{_quoted(span.to)}'
+    return f"{{{line}}}"
 
 
 _quoted = lru_cache(maxsize=4096)(json.dumps)
