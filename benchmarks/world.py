@@ -2,14 +2,15 @@
 
     python benchmarks/world.py [--json FILE] [--only small wide runs]   the figures
     python benchmarks/world.py plot docs/ghost-scale.png               cost per event over peers
-    python benchmarks/world.py one PIPELINES MICROBATCHES STEPS RUNS   one case, in a process of its own
+    python benchmarks/world.py one 6 8 100 1                           one case: PIPELINES,
+                                                                       MICROBATCHES, STEPS, RUNS
 
-A case is a world of RUNS · PIPELINES · 8 peers on links of 12.5 MB/s and 20 ms: a GPT of 8 blocks
-(width 256, windows of 128 bytes, microbatches of 4) in 8 stages, each run over PIPELINES pipelines
-with MICROBATCHES microbatches each. The plan is made by hand, a block a stage, so that its shape is
-the one that is named. The broker's and the peers' own machines, the link protocol and the modelled
-network run; only tensors are hashes. Every loss and every exported hash is compared with the plain
-loop's, or the case fails.
+A case is a world of RUNS · PIPELINES · 8 peers of 1 TFLOP/s on links of 12.5 MB/s and 20 ms: a GPT
+of 8 blocks (width 256, windows of 128 bytes, microbatches of 4) in 8 stages, each run over
+PIPELINES pipelines with MICROBATCHES microbatches each. The plan is made by hand, a block a stage,
+so that its shape is the one that is named. The broker's and the peers' own machines, the link
+protocol and the modelled network run; only tensors are hashes. Every loss and every exported hash
+is compared with the plain loop's, or the case fails.
 
 The clock runs from the world's first peer to the last event of the last run. The world is one
 thread that waits for nothing, so CPU seconds are what wall seconds would be on a machine that does
@@ -17,7 +18,7 @@ nothing else.
 
     small   48 peers: one run, 6 pipelines, 100 steps
     wide    1,000 peers: one run, 125 pipelines, 10 steps; all 125 holders of a stage exchange their
-            gradients with each other, 248,000 frames of the 263,000 in a step
+            gradients with each other, 248,000 of the 264,000 frames of a step
     runs    1,000 peers: 125 runs of one pipeline each, 10 steps, at once and by one broker
 """
 
@@ -31,6 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -53,7 +55,7 @@ from shoal.sim.world import PeerSpec, World
 STAGES = 8
 SIZE = 4
 """Samples of a microbatch."""
-PLOTTED = (1, 2, 4, 8, 16, 32)
+PLOTTED = (1, 2, 4, 8, 16)
 """Pipelines of one run in the plot."""
 
 
@@ -105,6 +107,7 @@ def runs() -> list[Figure]:
 GROUPS: dict[str, Callable[[], list[Figure]]] = {"small": small, "wide": wide, "runs": runs}
 
 
+@cache
 def graph_of() -> Graph:
     with torch.device("meta"):
         module = gpt(STAGES, 256, 8, 128, 0.0)
@@ -169,7 +172,7 @@ def one(pipelines: int, microbatches: int, steps: int, count: int = 1) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         began, wall = time.process_time(), time.perf_counter()
         world = World(
-            [PeerSpec(name=name) for name in names],
+            [PeerSpec(name=name, flops_per_s=1e12) for name in names],
             blobs=blobs,
             folder=Path(folder),
             carry=steady(0.02, 12.5e6),
@@ -211,7 +214,10 @@ def apart(pipelines: int, microbatches: int, steps: int, count: int) -> dict[str
     case = map(str, (pipelines, microbatches, steps, count))
     command = [sys.executable, __file__, "one", *case]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return shown(json.loads(done.stdout.splitlines()[-1]))
+
+
+def shown(found: dict[str, float]) -> dict[str, float]:
     print(f"    {found}", flush=True)
     return found
 
@@ -223,8 +229,8 @@ def plot(file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    one_run = [apart(n, 8, 3, 1) for n in PLOTTED]
-    many = [apart(1, 8, 3, n) for n in PLOTTED]
+    one_run = [shown(one(n, 8, 3, 1)) for n in PLOTTED]
+    many = [shown(one(1, 8, 3, n)) for n in PLOTTED]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.4))
     for found, label, marker in (
         (one_run, "one run, all holders of a stage exchange", "o"),
