@@ -135,6 +135,23 @@ def updated_twice() -> Iterator[None]:
         yield
 
 
+@mutant("a peer takes a visit of another one's route", "I4")
+def foreign_visit() -> Iterator[None]:
+    of = Program.of
+
+    def more(flow: Any, peer: Any, actions: tuple[Action, ...]) -> Program:
+        visits = [
+            Action(Kind.FORWARD, m, visit.stage)
+            for m, route in enumerate(flow.plan.routes)
+            for visit in route
+            if visit.peer != peer and peer in flow.plan.stages[visit.stage].holders
+        ]
+        return of(flow, peer, (*visits[:1], *actions) if actions else actions)
+
+    with patch.object(Program, "of", staticmethod(more)):
+        yield
+
+
 @mutant("a step is committed when one report is still missing", "I2")
 def committed_early() -> Iterator[None]:
     commit = StepLedger.commit
