@@ -11,8 +11,9 @@ worlds     Scenarios of 2 to 6 unequal peers: the step time of the virtual world
            daemons with stretched compute, one thread each, over shaped paths, under the same plan.
 
 Nothing else may run on the machine meanwhile. A run of real processes whose threads waited for a
-core more than a tenth of the time, or on cores that were busy for more than 70 % of it, is NOT A
-MEASUREMENT: it is tried again, and in the end left out.
+core more than a tenth of the time, on cores that were busy for more than 70 % of it, or whose speed
+was another than when it was measured, is NOT A MEASUREMENT: it is tried again, by the speed that it
+showed, and in the end left out.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def worlds(wanted: Sequence[str], again: int, tensors: bool, time_scale: float) 
 def figures(
     only: str = "",
     wanted: Sequence[str] = (),
-    again: int = 1,
+    again: int = 3,
     tensors: bool = False,
     time_scale: float = 1.0,
 ) -> Iterator[Figure]:
@@ -124,7 +125,7 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--only", choices=("shaping", "transfer", "worlds"), default="")
     parser.add_argument("--cases", nargs="+", default=[], help="parts of names of worlds' cases")
-    parser.add_argument("--again", type=int, default=1, help="tries of what was no measurement")
+    parser.add_argument("--again", type=int, default=3, help="tries of what was no measurement")
     parser.add_argument("--tensors", action="store_true", help="real tensors in the virtual world")
     parser.add_argument("--time-scale", type=float, default=1.0, help="slows real processes")
     o = parser.parse_args()
