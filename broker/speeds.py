@@ -85,7 +85,9 @@ def speeds_of(profile: Profile) -> tuple[Speeds, tuple[str, ...]]:
     error = error if math.isfinite(error) and error >= 0 else 0.0
     busy = profile.speeds.busy
     busy = busy if LEAST_BUSY <= busy <= 1 else 1.0  # NaN and 0: nothing is known
-    return Speeds(**taken, call_s=call_s, error=error, busy=busy), tuple(notes)
+    slowed = profile.speeds.slowed
+    slowed = slowed if 1 <= slowed < math.inf else 1.0
+    return Speeds(**taken, call_s=call_s, error=error, busy=busy, slowed=slowed), tuple(notes)
 
 
 @dataclass(slots=True)

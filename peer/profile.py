@@ -139,6 +139,7 @@ def speeds_to_proto(speeds: Speeds) -> broker_pb2.Speeds:
         call_s=speeds.call_s,
         error=speeds.error,
         busy=speeds.busy,
+        slowed=speeds.slowed,
     )
 
 

@@ -114,7 +114,7 @@ class Profile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., owner: _Optional[str] = ..., device: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., flops_per_s: _Optional[float] = ..., operator_set: _Optional[_Union[_graph_pb2.OperatorSet, str]] = ..., software: _Optional[str] = ..., speeds: _Optional[_Union[Speeds, _Mapping]] = ..., host: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class Speeds(_message.Message):
-    __slots__ = ("product_flops_per_s", "convolution_flops_per_s", "attention_flops_per_s", "memory_bytes_per_s", "special_bytes_per_s", "call_s", "error", "busy")
+    __slots__ = ("product_flops_per_s", "convolution_flops_per_s", "attention_flops_per_s", "memory_bytes_per_s", "special_bytes_per_s", "call_s", "error", "busy", "slowed")
     PRODUCT_FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
     CONVOLUTION_FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -123,6 +123,7 @@ class Speeds(_message.Message):
     CALL_S_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
+    SLOWED_FIELD_NUMBER: _ClassVar[int]
     product_flops_per_s: float
     convolution_flops_per_s: float
     attention_flops_per_s: float
@@ -131,7 +132,8 @@ class Speeds(_message.Message):
     call_s: float
     error: float
     busy: float
-    def __init__(self, product_flops_per_s: _Optional[float] = ..., convolution_flops_per_s: _Optional[float] = ..., attention_flops_per_s: _Optional[float] = ..., memory_bytes_per_s: _Optional[float] = ..., special_bytes_per_s: _Optional[float] = ..., call_s: _Optional[float] = ..., error: _Optional[float] = ..., busy: _Optional[float] = ...) -> None: ...
+    slowed: float
+    def __init__(self, product_flops_per_s: _Optional[float] = ..., convolution_flops_per_s: _Optional[float] = ..., attention_flops_per_s: _Optional[float] = ..., memory_bytes_per_s: _Optional[float] = ..., special_bytes_per_s: _Optional[float] = ..., call_s: _Optional[float] = ..., error: _Optional[float] = ..., busy: _Optional[float] = ..., slowed: _Optional[float] = ...) -> None: ...
 
 class Holding(_message.Message):
     __slots__ = ("run", "term", "step")

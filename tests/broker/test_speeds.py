@@ -48,6 +48,16 @@ def test_speeds_that_are_possible_are_taken_as_they_are() -> None:
     )  # fmt: skip
 
 
+def test_an_emulated_device_says_how_much_slower_than_its_machine_it_is() -> None:
+    """Frames are handled at the machine's own speed."""
+    from shoal.peer.profile import speeds_to_proto
+
+    slower = speeds_of(Profile(speeds=Wire(**WIRE)))[0].slower(4.0)
+    assert speeds_of(Profile(speeds=speeds_to_proto(slower)))[0] == slower
+    for wrong in (math.nan, math.inf, 0.0, -3.0, 0.5):
+        assert speeds_of(Profile(speeds=Wire(**WIRE, slowed=wrong)))[0].slowed == 1.0
+
+
 def test_one_number_stands_for_all_where_only_one_is_known() -> None:
     assert speeds_of(Profile(flops_per_s=5e10)) == (Speeds.of_flops(5e10), ())
     found, notes = speeds_of(Profile(name="home-1"))
