@@ -181,20 +181,24 @@ def _head(view: View) -> Text:
 
 def _peers(view: View, rows: int) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("peer", "stage", "state", "step", "last"):
+    names = ["peer", "stage", "state", "step"]
+    told = any(peer.doing for peer in view.peers.values())
+    for name in [*names, "last"] if told else names:
         table.add_column(
             name, justify="right" if name == "step" else "left", no_wrap=True, overflow="ellipsis"
         )
     order = {"lost": 0, "frozen": 1, "left": 2, "pool": 4}
     ranked = sorted(view.peers.values(), key=lambda p: (order.get(p.state, 3), p.stages, p.name))
     for peer in ranked[:rows]:
-        table.add_row(
+        cells: list[str | Text] = [
             Text(_plain(peer.name)),
             " ".join(map(str, peer.stages)) or "-",
             Text(peer.state, style=_STYLES.get(peer.state, "")),
             str(peer.step) if peer.step >= 0 else "-",
-            Text(_plain(peer.doing) or "-", style="dim"),
-        )
+        ]
+        if told:
+            cells.append(Text(_plain(peer.doing) or "-", style="dim"))
+        table.add_row(*cells)
     if len(ranked) <= rows:
         return table
     states: dict[str, int] = {}
