@@ -49,6 +49,15 @@ def judge(trace: Trace, found: Measured) -> Verdict:
     ranked = shares(path)
     if not ranked:
         return Verdict()
+    holders = [p for p in found.peers.values() if p.stages]
+    if len(holders) == 1:
+        [alone] = holders
+        share = found.share(alone.compute_s)
+        rest = f"it computes {percent(share)} of the time"
+        name = plain(alone.name)
+        return Verdict(
+            f"{name} trains alone; {rest}", f"{name} alone; {rest}", alone.name, share, tuple(path)
+        )
     usual = _usual(found)
     of = dict(ranked)
     middle = median([of.get(pair, 0.0) for pair in found.links] or [0.0])

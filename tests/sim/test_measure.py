@@ -156,6 +156,16 @@ def test_alike_peers_are_not_blamed() -> None:
     assert verdict.text.startswith("No peer or link")
 
 
+def test_who_trains_alone_is_said_to() -> None:
+    trace = Trace()
+    for step in range(5):
+        trace.add(act("a", "forward", step, step + 0.5, step))
+        trace.add(send("b", "a", step, step + 0.1, step, role="probe"))
+    verdict = judge(trace, measure(trace))
+    assert verdict.text == "a trains alone; it computes 57% of the time"  # 4 * 0.5 of 3.5 s
+    assert verdict.on == "a"
+
+
 def test_shares_and_use_are_of_the_typical_steps() -> None:
     trace = relay(compute=(2.0, 1.0), link=1.0, latency=0.0, steps=6)
     found = measure(trace, network(2000.0))
