@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 __all__ = ["Monitor", "Violation"]
 
 _EVERY, _FEW = 64, 100
-"""The broker's own rules take long to check: that is done after so many of its events, and with
-fewer peers than so many after each that is no message."""
+"""The machines' own rules take long to check: that is done at each so manieth event, and with fewer
+peers than so many at every one, messages to the broker left out."""
 
 
 class Monitor:
@@ -76,7 +76,7 @@ class Monitor:
         self._world = world
         work = WorkCheck(world, losses, norms, tolerance)
         self._all = (TermCheck(world), work, LinkCheck(world), CodecCheck(world))
-        self._of_broker = 0
+        self._events = 0
         self._last = Observed(0.0, BROKER, None)  # type: ignore[arg-type]  # nothing yet
         self._also = world.observe
         world.observe = self.observe
@@ -101,8 +101,9 @@ class Monitor:
         try:
             for check in self._all:
                 check.ended(run)
-            self._of_broker = 0
-            self._own_rules()
+            validate(self._world.broker.machine)
+            for peer in self._world.peers.values():
+                peer.machine.validate()
         except (Broken, AssertionError) as error:
             raise self.violation(error) from error
         return self._world.events(run)
@@ -124,15 +125,12 @@ class Monitor:
 
     def _own_rules(self) -> None:
         """Those of the machine that had the last event: it has handled it by now."""
-        who = self._last.who
+        self._events += 1
+        who, world = self._last.who, self._world
+        often = len(world.peers) < _FEW and not isinstance(self._last.record, b.PeerSaid)
+        if not often and self._events % _EVERY:
+            return
         if who == BROKER:
-            machine = self._world.broker.machine
-            often = (
-                not isinstance(self._last.record, b.PeerSaid)
-                and len(machine.members.members) < _FEW
-            )
-            if often or self._of_broker % _EVERY == 0:
-                validate(machine)
-            self._of_broker += 1
-        elif who in self._world.peers:
-            self._world.peers[who].machine.validate()
+            validate(world.broker.machine)
+        elif who in world.peers:
+            world.peers[who].machine.validate()
