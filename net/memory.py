@@ -13,7 +13,7 @@ simulated world's virtual clock drives it, in the same order for the same calls.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from ..dag.flow import Role
 from .carrier import Carrier, Carry, InOrder, Schedule, Timed, steady

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -178,17 +178,18 @@ class PeerShell:
         if self.name in world.network.frozen:
             world.network.held(self.name, lambda: self.handle(event))
             return
-        if self._observed(event):
-            for instruction in self.machine.handle(event, world.now):
-                if not self._observed(instruction):
-                    return
-                self._carry_out(instruction)
+        if world.observe is not None and not self._observed(event):
+            return
+        for instruction in self.machine.handle(event, world.now):
+            if world.observe is not None and not self._observed(instruction):
+                return
+            self._carry_out(instruction)
 
     def _observed(self, record: p.Event | p.Instruction) -> bool:
         """Whether the process is still there after the observer has seen this."""
         world = self.world
-        if world.observe is not None:
-            world.observe(Observed(world.now, self.name, record))
+        assert world.observe is not None
+        world.observe(Observed(world.now, self.name, record))
         return self.alive
 
     # ------------------------------------------------------------ control channel
@@ -392,12 +393,11 @@ class PeerShell:
     def _compute(self, wanted: p.Compute) -> None:
         assert self._pace is not None
         action, began = wanted.action, self.world.now
-        result = self.device.compute(wanted.step, action)
+        done = self.device.compute(wanted.step, action)
         seconds = self._pace.seconds(action) * self.stretch
         self.world.note(self.name, "computes", action, "of step", wanted.step)
-        answer = p.Computed(
-            wanted.run, wanted.term, wanted.step, action, replace(result, seconds=seconds)
-        )
+        result = p.Result(seconds, done.peak_bytes, done.outcome, done.evaluation, done.links)
+        answer = p.Computed(wanted.run, wanted.term, wanted.step, action, result)
 
         def ended() -> None:
             self._computing = None
