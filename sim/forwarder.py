@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ class Forwarder:
             shaping.number(name)  # raises
         self._process: subprocess.Popen[bytes] | None = None
         self._read = b""
+        self._turn = threading.Lock()  # one question at a time: faults come from other threads
         self._targets: list[str] = []
         self._addresses: dict[tuple[int, int], str] = {}
 
@@ -165,6 +167,10 @@ class Forwarder:
 
     def _ask(self, table: Mapping[str, Any]) -> Any:
         """A line down the rope and the answer to it. Raises ClusterError without one."""
+        with self._turn:
+            return self._ask_now(table)
+
+    def _ask_now(self, table: Mapping[str, Any]) -> Any:
         self.check()
         assert self._process is not None
         assert self._process.stdin is not None
