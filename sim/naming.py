@@ -80,7 +80,8 @@ def named(peers: Sequence[PeerTable]) -> Iterator[PeerTable]:
             seen[name] = i
             peer = copy.copy(entry)  # checked already, and there may be thousands
             object.__setattr__(peer, "name", name)
-            object.__setattr__(peer, "entry", i)
+            if entry.entry is None:  # else it was expanded before
+                object.__setattr__(peer, "entry", i)
             yield peer
 
 

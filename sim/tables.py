@@ -77,7 +77,7 @@ class PeerTable(Settings):
     """What it costs while it is there, in any currency."""
     data: tuple[str, ...] = ()
     """Data sets that it holds."""
-    entry: int = 0
+    entry: int | None = None
     """Which of the [[peers]] it comes from; not part of the file."""
 
     OURS: ClassVar[frozenset[str]] = frozenset({"entry"})
