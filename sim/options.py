@@ -9,7 +9,7 @@ from typing import Literal
 
 from ..job import Job
 from ..job.settings import SettingsError
-from .catalogue import find
+from .catalogue import DEFAULT, find
 from .scenario import Scenario
 
 __all__ = ["Setting", "SimOptions", "WorldName"]
@@ -25,7 +25,8 @@ class SimOptions:
     """The flags of `shoal sim`."""
 
     scenario: str = ""
-    """A file, or a name of the catalogue. Empty: equal peers on loopback, nothing between them."""
+    """A file, or a name of the catalogue. Empty: the built-in WAN; with `peers` or `job` equal
+    peers on loopback, nothing between them."""
     world: WorldName | None = None
     """None: the scenario's."""
     peers: int | None = None
@@ -45,6 +46,13 @@ class SimOptions:
     keep: Path | None = None
     """Where logs, state and outputs stay; None: in a temporary folder that is removed."""
     quiet: bool = False
+
+    def completed(self) -> SimOptions:
+        """With the built-in scenario where nothing else was asked for; its comparisons are
+        measured then."""
+        if self.scenario or self.peers is not None or self.job is not None:
+            return self
+        return replace(self, scenario=DEFAULT, compare=self.world in (None, "real"))
 
     def again(self) -> str:
         """The command that does the same again. Where files go is not part of it."""

@@ -41,6 +41,7 @@ def simulate(options: SimOptions, front: Front) -> int:
     """Runs it and prints the report; returns the exit code. Leaves no process and no file behind
     but what was asked for, also when KeyboardInterrupt ends it. Raises ValueError for a scenario
     or a job that cannot run, OSError for a file that cannot be read or written."""
+    options = options.completed()
     setting = Setting.of(options)
     summary = Summary(
         name=setting.name,

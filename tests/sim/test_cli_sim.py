@@ -195,6 +195,18 @@ def test_flags_take_the_place_of_what_the_files_say(folder: Path) -> None:
     assert (plain.world, plain.seed, plain.scenario.time_scale) == ("real", 3, 3.0)
 
 
+def test_without_arguments_it_is_the_built_in_wan_with_its_comparisons_measured() -> None:
+    options = SimOptions(steps=5).completed()
+    assert options.again() == f"shoal sim {DEFAULT} --steps 5 --compare"
+    assert SimOptions(world="ghost").completed().again() == f"shoal sim {DEFAULT} --ghost"
+    for asked in (SimOptions(peers=2), SimOptions(job=Path("j")), SimOptions(scenario="x")):
+        assert asked.completed() == asked
+    setting = Setting.of(options)
+    assert setting.scenario is not None
+    assert (setting.world, setting.peers) == ("real", 6)
+    assert len({peer.place for peer in setting.scenario.peers}) == 2
+
+
 def test_equal_peers_on_loopback_need_no_scenario() -> None:
     setting = Setting.of(SimOptions(peers=3))
     assert (setting.scenario, setting.world, setting.peers) == (None, "real", 3)
