@@ -16,6 +16,8 @@ __all__ = ["Setting", "SimOptions", "WorldName"]
 
 BUILTIN = Path(__file__).parent / "builtin.toml"
 LOOPBACK_PEERS = 4
+COMPARE_S = 60.0
+"""For `compare_s` of a simulation that nobody asked anything particular of: it ends within 90 s."""
 
 WorldName = Literal["real", "virtual", "ghost"]
 
@@ -43,6 +45,8 @@ class SimOptions:
     verify: bool = False
     compare: bool = False
     """Measure what the plan is compared with, too: real processes over shaped links only."""
+    compare_s: float = float("inf")
+    """No comparison begins later than so many seconds after the start."""
     keep: Path | None = None
     """Where logs, state and outputs stay; None: in a temporary folder that is removed."""
     quiet: bool = False
@@ -52,7 +56,8 @@ class SimOptions:
         measured then."""
         if self.scenario or self.peers is not None or self.job is not None:
             return self
-        return replace(self, scenario=DEFAULT, compare=self.world in (None, "real"))
+        real = self.world in (None, "real")
+        return replace(self, scenario=DEFAULT, compare=real, compare_s=COMPARE_S)
 
     def again(self) -> str:
         """The command that does the same again. Where files go is not part of it."""

@@ -49,7 +49,7 @@ def run_shaped(
     """Runs it and fills the summary; returns what happened, and the last plan. Raises ValueError
     for what cannot be done to real processes, ClusterError for one that ended by itself,
     ConnectionError when the broker is gone."""
-    scenario, job = setting.scenario, setting.job
+    scenario, job, begun_s = setting.scenario, setting.job, time.time()
     assert scenario is not None, "a shaped world without a scenario"
     check_real(scenario)
     churn = churn_of(
@@ -120,6 +120,8 @@ def run_shaped(
             summary.weights = str(trained.handle.export(folder / "model.safetensors"))
         if not summary.exit and options.compare:
             for name, other in _others(job, summary):
+                if time.time() > begun_s + options.compare_s:
+                    break  # it stays as predicted
                 shown.say(f"for comparison: {name}, {COMPARED_STEPS} steps")
                 found = beside(cluster, front, other, folder / "beside", names)
                 summary.against_measured[name] = found.summary.step_s
