@@ -10,6 +10,7 @@ from ...dag.flow import Role, Transfer
 from ...dag.graph import Graph, TensorSpec
 from ...dag.pace import is_coded, is_sum, tensors_of
 from ...dag.program import FRAME_BYTES
+from .codec_costs import typical_share
 from .structure import Structure
 
 __all__ = ["CodedRow", "CodedTensor", "rows_of", "used"]
@@ -71,9 +72,13 @@ def rows_of(structure: Structure, graph: Graph) -> list[CodedRow]:
 
 
 def used(texts: tuple[str, ...], tensor: CodedTensor) -> tuple[str, AnyCodec, int]:
-    """What really carries a tensor, as both of its ends decide, and its bytes."""
+    """What really carries a tensor, as both of its ends decide, and its bytes; of an exact codec
+    what is typical."""
     options = [(text, fitting(parse(text), tensor.body)) for text in texts]
     text, codec = min(options, key=lambda x: x[1].size_bytes(tensor.body), default=("", RAW))
-    if codec is RAW or is_exact(codec, tensor.body):
+    if codec is RAW:
         return text, codec, codec.size_bytes(tensor.whole)
+    if is_exact(codec, tensor.body):
+        size = tensor.whole.size_bytes
+        return text, codec, round(typical_share(text, tensor.whole.dtype) * size)
     return text, codec, codec.size_bytes(tensor.body) + tensor.tail_bytes

@@ -15,14 +15,17 @@ import math
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...compression.codec import parse
+from ...compression.codec import Encoded, parse
 from ...compression.stream import Stream
 from ...compression.support import Support
 from ...dag.graph import TensorSpec
 
-__all__ = ["COSTS", "WRAPPERS", "Cost", "cost_of", "is_lossless", "typical_error"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["COSTS", "WRAPPERS", "Cost", "cost_of", "is_lossless", "typical_error", "typical_share"]
 
 
 class Cost(NamedTuple):
@@ -92,6 +95,16 @@ def is_lossless(text: str) -> bool:
 
 
 @lru_cache(maxsize=1024)
+def typical_share(text: str, dtype: str) -> float:
+    """Bytes that an exact codec makes of a tensor of Gaussian numbers, over those that it has. Its
+    own `size_bytes` is a bound, which for incompressible bits is no less than the tensor."""
+    if not TensorSpec((1,), dtype).is_floating:
+        return 1.0
+    encoded, spec, _ = _typical(text, dtype)
+    return min(1.0, (encoded.size_bytes + len(encoded.header)) / spec.size_bytes)
+
+
+@lru_cache(maxsize=1024)
 def typical_error(text: str) -> float:
     """Relative L2 error of a tensor of Gaussian numbers, encoded once: what is typical of
     activations and gradients without outliers, far below `error_bound`."""
@@ -100,11 +113,18 @@ def typical_error(text: str) -> float:
     codec = parse(text)
     if isinstance(codec, Support):  # exact, apart from how its numbers are written
         return typical_error(codec.values.text)
-    rng = torch.Generator().manual_seed(1)
-    spec = TensorSpec((64, 1024), "float32")
-    tensor = torch.randn(spec.sizes, generator=rng)
-    encoded = Stream(codec).encode(tensor.clone(), 1)
+    encoded, spec, tensor = _typical(text, "float32")
     data = memoryview(bytearray(b"".join(encoded.buffers)))
     found = Stream(codec).decode(spec, encoded.header, data)
     error = float(torch.linalg.vector_norm(found - tensor) / torch.linalg.vector_norm(tensor))
     return error if math.isfinite(error) else 1.0
+
+
+def _typical(text: str, dtype: str) -> tuple[Encoded, TensorSpec, Tensor]:
+    """Gaussian numbers, encoded once."""
+    import torch
+
+    rng = torch.Generator().manual_seed(1)
+    spec = TensorSpec((64, 1024), dtype)
+    tensor = torch.randn(spec.sizes, generator=rng).to(getattr(torch, dtype))
+    return Stream(parse(text)).encode(tensor.clone(), 1), spec, tensor

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.broker.scheduler import codec_costs as costs
+from shoal.broker.scheduler import carried as carried_module
 from shoal.broker.scheduler import codecs, coded
 from shoal.broker.scheduler.candidate import Candidate, Share
 from shoal.broker.scheduler.carried import Carried
@@ -163,6 +164,20 @@ def test_a_text_is_on_every_link_of_its_role_and_gradients_get_feedback() -> Non
     assert codec_of("delta+int8", "sync", CodecOptions()) == "delta+int8"
 
 
+def test_lossless_is_taken_for_what_it_typically_makes() -> None:
+    """Its bound is the tensor's own size, by which it would never pay."""
+    assert 0.6 < costs.typical_share("lossless", "bfloat16") < 0.8
+    assert 0.75 < costs.typical_share("lossless", "float32") < 0.95
+    assert costs.typical_share("lossless", "int64") == 1.0
+    judge, plan, _ = random_plan(3)
+    carried = Carried(judge, plan)
+    chosen = choose(carried, everywhere("lossless"))
+    assert set(chosen.choice.values()) == {"lossless"}
+    for number, lane in carried.lanes.items():
+        share = carried.load(number, "lossless").bytes / lane.dense_bytes
+        assert share == pytest.approx(costs.typical_share("lossless", "float32"), rel=0.02)
+
+
 def test_codecs_of_a_gpu_run_beside_its_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """They never make a step longer than the same seconds within the actions would, and on some
     plan shorter; without a GPU there is no difference."""
@@ -171,6 +186,7 @@ def test_codecs_of_a_gpu_run_beside_its_compute(monkeypatch: pytest.MonkeyPatch)
         for word, both in COSTS.items()
     }
     monkeypatch.setattr(costs, "COSTS", slow)
+    monkeypatch.setattr(carried_module, "cost_of", cost_of.__wrapped__)  # which remembers nothing
     shorter = 0
     for seed in range(10):
         judge, plan, _ = random_plan(seed)
