@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.broker.scheduler import codec_costs as costs
 from shoal.broker.scheduler import carried as carried_module
+from shoal.broker.scheduler import codec_costs as costs
 from shoal.broker.scheduler import codecs, coded
 from shoal.broker.scheduler.candidate import Candidate, Share
 from shoal.broker.scheduler.carried import Carried
