@@ -76,7 +76,7 @@ def test_what_the_plan_does_not_name_is_refused(world):
         {"port": "nothing"}, {"microbatch": 9}, {"hop": 0}, {"source": "c"}, {"destination": "a"},
     ):  # fmt: skip
         with pytest.raises(SpecError, match="names no such transfer"):
-            world.devices["b"].accept(replace(good, key=replace(good.key, **change)))
+            world.devices["b"].accept(replace(good, key=good.key._replace(**change)))
 
 
 def test_only_a_gradient_may_be_absent(world):

@@ -99,7 +99,7 @@ def test_a_frame_lasts_until_it_is_acknowledged(tmp_path: Path, clock: Callable[
 
 def test_frames_to_a_peer_that_is_gone_are_forgotten(tmp_path: Path) -> None:
     with closing(Spans(str(tmp_path / "a"), "p-1", "p")) as spans:
-        other = replace(KEY, destination="p-3")
+        other = KEY._replace(destination="p-3")
         for key in (KEY, other):
             spans.ready(key)
             spans.sent(key, PAYLOAD)
