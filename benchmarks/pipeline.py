@@ -1,10 +1,13 @@
 """A four-stage run of real processes against the least that its computing takes on these cores.
 
-    python benchmarks/pipeline.py [--json FILE] [--peers 4] [--steps 30]
+    python benchmarks/pipeline.py [--json FILE] [--peers 4] [--steps 30] [--only …]
 
 The bound is total compute over cores: the plain loop's time per step on one thread, divided by the
 number of cores. It knows neither bubbles nor messages, so 1.0 is out of reach. The plain loop runs
 before and after the pipeline, so that a machine that drifts shows (`plain_drift`).
+
+Then two stages with and without a codec: its seconds are in the step where something waits for
+them, and beside the compute otherwise (pipeline_codecs.py).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import time
 from pathlib import Path
 
 import torch
+from pipeline_codecs import overlap, wait_for_peers
 from table import Figure, arguments, report
 
 from shoal.client import connect, models
@@ -65,9 +69,7 @@ def plain_step_s(wanted: Job, reader: Reader, steps: int = 3) -> float:
 def steps_of(cluster: LocalCluster, prepared: Prepared, folder: Path) -> list[StepDone]:
     """Every step of the job on the cluster, once all its peers have joined."""
     with connect(cluster.address) as client:
-        while len(client.describe().peers) < len(cluster.processes) - 1:
-            cluster.check()
-            time.sleep(0.1)
+        wait_for_peers(cluster, client)
         run = client.submit_prepared(prepared, folder)
         return [event.step for event in run.watch() if event.HasField("step")]
 
@@ -76,9 +78,20 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--only", choices=["bound", "codecs"], help="one of the two parts")
     options = parser.parse_args()
+    figures: list[Figure] = []
+    if options.only != "codecs":
+        figures += bound(options.peers, options.steps)
+    if options.only != "bound":
+        figures += overlap(job(options.steps), options.steps)
+    report("pipelines of real processes", figures, options.json)
+
+
+def bound(peers: int, steps: int) -> list[Figure]:
+    """A step over the least that its computing takes."""
     cores = os.cpu_count() or 1
-    wanted = job(options.steps)
+    wanted = job(steps)
     with prepare(wanted) as prepared, tempfile.TemporaryDirectory() as folder:
         reader = Reader(
             prepared.manifest,
@@ -87,23 +100,19 @@ def main() -> None:
             microbatches=wanted.train.microbatches,
         )
         before = plain_step_s(wanted, reader)
-        with LocalCluster(peers=options.peers, threads=1) as cluster:
+        with LocalCluster(peers=peers, threads=1) as cluster:
             done = steps_of(cluster, prepared, Path(folder))
         after = plain_step_s(wanted, reader)
     step_s = statistics.median(step.seconds for step in done[WARM_UP:])
     compute_s = statistics.median(step.compute_s for step in done[WARM_UP:])
     bound_s = min(before, after) / cores
-    report(
-        f"{options.peers} stages, {cores} cores, {options.steps} steps",
-        [
-            Figure("step_s", step_s, "s", "lower"),
-            Figure("plain_step_s", min(before, after), "s", "lower"),
-            Figure("plain_drift", max(before, after) / min(before, after), "ratio", "lower"),
-            Figure("compute_of_peers_s", compute_s, "s", "lower"),
-            Figure("step_over_bound", step_s / bound_s, "ratio", "lower"),
-        ],
-        options.json,
-    )
+    return [
+        Figure("step_s", step_s, "s", "lower"),
+        Figure("plain_step_s", min(before, after), "s", "lower"),
+        Figure("plain_drift", max(before, after) / min(before, after), "ratio", "lower"),
+        Figure("compute_of_peers_s", compute_s, "s", "lower"),
+        Figure("step_over_bound", step_s / bound_s, "ratio", "lower"),
+    ]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,84 @@
+"""Where the seconds of codecs are in a step: of two real processes, with and without `lossless`.
+
+With one microbatch everything waits for everything, and what both ends encode and decode is in the
+step to its last second. With eight, the stages compute while codecs and links are at work on other
+microbatches. The devices take three times as long as their threads compute (`shoal join
+--stretch`): like a GPU, they leave cores to the codecs.
+
+    share = (step with the codec - step without) / codec seconds of both ends in a step
+
+Runs with and without take turns; each figure is the median of the pairs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from table import Figure
+
+from shoal.client import Client, connect
+from shoal.client.submission import prepare
+from shoal.job import Codec, Job
+from shoal.proto.broker_pb2 import StepDone
+from shoal.sim.processes import LocalCluster
+
+STRETCH = 3
+PAIRS = 3
+WARM_UP = 3
+"""Steps at the beginning of a run that are not counted."""
+
+
+def overlap(wanted: Job, steps: int) -> list[Figure]:
+    """`wanted` in two stages, its batch whole and in eight microbatches."""
+    batch = wanted.train.batch
+    base = replace(
+        wanted,
+        train=replace(wanted.train, steps=steps),
+        plan=replace(wanted.plan, stages=2, pipelines=1, schedule="1f1b"),
+    )
+    found = []
+    with LocalCluster(peers=2, threads=1, join_flags=["--stretch", str(STRETCH)]) as cluster:
+        for microbatches in (1, 8):
+            train = replace(base.train, microbatch=batch // microbatches)
+            job = replace(base, train=train)
+            shares, codec_s = [], []
+            for _ in range(PAIRS):
+                plain_s, _ = _steps(cluster, job)
+                coded_s, spent_s = _steps(cluster, replace(job, codec=Codec(default="lossless")))
+                shares.append((coded_s - plain_s) / spent_s)
+                codec_s.append(spent_s)
+            name = f"{microbatches}_microbatch{'es' if microbatches > 1 else ''}"
+            found += [
+                Figure(f"codec_s_{name}", statistics.median(codec_s), "s", "lower"),
+                Figure(f"codec_share_in_step_{name}", statistics.median(shares), "ratio", "lower"),
+            ]
+    return found
+
+
+def _steps(cluster: LocalCluster, job: Job) -> tuple[float, float]:
+    """Median seconds of a step, and of its codecs at both ends."""
+    with (
+        prepare(job) as prepared,
+        tempfile.TemporaryDirectory() as folder,
+        connect(cluster.address) as client,
+    ):
+        wait_for_peers(cluster, client)
+        run = client.submit_prepared(prepared, Path(folder))
+        done = [e.step for e in run.watch() if e.HasField("step")][WARM_UP:]
+    return statistics.median(s.seconds for s in done), statistics.median(map(_codec_s, done))
+
+
+def wait_for_peers(cluster: LocalCluster, client: Client) -> None:
+    """Until all have joined."""
+    while len(client.describe().peers) < len(cluster.processes) - 1:
+        cluster.check()
+        time.sleep(0.1)
+
+
+def _codec_s(step: StepDone) -> float:
+    coded = [use for use in step.links if use.codec != "raw/1"]
+    return sum(use.encode_s + use.decode_s for use in coded)
