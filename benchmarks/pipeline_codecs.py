@@ -38,7 +38,10 @@ def overlap(wanted: Job, steps: int) -> list[Figure]:
     base = replace(
         wanted,
         train=replace(wanted.train, steps=steps),
-        plan=replace(wanted.plan, stages=2, pipelines=1, schedule="1f1b"),
+        # Equal halves: with one microbatch `auto` would leave nothing to cross the link.
+        plan=replace(
+            wanted.plan, scheduler="equal-compute", stages=2, pipelines=1, schedule="1f1b"
+        ),
     )
     found = []
     with LocalCluster(peers=2, threads=1, join_flags=["--stretch", str(STRETCH)]) as cluster:
