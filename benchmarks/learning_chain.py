@@ -50,8 +50,8 @@ class Setting:
     length: int = 32
     """Bytes of a window."""
     batch: int = 16
-    """Windows of a step, over all replicas. With 4, two runs that differ in rounding only end 2 %
-    apart; with 16, one."""
+    """Windows of a step, over all replicas. Fewer leave runs further apart that differ in rounding
+    only."""
     lr: float = 4e-3
     eval_every: int = 100
     eval_windows: int = 128

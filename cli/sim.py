@@ -66,7 +66,7 @@ def sim(
 
     options = SimOptions(
         scenario=scenario,
-        world=worlds[0] if worlds else None,  # type: ignore[arg-type]
+        world=worlds[0] if worlds else None,  # type: ignore[arg-type]  # one of the three
         peers=peers,
         steps=steps,
         seed=seed,
