@@ -85,7 +85,7 @@ class Damage:
         return self._each(fault, self._is_gone, come, "is here already")
 
     def _partition(self, fault: Fault) -> str:
-        pairs = [*self.pairs(fault, both=True)]
+        pairs = [*self.pairs(fault, both=fault.both)]
         for pair in pairs:
             self._part(*pair)
         self._later(fault, [partial(self._mend, *pair) for pair in pairs])
@@ -102,7 +102,7 @@ class Damage:
             self._world.mend(a, b)
 
     def _slow(self, fault: Fault) -> str:
-        pairs = [*self.pairs(fault, both=True)]
+        pairs = [*self.pairs(fault, both=fault.both)]
         for pair in pairs:
             self._slower(*pair, fault.factor)
         self._later(fault, [partial(self._slower, *pair, 1.0 / fault.factor) for pair in pairs])

@@ -41,6 +41,8 @@ class Carried:
     late: int
     """Pieces that were delivered over 5 ms late, as another process had the core."""
     latest_s: float
+    spared: frozenset[tuple[str, str]]
+    """Pairs whose next large piece is still to be changed."""
 
 
 class Forwarder:
@@ -157,7 +159,8 @@ class Forwarder:
     def carried(self) -> Carried:
         said, names = self._ask({"do": "count"}), self.shaping.names
         pairs = {(names[a], names[b]): size for a, b, size in said["pairs"]}
-        return Carried(pairs, said["pieces"], said["late"], said["latest_s"])
+        spared = frozenset((names[a], names[b]) for a, b in said["spared"])
+        return Carried(pairs, said["pieces"], said["late"], said["latest_s"], spared)
 
     def _pair(self, what: str, a: str, b: str, **more: float) -> None:
         if a == b:

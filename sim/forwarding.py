@@ -125,6 +125,7 @@ class _Forwarding:
                 "pieces": self.pipes.pieces,
                 "late": self.pipes.late,
                 "latest_s": self.pipes.latest_s,
+                "spared": sorted(self.pipes.corrupt),
             }
         flow: Flow = (table["from"], table["to"])
         if what == "part":

@@ -26,6 +26,8 @@ ZERO, AWAY = Duration("0s"), Duration("60s")
 
 BETWEEN = ("partition", "slow", "flap", "corrupt")
 """Faults of what is between peers: these may name others in `with`."""
+ONE_WAY = ("partition", "slow")
+"""Faults that may concern one direction only."""
 LASTING = ("stop", "partition", "slow", "flap")
 """Faults that may end by themselves, after `for`."""
 
@@ -68,6 +70,8 @@ class FaultTable(Renamed):
     """`for` in the file: how long; 0: for good."""
     factor: float = 1.0
     """Of slow: how many times longer."""
+    both: bool = True
+    """Of partition and slow: the way back too. false: only what goes from `who` to `with`."""
 
     def check(self) -> None:
         positive(self, "factor")
@@ -83,7 +87,8 @@ class FaultTable(Renamed):
         if bool(self.who) == (self.do == "broker_restart"):
             expected = "none: it is the broker's" if self.who else "at least one selector"
             raise SettingsError("who", f'has {len(self.who)} of "{self.do}": expected {expected}')
-        for name, meant in (("with_", BETWEEN), ("for_s", LASTING), ("factor", ("slow",))):
+        keys = (("with_", BETWEEN), ("for_s", LASTING), ("factor", ("slow",)), ("both", ONE_WAY))
+        for name, meant in keys:
             if self.do not in meant and getattr(self, name) != getattr(type(self), name):
                 raise SettingsError(
                     name, f'says nothing of "{self.do}": expected it with {", ".join(meant)} only'

@@ -78,14 +78,25 @@ def join(who: Who, **when: Any) -> Fault:
     return _fault("join", who, **when)
 
 
-def partition(who: Who, others: Who = (), *, for_s: float = 0.0, **when: Any) -> Fault:
-    """Nothing passes between these and the others; no others: everyone else, and the broker."""
-    return _fault("partition", who, others, for_s=for_s, **when)
+def partition(
+    who: Who, others: Who = (), *, for_s: float = 0.0, both: bool = True, **when: Any
+) -> Fault:
+    """Nothing passes between these and the others; no others: everyone else, and the broker.
+    `both=False`: what the others send still comes."""
+    return _fault("partition", who, others, for_s=for_s, both=both, **when)
 
 
-def slow(who: Who, others: Who = (), *, factor: float, for_s: float = 0.0, **when: Any) -> Fault:
-    """What passes between them takes `factor` times as long."""
-    return _fault("slow", who, others, for_s=for_s, factor=factor, **when)
+def slow(
+    who: Who,
+    others: Who = (),
+    *,
+    factor: float,
+    for_s: float = 0.0,
+    both: bool = True,
+    **when: Any,
+) -> Fault:
+    """What passes between them takes `factor` times as long. `both=False`: only what these send."""
+    return _fault("slow", who, others, for_s=for_s, factor=factor, both=both, **when)
 
 
 def flap(who: Who, others: Who = (), *, for_s: float = 0.0, **when: Any) -> Fault:
@@ -108,6 +119,7 @@ def _fault(
     phase: str = "any",
     for_s: float = 0.0,
     factor: float = 1.0,
+    both: bool = True,
 ) -> Fault:
     if at_s is None and at_step is None:
         at_s = 0.0
@@ -120,6 +132,7 @@ def _fault(
         phase=phase,  # type: ignore[arg-type]
         for_s=Duration(f"{float(for_s)!r}s"),
         factor=factor,
+        both=both,
     )
 
 
@@ -130,6 +143,7 @@ def sentence(fault: Fault) -> str:
         : 2 * bool(fault.with_)
     ]
     words += [f"{fault.factor:g} times"] * (fault.do == "slow")
+    words += ["one way"] * (not fault.both)
     if fault.at is not None:
         words.append(f"at {fault.at:g} s")
     else:

@@ -34,14 +34,7 @@ def check_real(scenario: Scenario) -> None:
                 f"is {peer.memory}, more than the {has}B of this machine, on which {peer.name} "
                 "would be a real process: expected less, or --virtual or --ghost",
             )
-    modelled = "is modelled in --virtual and --ghost, and cannot be done to real processes yet"
-    for i, link in enumerate(scenario.links):
-        for key in ("jitter", "loss"):
-            if getattr(link, key):
-                raise scenario.wrong(f"links[{i}].{key}", modelled)
     for i, fault in enumerate(scenario.faults):
-        if fault.do == "corrupt":
-            raise scenario.wrong(f"faults[{i}].do", f'is "corrupt", which {modelled}')
         if fault.phase != "any":
             raise scenario.wrong(
                 f"faults[{i}].phase",

@@ -3,7 +3,7 @@ with signals and with the forwarding process.
 
     kill, stop, go_on, leave      signals to a peer's processes
     join                          its processes, started anew
-    part, mend, slow              the forwarding process holds messages back
+    part, mend, slow, corrupt     the forwarding process holds bytes back, or changes one
     after, now                    seconds since the simulation began; calls come in a thread here
 
 Steps are seen only once they are committed, so a fault of step k comes as soon as step k - 1 is
@@ -152,6 +152,14 @@ class Surface:
     def slow(self, a: str, b: str, factor: float) -> None:
         self._tell(a, "slow", f"to {b}, {factor:g} times")
         self._paths.slow(a, b, factor)
+
+    def corrupt(self, a: str, b: str) -> None:
+        self._tell(a, "corrupt", b)
+        self._paths.corrupt(a, b)
+
+    def corrupts(self, a: str, b: str) -> bool:
+        """Whether a corruption has met no message yet."""
+        return (a, b) in self._paths.carried().spared
 
     def break_link(self, a: str, b: str) -> None:
         """Parted for long enough a connection breaks by itself."""

@@ -273,8 +273,6 @@ def test_flags_that_do_not_go_together_are_wrong_input(
     [
         (('place = "us"', 'place = "us"\nmemory = "900TiB"'), 12, "B of this machine, on which b"),
         (('name = "a{1..2}"', 'name = "a{1..2}"\nmemory = "900TiB"'), 8, "machine, on which a1"),
-        (('latency = "40ms"', 'latency = "40ms"\njitter = "2ms"'), 16, "is modelled in --virtual"),
-        (("[[links]]", '[[faults]]\ndo = "corrupt"\nwho = ["b"]\nat = "1s"\n[[links]]'), 13, "cor"),
         (
             (
                 "[[links]]",

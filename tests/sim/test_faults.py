@@ -249,6 +249,17 @@ def test_a_partition_goes_both_ways_between_all_of_both_sides():
     assert stage.parted == set()
 
 
+def test_one_way_only_what_the_first_send_is_concerned():
+    stage, _ = playing(
+        f.partition("place:eu", "us", for_s=3, both=False), f.slow("b", "a", factor=4, both=False)
+    )
+    stage.run(1)
+    assert stage.parted == {("a", "spare"), ("b", "spare")}
+    assert stage.factors == {("b", "a"): 4}
+    stage.run(3)
+    assert stage.parted == set()
+
+
 def test_without_the_other_side_it_is_everyone_else_and_the_broker():
     stage, _ = playing(f.partition("memory>=2GiB"))
     stage.run(1)

@@ -231,6 +231,7 @@ def test_one_bit_of_the_next_large_piece_changes(ends: Ends) -> None:
     near, far = ends.joined("a", "b")
     ends.paths.corrupt("a", "b")
     ends.turns((near, far))  # small ones pass
+    assert ends.paths.carried().spared == {("a", "b")}
     sent = data(50_000, seed=3)
     near.sendall(sent)
     near.sendall(sent)
@@ -239,6 +240,7 @@ def test_one_bit_of_the_next_large_piece_changes(ends: Ends) -> None:
     assert len(got) == 2 * len(sent)
     apart = [x ^ y for x, y in zip(got, sent + sent, strict=True) if x != y]
     assert len(apart) == 1
+    assert not ends.paths.carried().spared
     assert apart[0].bit_count() == 1
 
 

@@ -1,0 +1,94 @@
+"""Faults on real processes: the daemons come through, and learn what a plain loop learns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal import cli
+
+JOB = """
+version = 1
+[model]
+factory = "shoal.examples.gpt:gpt"
+args = { layers = 2, width = 32, heads = 2, length = 32, dropout = 0.0 }
+[data]
+kind = "text"
+source = "text.txt"
+length = 32
+[train]
+steps = 12
+batch = 32
+microbatch = 8
+lr = 3e-3
+eval_every = 0
+[plan]
+stages = 3
+pipelines = 1
+scheduler = "uniform"
+"""
+SCENARIO = """
+version = 1
+job = "job.toml"
+seed = 3
+[[peers]]
+name = "a{1..2}"
+place = "eu"
+device = { flops = 5e9, memory_bandwidth = "1.5GB/s" }
+[[peers]]
+name = "b"
+place = "us"
+device = { flops = 5e9, memory_bandwidth = "1.5GB/s" }
+[[links]]
+from = "eu"
+to = "us"
+latency = "15ms"
+bandwidth = "20Mbit"
+jitter = "5ms"
+loss = 0.01
+[[faults]]
+do = "stop"
+who = ["b"]
+at_step = 2
+for = "1s"
+[[faults]]
+do = "partition"
+who = ["b"]
+with = ["eu"]
+at_step = 4
+for = "1s"
+both = false
+[[faults]]
+do = "slow"
+who = ["b"]
+at_step = 5
+factor = 3
+for = "1s"
+[[faults]]
+do = "corrupt"
+who = ["a1", "a2"]
+with = ["b"]
+at_step = 7
+"""
+"""The order of joining decides who has which stage: one of a1 and a2 sends to b in any order."""
+
+
+@pytest.mark.slow
+def test_a_run_over_a_bad_line_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen, half parted, slowed, with a jittering and lossy line and a bit that flips: every
+    step is done once, and the losses are those of the plain loop."""
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "bad.toml").write_text(SCENARIO)
+    (tmp_path / "text.txt").write_text("All work and no play makes a dull day. " * 200)
+    monkeypatch.chdir(tmp_path)
+    command = ["sim", "bad.toml", "--real", "--verify", "--quiet", "--json", "found.json"]
+    done = CliRunner().invoke(cli.app, command)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert done.exit_code == 0, done.output
+    assert (found["faults_fired"], found["steps"]) == (4, 12)
+    assert found["max_loss_difference"] < 1e-5
