@@ -1,6 +1,6 @@
 """What the simulated world costs with ghosts: seconds and memory for up to 1,000 peers.
 
-    python benchmarks/world.py [--json FILE] [--only small wide runs]   the figures
+    python benchmarks/world.py [--json FILE] [--only small wide runs hour]   the figures
     python benchmarks/world.py plot docs/ghost-scale.png               cost per event over peers
     python benchmarks/world.py one 6 8 100 1                           one case: PIPELINES,
                                                                        MICROBATCHES, STEPS, RUNS
@@ -20,6 +20,7 @@ nothing else.
     wide    1,000 peers: one run, 125 pipelines, 10 steps; all 125 holders of a stage exchange their
             gradients with each other, 248,000 of the 264,000 frames of a step
     runs    1,000 peers: 125 runs of one pipeline each, 10 steps, at once and by one broker
+    hour    20 peers at twelve places, an hour of the world's clock (world_hour.py)
 """
 
 from __future__ import annotations
@@ -104,7 +105,21 @@ def runs() -> list[Figure]:
     ]
 
 
-GROUPS: dict[str, Callable[[], list[Figure]]] = {"small": small, "wide": wide, "runs": runs}
+def hour() -> list[Figure]:
+    found = in_a_process(str(Path(__file__).with_name("world_hour.py")))
+    return [
+        Figure("virtual_hour_seconds", found["seconds"], "s", "lower"),
+        Figure("virtual_hour_cpu_seconds", found["cpu_seconds"], "s", "lower"),
+        Figure("virtual_hour_steps", found["steps"], "steps", "higher"),
+    ]
+
+
+GROUPS: dict[str, Callable[[], list[Figure]]] = {
+    "small": small,
+    "wide": wide,
+    "runs": runs,
+    "hour": hour,
+}
 
 
 @cache
@@ -212,8 +227,11 @@ def _steps(world: World, submitted: list[str]) -> int:
 def apart(pipelines: int, microbatches: int, steps: int, count: int) -> dict[str, float]:
     """The same in a process of its own, for its peak of memory."""
     case = map(str, (pipelines, microbatches, steps, count))
-    command = [sys.executable, __file__, "one", *case]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return in_a_process(__file__, "one", *case)
+
+
+def in_a_process(*command: str) -> dict[str, float]:
+    done = subprocess.run([sys.executable, *command], check=True, stdout=subprocess.PIPE, text=True)
     return shown(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -2,10 +2,11 @@
 
 Rules.
 
-- A run is reconsidered when it has committed EVERY steps since the last time, at least EVERY_S
-  seconds have passed, and something could have changed: a peer joined or left the pool, or a speed
-  that training measured. One at a time, over all runs; runs with a hand-written plan, or with
+- A run is reconsidered when it has committed EVERY steps since the last time, and at least EVERY_S
+  seconds have passed. One at a time, over all runs; runs with a hand-written plan, or with
   `replan = false`, never.
+- A plan is searched for only when something has changed since the last search: a peer that came or
+  went, or a speed or a link by over CHANGED. Otherwise what was found then still stands.
 - The answer compares both plans, each with its codecs, at the speeds and links of now;
   `scheduler/replan.py` decides. So codecs follow the links: they are chosen again for every plan.
 - A decision is shown and kept (`prepared`). The move itself waits for snapshots: until the run can
@@ -16,21 +17,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
+import numpy as np
+
+from ..dag.network import Network
 from ..dag.plan import Plan
+from ..dag.speed import Speeds
 from .events import ConsiderPlan, Instruction, Log, PlanConsidered, RunId
 from .membership import Member, Membership
 from .probing import Probing
 from .runs import Run
+from .scheduler.interface import PeerOffer
 from .scheduler.replan import Hysteresis, in_parts
 from .waiting import suited
 
-__all__ = ["EVERY", "EVERY_S", "Reconsidering"]
+__all__ = ["CHANGED", "EVERY", "EVERY_S", "Reconsidering", "alike"]
 
 EVERY = 10
 """Committed steps between two looks: five of them fall into the time that a gain has to last."""
 EVERY_S = 5.0
+CHANGED = 0.05
+"""A relative change of a speed, a latency or a bandwidth that asks for a new search. A plan moves
+for a gain of a tenth; numbers that differ by less than half of that do not find one."""
 
 
 @dataclass
@@ -42,6 +51,10 @@ class _Run:
     looked_step: int = 0
     looked_at: float = -math.inf
     asked: int | None = None
+    facts: ConsiderPlan | None = None
+    """Of the last search."""
+    found: PlanConsidered | None = None
+    """What it found; None: it has not been answered, or found nothing to compare."""
     prepared: Plan | None = None
 
 
@@ -66,7 +79,7 @@ class Reconsidering:
                     self._busy = None
                 continue
             if self._busy is None and self._due(run, now):
-                return [self._ask(run, now)]
+                return self._look(run, now)
         return []
 
     def _due(self, run: Run, now: float) -> bool:
@@ -77,19 +90,27 @@ class Reconsidering:
             known = self._runs[run.id] = _Run(run.term, looked_step=run.committed, looked_at=now)
         return run.committed - known.looked_step >= EVERY and now - known.looked_at >= EVERY_S
 
-    def _ask(self, run: Run, now: float) -> ConsiderPlan:
-        assert run.plan is not None
+    def _look(self, run: Run, now: float) -> list[Instruction]:
         known = self._runs[run.id]
+        known.looked_step, known.looked_at = run.committed, now
+        facts = self._facts(run, now)
+        if known.found and known.facts and alike(known.facts, facts):
+            return self._weigh(run, known, known.found, now)
         self._versions += 1
-        known.looked_step, known.looked_at, known.asked = run.committed, now, self._versions
+        known.asked, known.found = self._versions, None
+        known.facts = replace(facts, version=self._versions)
         self._busy = run.id
+        return [known.facts]
+
+    def _facts(self, run: Run, now: float) -> ConsiderPlan:
+        assert run.plan is not None
         mine = [self.members.members[p] for p in run.peers if p in self.members.members]
         free = [m for m in suited(run, self.members) if m.state == "pool"]
         offered: dict[str, Member] = {m.id: m for m in (*mine, *free)}
         peers = [m.id for m in offered.values()]
         return ConsiderPlan(
             run.id,
-            self._versions,
+            0,
             run.spec,
             run.plan,
             tuple(m.offer for m in offered.values()),
@@ -106,6 +127,12 @@ class Reconsidering:
         known.asked = None
         if event.plan is None or not (event.running_s > 0 and event.candidate_s > 0):
             return []
+        known.found = event
+        return self._weigh(run, known, event, now)
+
+    def _weigh(self, run: Run, known: _Run, event: PlanConsidered, now: float) -> list[Instruction]:
+        assert run.plan is not None
+        assert event.plan is not None
         step, remaining = run.committed, max(0, run.spec.steps - run.committed)
         move = known.hysteresis.observe(
             step, event.running_s, event.candidate_s, event.migration_s, remaining
@@ -123,6 +150,32 @@ class Reconsidering:
         )
         fields = (("run", run.id), ("step", step), ("gain", move.gain), ("why", str(move)))
         return [Log("plan_prepared", fields), *run.note(text, now)]
+
+
+def alike(a: ConsiderPlan, b: ConsiderPlan) -> bool:
+    """Whether a search would find the same, as far as CHANGED tells things apart."""
+    if a.plan is not b.plan or len(a.peers) != len(b.peers):
+        return False
+    return all(map(_same_peer, a.peers, b.peers)) and _same_links(a.network, b.network)
+
+
+def _same_peer(a: PeerOffer, b: PeerOffer) -> bool:
+    if replace(a, flops_per_s=0.0, speeds=None) != replace(b, flops_per_s=0.0, speeds=None):
+        return False
+    return all(
+        math.isclose(getattr(a.pace, f.name), getattr(b.pace, f.name), rel_tol=CHANGED)
+        for f in fields(Speeds)
+        if f.name != "error"
+    )
+
+
+def _same_links(a: Network | None, b: Network | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    numbers = ("latency_s", "bandwidth", "up", "down")
+    return a.peers == b.peers and all(
+        np.allclose(getattr(a, name), getattr(b, name), rtol=CHANGED, atol=0.0) for name in numbers
+    )
 
 
 def _changes(old: Plan, new: Plan) -> str:

@@ -37,7 +37,7 @@ from .messages import (
     seal,
     size_of,
 )
-from .outbox import Outbox
+from .outbox import PIECES, Outbox, Pieces
 from .transport import FrameAcknowledged, FrameArrived, TransportEvent
 
 __all__ = ["Link"]
@@ -57,10 +57,11 @@ class Link:
         allocate: Allocate,
         max_frame_bytes: int,
         allowed: Allowed = lambda _: None,
+        pieces: Pieces = PIECES,
     ) -> None:
         self.me, self.peer, self.session = me, peer, session
         self._inbox = Inbox(me, peer, allocate, max_frame_bytes, allowed)
-        self._outbox = Outbox()
+        self._outbox = Outbox(pieces)
         self._other = ""  # session of the other end
         self._acks: deque[Ack] = deque()
         self._credits: dict[Role, Credit] = {}  # to say; a later one replaces an earlier one

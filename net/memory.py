@@ -21,6 +21,7 @@ from .connection import Connection
 from .frame import FrameKey, Payload
 from .inbox import Allocate
 from .messages import Said, written
+from .outbox import PIECES, Pieces
 from .switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
 from .transport import OnEvent
 
@@ -70,13 +71,20 @@ class MemoryNetwork:
         address: str | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         allocate: Allocate | None = None,
+        pieces: Pieces = PIECES,
     ) -> MemoryTransport:
         """A peer's end, reachable at `address` (its own name unless said otherwise). It takes the
-        place of one that was there, which must be closed. `allocate` makes its receive buffers."""
+        place of one that was there, which must be closed. `allocate` makes its receive buffers;
+        its frames leave in `pieces`."""
         address = peer if address is None else address
         assert address not in self._transports, f"{address} is in use"
         board = Switchboard(
-            peer, boot, on_event, allocate=allocate, max_frame_bytes=max_frame_bytes
+            peer,
+            boot,
+            on_event,
+            allocate=allocate,
+            max_frame_bytes=max_frame_bytes,
+            pieces=pieces,
         )
         self._transports[address] = transport = MemoryTransport(self, board, address)
         return transport

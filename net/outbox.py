@@ -16,23 +16,32 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..dag.flow import Role
 from .frame import FrameError, FrameHeader, FrameKey, Payload
 from .messages import MIN_CHUNK_BYTES, Chunk, Hello
 from .transport import LinkError
 
-__all__ = ["Outbox"]
+__all__ = ["PIECES", "Outbox", "Pieces"]
 
 _PATIENT = frozenset({Role.SNAPSHOT, Role.PROBE})
 _PATIENT_TURN = 16
 _REMEMBERED_KEYS = 4096
 _QUEUED_FRAMES = 65536
-_CHUNK_S = 0.05
-"""A piece should take at most this long on the link."""
-_MAX_PIECE_BYTES = 2 * 1024 * 1024
-"""Where a byte costs least over gRPC; smaller and larger ones both cost more (256 KiB: twice as
-much; 4 MiB: a tenth more)."""
+
+
+class Pieces(NamedTuple):
+    """How large the pieces of a frame may be."""
+
+    most_s: float
+    """A piece should take at most this long on the link."""
+    most_bytes: int
+
+
+PIECES = Pieces(0.05, 2 * 1024 * 1024)
+"""A byte costs least over gRPC in pieces of 2 MiB; smaller and larger ones both cost more (256 KiB:
+twice as much; 4 MiB: a tenth more)."""
 
 
 @dataclass(slots=True)
@@ -71,7 +80,7 @@ class _Lane:
 class Outbox:
     """See the module. Everything that it hands out is for one connection, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, pieces: Pieces = PIECES) -> None:
         self._lanes = {role: _Lane(role in _PATIENT) for role in Role}
         self._turns = list(self._lanes.values())
         """Who had its turn longest ago comes first."""
@@ -81,7 +90,7 @@ class Outbox:
         self._number = 0  # of the last announced frame
         self._acknowledged = 0  # highest number
         self._since_patient = 0
-        self._rate = _Rate()
+        self._rate = _Rate(pieces)
 
     def send(self, key: FrameKey, payload: Payload) -> None:
         """Queues the frame; a key that is known is ignored. Raises LinkError past the bound."""
@@ -249,7 +258,8 @@ class _Rate:
     two requests is the time that a piece takes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
         self._bytes_per_s = 0.0
         self._last: tuple[int, float] | None = None
 
@@ -259,8 +269,8 @@ class _Rate:
             self._bytes_per_s = (
                 rate if not self._bytes_per_s else 0.8 * self._bytes_per_s + 0.2 * rate
             )
-        wanted = int(self._bytes_per_s * _CHUNK_S)
-        return min(max(wanted, MIN_CHUNK_BYTES), _MAX_PIECE_BYTES)
+        wanted = int(self._bytes_per_s * self._pieces.most_s)
+        return min(max(wanted, MIN_CHUNK_BYTES), self._pieces.most_bytes)
 
     def idle(self) -> None:
         """Nothing more to send: the time until the next request says nothing."""

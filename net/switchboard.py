@@ -15,6 +15,7 @@ from .frame import FrameKey, Payload
 from .inbox import Allocate, Allowed
 from .link import Link
 from .messages import Hello
+from .outbox import PIECES, Pieces
 from .transport import LinkError, OnEvent, TransportEvent
 
 __all__ = ["MAX_FRAME_BYTES", "Switchboard", "backoff_s"]
@@ -40,6 +41,7 @@ class Switchboard:
         allocate: Allocate | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         allowed: Allowed = lambda _: None,
+        pieces: Pieces = PIECES,
     ) -> None:
         self.me = me
         self._boot = boot
@@ -48,6 +50,7 @@ class Switchboard:
         self._allocate = allocate or self._buffers.take
         self._max_frame_bytes = max_frame_bytes
         self._allowed = allowed
+        self._pieces = pieces
         self._links: dict[str, Link] = {}
         self._expected: set[str] = set()  # never iterated
         self._connections: dict[str, Connection] = {}  # the one that each link uses
@@ -94,6 +97,7 @@ class Switchboard:
                 self._allocate,
                 self._max_frame_bytes,
                 self._allowed,
+                self._pieces,
             )
         return self._links[peer]
 

@@ -12,16 +12,19 @@ What a codec would lose is not there: a ghost is exact under any codec, and only
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
 
+from ..dag.cost import OperatorCost, cost
 from ..dag.execute import SpecError
 from ..dag.flow import Role, Transfer
+from ..dag.graph import Graph
 from ..dag.schedule import Action, Kind
 from ..net.frame import Arrived, FrameKey, Payload
+from ..net.outbox import Pieces
 from ..peer.events import Built, Result
 from ..peer.optimizer import learning_rate
 from ..peer.order import BuildOrder
@@ -45,9 +48,11 @@ def hollow(size_bytes: int) -> memoryview:
 
 
 class Ghosts:
-    """Makes the ghosts of one world: they share what an assignment says to all of them."""
+    """Makes the ghosts of one world: they share what an assignment says to all of them. `costs`:
+    of a bound graph, by operator; memory is reckoned from them."""
 
-    def __init__(self) -> None:
+    def __init__(self, costs: Callable[[Graph], Sequence[OperatorCost]] = cost) -> None:
+        self._costs = costs
         # By (run, term), as long as some ghost works by it.
         self._plans: WeakValueDictionary[tuple[str, int], GhostPlan] = WeakValueDictionary()
 
@@ -58,7 +63,7 @@ class Ghosts:
         key = order.run, order.term
         known = self._plans.get(key)
         if known is None or (known.plan is not order.plan and known.plan != order.plan):
-            known = self._plans[key] = GhostPlan(order)
+            known = self._plans[key] = GhostPlan(order, self._costs)
         return known
 
 
@@ -101,14 +106,14 @@ class _Work:
             if shared.plan.stages[k].holders[0] == peer
         }
         """By stage that it answers for in N>: the parameters."""
-        self.standing_bytes = sum(shared.standing_bytes[k] for k in self.held)
+        self.standing_bytes = sum(shared.standing_bytes(k) for k in self.held)
 
     def first_of(self, stage: int) -> bool:
         return self.shared.plan.stages[stage].holders[0] == self.order.peer
 
     def live_bytes(self) -> int:
         kept = self.shared.kept_bytes
-        return self.standing_bytes + sum(kept[k] * len(h.live) for k, h in self.held.items())
+        return self.standing_bytes + sum(kept(k) * len(h.live) for k, h in self.held.items())
 
 
 _BOTH = (True, False)
@@ -119,6 +124,9 @@ class GhostDevice:
 
     allocate = staticmethod(hollow)
     """Makes the receive buffers of its frames."""
+    pieces = Pieces(0.5, 1 << 40)
+    """A piece of a frame costs the world as much as a whole one: ten times fewer of them, and a
+    frame waits for up to half a second for one of another role, where peers wait for 0.05 s."""
 
     def __init__(self, plan: Callable[[BuildOrder], GhostPlan]) -> None:
         self.peak_bytes = 0

@@ -5,6 +5,7 @@ It is made from plan and graph alone, once, instead of once on each of a thousan
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,9 +13,11 @@ import numpy as np
 
 from ..compression.codec import RAW, typical_bytes
 from ..dag.check import slots
+from ..dag.cost import OperatorCost
 from ..dag.cut import cut, tied_groups
 from ..dag.flow import Flow, Role, Transfer
-from ..dag.graph import TensorSpec
+from ..dag.graph import Graph, TensorSpec
+from ..dag.memory import MemoryModel, StageMemory
 from ..dag.plan import PeerId
 from ..peer.codings import Codings
 from ..peer.exchange import Wire
@@ -91,7 +94,8 @@ class GhostPlan:
     """See the module. Raises what `peer.build.build_work` raises for a plan that is none for its
     graph."""
 
-    def __init__(self, order: BuildOrder) -> None:
+    def __init__(self, order: BuildOrder, costs: Callable[[Graph], Sequence[OperatorCost]]) -> None:
+        self._costs = costs
         self.plan = plan = order.plan.validate(len(order.graph.operators))
         self.graph = graph = order.graph.bind(plan.microbatch_size)
         self.stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
@@ -103,8 +107,7 @@ class GhostPlan:
         self._linear: dict[int, Linear] = {}
         self._shards: dict[int, Shards] = {}
         self._weighed: dict[tuple[Role, str, str], Weighed] = {}
-        slots_per_parameter = 2 if order.training.train.optimizer == "adamw" else 1
-        self._standing = 2 + slots_per_parameter
+        self._slots_per_parameter = 2 if order.training.train.optimizer == "adamw" else 1
 
     def linear(self, stage: int) -> Linear:
         if stage not in self._linear:
@@ -141,31 +144,18 @@ class GhostPlan:
         return found
 
     @cached_property
-    def standing_bytes(self) -> tuple[int, ...]:
-        """By stage: parameters, their gradients, optimizer state and buffers."""
-        spec = self.graph.spec
-        return tuple(
-            sum(spec[f"param:{p}"].size_bytes for p in s.parameters)
-            + (self._standing - 1) * sum(spec[f"param:{p}"].size_bytes for p in s.trainable)
-            + sum(spec[f"buffer:{b}"].size_bytes for b in s.buffers)
-            for s in self.stages
-        )
+    def memory(self) -> tuple[StageMemory, ...]:
+        """By stage, as planners reckon it."""
+        model = MemoryModel(self.graph, self._costs(self.graph))
+        slots = self.plan.stages
+        return tuple(model.stage(s.start, s.stop, slots[s.index].recompute) for s in self.stages)
 
-    @cached_property
-    def kept_bytes(self) -> tuple[int, ...]:
-        """By stage: what a live microbatch keeps."""
-        graph = self.graph
-        return tuple(
-            sum(port.spec.size_bytes for port in s.receives)
-            if self.plan.stages[s.index].recompute
-            else sum(
-                graph.spec[v].size_bytes
-                for op in graph.operators[s.start : s.stop]
-                for v in op.values
-                if v in graph.grads
-            )
-            for s in self.stages
-        )
+    def standing_bytes(self, stage: int) -> int:
+        return self.memory[stage].standing(self._slots_per_parameter)
+
+    def kept_bytes(self, stage: int) -> int:
+        """What a live microbatch keeps."""
+        return self.memory[stage].kept
 
     @cached_property
     def owner(self) -> dict[str, int]:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Monitor", "Violation"]
 
-_EVERY, _FEW = 64, 100
+_EVERY, _FEW = 64, 12
 """The machines' own rules take long to check: that is done at each so manieth event, and with fewer
 peers than so many at every one, messages to the broker left out."""
 

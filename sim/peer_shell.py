@@ -19,6 +19,7 @@ from ..dag.schedule import Action, Kind
 from ..dag.speed import Speeds
 from ..net.frame import Arrived, FrameKey, Payload
 from ..net.memory import MemoryTransport
+from ..net.outbox import PIECES
 from ..net.transport import (
     FrameAcknowledged,
     FrameArrived,
@@ -148,7 +149,11 @@ class PeerShell:
         """Compute takes so many times longer."""
         self._pace: Pace | None = None
         self._transport: MemoryTransport = world.network.transport(
-            spec.name, boot, self._transported, allocate=getattr(device, "allocate", None)
+            spec.name,
+            boot,
+            self._transported,
+            allocate=getattr(device, "allocate", None),
+            pieces=getattr(device, "pieces", PIECES),
         )
         self._timers = Timers(world, lambda name: self.handle(p.TimerFired(name)))
         self._computing: tuple[float, Callable[[], None]] | None = None  # (end, what then)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from shoal.broker.events import ConsiderPlan, Log, MakePlan, PlanConsidered, PlanReady
-from shoal.broker.reconsider import EVERY, EVERY_S
+from shoal.broker.reconsider import EVERY, EVERY_S, alike
+from shoal.broker.scheduler.interface import PeerOffer
+from shoal.dag.network import uniform
 from shoal.dag.plan import CodecChoice, PeerId
+from shoal.dag.speed import Speeds
 from shoal.proto.broker_pb2 import Ready
 
 
@@ -39,18 +45,63 @@ def test_a_running_plan_is_compared_now_and_then_with_the_pool_included(world):
 def test_a_lasting_gain_is_announced_once_and_the_run_goes_on(world):
     run = world.start("a", "b", steps=2000)
     better = world.plan("b", "a")
-    notes, prepared = [], []
+    notes, prepared, searches = [], [], 0
     for step in range(0, 150, EVERY):
         out = advance(world, run, EVERY, step)
         for ask in asks(out):
+            searches += 1
             out += world.handle(PlanConsidered(run, ask.version, 1.0, 0.7, 2.0, better))
         notes += [e.note for e in world.published(out) if e.HasField("note")]
         prepared += [i for i in out if isinstance(i, Log) and i.name == "plan_prepared"]
-    assert len(notes) == len(prepared) == 1
+    assert len(notes) == len(prepared) == searches == 1  # nothing changed: it stands
     assert "30% faster" in notes[0]
     assert "b and a" in notes[0]
     assert world.machine.reconsidering.prepared(run) is better
     assert world.machine.runs[run].running
+
+
+def test_one_who_comes_or_goes_asks_for_another_search(world):
+    run = world.start("a", "b", steps=2000)
+    searches = []
+    for step in range(0, 120, EVERY):
+        if step == 40:
+            world.join("c")
+        if step == 80:
+            world.say("c", goodbye={})
+        for ask in asks(advance(world, run, EVERY, step)):
+            searches.append([o.peer for o in ask.peers])
+            world.handle(PlanConsidered(run, ask.version, 1.0, 1.0, 2.0, world.plan("b", "a")))
+    assert searches == [["a", "b"], ["a", "b", "c"], ["a", "b"]]
+
+
+@pytest.mark.parametrize("share", [0.04, -0.04, 0.06, -0.06])
+@pytest.mark.parametrize(
+    "name", ["latency_s", "bandwidth", "up", "down", "product", "memory", "call_s", "flops_per_s"]
+)
+def test_a_number_has_changed_when_it_has_by_a_twentieth(share, name):
+    peers = (PeerId("a"), PeerId("b"))
+    links = uniform(peers, 0.01, 1e6)
+    links = replace(links, up=np.full(2, 1e7), down=np.full(2, np.inf if name == "up" else 1e7))
+    offers = tuple(PeerOffer(p, speeds=Speeds.of_flops(1e12, 1e-5)) for p in peers)
+    if name == "flops_per_s":
+        offers = tuple(PeerOffer(p, flops_per_s=1e12) for p in peers)
+    plan = object()
+    before = ConsiderPlan("r", 1, None, plan, offers, links)
+    last, changed = offers[-1], links
+    if hasattr(links, name):
+        array = getattr(links, name).copy()
+        array.flat[1] *= 1 + share
+        changed = replace(links, **{name: array})
+    elif name == "flops_per_s":
+        last = replace(last, flops_per_s=last.flops_per_s * (1 + share))
+    else:
+        speeds = replace(last.speeds, **{name: getattr(last.speeds, name) * (1 + share)})
+        last = replace(last, speeds=speeds)
+    after = replace(before, version=2, peers=(offers[0], last), network=changed)
+    assert alike(before, after) == (abs(share) < 0.05)
+    assert not alike(before, replace(before, plan=object()))
+    assert not alike(before, replace(before, peers=offers[:1]))
+    assert not alike(before, replace(before, network=None))
 
 
 def test_other_codecs_alone_are_announced_too(world):
