@@ -106,6 +106,17 @@ class Row:
             back = _by_cut(self.activation_grad, spec)
         return Codecs(there, back, self.grad, self.replicas)
 
+    @property
+    def step_seconds(self) -> float:
+        """Of both directions of a step of the learning runs, where links rule it."""
+        setting = Setting()
+        codecs = self.codecs(setting)
+        windows = setting.batch // self.replicas
+        spec = TensorSpec((windows, setting.length, setting.width), "float32")
+        return sum(
+            step_seconds(texts, spec) for texts in (codecs.activation, codecs.activation_grad)
+        )
+
 
 def _by_cut(wish: str | Mapping[Class, str], spec: TensorSpec) -> tuple[str, ...]:
     if not isinstance(wish, str):

@@ -41,7 +41,8 @@ from table import Figure, arguments, report
 
 from shoal.broker.options import BrokerOptions
 from shoal.dag.capture import capture
-from shoal.dag.convert import graph_to_bytes, plan_to_proto
+from shoal.dag.convert import graph_to_bytes
+from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.graph import Graph
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.examples.gpt import gpt

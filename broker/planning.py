@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..dag.convert import graph_from_bytes, plan_from_proto
+from ..dag.convert import graph_from_bytes
+from ..dag.convert_plan import plan_from_proto
 from ..dag.cut import cut, tied_groups
 from ..dag.flow import Flow
 from ..dag.graph import Graph, GraphError

@@ -10,7 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..dag.convert import graph_from_bytes, plan_to_proto
+from ..dag.convert import graph_from_bytes
+from ..dag.convert_plan import plan_to_proto
 from ..dag.cost import cost, stage_cost
 from ..dag.graph import Graph, GraphError
 from ..dag.plan import Alternative, Plan, PlanError

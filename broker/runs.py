@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..dag.convert import plan_to_proto
+from ..dag.convert_plan import plan_to_proto
 from ..dag.plan import PeerId, Plan
 from ..proto.broker_pb2 import (
     BUILDING,

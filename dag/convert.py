@@ -1,9 +1,9 @@
-"""Graph and plan, to the wire and back. The only place where their messages are read or written.
+"""Graphs, to the wire and back, as `convert_plan.py` does for plans. The only places where their
+messages are read or written.
 
-Reading validates: what these functions return keeps every rule of `graph.py` and `plan.py`, however
-hostile the message was. A bad message raises GraphError or PlanError and nothing else. Two things
-are left to others: whether an operator is allowed (`operators.py`), and whether a plan fits a graph
-(`Plan.validate`; here its stages only have to fit each other).
+Reading validates: what these functions return keeps every rule of `graph.py`, however hostile the
+message was. A bad message raises GraphError and nothing else. Whether an operator is allowed is
+left to `operators.py`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from google.protobuf.message import DecodeError
 
-from ..proto import broker_pb2, common_pb2, graph_pb2, peer_pb2
-from .flow import Role
+from ..proto import common_pb2, graph_pb2
 from .graph import (
     ITEM_BYTES,
     Arg,
@@ -39,32 +38,16 @@ from .graph import (
     Size,
     TensorSpec,
 )
-from .plan import (
-    Alternative,
-    CodecChoice,
-    CodecUse,
-    LinkPrediction,
-    PeerId,
-    PeerPrediction,
-    Plan,
-    PlanError,
-    Prediction,
-    Route,
-    ScheduleName,
-    Spare,
-    StageSlot,
-    Visit,
-)
 
 __all__ = [
+    "MAX_TEXT",
     "graph_from_bytes",
     "graph_from_proto",
     "graph_to_bytes",
     "graph_to_proto",
     "lowered_from_bytes",
     "lowered_to_bytes",
-    "plan_from_proto",
-    "plan_to_proto",
+    "name_of",
     "spec_from_proto",
     "spec_to_proto",
 ]
@@ -87,12 +70,6 @@ _OPERATOR_SETS: dict[OperatorSet, graph_pb2.OperatorSet] = {
     "full": graph_pb2.OperatorSet.FULL,
     "core": graph_pb2.OperatorSet.CORE,
 }
-_SCHEDULES: dict[ScheduleName, broker_pb2.Schedule] = {
-    "gpipe": broker_pb2.Schedule.GPIPE,
-    "1f1b": broker_pb2.Schedule.ONE_F_ONE_B,
-    "interleaved": broker_pb2.Schedule.INTERLEAVED,
-}
-_ROLES = {role.value: int(peer_pb2.Role.Value(role.name)) for role in Role}
 # No colon: `in:`, `param:` and `eval:` are never theirs. A slash numbers the steps of a core form.
 _OPERATOR_NAME = re.compile(r"\w[\w./]*")
 _TARGET = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*\.\w+", re.ASCII)
@@ -103,11 +80,8 @@ def _refuse(what: str) -> NoReturn:
     raise GraphError(f"graph message: {what}")
 
 
-def _refuse_plan(what: str) -> NoReturn:
-    raise PlanError(f"plan message: {what}")
-
-
-def _name(text: str, what: str, refuse: Callable[[str], NoReturn] = _refuse) -> str:
+def name_of(text: str, what: str, refuse: Callable[[str], NoReturn] = _refuse) -> str:
+    """The text when it can be a name; `refuse` raises otherwise."""
     if not text or len(text) > MAX_NAME or not text.isprintable():
         refuse(f"{what} is {text[:60]!r}: expected 1 to {MAX_NAME} printable characters")
     return text
@@ -348,14 +322,15 @@ def graph_from_proto(message: graph_pb2.Graph) -> Graph:
         _refuse(f"operator set {message.operator_set} is unknown")
     graph = Graph(
         inputs=tuple(
-            Input(_name(i.name, "an input's name"), spec_from_proto(i.spec)) for i in message.inputs
+            Input(name_of(i.name, "an input's name"), spec_from_proto(i.spec))
+            for i in message.inputs
         ),
         parameters=tuple(
             Parameter(
-                _name(p.name, "a parameter's name"),
+                name_of(p.name, "a parameter's name"),
                 spec_from_proto(p.spec),
                 p.trainable,
-                tuple(_name(t, f"a further name of parameter {p.name}") for t in p.tied),
+                tuple(name_of(t, f"a further name of parameter {p.name}") for t in p.tied),
             )
             for p in message.parameters
         ),
@@ -363,7 +338,7 @@ def graph_from_proto(message: graph_pb2.Graph) -> Graph:
         operators=tuple(_operator_from_proto(op) for op in message.operators),
         loss=message.loss,
         weight=message.weight,
-        metrics=tuple((_name(m.name, "a metric's name"), m.value) for m in message.metrics),
+        metrics=tuple((name_of(m.name, "a metric's name"), m.value) for m in message.metrics),
         operator_set=sets[0],
         batch=message.batch or None,
     )
@@ -373,7 +348,7 @@ def graph_from_proto(message: graph_pb2.Graph) -> Graph:
 
 
 def _buffer_from_proto(message: graph_pb2.Buffer) -> Buffer:
-    name, spec = _name(message.name, "a buffer's name"), spec_from_proto(message.spec)
+    name, spec = name_of(message.name, "a buffer's name"), spec_from_proto(message.spec)
     if not message.HasField("update"):
         return Buffer(name, spec, message.persistent)
     update, where = message.update, f"the update of buffer {name}"
@@ -391,7 +366,7 @@ def _buffer_from_proto(message: graph_pb2.Buffer) -> Buffer:
 
 
 def _operator_from_proto(message: graph_pb2.Operator) -> Operator:
-    name = _name(message.name, "an operator's name")
+    name = name_of(message.name, "an operator's name")
     if not _OPERATOR_NAME.fullmatch(name):
         _refuse(f"an operator's name is {name!r}: expected letters, digits, _ . /")
     if len(message.target) > MAX_NAME or not _TARGET.fullmatch(message.target):
@@ -453,174 +428,3 @@ def _check_values(graph: Graph) -> None:
                 _refuse(
                     f"buffer {buffer.name} is {buffer.spec!r}, its update {graph.spec[value]!r}"
                 )
-
-
-# ---------------------------------------------------------------- plans
-
-
-def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
-    """Raises PlanError for a role that no frame has."""
-    for choice in plan.codecs:
-        if choice.role not in _ROLES:
-            raise PlanError(f"a codec is chosen for role {choice.role!r}: expected {list(_ROLES)}")
-    return broker_pb2.Plan(
-        stages=[
-            broker_pb2.StageSlot(
-                start=s.start, stop=s.stop, holders=s.holders, recompute=s.recompute
-            )
-            for s in plan.stages
-        ],
-        routes=_routes_to_proto(plan.routes),
-        schedule=_SCHEDULES[plan.schedule],
-        microbatch_size=plan.microbatch_size,
-        codecs=[
-            broker_pb2.CodecChoice(
-                source=c.source, destination=c.destination, role=_ROLES[c.role], codec=c.codec
-            )
-            for c in plan.codecs
-        ],
-        predicted=broker_pb2.Prediction(
-            step_s=plan.predicted.step_s,
-            peers=[
-                broker_pb2.PeerPrediction(
-                    peer=p.peer,
-                    compute_s=p.compute_s,
-                    device_bytes=p.device_bytes,
-                    host_bytes=p.host_bytes,
-                    bubble=p.bubble,
-                )
-                for p in plan.predicted.peers
-            ],
-            links=[
-                broker_pb2.LinkPrediction(
-                    source=x.source,
-                    destination=x.destination,
-                    bytes=x.bytes,
-                    busy_s=x.busy_s,
-                    codecs=map(_use_to_proto, x.codecs),
-                )
-                for x in plan.predicted.links
-            ],
-            bottlenecks=plan.predicted.bottlenecks,
-            alternatives=[
-                broker_pb2.Alternative(name=a.name, step_s=a.step_s, text=a.text)
-                for a in plan.predicted.alternatives
-            ],
-        ),
-        reasons=plan.reasons,
-        spares=[broker_pb2.Spare(peer=s.peer, reason=s.reason) for s in plan.spares],
-        evaluation_routes=_routes_to_proto(plan.evaluation_routes),
-        head_parts=plan.head_parts,
-    )
-
-
-def _use_to_proto(use: CodecUse) -> broker_pb2.CodecUse:
-    return broker_pb2.CodecUse(
-        role=use.role,
-        codec=use.codec,
-        bytes=use.bytes,
-        dense_bytes=use.dense_bytes,
-        saved_s=use.saved_s,
-        encode_s=use.encode_s,
-        error=use.error,
-    )
-
-
-def _routes_to_proto(routes: Sequence[Route]) -> list[broker_pb2.Route]:
-    return [
-        broker_pb2.Route(visits=[broker_pb2.Visit(stage=v.stage, peer=v.peer) for v in route])
-        for route in routes
-    ]
-
-
-def plan_from_proto(message: broker_pb2.Plan) -> Plan:
-    """Raises PlanError when a rule of the plan is broken. Whether it covers a graph is for
-    `Plan.validate` to say, with the graph at hand."""
-    schedules = [name for name, number in _SCHEDULES.items() if number == message.schedule]
-    if not schedules:
-        _refuse_plan(f"schedule {message.schedule} is unknown")
-    plan = Plan(
-        stages=tuple(
-            StageSlot(s.start, s.stop, tuple(map(_peer, s.holders)), s.recompute)
-            for s in message.stages
-        ),
-        routes=_routes_from_proto(message.routes),
-        microbatch_size=message.microbatch_size,
-        schedule=schedules[0],
-        codecs=tuple(_codec_from_proto(c) for c in message.codecs),
-        predicted=Prediction(
-            _seconds(message.predicted.step_s),
-            tuple(
-                PeerPrediction(
-                    _peer(p.peer),
-                    _seconds(p.compute_s),
-                    p.device_bytes,
-                    p.host_bytes,
-                    _seconds(p.bubble),
-                )
-                for p in message.predicted.peers
-            ),
-            tuple(
-                LinkPrediction(
-                    _peer(x.source),
-                    _peer(x.destination),
-                    x.bytes,
-                    _seconds(x.busy_s),
-                    tuple(map(_use_from_proto, x.codecs)),
-                )
-                for x in message.predicted.links
-            ),
-            tuple(map(_text, message.predicted.bottlenecks)),
-            tuple(
-                Alternative(_text(a.name), _seconds(a.step_s), _text(a.text))
-                for a in message.predicted.alternatives
-            ),
-        ),
-        reasons=tuple(map(_text, message.reasons)),
-        spares=tuple(Spare(_peer(s.peer), _text(s.reason)) for s in message.spares),
-        evaluation_routes=_routes_from_proto(message.evaluation_routes),
-        head_parts=message.head_parts,
-    )
-    return plan.validate(plan.stages[-1].stop if plan.stages else 0)
-
-
-def _routes_from_proto(routes: Iterable[broker_pb2.Route]) -> tuple[Route, ...]:
-    return tuple(tuple(Visit(v.stage, _peer(v.peer)) for v in route.visits) for route in routes)
-
-
-def _codec_from_proto(message: broker_pb2.CodecChoice) -> CodecChoice:
-    roles = [name for name, number in _ROLES.items() if number == message.role]
-    if not roles:
-        _refuse_plan(f"a codec is chosen for role {message.role}, which is unknown")
-    codec = _name(message.codec, "a codec", _refuse_plan)
-    return CodecChoice(_peer(message.source), _peer(message.destination), roles[0], codec)
-
-
-def _use_from_proto(message: broker_pb2.CodecUse) -> CodecUse:
-    if message.role not in _ROLES:
-        _refuse_plan(f"a codec is used for role {message.role[:60]!r}, which is unknown")
-    return CodecUse(
-        message.role,
-        _name(message.codec, "a codec", _refuse_plan),
-        message.bytes,
-        message.dense_bytes,
-        _seconds(message.saved_s),
-        _seconds(message.encode_s),
-        _seconds(message.error, "error"),
-    )
-
-
-def _peer(text: str) -> PeerId:
-    return PeerId(_name(text, "a peer id", _refuse_plan))
-
-
-def _text(text: str) -> str:
-    if len(text) > MAX_TEXT:
-        _refuse_plan(f"a reason has {len(text)} characters: expected at most {MAX_TEXT}")
-    return text
-
-
-def _seconds(value: float, what: str = "time") -> float:
-    if not (math.isfinite(value) and value >= 0):
-        _refuse_plan(f"a predicted {what} is {value}: expected a finite number of at least 0")
-    return value

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..dag.convert import graph_from_bytes, lowered_from_bytes, plan_from_proto
+from ..dag.convert import graph_from_bytes, lowered_from_bytes
+from ..dag.convert_plan import plan_from_proto
 from ..dag.graph import Graph, Lowered
 from ..dag.plan import PeerId, Plan, PlanError
 from ..dag.validate import validate

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dag.convert import plan_to_proto
+from ..dag.convert_plan import plan_to_proto
 from ..dag.cut import cut
 from ..dag.graph import Graph
 from ..dag.network import Network

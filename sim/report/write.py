@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...dag.convert import plan_to_proto
+from ...dag.convert_plan import plan_to_proto
 from ...dag.network import Network
 from ...dag.plan import Plan
 from ...proto import broker_pb2

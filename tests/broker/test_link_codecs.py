@@ -24,7 +24,7 @@ from shoal.broker.scheduler.interface import CODED_ROLES, CodecOptions, PeerOffe
 from shoal.broker.scheduler.judge import Judge
 from shoal.compression import codec
 from shoal.compression.codec import RAW, WORDS, parse
-from shoal.dag.convert import plan_from_proto, plan_to_proto
+from shoal.dag.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.cut import cut, tied_groups
 from shoal.dag.flow import Flow
 from shoal.dag.network import uniform

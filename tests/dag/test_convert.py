@@ -14,11 +14,10 @@ from shoal.dag.convert import (
     graph_from_proto,
     graph_to_bytes,
     graph_to_proto,
-    plan_from_proto,
-    plan_to_proto,
     spec_from_proto,
     spec_to_proto,
 )
+from shoal.dag.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.graph import (
     ITEM_BYTES,
     Buffer,

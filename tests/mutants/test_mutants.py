@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from shoal.broker import events as b
-from shoal.dag.convert import plan_to_proto
+from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.cut import cut
 from shoal.dag.plan import CodecChoice, PeerId, Plan, StageSlot, Visit
 from shoal.job import Job

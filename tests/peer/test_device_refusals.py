@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from shoal.compression.codec import CodecError
-from shoal.dag.convert import graph_to_bytes, lowered_to_bytes, plan_to_proto
+from shoal.dag.convert import graph_to_bytes, lowered_to_bytes
+from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.graph import GraphError, TensorSpec
 from shoal.dag.lower import lower
 from shoal.dag.plan import PlanError

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from shoal.client import models
 from shoal.client.submission import Prepared, prepare
-from shoal.dag.convert import graph_to_bytes, lowered_to_bytes, plan_to_proto
+from shoal.dag.convert import graph_to_bytes, lowered_to_bytes
+from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.graph import Graph
 from shoal.dag.plan import Plan
 from shoal.job import Job

@@ -17,7 +17,7 @@ import pytest
 from shoal.broker.scheduler.candidate import Candidate, Share, chain, to_plan
 from shoal.broker.scheduler.interface import PeerOffer, PlanOptions, PlanRequest
 from shoal.broker.scheduler.judge import Judge
-from shoal.dag.convert import plan_to_proto
+from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.network import uniform
 from shoal.dag.plan import PeerId
 from shoal.job import Job

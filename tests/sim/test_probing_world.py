@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shoal.dag.convert import plan_to_proto
+from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
 from shoal.proto import broker_pb2
