@@ -15,6 +15,8 @@ most elements that fit into 1/r_e of its bytes, and what would not get smaller i
 Kept numbers go as int8: at the same bytes that leaves more of them than bf16 does, and their
 rounding is far below what top-k leaves out. The gradient of a value that top-k made sparse comes
 back where the value was sent (`compression/support.py`): the exact gradient, and no index travels.
+So where both go by adatopk, a value is sent as sparsely as its gradient has to come back, which is
+by another link or at another rate: r_e of a value is the larger of the two.
 
 **auto**: the shortest step that codecs of the table (codec_table.py) with at most `error_budget`
 give, by the judge's own calculation, encoding and decoding counted; and with no more compression
@@ -78,7 +80,10 @@ def choose(carried: Carried, options: CodecOptions) -> Chosen:
             case "none":
                 continue
             case "adatopk":
-                found = rule_a(carried, lanes, options) | _on_support(carried, lanes, choice)
+                fewer = rule_a(lanes, options.ratio)
+                if role == Role.ACTIVATION and options.of(Role.ACTIVATION_GRAD) == "adatopk":
+                    fewer = _as_its_gradient(carried, fewer, options.ratio)
+                found = _sparse(carried, fewer, options) | _on_support(carried, lanes, choice)
             case "auto":
                 searched |= {lane.number: ladder(carried, lane, options) for lane in lanes}
                 continue
@@ -125,17 +130,38 @@ def _pays(carried: Carried, lane: Lane, text: str) -> bool:
 # ---------------------------------------------------------------- adatopk
 
 
-def rule_a(carried: Carried, lanes: Sequence[Lane], options: CodecOptions) -> dict[int, str]:
-    """By lane of one role, its top-k; see the module. The r_e have two digits, so that links that
-    differ little share a text."""
+def rule_a(lanes: Sequence[Lane], ratio: float) -> dict[int, float]:
+    """By lane of one role, r_e; see the module. Of two digits, so that links that differ little
+    share a text."""
     most = max((lane.dense_s for lane in lanes), default=0.0)
+    return {
+        lane.number: max(1.0, float(f"{ratio * lane.dense_s / most:.2g}")) if most else 1.0
+        for lane in lanes
+    }
+
+
+def _as_its_gradient(
+    carried: Carried, fewer: Mapping[int, float], ratio: float
+) -> dict[int, float]:
+    """The r_e of values, each at least that of the gradient on its way back."""
+    lanes = [x for x in carried.lanes.values() if x.role == Role.ACTIVATION_GRAD]
+    back = {
+        (x.destination, x.source): r
+        for x, r in zip(lanes, rule_a(lanes, ratio).values(), strict=True)
+    }
+    ends = {n: (carried.lanes[n].source, carried.lanes[n].destination) for n in fewer}
+    return {n: max(r, back.get(ends[n], 1.0)) for n, r in fewer.items()}
+
+
+def _sparse(carried: Carried, fewer: Mapping[int, float], options: CodecOptions) -> dict[int, str]:
+    """By lane, the top-k that sends so many times fewer bytes, where there is one that does."""
     found = {}
-    for lane in lanes:
-        fewer = float(f"{options.ratio * lane.dense_s / most:.2g}") if most else 1.0
-        if fewer > 1:
-            text = _keeping_most(carried, lane, fewer, options)
+    for number, times in fewer.items():
+        lane = carried.lanes[number]
+        if times > 1:
+            text = _keeping_most(carried, lane, times, options)
             if _pays(carried, lane, text):
-                found[lane.number] = text
+                found[number] = text
     return found
 
 
