@@ -50,6 +50,10 @@ class Support:
         network with the sparse value, and is no error of it; there only the values' rounding is."""
         return 1.0 + self.values.error_bound(spec.dtype, [self._most(spec)])
 
+    def state_bytes(self, spec: Spec) -> int:
+        """Of the positions, at each end, from the value to its gradient."""
+        return 8 * self._most(spec)
+
     def size_bytes(self, spec: Spec) -> int:
         return self.values.size_bytes(spec.dtype, [self._most(spec)]) if self._most(spec) else 0
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ...compression.codec import RAW, parse
 from ...compression.stream import is_stateful
+from ...compression.support import Support
 from ...dag.estimate import Estimate, summarize
 from ...dag.plan import CodecChoice, CodecUse, Plan, Prediction
 from ...dag.play import Coding, Played, play
@@ -180,7 +181,8 @@ class Carried:
     def state_bytes(self, choice: Choice) -> list[int]:
         """By peer, what its ends of stateful codecs keep on the device: for each tensor of a step
         one state and the one before it (peer/streams.py). Error feedback keeps a residual of the
-        tensor's size where it is sent, other codecs what both ends have."""
+        tensor's size where it is sent, other codecs what both ends have. `support` has no state of
+        its own, but the positions of each live microbatch at both ends."""
         found = [0] * len(self.peers)
         for row in dict.fromkeys(r for lane in choice for r in self._decided[lane]):
             a, b, _ = self.program.lanes[self._lane_of[row]]
@@ -189,7 +191,10 @@ class Carried:
                 text, codec, _ = used(texts, tensor)
                 if not is_stateful(codec):
                     continue
-                size = 2 * int(self._messages[row]) * tensor.body.size_bytes
+                count = int(self._messages[row])
+                size = 2 * count * tensor.body.size_bytes
+                if isinstance(codec, Support):
+                    size = count * codec.state_bytes(tensor.body)
                 found[a] += size // len(lanes)  # a sum is one stream at its sender
                 if not text.startswith(("ef+", "efd+")):
                     found[b] += size

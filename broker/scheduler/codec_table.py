@@ -1,12 +1,11 @@
-"""What `auto` tries, by role and class of link: codec_table.json. By hand so far, by the
-error of each codec; `benchmarks/learning.py --write-table` makes it of learning runs, which are not
-complete.
+"""What `auto` tries, by role and class of link: codec_table.json, which
+`benchmarks/learning.py --write-table` makes of learning runs.
 
     {"activation": {"fast": [{"codec": "int8:block=256", "error": 0.0071}, …], "slow": […]}, …}
 
 for each role of CODED_ROLES. A ladder goes from no error to much; `error` is the relative L2 error
-that is typical of such tensors, not the codec's bound. One that hurts learning on a link is then
-left out of its ladder, whatever budget is given. A link is slow when, uncompressed, it carries its
+that is typical of such tensors, not the codec's bound. One that hurts learning on a link is not in
+its ladder, whatever budget is given. A link is slow when, uncompressed, it carries its
 role for longer in a step than the busiest peer computes.
 """
 

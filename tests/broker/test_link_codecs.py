@@ -257,6 +257,25 @@ def test_rule_a_equalises_times(seed: int, ratio: float) -> None:
                 assert carried.load(lane.number, less).bytes > aim
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_gradient_on_its_support_keeps_positions_only(seed: int) -> None:
+    """Eight bytes for each number that is sent, at both ends, until the gradient is back: no copy
+    of the tensor, which a peer may have no room for."""
+    judge, plan, _ = random_plan(seed)
+    carried = Carried(judge, plan)
+    chosen = choose(carried, CodecOptions(activation="adatopk", activation_grad="adatopk"))
+    on_support = {n: t for n, t in chosen.choice.items() if t.startswith("support")}
+    assert on_support
+    expected = [0] * len(carried.peers)
+    for number, text in on_support.items():
+        lane, ratio = carried.lanes[number], parse(text).ratio
+        for end in (lane.source, lane.destination):
+            expected[end] += 8 * lane.dense_bytes / 4 / ratio
+    kept = carried.state_bytes(on_support)
+    assert kept == pytest.approx(expected, rel=0.05, abs=8 * 64)
+    assert max(kept) > 0
+
+
 def test_rule_a_with_ratio_1_leaves_everything_as_it_is() -> None:
     judge, plan, _ = random_plan(3)
     chosen = choose(Carried(judge, plan), everywhere("adatopk", ratio=1.0))
