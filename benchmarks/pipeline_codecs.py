@@ -7,9 +7,7 @@ microbatches. The devices take three times as long as their threads compute (`sh
 
     share = (step with the codec - step without) / codec seconds of both ends in a step
 
-The model is narrow, so that a value is large (16.8 MB a step) for what is computed on it; with the
-one of pipeline.py codecs take 0.6 % of a step, less than steps differ from each other. Runs with
-and without take turns; each figure is the median of the pairs.
+Runs with and without take turns; each figure is the median of the pairs.
 """
 
 from __future__ import annotations
@@ -34,41 +32,26 @@ WARM_UP = 3
 """Steps at the beginning of a run that are not counted."""
 
 
-def job(steps: int) -> Job:
-    """A byte-level GPT of two blocks, width 32, in two stages of equal compute: with one microbatch
-    `auto` would leave nothing to cross the link."""
-    return Job.from_table(
-        {
-            "version": 1,
-            "name": "codecs",
-            "model": {
-                "factory": "shoal.examples.gpt:gpt",
-                "args": {"layers": 2, "width": 32, "heads": 2, "length": 128, "dropout": 0.0},
-            },
-            "data": {"length": 128},
-            "train": {"steps": steps, "batch": 1024, "eval_every": 0},
-            "plan": {
-                "scheduler": "equal-compute",
-                "stages": 2,
-                "pipelines": 1,
-                "schedule": "1f1b",
-            },
-        }
+def overlap(wanted: Job, steps: int) -> list[Figure]:
+    """`wanted` in two stages, its batch whole and in eight microbatches."""
+    batch = wanted.train.batch
+    base = replace(
+        wanted,
+        train=replace(wanted.train, steps=steps),
+        # Equal halves: with one microbatch `auto` would leave nothing to cross the link.
+        plan=replace(
+            wanted.plan, scheduler="equal-compute", stages=2, pipelines=1, schedule="1f1b"
+        ),
     )
-
-
-def overlap(steps: int) -> list[Figure]:
-    """The batch whole and in eight microbatches."""
-    base, found = job(steps), list[Figure]()
-    batch = base.train.batch
+    found = []
     with LocalCluster(peers=2, threads=1, join_flags=["--stretch", str(STRETCH)]) as cluster:
         for microbatches in (1, 8):
             train = replace(base.train, microbatch=batch // microbatches)
-            one = replace(base, train=train)
+            job = replace(base, train=train)
             shares, codec_s = [], []
             for _ in range(PAIRS):
-                plain_s, _ = _steps(cluster, one)
-                coded_s, spent_s = _steps(cluster, replace(one, codec=Codec(default="lossless")))
+                plain_s, _ = _steps(cluster, job)
+                coded_s, spent_s = _steps(cluster, replace(job, codec=Codec(default="lossless")))
                 shares.append((coded_s - plain_s) / spent_s)
                 codec_s.append(spent_s)
             name = f"{microbatches}_microbatch{'es' if microbatches > 1 else ''}"
