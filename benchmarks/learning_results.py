@@ -185,8 +185,8 @@ def figures(found: Mapping[str, Mean]) -> list[Figure]:
 
 def _to_a_loss(found: Mapping[str, Mean]) -> list[Figure]:
     """Steps until TARGET over those of the uncompressed runs, and how much sooner that is on the
-    links of these runs, where links rule the step."""
-    if BASELINE not in found:
+    links of these runs, where links rule the step; nothing for runs too short to have a curve."""
+    if BASELINE not in found or not found[BASELINE].curve:
         return []
     dense = found[BASELINE]
     loss = TARGET * dense.curve[-1][1]

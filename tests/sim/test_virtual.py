@@ -127,7 +127,9 @@ def test_the_same_file_gives_the_same_events_and_another_seed_gives_others(gpt, 
 
 
 def test_ghosts_take_the_time_that_tensors_take(gpt, tmp_path):
-    real, ghost = run(gpt, tmp_path, PEERS), run(gpt, tmp_path, PEERS, ghost=True)
+    # Without chance on the links: a ghost's frame is one message, so it draws other delays.
+    peers = PEERS.replace('jitter = "5ms"\n', "").replace("loss = 0.02\n", "")
+    real, ghost = run(gpt, tmp_path, peers), run(gpt, tmp_path, peers, ghost=True)
     assert ghost.state.phase == broker_pb2.DONE
 
     def seconds(found):
