@@ -36,8 +36,8 @@ def cross(size: int, timeout_s: float) -> tuple[dict, dict]:
 
 def check(size: int, sent: dict, received: dict) -> None:
     assert received["right"]
-    # Beside the one copy: messages on the way, gRPC's buffers (40 MiB on a quiet machine, more where
-    # the reader has to wait for a processor), and what a first use of it loads.
+    # Beside the one copy: messages on the way, gRPC's buffers (40 MiB on a quiet machine, more
+    # where the reader waits for a processor), and what a first use of it loads.
     assert size <= sent["grown_bytes"] <= size + 192 * MIB
     assert size <= received["grown_bytes"] <= size + 192 * MIB
 
