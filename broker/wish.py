@@ -117,11 +117,15 @@ def read_spec(spec: RunSpec) -> Wish:
 
 
 def _codecs(asked: Codec) -> CodecOptions:
-    """Raises SpecError for the text of a codec that there is not."""
+    """Raises SpecError for the text of a codec that there is not, or that cannot be there."""
+    texts = {role: _codec(asked, role) for role in ("activation", "activation_grad", "grad")}
+    for role, text in texts.items():
+        if text.partition(":")[0].partition("/")[0] == "support":
+            _check_support(role, text, texts["activation"])
     return CodecOptions(
-        activation=_codec(asked, "activation"),
-        activation_grad=_codec(asked, "activation_grad"),
-        sync=_codec(asked, "grad"),
+        activation=texts["activation"],
+        activation_grad=texts["activation_grad"],
+        sync=texts["grad"],
         ratio=asked.ratio,
         error_budget=asked.error_budget,
         feedback=asked.feedback == "ef",
@@ -143,6 +147,21 @@ def _codec(asked: Codec, role: str) -> str:
             f"codec: {error}"
         ) from None
     return text
+
+
+def _check_support(role: str, text: str, activation: str) -> None:
+    """Raises SpecError unless the values whose gradients go by `support` are sparse themselves."""
+    from ..compression.codec import parse
+    from ..compression.topk import TopK
+
+    ratio = getattr(parse(text), "ratio")  # noqa: B009  # of codecs with one
+    there = None if activation in ("none", "adatopk", "auto") else parse(activation)
+    if role != "activation_grad" or not isinstance(there, TopK) or there.ratio != ratio:
+        raise SpecError(
+            f'codec.{role} of the job is "{text}", which sends the gradient of a value only where '
+            f"top-k kept the value: expected it as codec.activation_grad, beside "
+            f'codec.activation = "topk:ratio={ratio:g}", which is "{activation}"'
+        )
 
 
 def _schedule(wanted: str) -> ScheduleName | Literal["auto"]:

@@ -109,6 +109,8 @@ def test_codecs_of_the_job_reach_the_planner() -> None:
         feedback=False,
     )
     assert read_spec(make_spec()).options.codecs == CodecOptions()
+    sparse = {"activation": "topk:ratio=9", "activation_grad": "support:ratio=9,values=int8"}
+    assert read_spec(make_spec(codec=sparse)).options.codecs == CodecOptions(**sparse)
     assert not CodecOptions().asked
 
 
@@ -125,6 +127,10 @@ def test_codecs_of_the_job_reach_the_planner() -> None:
         ({"grad": "ef+zip"}, "codec.grad of the job.*names no codec at 'zip'"),
         ({"grad": "fe+int8"}, "names no wrapper at 'fe'"),
         ({"activation_grad": "int8/9"}, "codec.activation_grad of the job"),
+        ({"activation_grad": "support:ratio=9"}, 'beside codec.activation = "topk:ratio=9", which'),
+        ({"activation": "topk:ratio=8", "activation_grad": "support:ratio=9"}, "topk:ratio=8"),
+        ({"activation": "topk:ratio=9", "grad": "support:ratio=9"}, "codec.grad of the job"),
+        ({"default": "support:ratio=9"}, "codec.activation of the job"),
     ],
 )
 def test_a_codec_that_there_is_not_is_refused_by_its_key(codec: dict, text: str) -> None:
