@@ -84,7 +84,7 @@ def main() -> None:
     if options.only != "codecs":
         figures += bound(options.peers, options.steps)
     if options.only != "bound":
-        figures += overlap(job(options.steps), options.steps)
+        figures += overlap(options.steps)
     report("pipelines of real processes", figures, options.json)
 
 
