@@ -12,8 +12,9 @@ worlds     Scenarios of 2 to 6 unequal peers: the step time of the virtual world
 
 Nothing else may run on the machine meanwhile. A run of real processes whose threads waited for a
 core more than a tenth of the time, on cores that were busy for more than 70 % of it, or whose speed
-was another than when it was measured, is NOT A MEASUREMENT: it is tried again, by the speed that it
-showed, and in the end left out.
+was a quarter off, is NOT A MEASUREMENT: it is tried again, by the speed that it showed, and in the
+end left out. A core's speed drifts by a tenth from minute to minute: the virtual world computes at
+the speed that the real run had, so the error is that of everything else.
 """
 
 from __future__ import annotations
