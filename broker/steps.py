@@ -35,6 +35,7 @@ class StepLedger:
         self._reports: dict[int, dict[PeerId, StepReport]] = {}  # Of uncommitted steps.
         self._seconds: deque[float] = deque(maxlen=64)  # Of the newest committed steps.
         self._committed_at = now
+        self._peaks = dict.fromkeys(peers, 0)  # The most bytes that each has reported.
 
     def next_of(self, peer: PeerId) -> int:
         """The step that a peer reports next."""
@@ -79,7 +80,11 @@ class StepLedger:
         for peer in self.peers:  # in the plan's order, so that the sums are determined
             report = reports[peer]
             done.sent_bytes = min(done.sent_bytes + report.sent_bytes, 2**64 - 1)
+            done.again_bytes = min(done.again_bytes + report.again_bytes, 2**64 - 1)
             done.compute_s += report.compute_s
+            if report.peak_bytes > self._peaks[peer]:
+                self._peaks[peer] = report.peak_bytes
+                done.peaks.add(peer=peer, device_bytes=report.peak_bytes)
             for use in report.links[:MOST_USES]:
                 if peer in (use.source, use.destination):  # of others' links it knows nothing
                     _add(uses, use)

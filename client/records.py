@@ -60,6 +60,8 @@ def step_numbers(done: StepDone, tokens_per_step: int = 0) -> dict[str, float | 
     if tokens_per_step and done.seconds > 0:
         row["tokens_per_s"] = tokens_per_step / done.seconds
     row |= {"seconds": done.seconds, "compute_s": done.compute_s, "sent_bytes": done.sent_bytes}
+    if done.again_bytes:
+        row["again_bytes"] = done.again_bytes
     if done.HasField("evaluation"):
         row["eval_loss"] = done.evaluation.loss
         row |= {f"eval_{m.name}": m.value for m in done.evaluation.metrics}

@@ -113,9 +113,11 @@ class Connection:
             if self._link is None:
                 return []
             self.peer = self._link.peer
+            before = self._link.again_bytes
             events = self._link.greet(hello)
             self._say(self._link.hello(*self.dial))
         elif (hello.generation, hello.attempt) == self.dial:
+            before = self._link.again_bytes
             events = self._link.greet(hello)
         else:
             raise FrameError(
@@ -124,7 +126,8 @@ class Connection:
             )
         self._board.connected(self._link, self)
         self.wake()
-        return [LinkUp(self._link.peer, self.dial[0]), *events]
+        again = self._link.again_bytes - before
+        return [LinkUp(self._link.peer, self.dial[0], again), *events]
 
     def pull(self, now: float) -> Parts | None:
         """The next message to write, in parts; None when there is nothing now."""

@@ -173,6 +173,11 @@ class Link:
             return self._acks.popleft()
         return self._outbox.pull(now)
 
+    @property
+    def again_bytes(self) -> int:
+        """What was handed out so far and has to go out once more, since connections ended."""
+        return self._outbox.again_bytes
+
     def is_with(self, session: str) -> bool:
         """Whether the other end is still in this session."""
         return self._other == session

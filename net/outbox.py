@@ -91,6 +91,8 @@ class Outbox:
         self._acknowledged = 0  # highest number
         self._since_patient = 0
         self._rate = _Rate(pieces)
+        self.again_bytes = 0
+        """Handed out so far for connections that ended before the receiver had them."""
 
     def send(self, key: FrameKey, payload: Payload) -> None:
         """Queues the frame; a key that is known is ignored. Raises LinkError past the bound."""
@@ -177,6 +179,7 @@ class Outbox:
         """Puts announced frames back before the others of their role, in order of number."""
         for number in sorted(self._unacknowledged, reverse=True):
             frame = self._unacknowledged[number]
+            self.again_bytes += frame.sent - partial.get(number, 0)
             lane = self._lanes[frame.role]
             if lane.queue and lane.queue[0] is frame:
                 lane.queue.popleft()

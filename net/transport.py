@@ -40,6 +40,8 @@ class LinkUp:
 
     peer: str
     generation: int
+    again_bytes: int = 0
+    """Of frames that were under way when the last connection ended, and go out once more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class Assignment:
         self._exports = False
         self._export_asked = False
         self._export_tries = 0
-        self._sent_bytes = 0
+        self._sent_bytes = self._again_bytes = 0
         self._last_step_s = 0.0
         self._watched = -1
         """`Steps.progress` when the stall watch was set."""
@@ -220,6 +220,10 @@ class Assignment:
     def frame_queued(self, size_bytes: int) -> None:
         self._sent_bytes += size_bytes
 
+    def sent_again(self, size_bytes: int) -> None:
+        """Bytes of frames that a broken connection lost."""
+        self._again_bytes += size_bytes
+
     def computed(self, event: e.Computed, now: float) -> list[e.Instruction]:
         assert self.steps
         steps = self.steps
@@ -272,8 +276,9 @@ class Assignment:
             stages=steps.stage_times,
             update_s=steps.update_s,
             links=steps.links,
+            again_bytes=self._again_bytes,
         )
-        self._sent_bytes = 0
+        self._sent_bytes = self._again_bytes = 0
         return e.Tell(broker_pb2.PeerMessage(step=report))
 
     # ------------------------------------------------------------ weights

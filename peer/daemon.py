@@ -235,8 +235,8 @@ class Worker:
 
     def _on_transport(self, event: net.TransportEvent) -> None:
         match event:
-            case net.LinkUp(peer):
-                self._post(e.LinkUp(PeerId(peer)))
+            case net.LinkUp(peer, again_bytes=again):
+                self._post(e.LinkUp(PeerId(peer), again))
             case net.LinkDown(peer, why):
                 self._post(e.LinkDown(PeerId(peer), why))
                 if self._exit.done():  # it may have hung up; this process does not wait for it

@@ -113,9 +113,11 @@ class BrokerSaid:
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """Frames can flow to and from this peer."""
+    """Frames can flow to and from this peer. `again_bytes`: of those that the last connection did
+    not bring there."""
 
     peer: PeerId
+    again_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,9 @@ class PeerMachine:
                 return self._stop_asked(at_once, now)
             case e.TimerFired(name):
                 return self._timer(name, now)
-            case e.LinkUp(peer):
+            case e.LinkUp(peer, again_bytes):
+                if self.assignment:
+                    self.assignment.sent_again(again_bytes)
                 out = self.probes.link(peer, True)
                 return out + (self.assignment.link(peer, True, now) if self.assignment else [])
             case e.LinkDown(peer, why):

@@ -166,7 +166,7 @@ class Ready(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation", "stages", "update_s", "links")
+    __slots__ = ("run", "term", "step", "seconds", "compute_s", "sent_bytes", "peak_bytes", "outcome", "evaluation", "stages", "update_s", "links", "again_bytes")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,7 @@ class StepReport(_message.Message):
     STAGES_FIELD_NUMBER: _ClassVar[int]
     UPDATE_S_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     step: int
@@ -191,7 +192,8 @@ class StepReport(_message.Message):
     stages: _containers.RepeatedCompositeFieldContainer[StageTime]
     update_s: float
     links: _containers.RepeatedCompositeFieldContainer[LinkUse]
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., seconds: _Optional[float] = ..., compute_s: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageTime, _Mapping]]] = ..., update_s: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ...) -> None: ...
+    again_bytes: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., seconds: _Optional[float] = ..., compute_s: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., stages: _Optional[_Iterable[_Union[StageTime, _Mapping]]] = ..., update_s: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ..., again_bytes: _Optional[int] = ...) -> None: ...
 
 class LinkUse(_message.Message):
     __slots__ = ("source", "destination", "role", "codec", "bytes", "dense_bytes", "encode_s", "decode_s", "error")
@@ -676,7 +678,7 @@ class RunEvent(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., state: _Optional[_Union[RunState, _Mapping]] = ..., step: _Optional[_Union[StepDone, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., weights: _Optional[_Union[Weights, _Mapping]] = ..., note: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
 class StepDone(_message.Message):
-    __slots__ = ("step", "outcome", "evaluation", "seconds", "sent_bytes", "compute_s", "links")
+    __slots__ = ("step", "outcome", "evaluation", "seconds", "sent_bytes", "compute_s", "links", "again_bytes", "peaks")
     STEP_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
@@ -684,6 +686,8 @@ class StepDone(_message.Message):
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAKS_FIELD_NUMBER: _ClassVar[int]
     step: int
     outcome: Outcome
     evaluation: Evaluation
@@ -691,7 +695,17 @@ class StepDone(_message.Message):
     sent_bytes: int
     compute_s: float
     links: _containers.RepeatedCompositeFieldContainer[LinkUse]
-    def __init__(self, step: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., seconds: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., compute_s: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ...) -> None: ...
+    again_bytes: int
+    peaks: _containers.RepeatedCompositeFieldContainer[PeerPeak]
+    def __init__(self, step: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., evaluation: _Optional[_Union[Evaluation, _Mapping]] = ..., seconds: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., compute_s: _Optional[float] = ..., links: _Optional[_Iterable[_Union[LinkUse, _Mapping]]] = ..., again_bytes: _Optional[int] = ..., peaks: _Optional[_Iterable[_Union[PeerPeak, _Mapping]]] = ...) -> None: ...
+
+class PeerPeak(_message.Message):
+    __slots__ = ("peer", "device_bytes")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    device_bytes: int
+    def __init__(self, peer: _Optional[str] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class Weights(_message.Message):
     __slots__ = ("step", "files")

@@ -75,16 +75,17 @@ def train(
     names: Mapping[str, str],
     limit_s: float | None = None,
     see: Callable[[broker_pb2.RunEvent], None] = lambda event: None,
+    limits: Mapping[str, int] | None = None,
 ) -> Trained:
     """Submits a job, follows it to its end, and fills the summary with what its events say. `see`
-    gets every event, too."""
+    gets every event, too. `limits`: bytes of memory that peers may use, by name."""
     shown.say(f"submitting {job.name}")
     run, facts = front.submit(cluster.address, job, folder)
     summary.run, summary.params, summary.operators = run.id, facts.parameters, facts.operators
     shown.view.names, shown.view.tokens_per_step = names, facts.tokens_per_step
     if facts.manifest.kind == "text":
         summary.unigram_entropy = unigram_entropy(p.read_bytes() for p in facts.shards.values())
-    followed, wire = Following(summary, names), front.wire(names)
+    followed, wire = Following(summary, names, limits), front.wire(names)
     with _limited(run, limit_s) as late:
         for event in run.watch():
             followed.see(event)

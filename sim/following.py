@@ -15,10 +15,14 @@ __all__ = ["Following"]
 
 class Following:
     """`see` takes the events of one run, in their order; `finish` adds what needs all of them.
-    `names`: the peers' by id."""
+    `names`: the peers' by id. `limits`: bytes of device memory that they may use, by name."""
 
-    def __init__(self, summary: Summary, names: Mapping[str, str]) -> None:
-        self.summary, self._names = summary, names
+    def __init__(
+        self, summary: Summary, names: Mapping[str, str], limits: Mapping[str, int] | None = None
+    ) -> None:
+        self.summary, self._names, self._limits = summary, names, limits or {}
+        self._predicted: dict[str, int] = {}
+        self._peaks: dict[str, int] = {}
         self.losses: list[float] = []
         """Of every step."""
         self.seconds: list[float] = []
@@ -58,6 +62,9 @@ class Following:
         summary.spares = tuple(
             f"{self._names.get(s.peer, s.peer)}: {s.reason}" for s in plan.spares
         )
+        self._predicted |= {
+            self._names.get(p.peer, p.peer): p.device_bytes for p in predicted.peers
+        }
         self.microbatch_size, self.microbatches = plan.microbatch_size, len(plan.routes)
 
     def _stepped(self, step: broker_pb2.StepDone) -> None:
@@ -65,6 +72,9 @@ class Following:
         self.seconds.append(step.seconds)
         self._compute_s += step.compute_s
         self.summary.bytes_on_wire += step.sent_bytes
+        again = self.summary.retransmitted_bytes or 0
+        self.summary.retransmitted_bytes = again + step.again_bytes
+        self._peaks |= {self._names.get(p.peer, p.peer): p.device_bytes for p in step.peaks}
         if step.HasField("evaluation"):
             self.summary.eval_loss = step.evaluation.loss
             self._evaluations.append((step.step, step.evaluation.loss))
@@ -74,6 +84,15 @@ class Following:
         summary = self.summary
         summary.losses, summary.step_seconds = tuple(self.losses), tuple(self.seconds)
         summary.evaluations = tuple(self._evaluations)
+        summary.memory = tuple(
+            {
+                "peer": name,
+                "predicted_bytes": self._predicted.get(name, 0),
+                "peak_bytes": self._peaks.get(name, 0),
+                "limit_bytes": self._limits.get(name, 0),
+            }
+            for name in dict.fromkeys([*self._predicted, *self._peaks])
+        )
         if self.losses:
             summary.loss_first, summary.loss_last = self.losses[0], self.losses[-1]
         if len(self.seconds) > 1:

@@ -52,7 +52,8 @@ def run_modelled(
     summary.params, summary.operators = facts.parameters, facts.operators
     shown.view.tokens_per_step = facts.tokens_per_step
     names = {peer.name: peer.name for peer in scenario.peers}
-    followed, wire, trace = Following(summary, names), front.wire(names), Trace()
+    limits = {peer.name: int(peer.memory) for peer in scenario.peers}
+    followed, wire, trace = Following(summary, names, limits), front.wire(names), Trace()
     summary.cores = 0  # of this machine, which has no part in any time
 
     def observe(seen: Observed) -> None:

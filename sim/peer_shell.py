@@ -226,8 +226,8 @@ class PeerShell:
 
     def _transported(self, event: TransportEvent) -> None:
         match event:
-            case LinkUp(peer):
-                self.handle(p.LinkUp(PeerId(peer)))
+            case LinkUp(peer, again_bytes=again):
+                self.handle(p.LinkUp(PeerId(peer), again))
             case LinkDown(peer, why):
                 self.handle(p.LinkDown(PeerId(peer), why))
             case LinkRefused(peer, why):  # a link that this ended gets a LinkDown of its own

@@ -103,8 +103,9 @@ def run_shaped(
                 raise ClusterError(f"a fault could not be done: {surface.error}")
 
         began_s = time.time()
+        limits = {peer.name: int(peer.memory) for peer in scenario.peers}
         trained = train(
-            cluster, front, job, folder, summary, shown, names, float(scenario.limit), see
+            cluster, front, job, folder, summary, shown, names, float(scenario.limit), see, limits
         )
         watch.fill(summary)
         trace = gather(sorted(folder.glob("*.trace.jsonl")), began_s, run=trained.handle.id)

@@ -51,11 +51,10 @@ def test_a_pace_is_the_median_after_the_warm_up_without_the_time_scale(part: Any
     assert worlds.Pace.of([broker_pb2.RunEvent(), *events], 2.0) == worlds.Pace(1.5, 3.0)
 
 
-def test_errors_are_of_what_was_real_and_drift_of_what_was_thought(part: Any) -> None:
+def test_errors_are_of_what_was_real(part: Any) -> None:
     worlds = part("shaped_worlds")
-    found = worlds.Outcome("case", worlds.Pace(0.9, 2.0), worlds.Pace(1.0, 2.2), 0.5, "")
+    found = worlds.Outcome("case", worlds.Pace(0.9, 2.2), worlds.Pace(1.0, 2.2), 1.1, 0.5, "")
     assert found.error == pytest.approx(0.1)
-    assert found.drift == pytest.approx(1.1)
     assert "NOT A MEASUREMENT" not in str(found)
 
 
@@ -64,7 +63,7 @@ def test_only_measurements_make_figures(part: Any, monkeypatch: pytest.MonkeyPat
 
     def outcome(virtual_s: float, why_not: str = "") -> Any:
         return worlds.Outcome(
-            "case", worlds.Pace(virtual_s, 1.0), worlds.Pace(1.0, 1.0), 0.5, why_not
+            "case", worlds.Pace(virtual_s, 1.0), worlds.Pace(1.0, 1.0), 1.0, 0.5, why_not
         )
 
     found = [outcome(1.02), outcome(2.0, "the machine was busy"), outcome(0.9), outcome(1.04)]
@@ -92,3 +91,7 @@ def test_every_case_is_a_scenario_whose_paths_are_known(part: Any, tmp_path: Pat
         slowed, plain = Shaping.of_scenario(scenario), Shaping.of(scenario.wide())
         assert slowed == plain.scaled(2.0)
         assert len(slowed.names) == len(case.peers) + 1
+        half = Scenario.from_toml(case.write(tmp_path / f"{i} slower", 2.0, 2.0))
+        for fast, slow in zip(scenario.peers, half.peers, strict=True):
+            assert slow.hardware.speeds.product == pytest.approx(fast.hardware.speeds.product / 2)
+            assert slow.hardware.speeds.call_s == pytest.approx(2 * fast.hardware.speeds.call_s)

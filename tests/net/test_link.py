@@ -186,7 +186,9 @@ def test_bytes_that_were_on_their_way_are_sent_again_and_no_others(pair):
         b.receive(message)
     a.broke()
     b.broke()
+    assert a.again_bytes == 0
     connect(a, b, 2)
+    assert a.again_bytes == 2 * MIN_CHUNK_BYTES
     rest = [m for m in messages(a) if isinstance(m, Piece)]
     assert [m.offset for m in rest] == [2 * MIN_CHUNK_BYTES, 3 * MIN_CHUNK_BYTES]
 

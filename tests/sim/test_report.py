@@ -6,7 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shoal.proto.broker_pb2 import CodecChoice, Plan, RunEvent
+from shoal.proto.broker_pb2 import (
+    CodecChoice,
+    PeerPrediction,
+    Plan,
+    Prediction,
+    RunEvent,
+    StepDone,
+)
 from shoal.sim.following import Following
 from shoal.sim.report import MOST_LINKS, Summary, render, write_json
 
@@ -71,6 +78,23 @@ def test_only_codecs_that_change_bits_are_lossy() -> None:
     Following(found, {}).see(event)
     assert found.codecs == ("lossless", "raw/1", "int8", "topk:ratio=100")
     assert found.lossy == ("int8", "topk:ratio=100")
+
+
+def test_memory_is_what_was_predicted_and_the_most_that_was_reported() -> None:
+    found = Summary(name="job", world="virtual", seed=1)
+    followed = Following(found, {"1": "a", "2": "b"}, {"a": 100, "b": 50})
+    predicted = [PeerPrediction(peer="1", device_bytes=70), PeerPrediction(peer="2")]
+    followed.see(RunEvent(plan=Plan(predicted=Prediction(peers=predicted))))
+    for peak, again in ((60, 0), (80, 7)):
+        step = StepDone(sent_bytes=1000, again_bytes=again)
+        step.peaks.add(peer="1", device_bytes=peak)
+        followed.see(RunEvent(step=step))
+    followed.finish(1)
+    assert found.memory == (
+        {"peer": "a", "predicted_bytes": 70, "peak_bytes": 80, "limit_bytes": 100},
+        {"peer": "b", "predicted_bytes": 0, "peak_bytes": 0, "limit_bytes": 50},
+    )
+    assert (found.bytes_on_wire, found.retransmitted_bytes) == (2000, 7)
 
 
 def test_the_summary_keeps_every_link(tmp_path: Path) -> None:

@@ -115,6 +115,8 @@ def test_a_broken_link_is_dialled_again_and_loses_nothing(gpt, equal_training):
     world.after(0.15, cut)
     equal_training(gpt.train(world), gpt.plain())
     assert sum(broken) >= 3
+    (events,) = world.broker.published.values()
+    assert sum(e.step.again_bytes for e in events) > 0
 
 
 def test_a_peer_stopped_by_its_owner_leaves_after_its_step(gpt):
