@@ -1,7 +1,8 @@
 """What carries messages between the ends of the in-memory transport: two models of a network.
 
 A carrier takes one message and calls back twice: when its last byte has left, so that the sender
-may give the next one, and when it has arrived. `Timed` is the simple carrier, a function of the
+may give the next one, and when it has arrived. Where it knows at once when the last byte will have
+left, it says so instead of the first call. `Timed` is the simple carrier, a function of the
 message alone; `sim/wan.py` is one in which messages share what they go through.
 
 A directed pair can be parted: what has left arrives, everything else waits for `mend`.
@@ -29,8 +30,9 @@ class Carrier(Protocol):
 
     def send(
         self, source: str, destination: str, size_bytes: int, left: Call, arrived: Call
-    ) -> None:
-        """Starts a message. Never calls back before it returns."""
+    ) -> float | None:
+        """Starts a message. Never calls back before it returns: the seconds until its last byte has
+        left, and `left` is not called; or None."""
 
     def part(self, source: str, destination: str) -> None:
         """From now on nothing leaves from one to the other; the other direction stays as it is."""
@@ -64,15 +66,23 @@ class Timed:
 
     def send(
         self, source: str, destination: str, size_bytes: int, left: Call, arrived: Call
-    ) -> None:
+    ) -> float | None:
         pair = source, destination
         if pair in self._held:
-            self._held[pair].append(lambda: self.send(*pair, size_bytes, left, arrived))
-            return
+            self._held[pair].append(lambda: self._late(*pair, size_bytes, left, arrived))
+            return None
         busy_s, arrives_s = self._carry(source, destination, size_bytes)
         more_s = busy_s * (self._factor.get(pair, 1.0) - 1.0)
         self._schedule(arrives_s + more_s, arrived)
-        self._schedule(busy_s + more_s, left)
+        return busy_s + more_s
+
+    def _late(
+        self, source: str, destination: str, size_bytes: int, left: Call, arrived: Call
+    ) -> None:
+        """A message whose sender waits to be called."""
+        busy_s = self.send(source, destination, size_bytes, left, arrived)
+        if busy_s is not None:
+            self._schedule(busy_s, left)
 
     def part(self, source: str, destination: str) -> None:
         self._held.setdefault((source, destination), [])

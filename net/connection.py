@@ -50,14 +50,18 @@ class Connection:
         """Nothing is received any more; the stream is closed once `pull` gives None."""
         self.useful = False
         """Whether it moved a whole frame; a dialler that gets nowhere comes back more slowly."""
+        self.greeted = False
+        """Whether its link uses it."""
         self._last_words: list[Hello | Refusal] = []
         if link is not None:
             self._say(link.hello(*dial))
 
     @property
-    def greeted(self) -> bool:
-        link = self._link
-        return link is not None and self._board.uses(link, self)
+    def ready(self) -> bool:
+        """Whether there may be something to pull; also its own end."""
+        if self._last_words or self.over:
+            return True
+        return self.greeted and self._link is not None and self._link.ready
 
     def _say(self, message: Hello | Refusal) -> None:
         self._last_words.append(message)

@@ -383,13 +383,14 @@ class _Pipe:
         self._source, self._destination = source, destination
         self._names = (source_name, destination_name)
         self._busy = False
+        self._free_s = 0.0  # when the last message has left, where that is known
         self._in_order = InOrder()
 
     def wake(self) -> None:
         """There may be something to take. Taken in its own turn, so that no call nests."""
         if not self._busy and self._stream.open:
             self._busy = True
-            self._network.schedule(0.0, self._next)
+            self._network.schedule(max(0.0, self._free_s - self._network.now()), self._next)
 
     def _next(self) -> None:
         network = self._network
@@ -405,7 +406,6 @@ class _Pipe:
                 network.carrier.send(*self._names, 0, _nothing, self._in_order.next(self._end))
             return
         message, size_bytes = said
-        self._busy = True
         left_s = 0.0
 
         def left() -> None:
@@ -414,7 +414,13 @@ class _Pipe:
             self._next()
 
         arrived = self._in_order.next(lambda: self._deliver(message, left_s))
-        network.carrier.send(*self._names, size_bytes, left, arrived)
+        busy_s = network.carrier.send(*self._names, size_bytes, left, arrived)
+        if busy_s is None:
+            self._busy = True
+            return
+        self._free_s = left_s = network.now() + busy_s
+        if self._source.ready:
+            self.wake()
 
     def _deliver(self, said: Said, left_s: float) -> None:
         """What nobody tampers with is handed over as it is: neither written nor read."""

@@ -164,18 +164,17 @@ class Switchboard:
         for connection in self._connections_of(peer):
             self.emit(connection.end(why))
 
-    def uses(self, link: Link, connection: Connection) -> bool:
-        return self._connections.get(link.peer) is connection
-
     def connected(self, link: Link, connection: Connection) -> None:
         """The link uses this connection from now on."""
         if self._greeting.get(link.peer) is connection:
             del self._greeting[link.peer]
+        connection.greeted = True
         self._connections[link.peer] = connection
         self._last_dial[link.peer] = connection.dial
 
     def disconnected(self, link: Link, connection: Connection) -> None:
         """The connection is over; the link is down if it used it."""
+        connection.greeted = False
         for connections in (self._connections, self._greeting):
             if connections.get(link.peer) is connection:
                 del connections[link.peer]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,13 +36,18 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
+        self._soon: deque[Callable[[], object]] = deque()
+        """Of this moment, asked for after everything in the heap that is of it, too."""
         self._order = 0
 
-    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
+    def after(self, delay_s: float, callback: Callable[[], object]) -> None:
         """Calls back at a later time; calls of equal time in the order in which they were asked."""
         self._order += 1
-        heapq.heappush(self._heap, (self.now + delay_s, self._order, callback))
+        if delay_s == 0.0:
+            self._soon.append(callback)
+        else:
+            heapq.heappush(self._heap, (self.now + delay_s, self._order, callback))
 
     @property
     def calls(self) -> int:
@@ -50,8 +56,11 @@ class Clock:
 
     def until(self, done: Callable[[], bool], limit_s: float = 3600.0) -> None:
         """Lets time go on until `done()`. Raises StalledError when it never will."""
-        end, heap = self.now + limit_s, self._heap
+        end, heap, soon = self.now + limit_s, self._heap, self._soon
         while not done():
+            if soon and not (heap and heap[0][0] <= self.now):
+                soon.popleft()()
+                continue
             if not heap or heap[0][0] > end:
                 raise StalledError(f"at {self.now:.3f} s: {self.state()}")
             self.now, _, callback = heapq.heappop(heap)
@@ -60,11 +69,13 @@ class Clock:
     @property
     def next_s(self) -> float:
         """When something happens next; inf: never."""
+        if self._soon:
+            return self.now
         return self._heap[0][0] if self._heap else float("inf")
 
     def state(self) -> str:
         """What people read when nothing happens any more."""
-        return f"{len(self._heap)} calls to come"
+        return f"{len(self._heap) + len(self._soon)} calls to come"
 
 
 class Timers:

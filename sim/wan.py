@@ -143,14 +143,20 @@ class Wan:
 
     def send(
         self, source: str, destination: str, size_bytes: int, left: Call, arrived: Call
-    ) -> None:
-        """Starts a message. Raises KeyError for a name that the network does not have."""
+    ) -> float | None:
+        """Starts a message; see Carrier. Raises KeyError for a name that the network does not
+        have."""
         pair = self._pairs.get((source, destination)) or self._pair(source, destination)
         flow = _Flow(pair, size_bytes, left, arrived)
         if pair.held is not None:
             pair.held.append(flow)
+        elif flow.bytes_left <= PACKET_BYTES:
+            busy_s = flow.bytes_left / self._equal_share(pair, 1)
+            self._clock.after(busy_s + self._delay_s(flow), arrived)
+            return busy_s
         else:
             self._start(flow)
+        return None
 
     def _start(self, flow: _Flow) -> None:
         pair, clock = flow.pair, self._clock
@@ -186,6 +192,11 @@ class Wan:
                 self._change(flow.pair, ends)
 
     def _has_left(self, flow: _Flow) -> None:
+        self._clock.after(self._delay_s(flow), flow.arrived)
+        flow.left()
+
+    def _delay_s(self, flow: _Flow) -> float:
+        """From its last byte's leaving to its arrival."""
         pair, delay = flow.pair, flow.pair.latency_s
         if pair.random is not None:
             if pair.jitter_s:
@@ -194,8 +205,7 @@ class Wan:
                 packets = max(1, math.ceil(flow.size / PACKET_BYTES))
                 rounds = rounds_lost(packets, pair.loss, pair.random.random())
                 delay += rounds * (pair.latency_s + pair.back_s)
-        self._clock.after(delay, flow.arrived)
-        flow.left()
+        return delay
 
     # ------------------------------------------------------------ faults
 

@@ -93,7 +93,7 @@ class Stage(Clock):
     def run(self, seconds: float) -> None:
         end = self.now + seconds
         self.after(seconds, lambda: None)
-        self.until(lambda: self.now >= end and (not self._heap or self._heap[0][0] > end))
+        self.until(lambda: self.now >= end and self.next_s > end)
 
 
 def playing(*faults: Any, **options: Any) -> tuple[Stage, Faults]:

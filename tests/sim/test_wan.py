@@ -54,7 +54,9 @@ class Sent:
         def arrived():
             self.arrived[number] = self.clock.now
 
-        self.wan.send(f"p{i}", f"p{j}", size, left, arrived)
+        busy_s = self.wan.send(f"p{i}", f"p{j}", size, left, arrived)
+        if busy_s is not None:
+            self.clock.after(busy_s, left)
         return number
 
     def at(self, time_s, what):
