@@ -35,7 +35,7 @@ from shoal.broker.scheduler.judge import Judge
 from shoal.broker.scheduler.planners import PLANNERS
 from shoal.dag.cost import cost
 from shoal.dag.plan import Plan
-from shoal.sim.scenario import SCENARIOS, Scenario
+from shoal.sim.scenario.scenario import SCENARIOS, Scenario
 
 FUSIONLLM = (1.45, 9.39)
 

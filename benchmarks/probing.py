@@ -33,8 +33,8 @@ from shoal.dag.plan import PeerId
 from shoal.peer.config import PeerConfig
 from shoal.peer.daemon import Worker, work
 from shoal.proto import broker_pb2, broker_pb2_grpc
-from shoal.sim.topologies import load
-from shoal.sim.world import PeerSpec, World
+from shoal.sim.scenario.topologies import load
+from shoal.sim.virtual.world import PeerSpec, World
 
 Floats = NDArray[np.float64]
 Truth = tuple[Floats, Floats, list[str]]

@@ -29,7 +29,7 @@ from shoal.broker.scheduler.communities import groupings, rates
 from shoal.broker.scheduler.grouping import Arrangement, Objective, group
 from shoal.broker.scheduler.groups import Islands
 from shoal.broker.scheduler.matching import shortest_path
-from shoal.sim.topologies import Topology, load, names
+from shoal.sim.scenario.topologies import Topology, load, names
 
 __all__ = ["dtfm", "dtfm_figures", "planned", "replayed_s", "skippipe_figures"]
 

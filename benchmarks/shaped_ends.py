@@ -24,8 +24,8 @@ from shoal.dag.graph import TensorSpec
 from shoal.net.frame import FrameKey, Payload
 from shoal.net.grpc_transport import SERVER_OPTIONS, GrpcTransport
 from shoal.net.transport import FrameArrived, TransportEvent
-from shoal.sim.forwarder import Forwarder
-from shoal.sim.shaping import Shaping
+from shoal.sim.shaped.forwarder import Forwarder
+from shoal.sim.shaped.shaping import Shaping
 
 __all__ = ["Path", "Stretch", "grpc_path", "socket_path", "two_ends"]
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.sim.topologies import Topology
+from shoal.sim.scenario.topologies import Topology
 
 __all__ = ["LAYERS_HELD", "MEMORY", "Delays", "Route", "baseline_routes", "delays", "ends_s"]
 

@@ -26,8 +26,8 @@ from shoal.broker.scheduler.judge import Judge
 from shoal.broker.scheduler.planners import PLANNERS
 from shoal.dag.cost import OperatorCost, cost
 from shoal.dag.graph import Graph
-from shoal.sim.redraw import redraw
-from shoal.sim.scenario import SCENARIOS, Scenario
+from shoal.sim.scenario.redraw import redraw
+from shoal.sim.scenario.scenario import SCENARIOS, Scenario
 
 NAMES = ("uniform", "equal-compute", "op-fence", "auto")
 BATCH = {"gpt2-124m": (16, 2), "gpt2-1.5b": (16, 1), "resnet-101": (16, 8)}

@@ -50,9 +50,9 @@ from shoal.job import Job
 from shoal.net.memory import steady
 from shoal.peer.data.manifest import Column, Manifest, Shard
 from shoal.proto import broker_pb2, common_pb2
-from shoal.sim.ghost import Ghosts, read_export
-from shoal.sim.hashes import expected
-from shoal.sim.world import PeerSpec, World
+from shoal.sim.ghost.device import Ghosts, read_export
+from shoal.sim.ghost.hashes import expected
+from shoal.sim.virtual.world import PeerSpec, World
 
 STAGES = 8
 SIZE = 4

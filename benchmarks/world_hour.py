@@ -25,9 +25,9 @@ from shoal.job import Job
 from shoal.job.units import Duration
 from shoal.peer.data.manifest import Column, Manifest, Shard
 from shoal.proto import broker_pb2, common_pb2
-from shoal.sim.catalogue import find
-from shoal.sim.scenario import Scenario
-from shoal.sim.virtual import run_virtual
+from shoal.sim.scenario.catalogue import find
+from shoal.sim.scenario.scenario import Scenario
+from shoal.sim.virtual.run import run_virtual
 
 __all__ = ["virtual_hour"]
 

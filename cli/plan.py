@@ -40,7 +40,7 @@ def plan(
         raise typer.Exit(WRONG)
     loaded = Job.from_toml(job)
     if cluster is not None:
-        from ..sim.scenario import Scenario
+        from ..sim.scenario.scenario import Scenario
 
         scenario = Scenario.from_toml(cluster, job=job)  # before the model, which takes longer
         from ..client.submission import draft

@@ -86,7 +86,7 @@ def sim(
 
 
 def _list(json: Path | None) -> None:
-    from ..sim.catalogue import catalogue
+    from ..sim.scenario.catalogue import catalogue
 
     entries = list(catalogue())
     if json is not None:

@@ -3,7 +3,7 @@
 A carrier takes one message and calls back twice: when its last byte has left, so that the sender
 may give the next one, and when it has arrived. Where it knows at once when the last byte will have
 left, it says so instead of the first call. `Timed` is the simple carrier, a function of the
-message alone; `sim/wan.py` is one in which messages share what they go through.
+message alone; `sim/virtual/wan.py` is one in which messages share what they go through.
 
 A directed pair can be parted: what has left arrives, everything else waits for `mend`.
 """

@@ -1,5 +1,5 @@
 """Real processes of this machine train a job: equal peers on loopback, or those of a scenario, far
-apart (shaped.py). What is measured is what it took here."""
+apart (shaped/run.py). What is measured is what it took here."""
 
 from __future__ import annotations
 

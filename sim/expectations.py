@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .mishaps import Expect
 from .report import Summary
+from .scenario.mishaps import Expect
 
 __all__ = ["missed"]
 

@@ -1,5 +1,5 @@
 """A scenario under virtual time: the machines themselves over a modelled network, with real
-tensors or with hashes in their place (virtual.py, ghost.py), from the job to the summary."""
+tensors or with hashes in their place (virtual/, ghost/), from the job to the summary."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..broker import events as b
 from ..dag.convert import graph_from_bytes
 from ..job import Job
 from ..proto import broker_pb2
-from .clock import Observed, StalledError
 from .following import Following
 from .front import Front, Packed
-from .hashes import expected
+from .ghost.hashes import expected
 from .live import LiveView
+from .monitor.violation import Violation
 from .options import Setting, SimOptions
 from .report import Summary, unigram_entropy
 from .rerun import shortened
-from .scenario import Scenario
+from .scenario.scenario import Scenario
 from .trace import Trace
 from .verify import compare, verify
-from .violation import Violation
-from .virtual import VirtualRun, run_virtual
+from .virtual.clock import Observed, StalledError
+from .virtual.run import VirtualRun, run_virtual
 
 __all__ = ["run_modelled"]
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 from ..job import Job
 from ..job.settings import SettingsError
-from .catalogue import DEFAULT, find
-from .scenario import Scenario
+from .scenario.catalogue import DEFAULT, find
+from .scenario.scenario import Scenario
 
 __all__ = ["Setting", "SimOptions", "WorldName"]
 

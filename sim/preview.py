@@ -12,7 +12,7 @@ from ..dag.graph import Graph
 from ..peer.profile import speeds_to_proto
 from ..proto.broker_pb2 import PeerState, PreviewAnswer, Profile, RunSpec
 from ..proto.graph_pb2 import CORE, FULL
-from .scenario import Scenario
+from .scenario.scenario import Scenario
 
 __all__ = ["preview_cluster"]
 

@@ -28,15 +28,15 @@ from ..dag.network import Network
 from ..dag.plan import PeerId, Plan, StageSlot, Visit
 from ..job import Job
 from ..proto import broker_pb2
-from .control import BROKER
-from .faults import Faults
-from .monitor import Monitor
-from .peer_shell import Device, PeerSpec
-from .sentences import Fault, corrupt, flap, join, kill, leave, partition, slow, stop
-from .shortest import Shortest, shortest
-from .violation import Broken, Violation
-from .wan import Wan
-from .world import World
+from .faults.faults import Faults
+from .monitor.monitor import Monitor
+from .monitor.shortest import Shortest, shortest
+from .monitor.violation import Broken, Violation
+from .scenario.sentences import Fault, corrupt, flap, join, kill, leave, partition, slow, stop
+from .virtual.control import BROKER
+from .virtual.peer_shell import Device, PeerSpec
+from .virtual.wan import Wan
+from .virtual.world import World
 
 __all__ = [
     "CELLS",

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ..job import Job
 from ..proto import broker_pb2
+from .monitor.shortest import shortest
+from .monitor.violation import Violation
 from .random_worlds import shorter
-from .scenario import Scenario
-from .sentences import Fault
-from .shortest import shortest
-from .violation import Violation
-from .virtual import run_virtual
+from .scenario.scenario import Scenario
+from .scenario.sentences import Fault
+from .virtual.run import run_virtual
 
 __all__ = ["shortened"]
 

@@ -1,6 +1,6 @@
 """`shoal sim`: a job in one of the three worlds, then a report.
 
-real      the daemons as processes of this machine       cluster.py, shaped.py
+real      the daemons as processes of this machine       cluster.py, shaped/
 virtual   their machines and real tensors, modelled time modelled.py
 ghost     the same with hashes instead of tensors        modelled.py
 """
@@ -24,7 +24,7 @@ from .modelled import run_modelled
 from .options import Setting, SimOptions
 from .processes import ClusterError, uninterrupted
 from .report import Summary, measured_summary, render, write_json, write_report
-from .shaped import run_shaped
+from .shaped.run import run_shaped
 from .trace import Trace
 
 __all__ = ["SimOptions", "simulate"]

@@ -11,8 +11,8 @@ import pytest
 
 from shoal.job import Job
 from shoal.proto import broker_pb2
-from shoal.sim.scenario import Scenario
-from shoal.sim.shaping import Shaping
+from shoal.sim.scenario.scenario import Scenario
+from shoal.sim.shaped.shaping import Shaping
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

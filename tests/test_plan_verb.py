@@ -21,7 +21,7 @@ from shoal.proto.broker_pb2 import (
     StageSlot,
 )
 from shoal.sim.preview import preview_cluster
-from shoal.sim.scenario import Scenario
+from shoal.sim.scenario.scenario import Scenario
 
 JOB = """
 version = 1

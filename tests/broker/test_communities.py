@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.broker.scheduler import order
 from shoal.broker.scheduler.communities import DENSE, edges, groupings, linked, louvain, weights
 from shoal.broker.scheduler.order import grouped_path, narrowest, total, widest_path
-from shoal.sim.topologies import Topology, load
+from shoal.sim.scenario.topologies import Topology, load
 
 Floats = np.ndarray
 

@@ -15,7 +15,7 @@ from shoal.broker.scheduler.completion import (
     complete,
     shared_ends,
 )
-from shoal.sim.topologies import load
+from shoal.sim.scenario.topologies import load
 
 
 def clustered(n, sites, seed):

@@ -22,7 +22,7 @@ from shoal.broker.scheduler.interface import PlanOptions
 from shoal.broker.scheduler.judge import Judge
 from shoal.broker.scheduler.matching import kinds_of, match, shortest_path
 from shoal.broker.scheduler.parallel import candidates_in, shapes
-from shoal.sim.topologies import load
+from shoal.sim.scenario.topologies import load
 
 SEEDS = st.integers(0, 2**32 - 1)
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

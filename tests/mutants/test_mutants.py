@@ -15,12 +15,12 @@ from shoal.job import Job
 from shoal.net.memory import steady
 from shoal.peer import events as p
 from shoal.proto import broker_pb2
-from shoal.sim.clock import Observed
-from shoal.sim.control import BROKER
-from shoal.sim.faults import Faults, flap, kill
-from shoal.sim.monitor import Monitor, Violation
-from shoal.sim.violation import Broken
-from shoal.sim.world import World
+from shoal.sim.faults.faults import Faults, flap, kill
+from shoal.sim.monitor.monitor import Monitor, Violation
+from shoal.sim.monitor.violation import Broken
+from shoal.sim.virtual.clock import Observed
+from shoal.sim.virtual.control import BROKER
+from shoal.sim.virtual.world import World
 from shoal.tests.mutants.planted import MUTANTS, Mutant, own_clock
 
 STEPS = 4

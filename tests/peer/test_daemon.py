@@ -26,8 +26,8 @@ from shoal.peer.config import PeerConfig
 from shoal.peer.daemon import Worker, work
 from shoal.peer.identity import Identity
 from shoal.proto import broker_pb2, broker_pb2_grpc
-from shoal.sim.forwarder import Forwarder
-from shoal.sim.shaping import Shaping
+from shoal.sim.shaped.forwarder import Forwarder
+from shoal.sim.shaped.shaping import Shaping
 
 
 class Tiny(nn.Module):

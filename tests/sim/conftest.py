@@ -24,7 +24,7 @@ from shoal.peer.data.reader import Reader
 from shoal.peer.weights import merge_blocks
 from shoal.proto import broker_pb2, common_pb2
 from shoal.sim import oracle
-from shoal.sim.world import PeerSpec, World
+from shoal.sim.virtual.world import PeerSpec, World
 
 
 @dataclass

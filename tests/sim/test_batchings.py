@@ -16,7 +16,7 @@ from shoal.job import Job
 from shoal.proto import broker_pb2
 from shoal.sim.following import Following
 from shoal.sim.report import Summary
-from shoal.sim.world import PeerSpec
+from shoal.sim.virtual.world import PeerSpec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PEERS = [PeerSpec(name="p0"), PeerSpec(name="p1", core=True), PeerSpec(name="p2")]

@@ -9,8 +9,8 @@ import pytest
 
 from shoal.job.settings import SettingsError
 from shoal.job.units import Duration
-from shoal.sim.churn import absent_at_first, churn_of, random_churn, recorded_churn
-from shoal.sim.mishaps import Churn
+from shoal.sim.faults.churn import absent_at_first, churn_of, random_churn, recorded_churn
+from shoal.sim.scenario.mishaps import Churn
 
 NAMES = ["home-1", "home-2", "cloud"]
 

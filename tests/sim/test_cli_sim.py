@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from shoal import cli
 from shoal.job import Job, SettingsError
-from shoal.sim.catalogue import DEFAULT, catalogue, find
 from shoal.sim.expectations import missed
-from shoal.sim.mishaps import Expect
 from shoal.sim.options import Setting, SimOptions
 from shoal.sim.report import Summary
-from shoal.sim.scenario import SCENARIOS, Scenario
-from shoal.sim.staging import check_real
+from shoal.sim.scenario.catalogue import DEFAULT, catalogue, find
+from shoal.sim.scenario.mishaps import Expect
+from shoal.sim.scenario.scenario import SCENARIOS, Scenario
+from shoal.sim.shaped.staging import check_real
 from shoal.sim.trace import Trace
 
 NET = """

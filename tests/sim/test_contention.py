@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.sim.contention import busy_share, contended, processor, snapshot, waited_s
+from shoal.sim.shaped.contention import busy_share, contended, processor, snapshot, waited_s
 
 
 class Proc:

@@ -25,7 +25,7 @@ from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.examples import resnet_digits, unet
 from shoal.job import Job, Train
 from shoal.sim import oracle
-from shoal.sim.world import PeerSpec
+from shoal.sim.virtual.world import PeerSpec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PEERS = [PeerSpec(name=f"p{i}", core=i == 4) for i in range(5)]

@@ -10,13 +10,13 @@ import pytest
 from shoal.dag.schedule import Action
 from shoal.job.settings import SettingsError
 from shoal.peer import events as p
-from shoal.sim import faults as f
-from shoal.sim.churn import random_churn
-from shoal.sim.clock import Clock, Observed
-from shoal.sim.control import BROKER
-from shoal.sim.faults import FLAP_S, Faults, sentence
-from shoal.sim.mishaps import FaultTable
-from shoal.sim.world import PeerSpec
+from shoal.sim.faults import faults as f
+from shoal.sim.faults.churn import random_churn
+from shoal.sim.faults.faults import FLAP_S, Faults, sentence
+from shoal.sim.scenario.mishaps import FaultTable
+from shoal.sim.virtual.clock import Clock, Observed
+from shoal.sim.virtual.control import BROKER
+from shoal.sim.virtual.world import PeerSpec
 
 NAMES = ("a", "b", "spare")
 

@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from shoal.peer.addresses import read_addresses
-from shoal.sim.forwarder import Forwarder
 from shoal.sim.processes import ClusterError
-from shoal.sim.shaping import Shaping
+from shoal.sim.shaped.forwarder import Forwarder
+from shoal.sim.shaped.shaping import Shaping
 
 pytestmark = pytest.mark.process
 INF = float("inf")
@@ -285,8 +285,8 @@ def test_an_end_that_listens_already_is_reached_where_it_is() -> None:
 
 def test_it_ends_with_the_process_that_started_it() -> None:
     code = (
-        "from shoal.sim.forwarder import Forwarder\n"
-        "from shoal.sim.shaping import Shaping\n"
+        "from shoal.sim.shaped.forwarder import Forwarder\n"
+        "from shoal.sim.shaped.shaping import Shaping\n"
         f"paths = Forwarder(Shaping.from_json({shaping().to_json()!r})).__enter__()\n"
         "print(paths._process.pid, flush=True)\n"
         "input()\n"

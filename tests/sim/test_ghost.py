@@ -33,10 +33,10 @@ from shoal.job import Job, Train
 from shoal.net.frame import Arrived, FrameKey
 from shoal.net.messages import Ack, Chunk, Credit, FrameHeader, encoded, size_of
 from shoal.peer.order import BuildOrder
-from shoal.sim.ghost import GhostDevice, Ghosts, hollow, read_export
-from shoal.sim.ghost_plan import Shards
-from shoal.sim.hashes import Expected, expected
-from shoal.sim.world import PeerSpec
+from shoal.sim.ghost.device import GhostDevice, Ghosts, hollow, read_export
+from shoal.sim.ghost.hashes import Expected, expected
+from shoal.sim.ghost.plan import Shards
+from shoal.sim.virtual.world import PeerSpec
 
 SPEC = TensorSpec((4, 3), "float32")
 SEED, STEPS, MICROBATCHES, HELD_OUT = 7, 4, 4, 2

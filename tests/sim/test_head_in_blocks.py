@@ -14,7 +14,7 @@ from shoal.client import models
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.vocabulary import head_operators, split_head
 from shoal.job import Job
-from shoal.sim.world import PeerSpec
+from shoal.sim.virtual.world import PeerSpec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PARTS = 3

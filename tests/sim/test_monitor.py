@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from shoal.job import Codec, Job
 from shoal.peer import events as p
 from shoal.proto import broker_pb2
-from shoal.sim.clock import Observed
-from shoal.sim.faults import kill, partition, slow
-from shoal.sim.monitor import Monitor
+from shoal.sim.faults.faults import kill, partition, slow
+from shoal.sim.monitor.monitor import Monitor
+from shoal.sim.monitor.shortest import shortest
+from shoal.sim.monitor.violation import Violation
 from shoal.sim.rerun import shortened
-from shoal.sim.scenario import Scenario
-from shoal.sim.shortest import shortest
-from shoal.sim.violation import Violation
-from shoal.sim.virtual import run_virtual
+from shoal.sim.scenario.scenario import Scenario
+from shoal.sim.virtual.clock import Observed
+from shoal.sim.virtual.run import run_virtual
 from shoal.tests.mutants.planted import loss_ignored
 
 JOB = Job.from_table(

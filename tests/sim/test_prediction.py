@@ -23,7 +23,7 @@ from shoal.dag.plan import PeerId
 from shoal.job import Job
 from shoal.net.memory import steady
 from shoal.proto.broker_pb2 import RunSpec
-from shoal.sim.world import PeerSpec
+from shoal.sim.virtual.world import PeerSpec
 
 JOB = Job.from_table(
     {

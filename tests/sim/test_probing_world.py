@@ -10,7 +10,7 @@ from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
 from shoal.proto import broker_pb2
-from shoal.sim.world import PeerSpec, World
+from shoal.sim.virtual.world import PeerSpec, World
 
 JOB = Job.from_table(
     {

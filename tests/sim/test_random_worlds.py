@@ -1,8 +1,8 @@
 """Worlds drawn from seeds: no invariant breaks, every fault happens, in each phase, and each comes
 to what it must.
 
-Most are worlds of ghosts, whose losses prove that every sample counted once (`sim/hashes.py`); a
-few have real tensors. Ten run with the ordinary suite, the 200 with `-m slow`.
+Most are worlds of ghosts, whose losses prove that every sample counted once
+(`sim/ghost/hashes.py`); a few have real tensors. Ten run with the ordinary suite, the 200 with `-m slow`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 
 from shoal.job import Job
 from shoal.proto import broker_pb2
-from shoal.sim.ghost import Ghosts
-from shoal.sim.hashes import expected
+from shoal.sim.ghost.device import Ghosts
+from shoal.sim.ghost.hashes import expected
 from shoal.sim.random_worlds import (
     CELLS,
     ENDING,

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.job import Job, SettingsError
-from shoal.sim.devices import DEVICES
-from shoal.sim.redraw import FACTOR, redraw
-from shoal.sim.scenario import SCENARIOS, Scenario
-from shoal.sim.tables import MOST_PEERS, Link, PeerTable, Place
+from shoal.sim.scenario.devices import DEVICES
+from shoal.sim.scenario.redraw import FACTOR, redraw
+from shoal.sim.scenario.scenario import SCENARIOS, Scenario
+from shoal.sim.scenario.tables import MOST_PEERS, Link, PeerTable, Place
 
 HEAD = 'version = 1\njob = "job.toml"\n'
 TWO = '[[peers]]\nname = "a"\nplace = "eu"\n[[peers]]\nname = "b"\nplace = "us"\n'  # 6 lines

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.sim.pacing import AHEAD_S, Pacer
-from shoal.sim.scenario import SCENARIOS, Scenario
-from shoal.sim.shaping import Flow, Shaping, fair_rates
+from shoal.sim.scenario.scenario import SCENARIOS, Scenario
+from shoal.sim.shaped.pacing import AHEAD_S, Pacer
+from shoal.sim.shaped.shaping import Flow, Shaping, fair_rates
 
 INF = float("inf")
 RATES = st.one_of(st.floats(1e3, 1e9), st.just(INF))

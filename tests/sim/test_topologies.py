@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shoal.sim.topologies import load, names
+from shoal.sim.scenario.topologies import load, names
 
 
 @pytest.mark.parametrize("name", names())

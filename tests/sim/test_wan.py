@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from shoal.dag.network import Network
 from shoal.dag.plan import PeerId
 from shoal.net.carrier import InOrder
-from shoal.sim.clock import Clock
-from shoal.sim.wan import MOST_EXACT, PACKET_BYTES, Wan, rounds_lost
+from shoal.sim.virtual.clock import Clock
+from shoal.sim.virtual.wan import MOST_EXACT, PACKET_BYTES, Wan, rounds_lost
 
 INF = float("inf")
 BIG = 100 * PACKET_BYTES

@@ -14,7 +14,7 @@ from shoal.peer.events import StopAsked
 from shoal.peer.machine import PeerOptions
 from shoal.proto import broker_pb2
 from shoal.sim.trace import COMPUTE, Trace
-from shoal.sim.world import BROKER, PeerSpec
+from shoal.sim.virtual.world import BROKER, PeerSpec
 
 JOB = Job.from_table(
     {

@@ -1,0 +1,1 @@
+"""Hashes in the place of tensors, and what they must come to."""

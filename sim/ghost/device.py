@@ -1,0 +1,439 @@
+"""A ghost: a peer's device on which every tensor is a 64-bit hash (`hashes.py`).
+
+It stands where `peer.device.TorchDevice` stands, under the same machine, and does the same actions
+on the same transfers; a frame announces the codec, spec and bytes that its tensor would have, and
+carries its hash. So a run of thousands of peers costs next to nothing, and still proves that each
+sample of each step counted once, in the right step and against the right weights: losses and
+exported hashes must be those of `hashes.expected`, which knows nothing of plans (I1, I2).
+
+What a codec would lose is not there: a ghost is exact under any codec, and only weighs less.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, cast
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from ...dag.cost import OperatorCost, cost
+from ...dag.execute import SpecError
+from ...dag.flow import Role, Transfer
+from ...dag.graph import Graph
+from ...dag.schedule import Action, Kind
+from ...net.frame import Arrived, FrameKey, Payload
+from ...net.outbox import Pieces
+from ...peer.events import Built, Result
+from ...peer.optimizer import learning_rate
+from ...peer.order import BuildOrder
+from ...proto import broker_pb2
+from .hashes import MASK, Words, figure
+from .plan import GhostPlan, Hollow, Weighed
+from .stage_hash import HeldHash
+
+__all__ = ["GhostDevice", "Ghosts", "hollow", "read_export"]
+
+Hash = int | Words
+"""What stands for a tensor: one hash, or one for each parameter of a shard."""
+
+_Local = tuple[int, int, str, str, str]
+"""A transfer within its step: microbatch, hop, port, source, destination."""
+
+
+def hollow(size_bytes: int) -> memoryview:
+    """A receive buffer for ghosts; for `MemoryNetwork`."""
+    return cast(memoryview, Hollow(size_bytes))
+
+
+class Ghosts:
+    """Makes the ghosts of one world: they share what an assignment says to all of them. `costs`:
+    of a bound graph, by operator; memory is reckoned from them."""
+
+    def __init__(self, costs: Callable[[Graph], Sequence[OperatorCost]] = cost) -> None:
+        self._costs = costs
+        # By (run, term), as long as some ghost works by it.
+        self._plans: WeakValueDictionary[tuple[str, int], GhostPlan] = WeakValueDictionary()
+
+    def __call__(self, peer: object = None) -> GhostDevice:
+        return GhostDevice(self.plan)
+
+    def plan(self, order: BuildOrder) -> GhostPlan:
+        key = order.run, order.term
+        known = self._plans.get(key)
+        if known is None or (known.plan is not order.plan and known.plan != order.plan):
+            known = self._plans[key] = GhostPlan(order, self._costs)
+        return known
+
+
+class _Part(NamedTuple):
+    """An action's transfers, with where each lies in the store."""
+
+    takes: tuple[tuple[Transfer, _Local], ...]
+    gives: tuple[tuple[Transfer, _Local], ...]
+
+
+class _Work:
+    """One assignment on one peer."""
+
+    def __init__(self, order: BuildOrder, shared: GhostPlan) -> None:
+        self.order, self.shared = order, shared
+        flow, peer = shared.flow, order.peer
+        self.held = {k: HeldHash(shared.linear(k)) for k in shared.plan.stages_of(peer)}
+        self.parts: dict[Action, _Part] = {}
+        self.coming: dict[_Local, Weighed] = {}
+        self.going: dict[_Local, Weighed] = {}
+        for action in flow.involved(peer):
+            takes = tuple((t, _local(t)) for t in flow.takes(peer, action))
+            gives = tuple((t, _local(t)) for t in flow.gives(peer, action))
+            self.parts[action] = _Part(takes, gives)
+            self.coming |= {at: shared.weighed(t) for t, at in takes if not t.is_local}
+            self.going |= {at: shared.weighed(t) for t, at in gives if not t.is_local}
+        self.store: dict[int, dict[_Local, Hash]] = {}
+        """By step."""
+        self.reported: dict[tuple[bool, int], dict[str, int]] = {}
+        """Results by (training, microbatch)."""
+        self.sums: dict[int, Words] = {}
+        """Of each stage this peer's own shard of the sum, between S+ and S<."""
+        self.total = 0
+        ran = {t: shared.wire.microbatches(peer, shared.wire.loss_stage, training=t) for t in _BOTH}
+        self.ran = ran if shared.wire.loss_stage in self.held else dict.fromkeys(_BOTH, ())
+        lowest = {g.parameter: g.stages[0] for g in shared.tied}
+        self.answers = {
+            k: tuple(p for p in held.linear.trained if lowest.get(p, k) == k)
+            for k, held in self.held.items()
+            if shared.plan.stages[k].holders[0] == peer
+        }
+        """By stage that it answers for in N>: the parameters."""
+        self.standing_bytes = sum(shared.standing_bytes(k) for k in self.held)
+
+    def first_of(self, stage: int) -> bool:
+        return self.shared.plan.stages[stage].holders[0] == self.order.peer
+
+    def live_bytes(self) -> int:
+        kept = self.shared.kept_bytes
+        return self.standing_bytes + sum(kept(k) * len(h.live) for k, h in self.held.items())
+
+
+_BOTH = (True, False)
+
+
+class GhostDevice:
+    """See the module; the methods are those of TorchDevice."""
+
+    allocate = staticmethod(hollow)
+    """Makes the receive buffers of its frames."""
+    pieces = Pieces(0.5, 1 << 40)
+    """A piece of a frame costs the world as much as a whole one: ten times fewer of them, and a
+    frame waits for up to half a second for one of another role, where peers wait for 0.05 s."""
+
+    def __init__(self, plan: Callable[[BuildOrder], GhostPlan]) -> None:
+        self.peak_bytes = 0
+        self._plan = plan
+        self._work: _Work | None = None
+        self._run: dict[Kind, Callable[[_Work, Action, _Part, int], dict[str, list[Hash]]]] = {
+            Kind.SYNC_GIVE: self._sync_give,
+            Kind.SYNC_COMBINE: self._sync_combine,
+            Kind.SYNC_TAKE: self._sync_take,
+            Kind.TIED_GIVE: self._tied_give,
+            Kind.TIED_COMBINE: self._tied_combine,
+            Kind.TIED_TAKE: self._tied_take,
+            Kind.NORM_GIVE: self._norm_give,
+            Kind.NORM_COMBINE: self._norm_combine,
+            Kind.NORM_TAKE: self._norm_take,
+            Kind.EVAL_GIVE: self._eval_give,
+            Kind.EVAL_COMBINE: self._norm_combine,
+        }
+
+    # ------------------------------------------------------------ building
+
+    def build(self, order: BuildOrder) -> Built:
+        """As TorchDevice; neither weights nor data are read."""
+        shared = self._plan(order)
+        self._work = work = _Work(order, shared)
+        self.peak_bytes = work.standing_bytes
+        train = order.training.train
+        return Built(
+            run=order.run,
+            term=order.term,
+            flow=shared.flow,
+            slots=tuple(shared.slots[order.peer]),
+            device_bytes=work.standing_bytes,
+            steps=train.steps or 0,
+            eval_every=train.eval_every if shared.plan.evaluation_routes else 0,
+            exports=tuple(k for k in work.held if work.first_of(k)),
+        )
+
+    def discard(self) -> None:
+        self._work = None
+
+    def prefetch(self, step: int) -> None:
+        """Samples are hashes of their place: nothing is read."""
+
+    # ------------------------------------------------------------ values
+
+    def accept(self, arrived: Arrived) -> None:
+        """Raises SpecError when it is not what the plan says for its key."""
+        work, key = self._now, arrived.key
+        at = (key.microbatch, key.hop, key.port, key.source, key.destination)
+        wanted = work.coming.get(at)
+        if wanted is None:
+            raise SpecError(f"{key}: the plan names no such transfer to {work.order.peer}")
+        if arrived.spec != wanted.spec or arrived.codec != wanted.codec:
+            raise SpecError(
+                f"{key}: expected {wanted.spec!r} by {wanted.codec}, got {arrived.spec!r} by "
+                f"{arrived.codec!r}"
+            )
+        tag = cast(Hollow, arrived.data).tag
+        words = key.role is Role.SYNC and key.port[0] == "S"
+        value: Hash = np.frombuffer(tag, np.uint64) if words else int.from_bytes(tag, "little")
+        work.store.setdefault(key.step, {})[at] = value
+
+    def most_bytes(self, key: FrameKey) -> int | None:
+        """As TorchDevice."""
+        work = self._work
+        known = work is not None and (key.run, key.term) == (work.order.run, work.order.term)
+        if work is None or not known or key.role is Role.PROBE:
+            return None
+        at = (key.microbatch, key.hop, key.port, key.source, key.destination)
+        return work.coming[at].size_bytes if at in work.coming else 0
+
+    def payload(self, key: FrameKey) -> Payload:
+        """The hash, announced as the tensor. Raises KeyError for a value that no action left."""
+        work = self._now
+        at = (key.microbatch, key.hop, key.port, key.source, key.destination)
+        value = work.store[key.step].pop(at)
+        codec, spec, size = work.going[at]
+        tag = value.to_bytes(8, "little") if isinstance(value, int) else value.tobytes()
+        return Payload(codec, b"", spec, (cast(memoryview, Hollow(size, tag)),))
+
+    def release(self, key: FrameKey) -> None:
+        if self._work is not None and (there := self._work.store.get(key.step)):
+            there.pop((key.microbatch, key.hop, key.port, key.source, key.destination), None)
+
+    # ------------------------------------------------------------ actions
+
+    def compute(self, step: int, action: Action) -> Result:
+        """What it takes must be in the store; what it gives is there afterwards."""
+        work = self._now
+        part = work.parts.get(action, _NOTHING)
+        store = work.store.setdefault(step, {})
+        match action.kind:
+            case Kind.FORWARD | Kind.EVALUATE:
+                self._forward(work, step, action, part, store)
+            case Kind.BACKWARD:
+                self._backward(work, action, part, store)
+            case Kind.UPDATE:
+                for held in work.held.values():
+                    held.update(work.total)
+                work.reported.clear()
+                work.store.pop(step - 1, None)
+            case _:
+                made = self._run[action.kind](work, action, part, step)
+                for transfer, at in part.gives:
+                    found = made[transfer.port]
+                    if len(found) == 1:
+                        store[at] = found[0]
+                    else:  # a shard for each holder
+                        holders = work.shared.plan.stages[action.stage].holders
+                        store[at] = found[holders.index(transfer.destination)]
+        self.peak_bytes = max(self.peak_bytes, work.live_bytes())
+        outcome = self._outcome(step) if action.kind is Kind.NORM_COMBINE else None
+        evaluation = self._evaluation() if action.kind is Kind.EVAL_COMBINE else None
+        return Result(0.0, self.peak_bytes, outcome, evaluation)
+
+    def _forward(
+        self, work: _Work, step: int, action: Action, part: _Part, store: dict[_Local, Hash]
+    ) -> None:
+        held, m = work.held[action.stage], action.microbatch
+        training = action.kind is Kind.FORWARD
+        ports = {t.value: cast(int, store[at]) for t, at in part.takes}
+        values = held.forward(step, m, ports, training=training)
+        if held.linear.stage.makes_loss:
+            mine = work.reported.setdefault((training, m), {})
+            mine |= ports
+            mine |= values
+        for t, at in part.gives:
+            store[at] = values[t.value]
+
+    def _backward(
+        self, work: _Work, action: Action, part: _Part, store: dict[_Local, Hash]
+    ) -> None:
+        held, m = work.held[action.stage], action.microbatch
+        gradients = dict.fromkeys(held.linear.answers, 0)
+        for t, at in part.takes:
+            value = cast(int, store[at])
+            if t.role is Role.ACTIVATION_GRAD:
+                gradients[t.value] = (gradients[t.value] + value) & MASK
+            else:  # a result made behind the loss
+                work.reported[True, m][t.value] = value
+        loss = 0
+        if held.linear.stage.makes_loss:
+            loss = work.shared.hashes.seed_gradient(work.reported[True, m])
+        back = held.backward(m, gradients, loss)
+        for t, at in part.gives:
+            store[at] = back[t.value]
+
+    # ------------------------------------------------------------ exchanges
+
+    def _sync_give(
+        self, work: _Work, action: Action, part: _Part, step: int
+    ) -> dict[str, list[Hash]]:
+        k, held = action.stage, work.held[action.stage]
+        made: dict[str, list[Hash]] = {}
+        if held.linear.trained:
+            made[f"S{k}>grad"] = list(work.shared.shards(k).cut(held.gradients))
+        if held.linear.statistics:
+            sums = [s & MASK for s in held.statistics.values()]
+            made[f"S{k}>stats"] = [np.array(sums, np.uint64)]
+        return made
+
+    def _sync_combine(
+        self, work: _Work, action: Action, part: _Part, step: int
+    ) -> dict[str, list[Hash]]:
+        store, k = work.store[step], action.stage
+        shards = np.array([store[at] for _, at in part.takes], np.uint64)
+        total: Words = np.add.reduce(shards, 0)
+        work.sums[k] = total
+        return {f"S{k}+grad": [total]}
+
+    def _sync_take(
+        self, work: _Work, action: Action, part: _Part, step: int
+    ) -> dict[str, list[Hash]]:
+        k, held, store = action.stage, work.held[action.stage], work.store[step]
+        if k in work.sums:
+            by_holder = {t.source: store[at] for t, at in part.takes if t.port.endswith("+grad")}
+            by_holder[work.order.peer] = work.sums.pop(k)
+            shards = [cast(Words, by_holder[h]) for h in work.shared.plan.stages[k].holders]
+            held.gradients = work.shared.shards(k).join(shards)
+        for t, at in part.takes:
+            if t.port.endswith(">stats"):
+                theirs = cast(Words, store[at]).tolist()
+                for value, found in zip(held.linear.statistics, theirs, strict=True):
+                    held.statistics[value] += found
+        return {}
+
+    def _tied_give(
+        self, work: _Work, action: Action, part: _Part, step: int
+    ) -> dict[str, list[Hash]]:
+        group = work.shared.tied[action.stage]
+        return {
+            f"T{group.index}>{s}": [work.held[s].named_gradients()[group.parameter]]
+            for s in group.stages
+            if s in work.held and work.first_of(s)
+        }
+
+    def _tied_combine(
+        self, work: _Work, action: Action, part: _Part, step: int
+    ) -> dict[str, list[Hash]]:
+        total = sum(cast(int, work.store[step][at]) for _, at in part.takes) & MASK
+        self._set_tied(work, action.stage, total)
+        return {f"T{action.stage}+": [total]}
+
+    def _tied_take(
+        self, work: _Work, action: Action, part: _Part, step: int
+    ) -> dict[str, list[Hash]]:
+        ((_, at),) = part.takes
+        self._set_tied(work, action.stage, cast(int, work.store[step][at]))
+        return {}
+
+    def _set_tied(self, work: _Work, index: int, total: int) -> None:
+        group = work.shared.tied[index]
+        for s in group.stages:
+            if s in work.held:
+                held = work.held[s]
+                held.gradients[held.linear.trained.index(group.parameter)] = np.uint64(total)
+
+    def _norm_give(
+        self, work: _Work, action: Action, part: _Part, step: int
+    ) -> dict[str, list[Hash]]:
+        hashes, total = work.shared.hashes, self._scores(work, True, part, step)
+        for k, names in work.answers.items():
+            gradients = work.held[k].named_gradients()
+            total += hashes.answered({p: gradients[p] for p in names})
+        return {"N>": [total & MASK]}
+
+    def _norm_combine(
+        self, work: _Work, action: Action, part: _Part, step: int
+    ) -> dict[str, list[Hash]]:
+        """N+, and V+: the sum of what came."""
+        work.total = sum(cast(int, work.store[step][at]) for _, at in part.takes) & MASK
+        return {"N+": [work.total]}
+
+    def _norm_take(
+        self, work: _Work, action: Action, part: _Part, step: int
+    ) -> dict[str, list[Hash]]:
+        ((_, at),) = part.takes
+        work.total = cast(int, work.store[step][at])
+        return {}
+
+    def _eval_give(
+        self, work: _Work, action: Action, part: _Part, step: int
+    ) -> dict[str, list[Hash]]:
+        total = self._scores(work, False, part, step)
+        work.reported.clear()
+        return {"V>": [total & MASK]}
+
+    def _scores(self, work: _Work, training: bool, part: _Part, step: int) -> int:
+        """The losses of the microbatches that were lost here; `part` brings late results."""
+        for t, at in part.takes:
+            work.reported[training, t.microbatch][t.value] = cast(int, work.store[step][at])
+        loss = work.shared.hashes.loss
+        return sum(loss(work.reported[training, m]) for m in work.ran[training])
+
+    # ------------------------------------------------------------ results
+
+    def _outcome(self, step: int) -> broker_pb2.Outcome:
+        work = self._now
+        return broker_pb2.Outcome(
+            loss=figure(work.total),
+            weight=float(len(work.shared.plan.routes)),
+            grad_norm=figure(work.total ^ MASK),
+            lr=learning_rate(work.order.training.train, step),
+        )
+
+    def _evaluation(self) -> broker_pb2.Evaluation:
+        work = self._now
+        held_out = float(len(work.shared.plan.evaluation_routes))
+        return broker_pb2.Evaluation(loss=figure(work.total), weight=held_out)
+
+    def export(self) -> bytes:
+        """The hashes of the parameters and buffers that this peer answers for, as JSON."""
+        work, found = self._now, dict[str, int]()
+        for name, stage in work.shared.owner.items():
+            if stage in work.held and work.first_of(stage):
+                held = work.held[stage]
+                found[name] = int(held.state[held.linear.standing.index(name)])
+            elif stage < 0 and 0 in work.held and work.first_of(0):
+                found[name] = work.shared.hashes.start(name)
+        return json.dumps(found, sort_keys=True).encode()
+
+    @property
+    def _now(self) -> _Work:
+        assert self._work is not None, "no assignment is built"
+        return self._work
+
+    def __repr__(self) -> str:
+        if self._work is None:
+            return "<GhostDevice, nothing built>"
+        return f"<GhostDevice, stages {[*self._work.held]}>"
+
+
+_NOTHING = _Part((), ())
+
+
+def _local(t: Transfer) -> _Local:
+    return (t.microbatch, t.hop, t.port, t.source, t.destination)
+
+
+def read_export(files: Iterable[bytes]) -> dict[str, int]:
+    """What the exports of all peers say together. Raises ValueError for a name that two have."""
+    found: dict[str, int] = {}
+    for data in files:
+        mine = json.loads(data)
+        twice = found.keys() & mine.keys()
+        if twice:
+            raise ValueError(f"{min(twice)} is exported twice: expected one answer for each name")
+        found |= mine
+    return found

@@ -1,0 +1,1 @@
+"""What must hold in every world, and the shortest run that breaks it."""

@@ -1,0 +1,136 @@
+"""What a world must never do, checked while it runs: the invariants of the design.
+
+    monitor = Monitor(world, seed=7, losses=plain.losses)
+    events = monitor.finish(run)                # as world.finish; raises Violation
+
+It looks at every event before a machine handles it and at every instruction before it is carried
+out, and at the machines and links themselves, and believes nothing that they say of themselves.
+
+    what is seen                                                              what cannot be seen
+I1  with `losses` (and `norms`): each committed step's loss is that of the    weights between steps,
+    plain loop; for ghosts these are hashes, and exact                        without ghosts
+I2  each peer runs its list of a step once, in order, each action with its    that a sum on a real
+    inputs there; routes are covered by the lists; a frame is sent once; a    device has each term
+    step is committed once, in order, after every holder's update             once, without I1
+I3  what belongs to no present assignment, or to an older term, leaves a      a term's effect inside
+    peer's run and steps, and the broker's run, as they were, and only        a device that keeps
+    releases come of it                                                       values by another key
+I4  computed actions are those of the list; standing and peak bytes are       bytes that a library
+    at most what the peer announced                                           takes for itself
+I5  of every tensor that a codec with feedback sends: what came in and the    codecs of ghosts; what
+    residual before are what went out and the residual after, and the        `delta` remembers
+    residual before is the one left the last time; others keep their bound
+I6  (of two worlds: compare their logs, or the digests of their traces)
+I7  (of the code: tests of what is allowed in a graph and on a wire)
+I8  a link's slots and credits, its queue of frames; an acknowledged frame    queues of the kernel
+    has arrived before; messages kept for the broker are bounded
+I9  a run ends: with its last step or with a reason, before the world has     waits of the client
+    nothing more to do
+I10 (there is no journal yet)
+
+The machines' own rules (`validate`, their assertions) count as well, as "own".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ...broker import events as b
+from ...broker.validate import validate
+from ...proto import broker_pb2
+from ..virtual.clock import Observed, StalledError
+from ..virtual.control import BROKER
+from .codecs import CodecCheck
+from .links import LinkCheck
+from .terms import TermCheck
+from .violation import EVENTS, Broken, Violation
+from .work import WorkCheck
+
+if TYPE_CHECKING:
+    from ..virtual.world import World
+
+__all__ = ["Monitor", "Violation"]
+
+_EVERY, _FEW = 64, 12
+"""The machines' own rules take long to check: that is done at each so manieth event, and with fewer
+peers than so many at every one, messages to the broker left out."""
+
+
+class Monitor:
+    """See the module. `losses`, `norms`: by step, what the plain loop has, to a relative
+    `tolerance`. Observes the world from now on, beside whoever does already."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        seed: int = 0,
+        losses: Sequence[float] = (),
+        norms: Sequence[float] = (),
+        tolerance: float = 1e-5,
+    ) -> None:
+        self.seed = seed
+        self.checks = 0
+        """How many records were checked so far."""
+        self._world = world
+        work = WorkCheck(world, losses, norms, tolerance)
+        self._all = (TermCheck(world), work, LinkCheck(world), CodecCheck(world))
+        self._events = 0
+        self._last = Observed(0.0, BROKER, None)  # type: ignore[arg-type]  # nothing yet
+        self._also = world.observe
+        world.observe = self.observe
+
+    def observe(self, seen: Observed) -> None:
+        """Raises Violation."""
+        self.checks += 1
+        try:
+            for check in self._all:
+                check.observe(seen)
+            if isinstance(seen.record, EVENTS):
+                self._own_rules()  # after the event before this one
+                self._last = seen
+        except (Broken, AssertionError) as error:
+            raise self.violation(error, seen) from error
+        if self._also is not None:
+            self._also(seen)
+
+    def finish(self, run: str, limit_s: float = 24 * 3600.0) -> list[broker_pb2.RunEvent]:
+        """Every event of a run, after its end. Raises Violation."""
+        self.until(lambda: run in self._world.broker.ended, limit_s)
+        try:
+            for check in self._all:
+                check.ended(run)
+            validate(self._world.broker.machine)
+            for peer in self._world.peers.values():
+                peer.machine.validate()
+        except (Broken, AssertionError) as error:
+            raise self.violation(error) from error
+        return self._world.events(run)
+
+    def until(self, done: Callable[[], bool], limit_s: float = 24 * 3600.0) -> None:
+        """As World.until. Raises Violation."""
+        try:
+            self._world.until(done, limit_s)
+        except StalledError as error:
+            stalled = Broken("I9", f"it never comes to an end: {error}")
+            raise self.violation(stalled) from error
+        except (Broken, AssertionError) as error:
+            raise self.violation(error) from error
+
+    def violation(self, error: Exception, seen: Observed | None = None) -> Violation:
+        """What an error is to whoever runs the world: of a check, or of a machine's own rules."""
+        invariant = error.invariant if isinstance(error, Broken) else "own"
+        return Violation(self.seed, self._world.now, seen or self._last, invariant, str(error))
+
+    def _own_rules(self) -> None:
+        """Those of the machine that had the last event: it has handled it by now."""
+        self._events += 1
+        who, world = self._last.who, self._world
+        often = len(world.peers) < _FEW and not isinstance(self._last.record, b.PeerSaid)
+        if not often and self._events % _EVERY:
+            return
+        if who == BROKER:
+            validate(world.broker.machine)
+        elif who in world.peers:
+            world.peers[who].machine.validate()

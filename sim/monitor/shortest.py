@@ -1,0 +1,93 @@
+"""The fewest faults and steps with which a world still fails: what a person wants to look at.
+
+    found = shortest(faults, 20, fails)         # fails(faults, steps) plays the world once more
+    raise found.violation
+
+First the faults, by delta debugging (Zeller and Hildebrandt 2002, "Simplifying and isolating
+failure-inducing input", algorithm ddmin): of what is left, no fault can be left out.
+Then the steps, by halves. A world is its seed, faults and steps, so each try is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..scenario.sentences import Fault
+from .violation import Violation
+
+__all__ = ["Shortest", "shortest"]
+
+Fails = Callable[[tuple[Fault, ...], int], "Violation | None"]
+"""Plays the world with these faults and so many steps; what was violated, or None."""
+
+MOST_TRIES = 200
+
+
+@dataclass(frozen=True)
+class Shortest:
+    """What still fails, how, and how many worlds were played to find it."""
+
+    faults: tuple[Fault, ...]
+    steps: int
+    violation: Violation
+    tries: int
+
+
+class _Tries:
+    """Plays, counts, and remembers the last world that failed."""
+
+    def __init__(self, fails: Fails, most: int) -> None:
+        self._fails, self._most = fails, most
+        self.count = 0
+        self.failed: Violation | None = None
+
+    def __call__(self, faults: Sequence[Fault], steps: int) -> bool:
+        if self.count >= self._most:
+            return False
+        self.count += 1
+        violation = self._fails(tuple(faults), steps)
+        self.failed = violation or self.failed
+        return violation is not None
+
+
+def shortest(
+    faults: Sequence[Fault], steps: int, fails: Fails, most_tries: int = MOST_TRIES
+) -> Shortest:
+    """Any violation counts as the same failure. After `most_tries` worlds what was found by then is
+    the shortest. Raises ValueError when the whole does not fail."""
+    tries = _Tries(fails, most_tries)
+    if not tries(faults, steps):
+        raise ValueError(f"{len(faults)} faults and {steps} steps do not fail: nothing to shorten")
+    left = _fewest(list(faults), lambda some: tries(some, steps))
+    low, high = 0, steps  # it fails with `high`; not known to with `low`
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tries(left, middle):
+            high = middle
+        else:
+            low = middle
+    assert tries.failed is not None
+    violation = tries.failed
+    violation.faults, violation.steps = tuple(left), high
+    return Shortest(tuple(left), high, violation, tries.count)
+
+
+def _fewest(faults: list[Fault], fails: Callable[[Sequence[Fault]], bool]) -> list[Fault]:
+    """ddmin: halves, quarters and so on, each alone and what is left without each."""
+    if not faults or fails(()):
+        return []
+    parts = 2
+    while len(faults) > 1:
+        size = -(-len(faults) // parts)
+        chunks = [faults[i : i + size] for i in range(0, len(faults), size)]
+        rests = [[f for chunk in chunks if chunk is not out for f in chunk] for out in chunks]
+        smaller = next((some for some in (*chunks, *rests) if some != faults and fails(some)), None)
+        if smaller is not None:
+            parts = 2 if smaller in chunks else max(parts - 1, 2)
+            faults = smaller
+        elif parts >= len(faults):
+            break
+        else:
+            parts = min(2 * parts, len(faults))
+    return faults

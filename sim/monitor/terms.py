@@ -1,0 +1,183 @@
+"""I3: what belongs to no present assignment, or to an older term, has no effect.
+
+Whether it does is decided here by the run and the term that a record carries and those of the
+assignment that the broker gave last. Then the machine's run and steps are compared before and after
+it, and what the machine wants done because of it must be a release, or a line in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from ...broker import events as b
+from ...dag.flow import Role
+from ...peer import events as p
+from ...peer.machine import PeerMachine
+from ...proto import broker_pb2
+from ..virtual.clock import Observed
+from ..virtual.control import BROKER
+from .violation import EVENTS, Broken, Check
+
+if TYPE_CHECKING:
+    from ..virtual.world import World
+
+__all__ = ["TermCheck"]
+
+_ABOUT = ("ready", "step", "exported", "fault")
+"""Messages of peers that carry a run and a term."""
+
+State = Hashable
+
+
+class TermCheck(Check):
+    """See the module."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._present: dict[str, tuple[str, int]] = {}
+        """By peer: the run and term of the newest assignment that it took and has not left."""
+        self._before: dict[str, tuple[Observed, State]] = {}
+        """By machine: a stale event that it handles now, and its state before that."""
+
+    def observe(self, seen: Observed) -> None:
+        who, record = seen.who, seen.record
+        if isinstance(record, p.Started):  # another process under this name
+            self._present.pop(who, None)
+            self._before.pop(who, None)
+        if not isinstance(record, EVENTS):
+            pending = self._before.get(who)
+            if pending is not None and not _harmless(pending[0], record):
+                raise Broken("I3", f"{_stale(pending[0])} makes {who} want {_word(record)}")
+            return
+        self._compare()
+        self._before.pop(who, None)
+        if who == BROKER:
+            stale = self._stale_for_broker(record)
+        else:
+            stale = self._stale_for_peer(who, record)
+        if stale:
+            self._before[who] = seen, self._state(who)
+
+    def ended(self, run: str) -> None:
+        self._compare()
+
+    def _compare(self) -> None:
+        """Only a machine's next event may change it: until then it is as it was."""
+        for who, (seen, before) in self._before.items():
+            if self._state(who) != before:
+                raise Broken("I3", f"{_stale(seen)} changed the state of {who}")
+
+    # ------------------------------------------------------------ what is stale
+
+    def _stale_for_peer(self, who: str, record: object) -> bool:
+        present = self._present.get(who)
+        match record:
+            case p.FrameArrived(key) | p.FrameRefused(key):
+                return key.role is not Role.PROBE and (key.run, key.term) != present
+            case p.BrokerSaid(message):
+                return self._said(who, message, present)
+            case (
+                p.Built(run=run, term=term)
+                | p.BuildFailed(run=run, term=term)
+                | p.DataReady(run=run, term=term)
+                | p.DataFailed(run=run, term=term)
+                | p.Computed(run=run, term=term)
+                | p.ComputeFailed(run=run, term=term)
+                | p.ExportedWeights(run=run, term=term)
+                | p.ExportFailed(run=run, term=term)
+            ):
+                return (run, term) != present
+        return False
+
+    def _said(
+        self, who: str, message: broker_pb2.BrokerMessage, present: tuple[str, int] | None
+    ) -> bool:
+        """Keeps the present assignment too."""
+        known = present[1] if present else -1
+        match message.WhichOneof("kind"):
+            case "assign":
+                run, term = message.assign.run, message.assign.term
+                if present and run == present[0] and term <= known:
+                    return True
+                machine = self.world.peers[who].machine
+                held = machine.assignment
+                busy = held is not None and held.alive and held.run != run
+                if not busy:
+                    self._present[who] = run, term
+            case "leave":
+                if present and message.leave.run == present[0]:
+                    if message.leave.term < known:
+                        return True
+                    del self._present[who]
+            case "start":
+                return (message.start.run, message.start.term) != present
+            case "export":
+                return (message.export.run, message.export.term) != present
+        return False
+
+    def _stale_for_broker(self, record: object) -> bool:
+        if not isinstance(record, b.PeerSaid):
+            return False
+        kind = record.message.WhichOneof("kind")
+        if kind not in _ABOUT:
+            return False
+        machine = self.world.broker.machine
+        about = getattr(record.message, kind)
+        run = machine.runs.get(b.RunId(about.run))
+        peer = machine.members.streams.get(record.stream)
+        member = machine.members.members.get(peer) if peer is not None else None
+        if run is None or member is None:
+            return run is not None or member is not None
+        return run.ended or about.term != run.term or member.run != run.id
+
+    # ------------------------------------------------------------ what must not change
+
+    def _state(self, who: str) -> State:
+        if who != BROKER:
+            return _peer_state(self.world.peers[who].machine)
+        found = []
+        for run in self.world.broker.machine.runs.values():
+            ledger = run.ledger
+            reported = tuple(ledger.next_of(p) for p in ledger.peers) if ledger else ()
+            found.append((run.id, run.phase, run.term, run.reason.text, run.committed, reported))
+        return tuple(found)
+
+
+def _peer_state(machine: PeerMachine) -> State:
+    part = machine.assignment
+    if part is None:
+        return machine.exit is None
+    steps = part.steps
+    where: State = None
+    if steps is not None:
+        where = (
+            *(steps.step, steps.evaluating, steps.position, steps.in_flight),
+            *(steps.data_ready, steps.progress, frozenset(steps.arrived)),
+        )
+    return machine.exit is None, part.run, part.term, part.phase, part.why, where
+
+
+def _harmless(stale: Observed, record: object) -> bool:
+    """Whether an instruction may follow from what has no effect. The broker's machine looks after
+    its pool and other runs at every event."""
+    if isinstance(stale.record, b.PeerSaid):
+        about = getattr(stale.record.message, str(stale.record.message.WhichOneof("kind")))
+        return not (isinstance(record, b.Publish) and record.run == about.run)
+    return isinstance(record, p.Release)
+
+
+def _stale(seen: Observed) -> str:
+    record = seen.record
+    if isinstance(record, b.PeerSaid):
+        kind = str(record.message.WhichOneof("kind"))
+        about = getattr(record.message, kind)
+        return f"a {kind} of {about.run}, term {about.term}, which is not running there"
+    if isinstance(record, p.BrokerSaid):
+        return f"a {record.message.WhichOneof('kind')} of an older term"
+    its: Any = getattr(record, "key", record)
+    return f"{_word(record)} of {its.run}, term {its.term}, which {seen.who} does not hold"
+
+
+def _word(record: object) -> str:
+    return type(record).__name__

@@ -1,0 +1,213 @@
+"""Who computes what, and when: I1, I2 and I4, followed from the plan's lists.
+
+A peer's part in a run is walked along its list of actions, step by step, from what its machine
+wants computed and what its device says. So an action that is left out, done twice, out of order or
+before its inputs came is seen when it is wanted; a step that is committed too early when it is
+published.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...broker import events as b
+from ...dag.flow import Flow, Role, Transfer
+from ...dag.plan import PeerId
+from ...dag.schedule import Action, Kind
+from ...peer import events as p
+from ...peer.step import transfer_of
+from ...proto import broker_pb2
+from ..virtual.clock import Observed
+from .violation import Broken, Check
+
+if TYPE_CHECKING:
+    from ..virtual.world import World
+
+__all__ = ["WorkCheck"]
+
+_ENDED = (broker_pb2.DONE, broker_pb2.FAILED, broker_pb2.CANCELLED)
+
+
+class _Part:
+    """A peer's part in one term of a run."""
+
+    def __init__(self, who: str, built: p.Built) -> None:
+        self.peer, self.flow = PeerId(who), built.flow
+        self.run, self.term, self.steps = built.run, built.term, built.steps
+        self.train, self.evaluate = (
+            built.flow.actions(self.peer),
+            built.flow.evaluation_actions(self.peer),
+        )
+        self.eval_every = built.eval_every
+        self.step = self.at = self.applied = 0
+        self.evaluating = self.computing = False
+        self.there: set[tuple[int, Transfer]] = set()
+        """(step, transfer) that came or was left here, and that no action took yet."""
+        self.to_send: set[tuple[int, Transfer]] = set()
+
+    @property
+    def list(self) -> Sequence[Action]:
+        return self.evaluate if self.evaluating else self.train
+
+    def begin(self, step: int, action: Action) -> None:
+        if self.computing:
+            raise Broken("I2", f"{self.peer} computes {action} of step {step} beside another one")
+        over = self.step >= self.steps
+        if over or (step, action) != (self.step, self.list[self.at]):
+            wanted = "nothing more" if over else f"{self.list[self.at]} of step {self.step}"
+            mine = action in self.train or action in self.evaluate
+            raise Broken(
+                "I2" if mine else "I4",
+                f"{self.peer} computes {action} of step {step}, and its list has {wanted} now",
+            )
+        for transfer in self.flow.takes(self.peer, action):
+            if (step, transfer) not in self.there:
+                raise Broken(
+                    "I2", f"{self.peer} computes {action} of step {step} without {transfer}"
+                )
+            self.there.remove((step, transfer))
+        self.computing = True
+
+    def end(self, step: int, action: Action) -> None:
+        if not self.computing or (step, action) != (self.step, self.list[self.at]):
+            raise Broken("I2", f"{self.peer} ended {action} of step {step}, which it had not begun")
+        self.computing = False
+        for transfer in self.flow.gives(self.peer, action):
+            (self.there if transfer.is_local else self.to_send).add((step, transfer))
+        self.applied += action.kind is Kind.UPDATE
+        self.at += 1
+        if self.at < len(self.list):
+            return
+        self.at = 0
+        self.evaluating = not self.evaluating and self._evaluates()
+        self.step += not self.evaluating
+
+    def _evaluates(self) -> bool:
+        done = self.step + 1
+        return bool(
+            self.eval_every
+            and self.evaluate
+            and (done % self.eval_every == 0 or done == self.steps)
+        )
+
+
+class WorkCheck(Check):
+    """See the module. `losses` and `norms` by step: of the plain loop, as far as they go."""
+
+    def __init__(
+        self, world: World, losses: Sequence[float], norms: Sequence[float], tolerance: float
+    ) -> None:
+        super().__init__(world)
+        self._expected = {"loss": losses, "grad_norm": norms}
+        self._tolerance = tolerance
+        self._parts: dict[str, _Part] = {}
+        self._plans: dict[str, Flow] = {}
+        self._committed: dict[str, int] = {}
+        self._reported: dict[tuple[str, int], set[PeerId | None]] = {}
+        """By run and step: who said so, in any term."""
+
+    def observe(self, seen: Observed) -> None:
+        record, who = seen.record, seen.who
+        match record:
+            case p.Compute(run, term, step, action):
+                self._part(who, run, term, f"computes {action}").begin(step, action)
+            case p.Computed(run, term, step, action, result):
+                part = self._parts.get(who)
+                if part is not None and (part.run, part.term) == (run, term):
+                    part.end(step, action)
+                    self._memory(who, result.peak_bytes, f"{action} of step {step}")
+            case p.FrameArrived(key):
+                part = self._parts.get(who)
+                if part is not None and (part.run, part.term) == (key.run, key.term):
+                    part.there.add((key.step, transfer_of(key)))
+            case p.SendFrame(key) if key.role is not Role.PROBE:
+                part = self._part(who, key.run, key.term, f"sends {key}")
+                entry = key.step, transfer_of(key)
+                if entry not in part.to_send:
+                    raise Broken("I2", f"{who} sends {key}, which it does not have or has sent")
+                part.to_send.remove(entry)
+            case p.Built():
+                self._built(who, record)
+            case p.Started() | p.Discard() | p.Exit():
+                self._parts.pop(who, None)
+            case b.PeerSaid(stream, message) if message.HasField("step"):
+                peer = self.world.broker.machine.members.streams.get(stream)
+                self._reported.setdefault((message.step.run, message.step.step), set()).add(peer)
+            case b.Publish(run, event) if event.HasField("step"):
+                self._commit(run, event.step)
+
+    def _part(self, who: str, run: str, term: int, does: str) -> _Part:
+        part = self._parts.get(who)
+        if part is None or (part.run, part.term) != (run, term):
+            raise Broken("I4", f"{who} {does} for {run}, term {term}, of which it holds no part")
+        return part
+
+    def _built(self, who: str, built: p.Built) -> None:
+        part = self.world.peers[who].machine.assignment
+        if part is None or not part.matches(built.run, built.term):
+            return  # an answer that nobody waits for any more
+        self._parts[who] = _Part(who, built)
+        self._memory(who, built.device_bytes, "its stages")
+        if built.run not in self._plans:
+            self._plans[built.run] = built.flow
+            _check_routes(built.flow)
+
+    def _memory(self, who: str, used: int, what: str) -> None:
+        most = self.world.peers[who].spec.memory_bytes
+        if used > most > 0:
+            raise Broken("I4", f"{who} uses {used} bytes for {what}: it announced {most}")
+
+    def _commit(self, run: str, done: broker_pb2.StepDone) -> None:
+        step, wanted = done.step, self._committed.get(run, 0)
+        if step != wanted:
+            raise Broken("I2", f"step {step} is committed, expected step {wanted}")
+        self._committed[run] = step + 1
+        reported = self._reported.pop((run, step), set())
+        for peer in self._plans[run].plan.peers:
+            if peer not in reported:
+                raise Broken("I2", f"step {step} is committed, and {peer} has not reported it")
+            part = self._parts.get(peer)
+            if part is not None and part.run == run and part.applied <= step:
+                raise Broken(
+                    "I2", f"step {step} is committed, and {peer} has applied {part.applied} updates"
+                )
+        for name, expected in self._expected.items():
+            if step < len(expected):
+                self._compare(step, name, getattr(done.outcome, name), expected[step])
+
+    def _compare(self, step: int, name: str, got: float, wanted: float) -> None:
+        if not math.isclose(got, wanted, rel_tol=self._tolerance, abs_tol=0.0):
+            raise Broken("I1", f"step {step}: {name} is {got!r}, the plain loop has {wanted!r}")
+
+    def ended(self, run: str) -> None:
+        state = self.world.broker.ended[run]
+        if state.phase == broker_pb2.DONE and self._committed.get(run, 0) != state.steps:
+            raise Broken(
+                "I2", f"{run} is done after {self._committed.get(run, 0)} of {state.steps} steps"
+            )
+        if state.phase != broker_pb2.DONE and not state.reason.text:
+            raise Broken("I9", f"{run} ended as {broker_pb2.Phase.Name(state.phase)}, without why")
+
+
+def _check_routes(flow: Flow) -> None:
+    """Every visit of every route is in its peer's list exactly once, forward and backward, and so
+    is one update of every peer."""
+    lists = {peer: Counter(flow.actions(peer)) for peer in flow.plan.peers}
+    wanted: dict[PeerId, Counter[Action]] = {peer: Counter() for peer in flow.plan.peers}
+    for m, route in enumerate(flow.plan.routes):
+        for visit in route:
+            wanted[visit.peer][Action(Kind.FORWARD, m, visit.stage)] += 1
+            if flow.stages[visit.stage].has_backward:
+                wanted[visit.peer][Action(Kind.BACKWARD, m, visit.stage)] += 1
+    for peer, visits in wanted.items():
+        visits[Action(Kind.UPDATE)] += 1
+        kinds = (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE)
+        found = Counter({a: n for a, n in lists[peer].items() if a.kind in kinds})
+        if found != visits:
+            odd = next(iter((found - visits) + (visits - found)))
+            raise Broken(
+                "I2", f"{peer} has {odd} {found[odd]} times in its list, its routes {visits[odd]}"
+            )

@@ -1,0 +1,1 @@
+"""The scenario file, from its text to frozen records."""

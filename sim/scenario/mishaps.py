@@ -1,0 +1,138 @@
+"""The tables of scenario.toml about what goes wrong, and about what must be reached all the same.
+
+    [[faults]]
+    do = "kill"
+    who = ["home-3"]
+    at_step = 20
+    phase = "backward"
+
+`scenario.py` checks that the peers exist; `sim/faults/` lets the faults happen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+from ...job.settings import Settings, SettingsError
+from ...job.units import Duration
+from .keys import Renamed, positive, share
+
+__all__ = ["BETWEEN", "LASTING", "Churn", "Expect", "FaultTable"]
+
+ZERO, AWAY = Duration("0s"), Duration("60s")
+
+BETWEEN = ("partition", "slow", "flap", "corrupt")
+"""Faults of what is between peers: these may name others in `with`."""
+ONE_WAY = ("partition", "slow")
+"""Faults that may concern one direction only."""
+LASTING = ("stop", "partition", "slow", "flap")
+"""Faults that may end by themselves, after `for`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultTable(Renamed):
+    """One thing that goes wrong. Whom it concerns is said by selectors: names of peers, with * and
+    ?, or of places; "place:eu", "owner:ann", "memory>=10GiB"."""
+
+    KEYS: ClassVar[Mapping[str, str]] = MappingProxyType({"with": "with_", "for": "for_s"})
+
+    do: Literal[
+        "kill",
+        "stop",
+        "leave",
+        "join",
+        "partition",
+        "slow",
+        "flap",
+        "corrupt",
+        "broker_restart",
+    ]
+    """kill: the process ends without a word. stop: it freezes, and goes on after `for`. leave: its
+    owner's Ctrl-C. join: one that is gone comes again. partition: nothing passes between `who` and
+    `with`. slow: what passes between them takes `factor` times as long. flap: they are parted and
+    come together again in turn, until `for` is over. corrupt: the next message from `who` to `with`
+    arrives changed."""
+    who: tuple[str, ...] = ()
+    """Selectors of peers; every fault but broker_restart has some. "broker" may stand beside them
+    where something is between."""
+    with_: tuple[str, ...] = ()
+    """`with` in the file: the other side. Empty: everyone else."""
+    at: Duration | None = None
+    """When, from the start of the simulation; or:"""
+    at_step: int | None = None
+    """In which step, counted from 0, and `phase`."""
+    phase: Literal["any", "forward", "backward", "clip", "update", "snapshot", "recovery"] = "any"
+    """At the first action of this kind that `who` begins in the step."""
+    for_s: Duration = ZERO
+    """`for` in the file: how long; 0: for good."""
+    factor: float = 1.0
+    """Of slow: how many times longer."""
+    both: bool = True
+    """Of partition and slow: the way back too. false: only what goes from `who` to `with`."""
+
+    def check(self) -> None:
+        positive(self, "factor")
+        if (self.at is None) == (self.at_step is None):
+            found = "neither" if self.at is None else "both"
+            raise SettingsError("at", f"and `at_step` have {found}: expected exactly one of them")
+        if self.at_step is not None and self.at_step < 0:
+            raise SettingsError("at_step", f"is {self.at_step}: expected at least 0")
+        if self.phase != "any" and self.at_step is None:
+            raise SettingsError(
+                "phase", f'is "{self.phase}", of a step: expected `at_step` to say of which'
+            )
+        if bool(self.who) == (self.do == "broker_restart"):
+            expected = "none: it is the broker's" if self.who else "at least one selector"
+            raise SettingsError("who", f'has {len(self.who)} of "{self.do}": expected {expected}')
+        keys = (("with_", BETWEEN), ("for_s", LASTING), ("factor", ("slow",)), ("both", ONE_WAY))
+        for name, meant in keys:
+            if self.do not in meant and getattr(self, name) != getattr(type(self), name):
+                raise SettingsError(
+                    name, f'says nothing of "{self.do}": expected it with {", ".join(meant)} only'
+                )
+        if self.do == "slow" and self.factor == 1.0:
+            raise SettingsError("factor", "is 1.0, which slows nothing: expected another factor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Churn(Settings):
+    """Peers that come and go by chance, or as they were seen to."""
+
+    fail_per_hour: float = 0.0
+    """Of each peer: it is gone without a word, at exponential intervals."""
+    return_after: Duration = AWAY
+    """How long a failed peer stays away."""
+    trace: str = ""
+    """CSV of `time, peer, up|down` instead, from the scenario's folder."""
+
+    def check(self) -> None:
+        if not 0 <= self.fail_per_hour < float("inf"):
+            raise SettingsError("fail_per_hour", f"is {self.fail_per_hour}: expected at least 0")
+        positive(self, "return_after")
+        if self.trace and self.fail_per_hour:
+            raise SettingsError(
+                "trace", "says when peers are gone, and so does `fail_per_hour`: expected one"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expect(Settings):
+    """What a simulation must reach, or it ends with exit code 1."""
+
+    loss_below: float | None = None
+    """Of the last step."""
+    goodput_at_least: float | None = None
+    """Share of the time that went into steps that counted."""
+    max_loss_difference: float | None = None
+    """From the single process, at any step; the simulation is verified then."""
+    step_time_error_at_most: float | None = None
+    """Of the prediction, relative to what was measured."""
+
+    def check(self) -> None:
+        share(self, "goodput_at_least", whole=True)
+        for name in ("loss_below", "max_loss_difference", "step_time_error_at_most"):
+            if (value := getattr(self, name)) is not None and not 0 <= value < float("inf"):
+                raise SettingsError(name, f"is {value}: expected at least 0, and finite")

@@ -1,0 +1,160 @@
+"""Faults as sentences.
+
+    kill("peer-3", at_step=20, phase="backward")
+    partition(["eu"], ["us"], at_s=60, for_s=30)
+    slow("a", "b", factor=10)                       # from the start, for good
+
+Each sentence gives a `Fault`, the same record that a [[faults]] table of a scenario gives. Whom it
+concerns is said by selectors (`naming.py`); one without a time happens at the start. `sim/faults/`
+lets them happen.
+
+A phase is forward (F), backward (B), clip (N: the norm over all gradients) or update (U). Snapshots
+and recovery, and a broker that comes back, are not built yet: such faults are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...dag.schedule import Kind
+from ...job.settings import SettingsError
+from ...job.units import Duration
+from .mishaps import FaultTable as Fault
+
+__all__ = [
+    "PHASES",
+    "Fault",
+    "check_built",
+    "corrupt",
+    "flap",
+    "join",
+    "kill",
+    "leave",
+    "partition",
+    "sentence",
+    "slow",
+    "stop",
+]
+
+PHASES = {
+    "forward": (Kind.FORWARD,),
+    "backward": (Kind.BACKWARD,),
+    "clip": (Kind.NORM_GIVE, Kind.NORM_COMBINE, Kind.NORM_TAKE),
+    "update": (Kind.UPDATE,),
+    "any": tuple(Kind),
+}
+"""The kinds of action that begin a phase."""
+_NOT_BUILT = {
+    "snapshot": "holders make no snapshots yet",
+    "recovery": "a run cannot recover from a loss yet",
+    "broker_restart": "the broker keeps no journal yet, and would know nothing afterwards",
+}
+
+Who = str | Sequence[str]
+"""Selectors of peers, or one."""
+
+
+# -------------------------------------------------------------------- sentences
+
+
+def kill(who: Who, **when: Any) -> Fault:
+    """The processes of these peers are gone, without a word."""
+    return _fault("kill", who, **when)
+
+
+def stop(who: Who, *, for_s: float = 0.0, **when: Any) -> Fault:
+    """They freeze, and go on afterwards as if nothing had been."""
+    return _fault("stop", who, for_s=for_s, **when)
+
+
+def leave(who: Who, **when: Any) -> Fault:
+    """Their owners press Ctrl-C."""
+    return _fault("leave", who, **when)
+
+
+def join(who: Who, **when: Any) -> Fault:
+    """Peers that are gone, or were not there yet, come."""
+    return _fault("join", who, **when)
+
+
+def partition(
+    who: Who, others: Who = (), *, for_s: float = 0.0, both: bool = True, **when: Any
+) -> Fault:
+    """Nothing passes between these and the others; no others: everyone else, and the broker.
+    `both=False`: what the others send still comes."""
+    return _fault("partition", who, others, for_s=for_s, both=both, **when)
+
+
+def slow(
+    who: Who,
+    others: Who = (),
+    *,
+    factor: float,
+    for_s: float = 0.0,
+    both: bool = True,
+    **when: Any,
+) -> Fault:
+    """What passes between them takes `factor` times as long. `both=False`: only what these send."""
+    return _fault("slow", who, others, for_s=for_s, factor=factor, both=both, **when)
+
+
+def flap(who: Who, others: Who = (), *, for_s: float = 0.0, **when: Any) -> Fault:
+    """What is open between them breaks, again and again."""
+    return _fault("flap", who, others, for_s=for_s, **when)
+
+
+def corrupt(who: Who, others: Who = (), **when: Any) -> Fault:
+    """The next message from each of these to each of the others arrives with a byte changed."""
+    return _fault("corrupt", who, others, **when)
+
+
+def _fault(
+    do: str,
+    who: Who,
+    others: Who = (),
+    *,
+    at_s: float | None = None,
+    at_step: int | None = None,
+    phase: str = "any",
+    for_s: float = 0.0,
+    factor: float = 1.0,
+    both: bool = True,
+) -> Fault:
+    if at_s is None and at_step is None:
+        at_s = 0.0
+    return Fault(
+        do=do,  # type: ignore[arg-type]  # checked when it is made, as everything here
+        who=(who,) if isinstance(who, str) else tuple(who),
+        with_=(others,) if isinstance(others, str) else tuple(others),
+        at=None if at_s is None else Duration(f"{at_s!r}s"),
+        at_step=at_step,
+        phase=phase,  # type: ignore[arg-type]
+        for_s=Duration(f"{float(for_s)!r}s"),
+        factor=factor,
+        both=both,
+    )
+
+
+def sentence(fault: Fault) -> str:
+    """The fault in words, on one line: `kill peer-3 at step 20 (backward)`."""
+    words = [fault.do, ", ".join(fault.who)]
+    words += ["and" if fault.do in ("partition", "flap") else "to", ", ".join(fault.with_)][
+        : 2 * bool(fault.with_)
+    ]
+    words += [f"{fault.factor:g} times"] * (fault.do == "slow")
+    words += ["one way"] * (not fault.both)
+    if fault.at is not None:
+        words.append(f"at {fault.at:g} s")
+    else:
+        words.append(f"at step {fault.at_step}")
+        words += [f"({fault.phase})"] * (fault.phase != "any")
+    words += [f"for {fault.for_s:g} s"] * (fault.for_s > 0)
+    return " ".join(word for word in words if word)
+
+
+def check_built(fault: Fault) -> None:
+    """Raises SettingsError for a fault that needs what is not built yet."""
+    for key, word in (("do", fault.do), ("phase", fault.phase)):
+        if word in _NOT_BUILT:
+            raise SettingsError(key, f'is "{word}": {_NOT_BUILT[word]}')

@@ -1,0 +1,186 @@
+"""The tables of scenario.toml as frozen dataclasses, key by key; `scenario.py` joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+from ...job.settings import Settings, SettingsError, nearest
+from ...job.units import ByteCount, Duration, Rate
+from .devices import DEVICES, Device
+from .keys import Renamed, positive, share
+from .mishaps import Churn, Expect, FaultTable
+from .naming import MOST_PEERS, NAME, count
+
+__all__ = [
+    "MOST_PEERS",
+    "BrokerTable",
+    "Churn",
+    "DeviceTable",
+    "Expect",
+    "FaultTable",
+    "Link",
+    "PeerTable",
+    "Place",
+]
+
+GBIT = Rate("1Gbit")
+MEMORY = ByteCount("4GiB")
+ZERO, NEAR = Duration("0s"), Duration("1ms")
+OVERHEAD = Duration("10us")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceTable(Settings):
+    """A device by its published numbers, for one that the table of devices does not know."""
+
+    flops: float
+    """Peak fp32 FLOP/s."""
+    memory_bandwidth: Rate
+    """Peak of its memory."""
+    overhead: Duration = OVERHEAD
+    """Fixed time of each kernel."""
+
+    def check(self) -> None:
+        positive(self, "flops", "memory_bandwidth")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerTable(Settings):
+    """One peer, or several that differ in their number only: "home-{1..4}"."""
+
+    name: str
+    """Of its own; letters, digits, "-", "_", "." and one range of numbers."""
+    place: str
+    """Where it is: peers of one place share that place's links."""
+    device: str | DeviceTable = "cpu-1"
+    """What it computes on: a name of sim/scenario/devices.py, or numbers."""
+    memory: ByteCount = MEMORY
+    """Memory of the device, and of its host."""
+    up: Rate = GBIT
+    """Shared by all that it sends at once."""
+    down: Rate = GBIT
+    """Shared by all that it receives at once."""
+    nat: Literal["open", "outbound"] = "open"
+    """Whether others can dial it."""
+    owner: str = ""
+    """Whose it is, for people."""
+    ops: Literal["full", "core"] = "full"
+    """The operators that it knows."""
+    joins: Duration = ZERO
+    """When it comes."""
+    stays: Duration | Literal[""] = ""
+    """How long it stays; empty: to the end."""
+    price_per_hour: float = 0.0
+    """What it costs while it is there, in any currency."""
+    data: tuple[str, ...] = ()
+    """Data sets that it holds."""
+    entry: int | None = None
+    """Which of the [[peers]] it comes from; not part of the file."""
+
+    OURS: ClassVar[frozenset[str]] = frozenset({"entry"})
+
+    def check(self) -> None:
+        count(self.name)  # raises
+        if not NAME.fullmatch(self.place):
+            raise SettingsError("place", f'is "{self.place}": expected letters, digits, - _ .')
+        positive(self, "memory", "up", "down")
+        if self.stays != "" and not self.stays > 0:
+            raise SettingsError("stays", 'is 0s: expected more, or "" for one that stays')
+        if not 0 <= self.price_per_hour < float("inf"):
+            raise SettingsError("price_per_hour", f"is {self.price_per_hour}: expected at least 0")
+        if isinstance(self.device, str) and self.device not in DEVICES:
+            meant = nearest(self.device, DEVICES)
+            raise SettingsError(
+                "device",
+                f'is "{self.device}", which is no known device; did you mean "{meant}"? '
+                f"(known: {', '.join(DEVICES)}; or a table with flops and memory_bandwidth)",
+            )
+        most = self.hardware.memory_bytes
+        if most is not None and self.memory > most:
+            raise SettingsError(
+                "memory", f"is {self.memory}: expected at most {most}B, all that {self.device} has"
+            )
+
+    @property
+    def hardware(self) -> Device:
+        if isinstance(self.device, str):
+            return DEVICES[self.device]
+        return Device(
+            flops=self.device.flops,
+            memory_bandwidth=self.device.memory_bandwidth,
+            overhead_s=self.device.overhead,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Settings):
+    """What holds between two peers of one place."""
+
+    latency: Duration = NEAR
+    """One way."""
+    bandwidth: Rate = GBIT
+    """Of each pair."""
+    at: tuple[float, float] | None = None
+    """Latitude and longitude."""
+
+    def check(self) -> None:
+        positive(self, "bandwidth")
+        if self.at is not None and not (abs(self.at[0]) <= 90 and abs(self.at[1]) <= 180):
+            raise SettingsError(
+                "at", f"is {list(self.at)}: expected [latitude, longitude], to ±90 and ±180"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link(Renamed):
+    """What holds between two places or peers; the more specific link wins."""
+
+    KEYS: ClassVar[Mapping[str, str]] = MappingProxyType({"from": "from_"})
+
+    from_: str
+    """A place or a peer; `from` in the file."""
+    to: str
+    """A place or a peer."""
+    latency: Duration
+    """One way."""
+    bandwidth: Rate
+    """Of each pair of peers."""
+    jitter: Duration = ZERO
+    """A message is earlier or later by up to this, drawn anew for each."""
+    loss: float = 0.0
+    """Share of packets that get lost, and are sent again: it costs time only."""
+    both: bool = True
+    """Whether it holds for the other direction, too."""
+
+    def check(self) -> None:
+        positive(self, "bandwidth")
+        share(self, "loss", whole=False)
+        if self.from_ == self.to:
+            raise SettingsError(
+                "to",
+                f'is "{self.to}", where the link comes from: [places.{self.to}] says what holds '
+                "inside a place, and a peer needs no link to itself",
+            )
+
+    @property
+    def directions(self) -> tuple[tuple[str, str], ...]:
+        there, back = (self.from_, self.to), (self.to, self.from_)
+        return (there, back) if self.both else (there,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerTable(Settings):
+    """Where the broker is."""
+
+    place: str = ""
+    """Empty: the first peer's."""
+    up: Rate = GBIT
+    """Shared by all that it sends at once."""
+    down: Rate = GBIT
+    """Shared by all that it receives at once."""
+
+    def check(self) -> None:
+        positive(self, "up", "down")

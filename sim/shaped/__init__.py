@@ -1,0 +1,1 @@
+"""Real processes as if they were far apart: shaped paths, stretched compute, faults."""

@@ -1,0 +1,167 @@
+"""A scenario as real processes of this machine: the daemons over shaped links, with stretched
+compute, and what goes wrong done by signals. What is measured is what it took here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+from ...broker.scheduler.alternatives import ALONE
+from ...broker.scheduler.coded import UNCOMPRESSED
+from ...job import Codec, Job
+from ...proto import broker_pb2
+from ..cluster import Trained, beside, shortened, train, wait_for_peers
+from ..faults.churn import absent_at_first, churn_of
+from ..faults.faults import Faults, faults_of
+from ..front import Front
+from ..live import LiveView
+from ..options import Setting, SimOptions
+from ..processes import ClusterError, LocalCluster
+from ..report import Summary
+from ..trace import Mark, Trace
+from ..verify import verify
+from ..virtual.run import specs_of
+from ..virtual.world import World
+from .forwarder import Forwarder
+from .gather import gather
+from .shaping import Shaping
+from .staging import Watch, check_real, join_flags, slowness, stretches_of
+from .surface import Surface
+
+__all__ = ["run_shaped"]
+
+COMPARED_STEPS = 4
+"""Of each run that the main one is compared with; the first does not count."""
+
+
+def run_shaped(
+    setting: Setting,
+    options: SimOptions,
+    front: Front,
+    folder: Path,
+    summary: Summary,
+    shown: LiveView,
+) -> tuple[Trace, broker_pb2.Plan | None]:
+    """Runs it and fills the summary; returns what happened, and the last plan. Raises ValueError
+    for what cannot be done to real processes, ClusterError for one that ended by itself,
+    ConnectionError when the broker is gone."""
+    scenario, job, begun_s = setting.scenario, setting.job, time.time()
+    assert scenario is not None, "a shaped world without a scenario"
+    check_real(scenario)
+    churn = churn_of(
+        scenario.churn, [p.name for p in scenario.peers], scenario.seed, scenario.folder
+    )
+    absent = absent_at_first(churn) if scenario.churn.trace else ()
+    shown.say(f"capturing {job.name}")
+    stretches = stretches_of(scenario, job, front)
+    marks: list[Mark] = []
+
+    def tell(mark: Mark) -> None:
+        marks.append(mark)
+        shown.mark(mark)
+
+    with ExitStack() as running:
+        shown.say(f"starting a broker and {setting.peers} peers, {slowness(stretches)}")
+        cluster = running.enter_context(LocalCluster(peers=[], folder=folder))
+        paths = running.enter_context(
+            Forwarder(Shaping.of_scenario(scenario), {"broker": cluster.address})
+        )
+        running.callback(cluster.stop)  # before the paths, over which they say goodbye
+        flags = join_flags(scenario, stretches, paths, folder)
+        first = [p.name for p in scenario.peers if not p.joins and p.name not in absent]
+        for name in first:
+            cluster.join(name, flags[name])
+        names = wait_for_peers(cluster, front, len(first))
+        specs = {spec.name: spec for spec in specs_of(scenario)}
+        surface = running.enter_context(Surface(cluster, paths, flags, specs, tell))
+        faults = Faults(
+            cast(World, surface),
+            faults_of(scenario),
+            scenario.selected,
+            specs=specs.values(),
+            churn=churn,
+        )
+        faults.start()
+        for peer in scenario.peers:
+            if peer.joins:
+                surface.after(peer.joins, lambda spec=specs[peer.name]: surface.join(spec))  # type: ignore[misc]
+            if peer.stays != "":
+                end_s = peer.joins + peer.stays
+                surface.after(end_s, lambda name=peer.name: surface.leave(name))  # type: ignore[misc]
+        watch, plans = Watch(cluster, first), list[broker_pb2.Plan]()
+
+        def see(event: broker_pb2.RunEvent) -> None:
+            surface.see(event)
+            watch.see(event)
+            if event.HasField("plan"):
+                plans.append(event.plan)
+            if surface.error:
+                raise ClusterError(f"a fault could not be done: {surface.error}")
+
+        began_s = time.time()
+        limits = {peer.name: int(peer.memory) for peer in scenario.peers}
+        trained = train(
+            cluster, front, job, folder, summary, shown, names, float(scenario.limit), see, limits
+        )
+        watch.fill(summary)
+        trace = gather(sorted(folder.glob("*.trace.jsonl")), began_s, run=trained.handle.id)
+        for mark in marks:
+            trace.add(replace(mark, at_s=max(0.0, mark.at_s)))
+        if scenario.faults or faults.churned:
+            fired = faults.fired()
+            summary.faults_injected = len(fired) + faults.churned
+            summary.faults_fired = sum(f.at_s is not None for f in fired) + faults.churned
+            if (missed := faults.missed()) and not summary.exit:
+                summary.exit, summary.error = 1, "; ".join(missed)
+        if not summary.exit and options.keep is not None:
+            summary.weights = str(trained.handle.export(folder / "model.safetensors"))
+        if not summary.exit and options.compare:
+            for name, other in _others(job, summary):
+                if time.time() > begun_s + options.compare_s:
+                    break  # it stays as predicted
+                shown.say(f"for comparison: {name}, {COMPARED_STEPS} steps")
+                found = beside(cluster, front, other, folder / "beside", names)
+                summary.against_measured[name] = found.summary.step_s
+        _verify(setting, options, front, folder, cluster, trained, names, shown, running)
+    return trace, plans[-1] if plans else None
+
+
+def _verify(
+    setting: Setting,
+    options: SimOptions,
+    front: Front,
+    folder: Path,
+    cluster: LocalCluster,
+    trained: Trained,
+    names: Mapping[str, str],
+    shown: LiveView,
+    running: ExitStack,
+) -> None:
+    scenario, followed = setting.scenario, trained.followed
+    assert scenario is not None
+    asked = options.verify or scenario.expect.max_loss_difference is not None
+    if followed.summary.exit or not asked:
+        return
+
+    def one_stage(alone: Job) -> Sequence[float]:
+        return beside(cluster, front, alone, folder / "alone", names).losses
+
+    if not trained.facts.random:
+        running.close()  # what is compared with needs no peers
+    verify(setting.job, followed, trained.facts, front, one_stage, shown.say)
+
+
+def _others(job: Job, summary: Summary) -> Iterator[tuple[str, Job]]:
+    """What the main run is compared with, by the names that the plan has for it."""
+    short = shortened(job, COMPARED_STEPS)
+    dense = replace(short, codec=Codec())
+    alone = replace(job.plan, scheduler="auto", stages=1, pipelines=1)
+    uniform = replace(job.plan, scheduler="uniform", stages="auto", pipelines="auto")
+    yield ALONE, replace(dense, plan=alone)
+    yield "uniform", replace(dense, plan=uniform)
+    if summary.codecs:
+        yield UNCOMPRESSED, dense

@@ -1,0 +1,175 @@
+"""Where faults happen to real processes: the same calls that the virtual world has (`World`), done
+with signals and with the forwarding process.
+
+    kill, stop, go_on, leave      signals to a peer's processes
+    join                          its processes, started anew
+    part, mend, slow, corrupt     the forwarding process holds bytes back, or changes one
+    after, now                    seconds since the simulation began; calls come in a thread here
+
+Steps are seen only once they are committed, so a fault of step k comes as soon as step k - 1 is
+done; what lies within a step is not seen at all.
+"""
+
+from __future__ import annotations
+
+import heapq
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+
+from ...dag.schedule import Action, Kind
+from ...peer import events as p
+from ...proto import broker_pb2
+from ..processes import ClusterError, LocalCluster
+from ..trace import Mark
+from ..virtual.clock import Observe, Observed
+from ..virtual.peer_shell import PeerSpec
+from .forwarder import Forwarder
+
+__all__ = ["Surface"]
+
+
+@dataclass
+class _Peer:
+    """What faults ask of a peer."""
+
+    spec: PeerSpec
+    cluster: LocalCluster
+    exit: object | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.cluster.runs(self.spec.name)
+
+
+class Surface:
+    """`with Surface(…) as surface:` ends its thread at the end. `flags`: those of `shoal join`, by
+    name. `told`: gets a Mark for everything that it does."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        paths: Forwarder,
+        flags: Mapping[str, list[str]],
+        specs: Mapping[str, PeerSpec],
+        told: Callable[[Mark], None],
+    ) -> None:
+        self._cluster, self._paths, self._flags, self._told = cluster, paths, flags, told
+        self.peers = {name: _Peer(spec, cluster) for name, spec in specs.items()}
+        self.network = self  # where links are broken
+        self.observe: Observe | None = None
+        self.error = ""
+        """Why a call failed; the rest was not made."""
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
+        self._changed = threading.Condition()
+        self._ended = False
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
+
+    def __enter__(self) -> Surface:
+        self._began = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._thread.join()
+
+    # ------------------------------------------------------------ time
+
+    @property
+    def now(self) -> float:
+        return time.monotonic() - self._began
+
+    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
+        with self._changed:
+            self._order += 1
+            heapq.heappush(self._heap, (self.now + delay_s, self._order, callback))
+            self._changed.notify()
+
+    def see(self, event: broker_pb2.RunEvent) -> None:
+        """Takes in an event of the run: the step after a committed one has begun."""
+        step = -1
+        if event.HasField("step"):
+            step = event.step.step + 1
+        elif event.HasField("state") and event.state.phase == broker_pb2.RUNNING:
+            step = event.state.step
+        if step >= 0 and self.observe is not None:
+            begun = p.Compute(event.state.run, 0, step, Action(Kind.FORWARD, 0))
+            self.observe(Observed(self.now, "", begun))
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._ended and not (self._heap and self._heap[0][0] <= self.now):
+                    self._changed.wait(self._heap[0][0] - self.now if self._heap else None)
+                if self._ended:
+                    return
+                callback = heapq.heappop(self._heap)[2]
+            try:
+                callback()
+            except (ClusterError, OSError) as error:
+                self.error = str(error)
+                return
+
+    # ------------------------------------------------------------ what happens
+
+    def kill(self, name: str) -> None:
+        self._signal(name, "kill", signal.SIGKILL)
+
+    def stop(self, name: str) -> None:
+        self._signal(name, "stop", signal.SIGSTOP)
+
+    def go_on(self, name: str) -> None:
+        self._signal(name, "go_on", signal.SIGCONT)
+
+    def leave(self, name: str) -> None:
+        self._signal(name, "leave", signal.SIGTERM)
+
+    def join(self, spec: PeerSpec) -> None:
+        self._tell(spec.name, "join")
+        self._cluster.join(spec.name, self._flags[spec.name])
+
+    def part(self, a: str, b: str) -> None:
+        self._tell(a, "partition", f"from {b}")
+        self._paths.part(a, b)
+
+    def mend(self, a: str, b: str) -> None:
+        self._tell(a, "mend", f"to {b}")
+        self._paths.mend(a, b)
+
+    def slow(self, a: str, b: str, factor: float) -> None:
+        self._tell(a, "slow", f"to {b}, {factor:g} times")
+        self._paths.slow(a, b, factor)
+
+    def corrupt(self, a: str, b: str) -> None:
+        self._tell(a, "corrupt", b)
+        self._paths.corrupt(a, b)
+
+    def corrupts(self, a: str, b: str) -> bool:
+        """Whether a corruption has met no message yet."""
+        return (a, b) in self._paths.carried().spared
+
+    def break_link(self, a: str, b: str) -> None:
+        """Parted for long enough a connection breaks by itself."""
+
+    def cut(self, name: str) -> None:
+        """As break_link."""
+
+    def _signal(self, name: str, what: str, sign: signal.Signals) -> None:
+        self._tell(name, what)
+        self._cluster.send(name, sign)
+
+    def _tell(self, who: str, what: str, text: str = "") -> None:
+        self._told(Mark(at_s=self.now, who=who, what=what, text=text))

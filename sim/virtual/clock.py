@@ -1,0 +1,95 @@
+"""Virtual time: a heap of calls, and what happened when."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ...broker import events as b
+    from ...peer import events as p
+
+__all__ = ["Clock", "Observe", "Observed", "StalledError", "Timers"]
+
+
+class StalledError(RuntimeError):
+    """Nothing is left to happen, or too much time went by, before what was waited for."""
+
+
+class Observed(NamedTuple):
+    """What a machine is about to handle, or an instruction of it that is about to be carried
+    out."""
+
+    now: float
+    who: str
+    """A peer's name, or "broker"."""
+    record: b.Event | b.Instruction | p.Event | p.Instruction
+
+
+Observe = Callable[[Observed], None]
+
+
+class Clock:
+    """Calls things back at later times, in their order. Nothing reads another clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
+        self._soon: deque[Callable[[], object]] = deque()
+        """Of this moment, asked for after everything in the heap that is of it, too."""
+        self._order = 0
+
+    def after(self, delay_s: float, callback: Callable[[], object]) -> None:
+        """Calls back at a later time; calls of equal time in the order in which they were asked."""
+        self._order += 1
+        if delay_s == 0.0:
+            self._soon.append(callback)
+        else:
+            heapq.heappush(self._heap, (self.now + delay_s, self._order, callback))
+
+    @property
+    def calls(self) -> int:
+        """How many were asked for so far: the events of a world."""
+        return self._order
+
+    def until(self, done: Callable[[], bool], limit_s: float = 3600.0) -> None:
+        """Lets time go on until `done()`. Raises StalledError when it never will."""
+        end, heap, soon = self.now + limit_s, self._heap, self._soon
+        while not done():
+            if soon and not (heap and heap[0][0] <= self.now):
+                soon.popleft()()
+                continue
+            if not heap or heap[0][0] > end:
+                raise StalledError(f"at {self.now:.3f} s: {self.state()}")
+            self.now, _, callback = heapq.heappop(heap)
+            callback()
+
+    @property
+    def next_s(self) -> float:
+        """When something happens next; inf: never."""
+        if self._soon:
+            return self.now
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def state(self) -> str:
+        """What people read when nothing happens any more."""
+        return f"{len(self._heap) + len(self._soon)} calls to come"
+
+
+class Timers:
+    """Named timers of one machine: setting one again replaces it."""
+
+    def __init__(self, clock: Clock, fired: Callable[[str], None]) -> None:
+        self._clock, self._fired = clock, fired
+        self._versions: dict[str, int] = {}
+
+    def set(self, name: str, at: float) -> None:
+        version = self._versions[name] = self._versions.get(name, 0) + 1
+
+        def fire() -> None:
+            if self._versions[name] == version:
+                self._fired(name)
+
+        self._clock.after(max(0.0, at - self._clock.now), fire)

@@ -1,0 +1,91 @@
+"""Assignments in a world, read once for all of its peers: they get the same graph and plan, and a
+thousand peers would read them a thousand times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...dag.cost import cost
+from ...dag.cut import cut, tied_groups
+from ...dag.pace import Totals, action_work
+from ...dag.plan import PeerId
+from ...dag.schedule import Action, Kind
+from ...dag.speed import Speeds, Work
+from ...peer.order import BuildOrder, order_from_assign
+from ...peer.weights import Read, Weights, WeightsFile
+from ...proto import broker_pb2
+
+__all__ = ["Orders", "Pace"]
+
+_REMEMBERED = 4
+
+
+class Pace:
+    """How long the actions of an assignment take on one peer: the cost model's seconds."""
+
+    def __init__(self, work: Callable[[PeerId, Action], Work], peer: PeerId, speeds: Speeds):
+        self._work, self._peer, self._speeds = work, peer, speeds
+        self._known: dict[tuple[Kind, int], float] = {}
+
+    def seconds(self, action: Action) -> float:
+        key = action.kind, action.stage
+        if key not in self._known:
+            self._known[key] = self._speeds.seconds(self._work(self._peer, action))
+        return self._known[key]
+
+
+@dataclass(frozen=True)
+class _Read:
+    order: BuildOrder
+    work: Callable[[PeerId, Action], Work]
+
+
+class Orders:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], _Read] = {}
+
+    def read(
+        self,
+        peer: str,
+        assign: broker_pb2.Assign,
+        speeds: Speeds,
+        *,
+        blob: Callable[[str], bytes],
+        read: Read,
+        shard: Callable[[str], Path],
+    ) -> tuple[BuildOrder, Pace]:
+        """As `order_from_assign`; `blob` gives a whole blob by its hash, and is asked for all that
+        this peer fetches."""
+        hashes = (assign.full_graph.hash, assign.graph.hash, assign.data.hash)
+        fetched = {name: blob(name) for name in hashes}
+        plan = assign.plan.SerializeToString(deterministic=True)
+        key = (assign.run, assign.term, *hashes, plan, assign.training)
+        known = self._known.get(key)
+        if known is None:
+            order = order_from_assign(
+                peer, assign, blob=lambda ref: fetched[ref.hash], read=read, shard=shard
+            )
+            known = self._known[key] = _Read(order, _work(order))
+            if len(self._known) > _REMEMBERED:
+                del self._known[next(iter(self._known))]
+        files = [WeightsFile(f.blob.hash, f.blob.size_bytes) for f in assign.weights]
+        mine = replace(known.order, peer=PeerId(peer), weights=Weights(files, read), shard=shard)
+        return mine, Pace(known.work, mine.peer, speeds)
+
+
+def _work(order: BuildOrder) -> Callable[[PeerId, Action], Work]:
+    plan = order.plan
+    graph = order.graph.bind(plan.microbatch_size)
+    stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+    return action_work(
+        plan,
+        stages,
+        tied_groups(graph, stages),
+        graph,
+        Totals(cost(graph)),
+        optimizer_slots=2 if order.training.train.optimizer == "adamw" else 1,
+    )

@@ -1,0 +1,461 @@
+"""A peer's shell in the simulated world: its machine's instructions on virtual time.
+
+The control stream, links and blobs go over the modelled network, an action takes the cost model's
+seconds at the peer's speeds, and a device does with the values what the mode of the world says:
+real tensors (`peer/device.py`), or hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ...dag.flow import Role
+from ...dag.plan import PeerId
+from ...dag.schedule import Action, Kind
+from ...dag.speed import Speeds
+from ...net.frame import Arrived, FrameKey, Payload
+from ...net.memory import MemoryTransport
+from ...net.outbox import PIECES
+from ...net.transport import (
+    FrameAcknowledged,
+    FrameArrived,
+    LinkDown,
+    LinkError,
+    LinkRefused,
+    LinkUp,
+    TransportEvent,
+)
+from ...peer import events as p
+from ...peer.machine import PeerMachine, PeerOptions
+from ...peer.order import BuildOrder
+from ...peer.probe import probe_payload
+from ...peer.profile import speeds_to_proto
+from ...proto import broker_pb2, common_pb2, graph_pb2
+from .. import trace
+from .clock import Observed, Timers
+from .control import BROKER, Control
+from .orders import Pace
+
+if TYPE_CHECKING:
+    from .world import World
+
+__all__ = ["Device", "PeerShell", "PeerSpec"]
+
+CALL_S = 1e-6
+"""Fixed time of a kernel, of a peer that states FLOP/s only."""
+OVERHEAD_S = 1e-4
+"""What building, reading data and storing weights take, besides what they fetch or store."""
+LAST_WORDS_S = 2.0
+"""How long a process that ends well lets its frames leave, as the daemon does."""
+
+_KINDS: dict[Kind, trace.Kind] = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.UPDATE: "update",
+    Kind.EVALUATE: "evaluate",
+    Kind.EVAL_GIVE: "evaluate",
+    Kind.EVAL_COMBINE: "evaluate",
+}
+"""What actions are in a trace; all others are exchanges."""
+
+
+class Device(Protocol):
+    """What does things with values; see peer.device.TorchDevice, which is one."""
+
+    def build(self, order: BuildOrder) -> p.Built: ...
+    def discard(self) -> None: ...
+    def accept(self, arrived: Arrived) -> None: ...
+    def payload(self, key: FrameKey) -> Payload: ...
+    def release(self, key: FrameKey) -> None: ...
+    def prefetch(self, step: int) -> None: ...
+    def compute(self, step: int, action: Action) -> p.Result: ...
+    def export(self) -> bytes: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerSpec:
+    """One peer of the world. Times in seconds of the world's clock."""
+
+    name: str
+    flops_per_s: float = 1e10
+    memory_bytes: int = 4 << 30
+    core: bool = False
+    """Whether it knows the core operator set only."""
+    hardware: Speeds | None = None
+    """Instead of `flops_per_s`: each class of work at its own speed."""
+    place: str = ""
+    owner: str = ""
+    up: float = 0.0
+    """Bytes/s that the owner allows of the uplink; 0: says nothing."""
+    down: float = 0.0
+    """The same of the downlink."""
+    joins_s: float = 0.0
+    stays_s: float | None = None
+    """How long after its coming the owner ends it, in good order; None: never."""
+
+    @property
+    def speeds(self) -> Speeds:
+        return self.hardware or Speeds.of_flops(self.flops_per_s, CALL_S)
+
+    @property
+    def profile(self) -> broker_pb2.Profile:
+        return broker_pb2.Profile(
+            name=self.name,
+            place=self.place,
+            owner=self.owner,
+            device="cpu simulated",
+            device_memory_bytes=self.memory_bytes,
+            host_memory_bytes=self.memory_bytes,
+            flops_per_s=self.hardware.product if self.hardware else self.flops_per_s,
+            speeds=speeds_to_proto(self.speeds),
+            operator_set=graph_pb2.CORE if self.core else graph_pb2.FULL,
+            up_bytes_per_s=self.up,
+            down_bytes_per_s=self.down,
+        )
+
+
+class PeerShell:
+    """One process of a peer, from its start to its end. `incarnation` counts those of its name."""
+
+    def __init__(
+        self,
+        world: World,
+        spec: PeerSpec,
+        options: PeerOptions | None,
+        device: Device,
+        incarnation: int = 0,
+    ) -> None:
+        self.world, self.spec, self.name = world, spec, spec.name
+        self.incarnation = incarnation
+        boot = f"boot-{spec.name}" + (f"-{incarnation}" if incarnation else "")
+        self.machine = PeerMachine(
+            PeerId(spec.name),
+            boot,
+            spec.profile,
+            counter=incarnation,
+            address=spec.name,
+            options=options,
+        )
+        self.device = device
+        self.alive = True
+        """False: nothing is handled and nothing said any more."""
+        self.exit: p.Exit | None = None
+        self.control: Control | None = None
+        self.stretch = 1.0
+        """Compute takes so many times longer."""
+        self._pace: Pace | None = None
+        self._transport: MemoryTransport = world.network.transport(
+            spec.name,
+            boot,
+            self._transported,
+            allocate=getattr(device, "allocate", None),
+            pieces=getattr(device, "pieces", PIECES),
+        )
+        self._timers = Timers(world, lambda name: self.handle(p.TimerFired(name)))
+        self._computing: tuple[float, Callable[[], None]] | None = None  # (end, what then)
+        self._computed = 0  # versions of the above
+        self._fetched: set[str] = set()  # hashes of whole blobs that this host has
+        self._ready: dict[FrameKey, tuple[float, int, str]] = {}  # (when, size, codec) of frames
+
+    def start(self) -> None:
+        self.handle(p.Started())
+
+    def stop(self, now: bool = False) -> None:
+        """Its owner's Ctrl-C."""
+        self.handle(p.StopAsked(now))
+
+    def die(self) -> None:
+        """The process is gone without a word; the kernel closes what it had open."""
+        if self.alive:
+            self.alive = False
+            self._transport.close()
+            if self.control is not None:
+                self.control.end_here("the peer died")
+
+    def handle(self, event: p.Event) -> None:
+        world = self.world
+        if not self.alive:
+            return
+        if self.name in world.network.frozen:
+            world.network.held(self.name, lambda: self.handle(event))
+            return
+        if world.observe is not None and not self._observed(event):
+            return
+        for instruction in self.machine.handle(event, world.now):
+            if world.observe is not None and not self._observed(instruction):
+                return
+            self._carry_out(instruction)
+
+    def _observed(self, record: p.Event | p.Instruction) -> bool:
+        """Whether the process is still there after the observer has seen this."""
+        world = self.world
+        assert world.observe is not None
+        world.observe(Observed(world.now, self.name, record))
+        return self.alive
+
+    # ------------------------------------------------------------ control channel
+
+    def attached(self, control: Control) -> None:
+        if control is self.control:
+            self.handle(p.Attached())
+
+    def told(self, control: Control, data: bytes) -> None:
+        if control is self.control:
+            self.handle(p.BrokerSaid(broker_pb2.BrokerMessage.FromString(data)))
+
+    def detached(self, control: Control, why: str) -> None:
+        if control is self.control:
+            self.control = None
+            self.handle(p.Detached(why))
+
+    def _connect(self) -> None:
+        if self.control is not None:
+            self.control.end_here("the peer attaches anew")
+        self.control = self.world.dial_broker(self)
+
+    def _tell(self, message: broker_pb2.PeerMessage) -> None:
+        self.world.note(self.name, "says", message.WhichOneof("kind"))
+        if self.control is not None:
+            self.control.say(message.SerializeToString(deterministic=True))
+
+    # ------------------------------------------------------------ links
+
+    def _transported(self, event: TransportEvent) -> None:
+        match event:
+            case LinkUp(peer, again_bytes=again):
+                self.handle(p.LinkUp(PeerId(peer), again))
+            case LinkDown(peer, why):
+                self.handle(p.LinkDown(PeerId(peer), why))
+            case LinkRefused(peer, why):  # a link that this ended gets a LinkDown of its own
+                self.world.note(self.name, f"refused link of {peer}: {why}")
+            case FrameAcknowledged(key=key):
+                self.handle(p.FrameAcknowledged(key))
+            case FrameArrived(arrived):
+                part, key = self.machine.assignment, arrived.key
+                self.world.arrived(arrived)
+                try:
+                    # One of another term has no tensor here: the machine counts and frees it.
+                    known = part is not None and part.matches(key.run, key.term)
+                    if known and key.role is not Role.PROBE:
+                        self.device.accept(arrived)
+                except ValueError as error:
+                    self.handle(p.FrameRefused(key, str(error)))
+                    return
+                self.world.note(self.name, "has", key)
+                self.handle(p.FrameArrived(key))
+
+    def _send(self, key: FrameKey, payload: Payload) -> None:
+        try:
+            self._transport.send(key.destination, key, payload)
+        except LinkError as error:
+            why = f"LinkError: {error}"
+            self.world.after(0.0, lambda: self.handle(p.FrameRefused(key, why)))
+            return
+        size_bytes = payload.size_bytes
+        if self.world.trace is not None:
+            self._ready[key] = self.world.now, size_bytes, payload.codec
+        self.world.after(0.0, lambda: self.handle(p.FrameQueued(key, size_bytes)))
+
+    def sent(self, arrived: Arrived, left_s: float) -> None:
+        """A frame of this peer came, whose last byte left at a time."""
+        key = arrived.key
+        if self.world.trace is not None and key in self._ready:
+            ready_s, size_bytes, codec = self._ready.pop(key)
+            self.world.trace.add(
+                trace.Span(
+                    start_s=ready_s,
+                    end_s=left_s,
+                    peer=self.name,
+                    kind="send",
+                    step=key.step,
+                    microbatch=key.microbatch,
+                    to=key.destination,
+                    size_bytes=size_bytes,
+                    dense_bytes=0 if key.role is Role.PROBE else arrived.spec.size_bytes,
+                    role=key.role.value,
+                    codec=codec,
+                )
+            )
+
+    # ------------------------------------------------------------ instructions
+
+    def _carry_out(self, instruction: p.Instruction) -> None:
+        world = self.world
+        match instruction:
+            # Those of every action come first.
+            case p.Compute():
+                self._compute(instruction)
+            case p.SendFrame(key):
+                self._send(key, self.device.payload(key))
+            case p.SendProbe(key, size_bytes):
+                self._send(key, probe_payload(size_bytes))
+            case p.Release(key):
+                self.device.release(key)
+                if key.source != self.name:
+                    self._transport.release(key.source, key)
+            case p.Connect():
+                self._connect()
+            case p.Tell(message):
+                self._tell(message)
+            case p.SetTimer(name, at):
+                self._timers.set(name, at)
+            case p.Exit():
+                self._exit(instruction)
+            case p.Dial(peer, address, generation):
+                self._transport.dial(peer, address, generation)
+            case p.Expect(peer):
+                self._transport.expect(peer)
+            case p.HangUp(peer):
+                self._transport.hang_up(peer)
+            case p.Allow(peer, role, frames):
+                self._transport.allow(peer, role, frames)
+            case p.Build():
+                self._build(instruction)
+            case p.Prefetch(run, term, step):
+                self.device.prefetch(step)
+                world.after(OVERHEAD_S, lambda: self.handle(p.DataReady(run, term, step)))
+            case p.UploadWeights(run, term, step):
+                self._upload(instruction)
+            case p.Discard(run, term):
+                self.device.discard()
+                ours = [k for k in self._ready if (k.run, k.term) == (run, term)]
+                for key in ours:
+                    del self._ready[key]
+
+    def _exit(self, instruction: p.Exit) -> None:
+        world, self.exit = self.world, instruction
+        world.note(self.name, f"exits with {instruction.code}: {instruction.why}")
+        world.mark(self.name, "exit", instruction.why)
+        if self.control is not None:
+            self.control.end_here("it ended")
+        world.after(LAST_WORDS_S if instruction.code == 0 else 0.0, self.die)
+
+    def _build(self, wanted: p.Build) -> None:
+        """What it fetches comes from the broker's place, in one request."""
+        world, began, fetched = self.world, self.world.now, 0
+
+        def whole(name: str) -> bytes:
+            nonlocal fetched
+            data = world.blobs[name]
+            fetched += 0 if name in self._fetched else len(data)
+            self._fetched.add(name)
+            return data
+
+        def read(name: str, offset: int, length: int) -> bytes:
+            nonlocal fetched
+            fetched += 0 if name in self._fetched else length
+            return world.blobs[name][offset : offset + length]
+
+        def shard(name: str) -> Path:
+            path = world.folder / name
+            data = whole(name)
+            if not path.exists():
+                path.write_bytes(data)
+            return path
+
+        answer: p.Event
+        try:
+            order, self._pace = world.orders.read(
+                self.name, wanted.assign, self.spec.speeds, blob=whole, read=read, shard=shard
+            )
+            answer = self.device.build(order)
+        except ValueError as error:
+            answer = p.BuildFailed(wanted.run, wanted.term, str(error))
+
+        def built() -> None:
+            self._span("build", began)
+            self.handle(answer)
+
+        def sends() -> None:
+            world.carrier.send(
+                BROKER, self.name, fetched, _nothing, lambda: world.after(OVERHEAD_S, built)
+            )
+
+        world.carrier.send(self.name, BROKER, 0, _nothing, sends)
+
+    def _upload(self, wanted: p.UploadWeights) -> None:
+        world = self.world
+        data = self.device.export()
+        name = hashlib.sha256(data).hexdigest()
+        blob = common_pb2.BlobRef(hash=name, size_bytes=len(data))
+
+        def stored() -> None:
+            world.blobs[name] = data
+            answer = p.ExportedWeights(wanted.run, wanted.term, wanted.step, blob)
+            world.carrier.send(BROKER, self.name, 0, _nothing, lambda: self.handle(answer))
+
+        world.after(
+            OVERHEAD_S,
+            lambda: world.carrier.send(self.name, BROKER, len(data), _nothing, stored),
+        )
+
+    # ------------------------------------------------------------ computing
+
+    def _compute(self, wanted: p.Compute) -> None:
+        assert self._pace is not None
+        action, began = wanted.action, self.world.now
+        done = self.device.compute(wanted.step, action)
+        seconds = self._pace.seconds(action) * self.stretch
+        self.world.note(self.name, "computes", action, "of step", wanted.step)
+        result = p.Result(seconds, done.peak_bytes, done.outcome, done.evaluation, done.links)
+        answer = p.Computed(wanted.run, wanted.term, wanted.step, action, result)
+
+        def ended() -> None:
+            self._computing = None
+            kind = _KINDS.get(action.kind, "exchange")
+            self._span(kind, began, wanted.step, action.microbatch, action.stage)
+            self.handle(answer)
+
+        self._end_compute(seconds, ended)
+
+    def _end_compute(self, seconds: float, ended: Callable[[], None]) -> None:
+        self._computing = self.world.now + seconds, ended
+        self._computed = version = self._computed + 1
+
+        def end() -> None:
+            if version == self._computed and self.alive:
+                ended()
+
+        self.world.after(seconds, end)
+
+    def freeze(self) -> None:
+        """The process stands still: what it computes ends so much later."""
+        if self.name in self.world.network.frozen or not self.alive:
+            return
+        self.world.network.freeze(self.name)
+        self._computed += 1
+        if self._computing is not None:
+            end_s, ended = self._computing
+            self._computing = end_s - self.world.now, ended
+
+    def thaw(self) -> None:
+        if self.name not in self.world.network.frozen:
+            return
+        if self._computing is not None:
+            self._end_compute(*self._computing)
+        self.world.network.thaw(self.name)
+
+    def _span(
+        self, kind: trace.Kind, began: float, step: int = -1, microbatch: int = -1, stage: int = -1
+    ) -> None:
+        world = self.world
+        if world.trace is not None and self.alive:
+            world.trace.add(
+                trace.Span(
+                    start_s=began,
+                    end_s=world.now,
+                    peer=self.name,
+                    kind=kind,
+                    step=step,
+                    microbatch=microbatch,
+                    stage=stage,
+                )
+            )
+
+
+def _nothing() -> None:
+    pass
