@@ -2,7 +2,8 @@
 to what it must.
 
 Most are worlds of ghosts, whose losses prove that every sample counted once
-(`sim/ghost/hashes.py`); a few have real tensors. Ten run with the ordinary suite, the 200 with `-m slow`.
+(`sim/ghost/hashes.py`); a few have real tensors. Ten run with the ordinary suite, the 200 with
+`-m slow`.
 """
 
 from __future__ import annotations
