@@ -23,7 +23,7 @@ from shoal.sim.shaped.contention import busy_share, contended, processor, snapsh
 from shoal.sim.shaped.emulation import cpu_seconds, step_work, stretch_of
 from shoal.sim.shaped.forwarder import Forwarder
 from shoal.sim.shaped.shaping import Shaping
-from shoal.sim.virtual.run import run_virtual
+from shoal.sim.virtual_run import run_virtual
 
 __all__ = ["CASES", "Case", "Outcome", "outcomes"]
 

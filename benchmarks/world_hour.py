@@ -27,7 +27,7 @@ from shoal.peer.data.manifest import Column, Manifest, Shard
 from shoal.proto import broker_pb2, common_pb2
 from shoal.sim.scenario.catalogue import find
 from shoal.sim.scenario.scenario import Scenario
-from shoal.sim.virtual.run import run_virtual
+from shoal.sim.virtual_run import run_virtual
 
 __all__ = ["virtual_hour"]
 

@@ -26,7 +26,7 @@ from .scenario.scenario import Scenario
 from .trace import Trace
 from .verify import compare, verify
 from .virtual.clock import Observed, StalledError
-from .virtual.run import VirtualRun, run_virtual
+from .virtual_run import VirtualRun, run_virtual
 
 __all__ = ["run_modelled"]
 

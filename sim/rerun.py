@@ -13,7 +13,7 @@ from .monitor.violation import Violation
 from .random_worlds import shorter
 from .scenario.scenario import Scenario
 from .scenario.sentences import Fault
-from .virtual.run import run_virtual
+from .virtual_run import run_virtual
 
 __all__ = ["shortened"]
 

@@ -24,8 +24,8 @@ from ..processes import ClusterError, LocalCluster
 from ..report import Summary
 from ..trace import Mark, Trace
 from ..verify import verify
-from ..virtual.run import specs_of
 from ..virtual.world import World
+from ..virtual_run import specs_of
 from .forwarder import Forwarder
 from .gather import gather
 from .shaping import Shaping

@@ -21,7 +21,7 @@ from shoal.sim.monitor.violation import Violation
 from shoal.sim.rerun import shortened
 from shoal.sim.scenario.scenario import Scenario
 from shoal.sim.virtual.clock import Observed
-from shoal.sim.virtual.run import run_virtual
+from shoal.sim.virtual_run import run_virtual
 from shoal.tests.mutants.planted import loss_ignored
 
 JOB = Job.from_table(

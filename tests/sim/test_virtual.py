@@ -12,7 +12,7 @@ import pytest
 from shoal.job import Job
 from shoal.proto import broker_pb2
 from shoal.sim.scenario.scenario import Scenario
-from shoal.sim.virtual.run import run_virtual, specs_of, wan_of
+from shoal.sim.virtual_run import run_virtual, specs_of, wan_of
 
 JOB = Job.from_table(
     {
@@ -160,7 +160,7 @@ from pathlib import Path
 from shoal.job import Job
 from shoal.proto import broker_pb2
 from shoal.sim.scenario.scenario import Scenario
-from shoal.sim.virtual.run import run_virtual
+from shoal.sim.virtual_run import run_virtual
 
 folder = Path(sys.argv[1])
 spec = broker_pb2.RunSpec.FromString((folder / "spec").read_bytes())

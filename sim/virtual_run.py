@@ -14,20 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...broker import events as b
-from ...broker.options import BrokerOptions
-from ...job import Job
-from ...proto import broker_pb2
-from ..faults.churn import absent_at_first, churn_of
-from ..faults.faults import Faults, Fired, faults_of
-from ..monitor.monitor import Monitor
-from ..scenario.scenario import Scenario
-from ..scenario.tables import PeerTable
-from ..trace import Trace
-from .clock import Observe
-from .peer_shell import Device, PeerSpec
-from .wan import Wan
-from .world import World
+from ..broker import events as b
+from ..broker.options import BrokerOptions
+from ..job import Job
+from ..proto import broker_pb2
+from .faults.churn import absent_at_first, churn_of
+from .faults.faults import Faults, Fired, faults_of
+from .monitor.monitor import Monitor
+from .scenario.scenario import Scenario
+from .scenario.tables import PeerTable
+from .trace import Trace
+from .virtual.clock import Observe
+from .virtual.peer_shell import Device, PeerSpec
+from .virtual.wan import Wan
+from .virtual.world import World
 
 __all__ = ["VirtualRun", "run_virtual", "spec_of", "specs_of", "wan_of"]
 
@@ -164,6 +164,6 @@ def wan_of(scenario: Scenario) -> Wan:
 
 def ghosts() -> Callable[[PeerSpec], Device]:
     """Devices on which every tensor is a hash."""
-    from ..ghost.device import Ghosts
+    from .ghost.device import Ghosts
 
     return Ghosts()
