@@ -84,6 +84,7 @@ class Following:
         summary = self.summary
         summary.losses, summary.step_seconds = tuple(self.losses), tuple(self.seconds)
         summary.evaluations = tuple(self._evaluations)
+        summary.tokens = tokens_per_step * len(self.losses)
         summary.memory = tuple(
             {
                 "peer": name,

@@ -121,6 +121,7 @@ def _one_thread() -> Iterator[None]:
 def _fill(summary: Summary, found: VirtualRun, scenario: Scenario) -> None:
     """What the world knows beside the run's events."""
     summary.run, summary.virtual_s = found.run, found.now
+    summary.price = scenario.price(found.now)
     summary.checks, summary.event_log = found.checks, found.digest
     if found.late:
         summary.exit, summary.error = 1, f"not done within `limit`, {scenario.limit}"

@@ -48,6 +48,8 @@ class CodecCheck(Check):
         self._left: dict[int, tuple[_End, Tensor]] = {}
         """By stream's end: what its last tensor left. The end is kept, so that its id stays."""
 
+    wants = (p.Built,)
+
     def observe(self, seen: Observed) -> None:
         if isinstance(seen.record, p.Built):
             device = self.world.peers[seen.who].device

@@ -32,6 +32,15 @@ _SPARE = 64
 class LinkCheck(Check):
     """See the module."""
 
+    wants = (
+        p.FrameArrived,
+        p.FrameRefused,
+        p.FrameAcknowledged,
+        p.FrameQueued,
+        p.Built,
+        p.Tell,
+    )
+
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._there: set[FrameKey] = set()

@@ -44,7 +44,7 @@ from ..virtual.control import BROKER
 from .codecs import CodecCheck
 from .links import LinkCheck
 from .terms import TermCheck
-from .violation import EVENTS, Broken, Violation
+from .violation import EVENTS, Broken, Check, Violation
 from .work import WorkCheck
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class Monitor:
         self._world = world
         work = WorkCheck(world, losses, norms, tolerance)
         self._all = (TermCheck(world), work, LinkCheck(world), CodecCheck(world))
+        self._wanted: dict[type, tuple[tuple[Check, ...], bool]] = {}
+        """By class of record: the checks that look at it, and whether it is an event."""
         self._events = 0
         self._last = Observed(0.0, BROKER, None)  # type: ignore[arg-type]  # nothing yet
         self._also = world.observe
@@ -85,15 +87,21 @@ class Monitor:
         """Raises Violation."""
         self.checks += 1
         try:
-            for check in self._all:
+            checks, is_event = self._wanted.get(type(seen.record)) or self._who_wants(seen.record)
+            for check in checks:
                 check.observe(seen)
-            if isinstance(seen.record, EVENTS):
+            if is_event:
                 self._own_rules()  # after the event before this one
                 self._last = seen
         except (Broken, AssertionError) as error:
             raise self.violation(error, seen) from error
         if self._also is not None:
             self._also(seen)
+
+    def _who_wants(self, record: object) -> tuple[tuple[Check, ...], bool]:
+        checks = tuple(check for check in self._all if isinstance(record, check.wants))
+        found = self._wanted[type(record)] = checks, isinstance(record, EVENTS)
+        return found
 
     def finish(self, run: str, limit_s: float = 24 * 3600.0) -> list[broker_pb2.RunEvent]:
         """Every event of a run, after its end. Raises Violation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 from ...broker import events as b
 from ...peer import events as p
@@ -52,6 +52,9 @@ class Violation(RuntimeError):  # noqa: N818 (what it is called everywhere)
 
 class Check:
     """One of the monitor's checks. Raises Broken."""
+
+    wants: ClassVar[tuple[type, ...]] = (object,)
+    """Classes of the records that it looks at."""
 
     def __init__(self, world: World) -> None:
         self.world = world

@@ -97,6 +97,19 @@ class _Part:
 class WorkCheck(Check):
     """See the module. `losses` and `norms` by step: of the plain loop, as far as they go."""
 
+    wants = (
+        p.Compute,
+        p.Computed,
+        p.FrameArrived,
+        p.SendFrame,
+        p.Built,
+        p.Started,
+        p.Discard,
+        p.Exit,
+        b.PeerSaid,
+        b.Publish,
+    )
+
     def __init__(
         self, world: World, losses: Sequence[float], norms: Sequence[float], tolerance: float
     ) -> None:

@@ -46,6 +46,11 @@ class Summary:
     """With lossy codecs and verified: mean loss of the last tenth of the steps over that of the
     plain loop."""
     tokens_per_s: float = 0.0
+    tokens: int = 0
+    """Trained on, in the steps that counted."""
+    price: float | None = None
+    """Of the peers' hours, in the scenario's currency, as it says when they come and go; None: it
+    names no price."""
     step_s: float = 0.0
     """Median over all steps but the first."""
     cores: int = 0

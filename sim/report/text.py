@@ -74,6 +74,9 @@ def _speed(s: Summary) -> Iterator[str]:
     if s.compute_share:
         parts.append(f"computing {s.compute_share:.0%} of {_count(s.cores, 'core')}")
     yield f"speed    {' · '.join(parts)}"
+    if s.price is not None:
+        each = f", {s.price / s.tokens * 1e6:.3g} a million tokens" if s.tokens else ""
+        yield f"price    {s.price:.3g} for the peers' hours{each}"
     if s.held_back_by:
         yield f"hangs on {s.held_back_by} [measured here]"
     elif s.bottlenecks:

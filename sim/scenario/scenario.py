@@ -138,6 +138,13 @@ class Scenario(Renamed):
         """Of a peer by its name. Raises KeyError."""
         return {p.name: p for p in self.peers}[peer].hardware.speeds
 
+    def price(self, seconds: float) -> float | None:
+        """Of a run of so many seconds of the scenario, faults and churn apart; None when no peer
+        has a price."""
+        if not any(p.price_per_hour for p in self.peers):
+            return None
+        return sum(p.price(seconds) for p in self.peers)
+
     def adjusted(self, job: Job) -> Job:
         """The job with the values of `job_overrides` in the place of its own, table by table.
 

@@ -104,6 +104,11 @@ class PeerTable(Settings):
                 "memory", f"is {self.memory}: expected at most {most}B, all that {self.device} has"
             )
 
+    def price(self, seconds: float) -> float:
+        """What it costs to be there in a run of so many seconds of the scenario."""
+        end_s = seconds if self.stays == "" else min(seconds, self.joins + self.stays)
+        return self.price_per_hour * max(0.0, end_s - self.joins) / 3600.0
+
     @property
     def hardware(self) -> Device:
         if isinstance(self.device, str):

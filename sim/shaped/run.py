@@ -107,6 +107,7 @@ def run_shaped(
         trained = train(
             cluster, front, job, folder, summary, shown, names, float(scenario.limit), see, limits
         )
+        summary.price = scenario.price((time.time() - began_s) / scenario.time_scale)
         watch.fill(summary)
         trace = gather(sorted(folder.glob("*.trace.jsonl")), began_s, run=trained.handle.id)
         for mark in marks:

@@ -97,6 +97,12 @@ def test_memory_is_what_was_predicted_and_the_most_that_was_reported() -> None:
     assert (found.bytes_on_wire, found.retransmitted_bytes) == (2000, 7)
 
 
+def test_a_price_is_of_the_hours_and_of_what_was_trained_in_them() -> None:
+    assert "price" not in render(summary(step_s=0.5))
+    text = line(render(summary(step_s=0.5, price=1.5, tokens=3_000_000)), "price")
+    assert text == "price    1.5 for the peers' hours, 0.5 a million tokens"
+
+
 def test_the_summary_keeps_every_link(tmp_path: Path) -> None:
     write_json(summary(links=(link(),)), tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text())["links"] == [link()]

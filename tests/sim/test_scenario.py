@@ -183,6 +183,7 @@ def test_faults_churn_and_expectations_are_what_the_file_says(tmp_path: Path) ->
     assert (scenario.churn.fail_per_hour, scenario.churn.return_after) == (0.5, 60.0)
     assert scenario.expect.loss_below == 3.0
     assert (scenario.peers[1].joins, scenario.peers[1].stays) == (10.0, 4 * 3600.0)
+    assert [scenario.price(s) for s in (5.0, 10.0 + 3600.0, 1e6)] == [0.0, 0.5, 2.0]
     assert scenario.places["eu"].at == (47.4, 8.5)
 
 
