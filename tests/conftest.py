@@ -1,9 +1,13 @@
-"""How property tests run: HYPOTHESIS_PROFILE chooses, "automation" is the default."""
+"""How tests run: HYPOTHESIS_PROFILE chooses what property tests do, "automation" is the default."""
 
 import os
 import signal
 
 from hypothesis import settings
+
+# Workers are as many as cores, and tensors are tiny: a second thread of a worker only waits for the
+# others' (before the first import of torch, which reads it).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A busy machine is no failure, and neither is an example that nobody has seen before: the same
 # commit gives the same result. "long" looks for new examples instead.
