@@ -211,6 +211,10 @@ class MemoryOutsider(Outsider):
         self.peer, self.over, self._out = "outsider", False, []
         self._stream = world.network.open(self, to.name, self)
 
+    @property
+    def ready(self):
+        return bool(self._out)
+
     def give(self, now):
         return (self._out[0], len(self._out.pop(0))) if self._out else None
 
