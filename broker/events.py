@@ -6,7 +6,7 @@ finished work into events, and carries the instructions of one `handle` out in t
     who            event                          usual answer
     -------------  -----------------------------  ---------------------------------------------
     peer stream    StreamOpened, PeerSaid,        Tell, CloseStream, SetTimer
-                   StreamClosed
+                   StreamClosed, PeerKicked
     client call    RunSubmitted, RunCancelled,    Answer or Reject, exactly one for each request
                    DescribeAsked, WatchAsked,
                    PreviewAsked
@@ -45,6 +45,7 @@ __all__ = [
     "Instruction",
     "Log",
     "MakePlan",
+    "PeerKicked",
     "PeerSaid",
     "PlanConsidered",
     "PlanFailed",
@@ -80,7 +81,10 @@ RequestId = NewType("RequestId", str)
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened:
+    """`peer`: whom the certificate of the other end proves; None: nobody asked for one."""
+
     stream: StreamId
+    peer: PeerId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +102,28 @@ class StreamClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerKicked:
+    """An operator wants the peer out; it is refused wherever it asks already."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class RunSubmitted:
+    """`by`: whose run it is; empty where nobody has an identity."""
+
     request: RequestId
     spec: RunSpec
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCancelled:
+    """`by`: who may end only runs of their own; empty: any."""
+
     request: RequestId
     run: RunId
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +200,7 @@ Event = (
     StreamOpened
     | PeerSaid
     | StreamClosed
+    | PeerKicked
     | RunSubmitted
     | RunCancelled
     | DescribeAsked

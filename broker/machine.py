@@ -18,6 +18,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 
+from ..dag.plan import PeerId
 from ..proto.broker_pb2 import (
     BrokerMessage,
     Description,
@@ -36,6 +37,7 @@ from .events import (
     Event,
     Instruction,
     Log,
+    PeerKicked,
     PeerSaid,
     PlanConsidered,
     PlanFailed,
@@ -115,16 +117,18 @@ class BrokerMachine:
 
     def _decide(self, event: Event, now: float) -> list[Instruction]:
         match event:
-            case StreamOpened(stream):
-                return self.members.opened(stream, now)
+            case StreamOpened(stream, peer):
+                return self.members.opened(stream, now, peer)
             case PeerSaid(stream, message):
                 return self._said(event, message, now) if stream in self.members.streams else []
             case StreamClosed(stream, why):
                 return self._losing(*self.members.closed(stream, why), now)
+            case PeerKicked(peer):
+                return self._kick(peer, now)
             case RunSubmitted():
                 return self._submit(event, now)
-            case RunCancelled(request, run):
-                return self._cancel(request, run, now)
+            case RunCancelled():
+                return self._cancel(event, now)
             case DescribeAsked(request):
                 return [Answer(request, self._describe(now))]
             case PreviewAsked(request, spec):
@@ -212,6 +216,13 @@ class BrokerMachine:
                 out += run.lost(gone, self.members, now)
         return out
 
+    def _kick(self, peer: PeerId, now: float) -> list[Instruction]:
+        member = self.members.members.get(peer)
+        if member is None:
+            return []
+        text = "an operator of this network has kicked the peer out"
+        return self._losing(*self.members.expel(member, "kicked", text), now)
+
     def _timer(self, name: str, now: float) -> list[Instruction]:
         kind, _, who = name.partition(":")
         if kind == "run" and RunId(who) in self.runs:
@@ -234,7 +245,7 @@ class BrokerMachine:
             return [Reject(event.request, "INVALID_ARGUMENT", str(error))]
         run_id = self._new_id()
         self._submitted += 1
-        run = Run(run_id, self._submitted, event.spec, wish, self.options)
+        run = Run(run_id, self._submitted, event.spec, wish, self.options, event.by)
         self.runs[run_id] = run
         self.placing.changed()
         self._forget_old_runs()
@@ -254,10 +265,13 @@ class BrokerMachine:
         for run in ended[: max(0, len(ended) - self.options.kept_runs)]:
             del self.runs[run]
 
-    def _cancel(self, request: RequestId, run_id: RunId, now: float) -> list[Instruction]:
-        run = self.runs.get(run_id)
+    def _cancel(self, event: RunCancelled, now: float) -> list[Instruction]:
+        request, run = event.request, self.runs.get(event.run)
         if run is None:
-            return [self._unknown(request, run_id)]
+            return [self._unknown(request, event.run)]
+        if event.by and run.owner != event.by:
+            text = f"run {run.id} is {run.owner}'s: only they or an operator may cancel it"
+            return [Reject(request, "PERMISSION_DENIED", text)]
         out: list[Instruction] = []
         if not run.ended:
             out += run.cancel(self.members, now)

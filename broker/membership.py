@@ -133,11 +133,13 @@ class Membership:
         self.streams: dict[StreamId, PeerId | None] = {}
         self.version = 0
         self._claims: dict[PeerId, _Claims] = {}
+        self._proven: dict[StreamId, PeerId] = {}
         self._joins = 0
 
     # ------------------------------------------------------------ streams
 
-    def opened(self, stream: StreamId, now: float) -> list[Instruction]:
+    def opened(self, stream: StreamId, now: float, peer: PeerId | None = None) -> list[Instruction]:
+        """`peer`: the one that the stream's other end has proven to be; None: anybody."""
         if stream in self.streams:
             return [Log("stream_twice", (("stream", stream),), "warning")]
         if len(self.streams) >= self.options.most_streams:
@@ -148,9 +150,12 @@ class Membership:
                 again=True,
             )
         self.streams[stream] = None
+        if peer is not None:
+            self._proven[stream] = peer
         return [SetTimer(f"hello:{stream}", now + self.options.hello_s)]
 
     def closed(self, stream: StreamId, why: str) -> tuple[list[Instruction], list[Lost]]:
+        self._proven.pop(stream, None)
         peer = self.streams.pop(stream, None)
         if peer is None:
             return [], []
@@ -196,6 +201,10 @@ class Membership:
         if problem is not None:
             return self.refuse(stream, *problem), []
         peer = PeerId(hello.peer)
+        proven = self._proven.get(stream, peer)
+        if peer != proven:
+            text = f"the Hello is of {clean(peer, 100)}, the certificate of {proven}"
+            return self.refuse(stream, "identity", text), []
         claims = self._claims.pop(peer, _Claims())
         self._claims[peer] = claims  # the most recent claim stands last
         if now < claims.closed_until:

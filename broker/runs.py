@@ -73,10 +73,17 @@ class Run:
     """
 
     def __init__(
-        self, run: RunId, number: int, spec: RunSpec, wish: Wish, options: BrokerOptions
+        self,
+        run: RunId,
+        number: int,
+        spec: RunSpec,
+        wish: Wish,
+        options: BrokerOptions,
+        owner: str = "",
     ) -> None:
         self.id = run
         self.number = number
+        self.owner = owner  # Who submitted it; empty where nobody has an identity.
         self.spec = spec
         self.wish = wish
         self.options = options

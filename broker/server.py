@@ -7,7 +7,6 @@ leaves. What is left behind is the state folder, if one was given, and nothing e
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import secrets
 import signal
@@ -17,14 +16,18 @@ from pathlib import Path
 
 import grpc.aio
 
+from ..net.identity.authority import AuthorityError
+from ..net.local import is_loopback, joined, local_address, split
+from .admitting import add_admission
 from .blobs import BlobLimits, BlobStore
 from .events import DrainAsked, StopAsked
 from .machine import BrokerMachine
 from .options import BrokerOptions
+from .secured import Secured
 from .services import add_services, server_options
 from .shell import Shell
 
-__all__ = ["Broker", "BrokerConfig", "BrokerConfigError", "join_line", "serve"]
+__all__ = ["Broker", "BrokerConfig", "BrokerConfigError", "serve"]
 
 log = logging.getLogger(__name__)
 
@@ -38,13 +41,15 @@ class BrokerConfig:
     """How the daemon listens, keeps and leaves."""
 
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """Address to listen on; 0.0.0.0: all of this host's."""
     port: int = 7077
     """0: any free one."""
+    public: str = ""
+    """HOST:PORT under which others reach it. Empty: found out, as far as this host knows."""
     insecure: bool = False
     """No identity, no encryption; loopback only."""
     state: Path | None = None
-    """Folder of blobs and the broker's id; None: a temporary one, removed at the end."""
+    """Folder of blobs and of the broker's identity; None: a temporary one, removed at the end."""
     drain_s: float = 10.0
     """Seconds that active runs get to end after the first Ctrl-C."""
     options: BrokerOptions = field(default_factory=BrokerOptions)
@@ -55,33 +60,21 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise BrokerConfigError(f"port is {self.port}: expected 0 to 65535")
-        if not self.insecure:
-            raise BrokerConfigError(
-                "identity and admission are not built yet; use --insecure (loopback only)"
-            )
-        if not _is_loopback(self.host):
+        if self.public:
+            try:
+                split(self.public)
+            except ValueError as error:
+                raise BrokerConfigError(f"public: {error}") from None
+        if self.insecure and not is_loopback(self.host):
             raise BrokerConfigError(
                 f"--insecure binds to loopback only, and {self.host} is not: anybody who "
                 "reaches it could use your peers; use 127.0.0.1"
             )
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def join_line(address: str) -> str:
-    """What a peer's owner pastes."""
-    return f"shoal join {address} --insecure"
-
-
 class Broker:
     """`async with Broker(config) as broker:` listens at `broker.address` until the block ends.
+    `broker.secured` has its authority and admissions; None: it is insecure.
 
     Raises BrokerConfigError when the port is taken, OSError when the state folder cannot be used.
     """
@@ -89,6 +82,7 @@ class Broker:
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
         self.address = ""
+        self.secured: Secured | None = None
 
     def __repr__(self) -> str:
         return repr(self.shell.machine).replace("<Broker", f"<Broker at {self.address}:")
@@ -104,23 +98,57 @@ class Broker:
         machine = BrokerMachine(_broker_id(config.state), config.options, boot=boot)
         self.shell = Shell(machine, self.blobs, self._tasks)
         self._server = grpc.aio.server(options=server_options())
-        add_services(self._server, self.shell)
-        host = f"[{config.host}]" if ":" in config.host else config.host
         try:
-            port = self._server.add_insecure_port(f"{host}:{config.port}")
-        except RuntimeError:
-            port = 0
-        if not port:
+            port = await (self._listen_insecurely() if config.insecure else self._listen())
+        except BaseException:
             await self._close()
-            raise BrokerConfigError(
-                f"cannot listen on {host}:{config.port}: the port is taken or the address is not "
-                "this host's; take another with --port (0: any free one)"
-            )
-        await self._server.start()
-        self.address = f"{host}:{port}"
-        log.warning("broker_insecure address=%s: no identity, no encryption, loopback only", host)
+            raise
+        host = local_address() if config.host in ("0.0.0.0", "::") else config.host
+        self.address = config.public or joined(host, port)
+        self.port = port
         log.info("broker_listens address=%s id=%s", self.address, machine.broker_id)
         return self
+
+    async def _listen(self) -> int:
+        config = self.config
+        secured = Secured(config.state)
+        try:
+            await secured.__aenter__()
+        except AuthorityError as error:
+            raise BrokerConfigError(str(error)) from None
+        self.secured = secured
+        add_services(self._server, self.shell, secured.guard)
+        add_admission(self._server, self.shell, secured.admission, secured.guard)
+        secured.listen(self._server)
+        await self._server.start()
+        try:
+            return await secured.open_port(config.host, config.port)
+        except OSError as error:
+            await self._server.stop(None)
+            raise self._taken(f": {error.strerror}") from None
+
+    async def _listen_insecurely(self) -> int:
+        add_services(self._server, self.shell)
+        try:
+            address = joined(self.config.host, self.config.port)
+            port = int(self._server.add_insecure_port(address))
+        except RuntimeError:
+            raise self._taken("") from None
+        await self._server.start()
+        log.warning("broker_insecure address=%s: no identity, no encryption", address)
+        return port
+
+    def _taken(self, why: str) -> BrokerConfigError:
+        return BrokerConfigError(
+            f"cannot listen on {joined(self.config.host, self.config.port)}{why}: the port is "
+            "taken or the address is not this host's; take another with --port (0: any free one)"
+        )
+
+    def join_line(self) -> str:
+        """What a peer's owner pastes."""
+        if self.secured is None:
+            return f"shoal join {self.address} --insecure"
+        return f"shoal join {self.address} --token {self.secured.printed_token()}"
 
     async def __aexit__(self, *exc: object) -> None:
         self.shell.post(StopAsked())
@@ -129,6 +157,8 @@ class Broker:
         log.info("broker_left address=%s", self.address)
 
     async def _close(self) -> None:
+        if self.secured is not None:
+            await self.secured.__aexit__(None, None, None)
         self.shell.close()
         await self._tasks.__aexit__(None, None, None)
         await asyncio.to_thread(self.blobs.close)
@@ -165,8 +195,8 @@ def _broker_id(state: Path | None) -> str:
         return made
 
 
-async def serve(config: BrokerConfig, *, ready: Callable[[str], None]) -> None:
-    """Runs the daemon until it is told to end; calls `ready` with its address when it listens.
+async def serve(config: BrokerConfig, *, ready: Callable[[Broker], None]) -> None:
+    """Runs the daemon until it is told to end; calls `ready` with the broker when it listens.
 
     Call it in the main thread. Raises BrokerConfigError, OSError.
     """
@@ -187,7 +217,7 @@ async def serve(config: BrokerConfig, *, ready: Callable[[str], None]) -> None:
         loop.add_signal_handler(number, asked)
     try:
         async with Broker(config) as broker:
-            ready(broker.address)
+            ready(broker)
             await first.wait()
             await broker.drain(second)
     finally:

@@ -1,7 +1,7 @@
-"""The gRPC services of the broker: Attach, Runs and Blobs on one port.
+"""The gRPC services of the broker: Attach, Runs and Blobs on one port; `admitting.py` has Admission.
 
 Messages are parsed here and not by gRPC, so that one that does not parse becomes a readable status
-on its own call, and nothing else.
+on its own call, and nothing else. Who calls is asked first (`guard.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from ..dag.plan import PeerId
+from ..net.identity.names import Party, Role
 from ..proto.broker_pb2 import (
     BlobPiece,
     BlobQuery,
@@ -33,6 +35,7 @@ from ..proto.broker_pb2 import (
     WatchRequest,
 )
 from ..proto.common_pb2 import BlobRef
+from .admission import AdmissionError
 from .blobs import BlobError, Upload
 from .events import (
     DescribeAsked,
@@ -48,13 +51,14 @@ from .events import (
     WatchAsked,
     Watched,
 )
+from .guard import Guard
 from .shell import Outbox, RejectedError, Shell
 from .wish import HASH
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
-__all__ = ["MOST_MESSAGE_BYTES", "add_services", "server_options"]
+__all__ = ["MOST_MESSAGE_BYTES", "add_services", "server_options", "unary_handler"]
 
 MOST_MESSAGE_BYTES = 16 << 20
 """Largest gRPC message: a plan of 65,536 microbatches, or four pieces of a blob."""
@@ -106,7 +110,7 @@ async def _refuse(context: ServicerContext, error: Exception) -> NoReturn:
     raise AssertionError("abort raises")
 
 
-_REFUSALS = (MalformedError, RejectedError, BlobError)
+_REFUSALS = (AdmissionError, MalformedError, RejectedError, BlobError)
 
 
 def _checked(message: M | MalformedError) -> M:
@@ -115,9 +119,12 @@ def _checked(message: M | MalformedError) -> M:
     return message
 
 
-def add_services(server: grpc.aio.Server, shell: Shell) -> None:
-    """Registers all three services."""
-    attach, runs, blobs = AttachService(shell), RunsService(shell), BlobsService(shell)
+def add_services(server: grpc.aio.Server, shell: Shell, guard: Guard | None = None) -> None:
+    """Registers all three services; `guard` None: everybody may call everything."""
+    guard = guard or Guard()
+    attach, runs = AttachService(shell, guard), RunsService(shell, guard)
+    blobs = BlobsService(shell, guard)
+    unary = partial(unary_handler, guard)
     table: dict[str, dict[str, Any]] = {
         "Attach": {
             "Attach": grpc.stream_stream_rpc_method_handler(
@@ -125,10 +132,10 @@ def add_services(server: grpc.aio.Server, shell: Shell) -> None:
             )
         },
         "Runs": {
-            "Submit": _unary(runs.submit, RunSpec, Submitted),
-            "Cancel": _unary(runs.cancel, RunRequest, RunState),
-            "Describe": _unary(runs.describe, DescribeRequest, Description),
-            "Preview": _unary(runs.preview, RunSpec, PreviewAnswer),
+            "Submit": unary("Runs.Submit", runs.submit, RunSpec, Submitted),
+            "Cancel": unary("Runs.Cancel", runs.cancel, RunRequest, RunState),
+            "Describe": unary("Runs.Describe", runs.describe, DescribeRequest, Description),
+            "Preview": unary("Runs.Preview", runs.preview, RunSpec, PreviewAnswer),
             "Watch": grpc.unary_stream_rpc_method_handler(
                 runs.watch, _parser(WatchRequest), RunEvent.SerializeToString
             ),
@@ -140,7 +147,7 @@ def add_services(server: grpc.aio.Server, shell: Shell) -> None:
             "Fetch": grpc.unary_stream_rpc_method_handler(
                 blobs.fetch, _parser(BlobRange), BlobPiece.SerializeToString
             ),
-            "Have": _unary(blobs.have, BlobQuery, BlobQuery),
+            "Have": unary("Blobs.Have", blobs.have, BlobQuery, BlobQuery),
         },
     }
     for name, methods in table.items():
@@ -148,12 +155,19 @@ def add_services(server: grpc.aio.Server, shell: Shell) -> None:
         server.add_generic_rpc_handlers((handler,))
 
 
-def _unary(
-    behave: Callable[[Any], Awaitable[Message]], request: type[Message], answer: type[Message]
+def unary_handler(
+    guard: Guard,
+    method: str,
+    behave: Callable[[Any, Party | None], Awaitable[Message]],
+    request: type[Message],
+    answer: type[Message],
 ) -> Any:
+    """gRPC's handler of SERVICE.METHOD; `behave` gets the message and who sends it."""
+
     async def call(message: Any, context: ServicerContext) -> Message:
         try:
-            return await behave(_checked(message))
+            caller = guard.caller(method, context)
+            return await behave(_checked(message), caller)
         except _REFUSALS as error:
             await _refuse(context, error)
 
@@ -163,18 +177,23 @@ def _unary(
 class AttachService:
     """One stream per peer: what it says becomes events, what the machine tells goes out."""
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, guard: Guard) -> None:
         self._shell = shell
+        self._guard = guard
         self._count = 0
 
     async def attach(
         self, messages: AsyncIterator[PeerMessage | MalformedError], context: ServicerContext
     ) -> AsyncIterator[BrokerMessage]:
+        try:
+            caller = self._guard.caller("Attach.Attach", context)
+        except AdmissionError as error:
+            await _refuse(context, error)
         self._count += 1
         self._shell.warm_up()  # somebody is here to be planned for
-        stream = StreamId(f"{self._count} from {context.peer()}")
+        stream = StreamId(f"{self._count} from {caller.subject if caller else context.peer()}")
         outbox = self._shell.outboxes[stream] = Outbox()
-        self._shell.post(StreamOpened(stream))
+        self._shell.post(StreamOpened(stream, PeerId(caller.subject) if caller else None))
         reader = asyncio.create_task(self._read(stream, outbox, messages))
         try:
             while (message := await outbox.take()) is not None:
@@ -214,10 +233,11 @@ class AttachService:
 class RunsService:
     """For clients: every call is one event, and its answer the machine's."""
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, guard: Guard) -> None:
         self._shell = shell
+        self._guard = guard
 
-    async def submit(self, spec: RunSpec) -> Submitted:
+    async def submit(self, spec: RunSpec, caller: Party | None) -> Submitted:
         whole = self._shell.blobs.whole
         named = (ref.hash for ref in _blobs_of(spec) if HASH.fullmatch(ref.hash))
         missing = [name for name in named if not whole(name)]
@@ -227,19 +247,21 @@ class RunsService:
                 f"{len(missing)} blobs of the run are not here, the first {missing[0]}: "
                 "upload them before the run is submitted",
             )
-        answer: Submitted = self._shell.ask(lambda request: RunSubmitted(request, spec))
+        by = caller.subject if caller else ""
+        answer: Submitted = self._shell.ask(lambda request: RunSubmitted(request, spec, by))
         return answer
 
-    async def cancel(self, wanted: RunRequest) -> RunState:
+    async def cancel(self, wanted: RunRequest, caller: Party | None) -> RunState:
         run = RunId(wanted.run)
-        answer: RunState = self._shell.ask(lambda request: RunCancelled(request, run))
+        by = caller.subject if caller and caller.role is not Role.OPERATOR else ""
+        answer: RunState = self._shell.ask(lambda request: RunCancelled(request, run, by))
         return answer
 
-    async def describe(self, _: DescribeRequest) -> Description:
+    async def describe(self, _: DescribeRequest, caller: Party | None) -> Description:
         answer: Description = self._shell.ask(DescribeAsked)
         return answer
 
-    async def preview(self, spec: RunSpec) -> PreviewAnswer:
+    async def preview(self, spec: RunSpec, caller: Party | None) -> PreviewAnswer:
         wanted: PreviewWanted = self._shell.ask(lambda request: PreviewAsked(request, spec))
         return await self._shell.preview(wanted)
 
@@ -247,6 +269,7 @@ class RunsService:
         self, wanted: WatchRequest | MalformedError, context: ServicerContext
     ) -> AsyncIterator[RunEvent]:
         try:
+            self._guard.caller("Runs.Watch", context)
             request = _checked(wanted)
             run, at = RunId(request.run), request.from_event
             while True:
@@ -276,7 +299,8 @@ def _blobs_of(spec: RunSpec) -> Iterator[BlobRef]:
 class BlobsService:
     """The store, with its disk work in threads."""
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, guard: Guard) -> None:
+        self._guard = guard
         self._store = shell.blobs
         self._disk = shell.disk
 
@@ -287,6 +311,7 @@ class BlobsService:
         upload: Upload | None = None
         ref = BlobRef()
         try:
+            self._guard.caller("Blobs.Store", context)
             async for item in pieces:
                 piece = _checked(item)
                 if not ref.hash:
@@ -329,6 +354,7 @@ class BlobsService:
     ) -> AsyncIterator[BlobPiece]:
         run = asyncio.get_running_loop().run_in_executor
         try:
+            self._guard.caller("Blobs.Fetch", context)
             span = _checked(wanted)
             at = span.offset
             pieces = self._store.read(span.hash, at, span.length, PIECE_BYTES)
@@ -338,7 +364,7 @@ class BlobsService:
         except _REFUSALS as error:
             await _refuse(context, error)
 
-    async def have(self, query: BlobQuery) -> BlobQuery:
+    async def have(self, query: BlobQuery, caller: Party | None) -> BlobQuery:
         if len(query.blobs) > MOST_QUERIED:
             raise BlobError(
                 "INVALID_ARGUMENT",

@@ -1,0 +1,100 @@
+"""The gRPC service Admission: what `admission.py` decides, for callers on the network."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+from functools import partial
+
+import grpc
+import grpc.aio
+
+from ..dag.plan import PeerId
+from ..net.identity.names import Party, Role
+from ..proto.admission_pb2 import (
+    Admitted,
+    Invitation,
+    InviteRequest,
+    JoinRequest,
+    Kicked,
+    KickRequest,
+    RenewRequest,
+)
+from .admission import Admission, AdmissionError
+from .events import PeerKicked
+from .guard import Guard
+from .services import unary_handler
+from .shell import Shell
+
+__all__ = ["add_admission"]
+
+log = logging.getLogger(__name__)
+
+
+def add_admission(
+    server: grpc.aio.Server, shell: Shell, admission: Admission, guard: Guard
+) -> None:
+    """Registers the service."""
+    service = _AdmissionService(shell, admission)
+    unary = partial(unary_handler, guard)
+    methods = {
+        "Join": unary("Admission.Join", service.join, JoinRequest, Admitted),
+        "Renew": unary("Admission.Renew", service.renew, RenewRequest, Admitted),
+        "Invite": unary("Admission.Invite", service.invite, InviteRequest, Invitation),
+        "Kick": unary("Admission.Kick", service.kick, KickRequest, Kicked),
+    }
+    handler = grpc.method_handlers_generic_handler("shoal.v1.Admission", methods)
+    server.add_generic_rpc_handlers((handler,))
+
+
+class _AdmissionService:
+    def __init__(self, shell: Shell, admission: Admission) -> None:
+        self._shell = shell
+        self._admission = admission
+
+    async def join(self, request: JoinRequest, _: Party | None) -> Admitted:
+        try:
+            admitted = self._admission.join(request, time.time())
+        except AdmissionError as error:
+            log.warning("join_refused invitation=%s why=%s", request.invitation.hex(), error)
+            raise
+        log.info("joined subject=%s invitation=%s", admitted.subject, request.invitation.hex())
+        return admitted
+
+    async def renew(self, request: RenewRequest, caller: Party | None) -> Admitted:
+        assert caller is not None, "the guard lets nobody without a certificate renew one"
+        return self._admission.renew(caller, request.request, time.time())
+
+    async def invite(self, request: InviteRequest, caller: Party | None) -> Invitation:
+        assert caller is not None, "the guard lets operators invite"
+        role = _role(request.role)
+        try:
+            lasts = timedelta(seconds=request.lasts_s)
+        except (OverflowError, ValueError):
+            lasts = timedelta(0)
+        now_s = time.time()
+        token = self._admission.invite(role, request.uses, lasts, caller.subject, now_s)
+        log.info(
+            "invited role=%s uses=%d lasts_s=%.0f by=%s invitation=%s",
+            *(role.value, request.uses, request.lasts_s, caller.subject, token.name),
+        )
+        return Invitation(token=str(token), ends_s=now_s + request.lasts_s)
+
+    async def kick(self, request: KickRequest, caller: Party | None) -> Kicked:
+        assert caller is not None, "the guard lets operators kick"
+        role = self._admission.kick(request.subject, time.time())
+        log.warning("kicked subject=%s by=%s", request.subject, caller.subject)
+        if role is Role.PEER:
+            self._shell.post(PeerKicked(PeerId(request.subject)))
+        return Kicked(role=role.value)
+
+
+def _role(text: str) -> Role:
+    try:
+        return Role(text)
+    except ValueError:
+        shown = "".join(c if c.isprintable() else "?" for c in text[:40])
+        raise AdmissionError(
+            "INVALID_ARGUMENT", f'"{shown}" is no role: expected peer, submitter or operator'
+        ) from None

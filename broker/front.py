@@ -1,0 +1,207 @@
+"""One port for everything: looks at how a connection begins, and passes it on.
+
+begins with                         goes to
+----------------------------------  --------------------------------------------------------
+a TLS hello for "door.shoal"        the server that asks for no certificate: joining
+any other TLS hello                 the server that demands one: everything else
+"GET /authority.pem"                answered here: the certificate that a token pins, which is
+                                    public, with the date, which tells of clocks that differ
+anything else                       closed
+
+gRPC's server cannot make a client certificate optional, and speaks to no browser: hence two of them
+behind this, on Unix sockets in a private folder. Nothing is decrypted here; a connection is passed on
+byte by byte, and its end is passed on too.
+
+Strangers are kept cheap: a hello must be whole within HELLO_S and HELLO_BYTES, so many connections
+may be open, and an address that knocks at the door too often waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import formatdate
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ..net.identity.names import DOOR_NAME
+from .hello import HelloError, server_name
+
+__all__ = ["Front", "FrontLimits", "Knocks"]
+
+log = logging.getLogger(__name__)
+
+_TLS_HANDSHAKE = 0x16
+_BUFFER_BYTES = 256 * 1024
+_WAITING_CONNECTIONS = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontLimits:
+    """What a stranger may cost."""
+
+    hello_s: float = 5.0
+    """For the first message to be whole; slow drips end here."""
+    hello_bytes: int = 16 * 1024
+    """Of the first message; a TLS hello has 300 to 2,000."""
+    most_connections: int = 8192
+    """Open at once; each takes two descriptors and up to half a MiB while it is held up."""
+    knocks: int = 64
+    """Joins in a row from one address: a host of many GPUs behind one router."""
+    knocks_per_s: float = 1.0
+    """Afterwards."""
+    most_addresses: int = 10_000
+    """Whose knocks are counted; the ones longest ago are forgotten."""
+
+
+class Knocks:
+    """How often each address may knock: `knocks` at once, then so many per second."""
+
+    def __init__(self, limits: FrontLimits) -> None:
+        self._limits = limits
+        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # (left, when)
+
+    def allowed(self, address: str, now: float) -> bool:
+        """Whether the address may knock now; counts it if so. `now`: seconds on any clock."""
+        limits = self._limits
+        left, at = self._left.pop(address, (float(limits.knocks), now))
+        left = min(float(limits.knocks), left + (now - at) * limits.knocks_per_s)
+        self._left[address] = (left - 1 if left >= 1 else left, now)
+        if len(self._left) > limits.most_addresses:
+            self._left.popitem(last=False)
+        return left >= 1
+
+
+class Front:
+    """`async with Front(host, port, main=…, door=…, authority=PEM) as front:` listens at
+    `front.port` until the block ends. Raises OSError when the port cannot be had."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        main: Path,
+        door: Path,
+        authority: bytes,
+        limits: FrontLimits | None = None,
+    ) -> None:
+        self._host, self.port = host, port
+        self._main, self._door, self._authority = main, door, authority
+        self.limits = limits or FrontLimits()
+        self._knocks = Knocks(self.limits)
+        self._open = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(
+            self._connected,
+            self._host,
+            self.port,
+            limit=_BUFFER_BYTES,
+            backlog=_WAITING_CONNECTIONS,
+        )
+        self.port = int(self._server.sockets[0].getsockname()[1])
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._open += 1
+        try:
+            if self._open <= self.limits.most_connections:
+                await self._pass_on(reader, writer)
+        except (OSError, asyncio.IncompleteReadError, TimeoutError, HelloError):
+            pass  # a stranger, or one that went away: nothing is owed
+        except asyncio.CancelledError:
+            pass  # the front closes
+        finally:
+            self._open -= 1
+            self._tasks.discard(task)
+            _close(writer)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(self.limits.hello_s):
+            first = await reader.readexactly(5)
+            if first[0] != _TLS_HANDSHAKE:
+                await self._answer_http(first, reader, writer)
+                return
+            size = int.from_bytes(first[3:5], "big")
+            if size > self.limits.hello_bytes:
+                raise HelloError(f"a hello of {size} bytes: expected {self.limits.hello_bytes}")
+            hello = first + await reader.readexactly(size)
+        door = server_name(hello) == DOOR_NAME
+        address = str((writer.get_extra_info("peername") or ("?",))[0])
+        if door and not self._knocks.allowed(address, time.monotonic()):
+            log.warning("too_many_joins address=%s: closed; it may knock again soon", address)
+            return
+        path = self._door if door else self._main
+        inner, outer = await asyncio.open_unix_connection(path, limit=_BUFFER_BYTES)
+        try:
+            outer.write(hello)
+            there = asyncio.create_task(_pump(reader, outer))
+            back = asyncio.create_task(_pump(inner, writer))
+            try:
+                await asyncio.gather(there, back)
+            finally:
+                there.cancel()
+                back.cancel()
+        finally:
+            _close(outer)
+
+    async def _answer_http(
+        self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if not first.startswith(b"GET /"):
+            return
+        request = first
+        while b"\r\n\r\n" not in request:
+            more = await reader.read(1024)
+            if not more or len(request) > self.limits.hello_bytes:
+                return
+            request += more
+        found = request.split(b" ", 2)[1] == b"/authority.pem"
+        status, kind = (
+            ("200 OK", "application/x-pem-file") if found else ("404 Not Found", "text/plain")
+        )
+        body = self._authority if found else b"A broker of Shoal. Its certificate: /authority.pem\n"
+        head = (
+            f"HTTP/1.1 {status}\r\nDate: {formatdate(usegmt=True)}\r\nContent-Type: {kind}\r\n"
+            f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        await writer.drain()
+
+    def __repr__(self) -> str:
+        return f"<Front on port {self.port}, {self._open} connections>"
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Passes on what comes until its end, and then that end."""
+    while data := await reader.read(_BUFFER_BYTES):
+        writer.write(data)
+        await writer.drain()
+    with suppress(OSError, RuntimeError):
+        writer.write_eof()
+
+
+def _close(writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError, RuntimeError):
+        writer.close()

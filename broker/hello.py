@@ -1,0 +1,68 @@
+"""The name that a TLS client asks for, read from its first message (RFC 8446, sections 4.1.2 and 5.1;
+RFC 6066, section 3). Nothing else of TLS is understood here, and nothing is believed: a wrong name
+only leads to a server that refuses.
+"""
+
+from __future__ import annotations
+
+__all__ = ["HelloError", "server_name"]
+
+_CLIENT_HELLO = 1
+_SERVER_NAME = 0
+_HOST_NAME = 0
+
+
+class HelloError(ValueError):
+    """Bytes that are no TLS ClientHello."""
+
+
+class _Bytes:
+    """Reads numbers and parts from the front; never past the end."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._at
+
+    def take(self, size: int) -> bytes:
+        if size > self.left:
+            raise HelloError(f"a part of {size} bytes where {self.left} are left")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+    def part(self, size: int) -> _Bytes:
+        """What a length of so many bytes announces."""
+        return _Bytes(self.take(self.number(size)))
+
+
+def server_name(record: bytes) -> str:
+    """The host name in a ClientHello that is whole in one record; empty when it names none. Raises
+    HelloError."""
+    outer = _Bytes(record)
+    outer.take(3)  # handshake, and a version that means nothing
+    handshake = outer.part(2)
+    if handshake.number(1) != _CLIENT_HELLO:
+        raise HelloError("a handshake that does not begin with a ClientHello")
+    hello = handshake.part(3)
+    hello.take(2 + 32)  # version, random
+    hello.part(1)  # session
+    hello.part(2)  # cipher suites
+    hello.part(1)  # compression
+    if not hello.left:
+        return ""
+    extensions = hello.part(2)
+    while extensions.left:
+        kind, content = extensions.number(2), extensions.part(2)
+        if kind != _SERVER_NAME:
+            continue
+        names = content.part(2)
+        while names.left:
+            host, name = names.number(1), names.part(2)
+            if host == _HOST_NAME:
+                return name.take(name.left).decode("ascii", "replace")
+    return ""

@@ -1,0 +1,152 @@
+"""A key with its certificate: on disk, for its owner only, and in gRPC's terms.
+
+FOLDER/key.pem          the P-256 key; it never leaves this folder
+FOLDER/certificate.pem  what the broker's authority signed for it
+FOLDER/authority.pem    whom to believe
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    generate_private_key,
+)
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from .names import Party, party_of
+
+__all__ = ["Credential", "CredentialError", "load_key", "new_key", "request_of", "write_private"]
+
+
+class CredentialError(ValueError):
+    """What lies in a folder is no credential; the message says what to do."""
+
+
+def new_key() -> EllipticCurvePrivateKey:
+    return generate_private_key(SECP256R1())
+
+
+def pem_of(key: EllipticCurvePrivateKey | Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def request_of(key: EllipticCurvePrivateKey) -> bytes:
+    """A signing request in DER: proves that the key is held; the name in it means nothing."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """A file that only its owner may read, there at once and whole or not at all."""
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def load_key(folder: Path) -> EllipticCurvePrivateKey:
+    """The key in the folder; made, if there is none. Raises CredentialError, OSError."""
+    path = folder / "key.pem"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(path, pem_of(new_key()))
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except ValueError as error:
+        raise CredentialError(
+            f"{path} is no key ({error}): remove it to join again under a new id"
+        ) from None
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise CredentialError(f"{path} is another kind of key: expected P-256; remove it")
+    return key
+
+
+@dataclass(frozen=True)
+class Credential:
+    """All three in PEM. Raises CredentialError when asked for what the certificate does not say."""
+
+    key: bytes
+    certificate: bytes
+    authority: bytes
+
+    def __repr__(self) -> str:
+        return f"<Credential of {self.party}>"  # without the key: it may land in a log
+
+    @classmethod
+    def load(cls, folder: Path) -> Credential | None:
+        """The one in the folder, None when there is none. Raises CredentialError."""
+        try:
+            parts = [(folder / f"{n}.pem").read_bytes() for n in ("certificate", "authority")]
+        except FileNotFoundError:
+            return None
+        found = cls(pem_of(load_key(folder)), *parts)
+        key = serialization.load_pem_private_key(found.key, None).public_key()
+        if found._leaf.public_key() != key:
+            raise CredentialError(
+                f"{folder / 'certificate.pem'} is for another key: remove it and join again"
+            )
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Writes the three files, the certificate last: with it the credential is there."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(folder / "key.pem", self.key)
+        write_private(folder / "authority.pem", self.authority)
+        write_private(folder / "certificate.pem", self.certificate)
+
+    @cached_property
+    def _leaf(self) -> x509.Certificate:
+        try:
+            return x509.load_pem_x509_certificate(self.certificate)
+        except ValueError as error:
+            raise CredentialError(f"the certificate cannot be read: {error}") from None
+
+    @cached_property
+    def party(self) -> Party:
+        """In whose name it is."""
+        try:
+            names = self._leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            names = x509.SubjectAlternativeName([])
+        uris = [u.encode() for u in names.get_values_for_type(x509.UniformResourceIdentifier)]
+        party = party_of({"peer_uri": uris})
+        if party is None:
+            raise CredentialError("the certificate names nobody: expected one of a broker of shoal")
+        return party
+
+    @property
+    def ends(self) -> datetime:
+        """Not valid any more from then on."""
+        return self._leaf.not_valid_after_utc
+
+    def renew_at(self) -> datetime:
+        """When it is time for a new one: at the half of its life."""
+        begins = self._leaf.not_valid_before_utc
+        return begins + (self.ends - begins) / 2
+
+    def for_channel(self) -> grpc.ChannelCredentials:
+        """To dial with: shows the certificate, and believes the authority alone."""
+        return grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
+
+    def for_server(self) -> grpc.ServerCertificateConfiguration:
+        """To serve with; a server that asks for certificates believes the authority alone."""
+        pair = (self.key, self.certificate)
+        return grpc.ssl_server_certificate_configuration([pair], self.authority)
