@@ -1,12 +1,12 @@
 """Who may come in: invitations, the keys that used them, and who was shown the door.
 
-All of it stands in one SQLite file, since it must outlive the broker: a token that was used up stays
-used up, and who was kicked stays out. Time is an argument everywhere, seconds since 1970.
+All of it stands in one SQLite file, since it must outlive the broker: a token that was used up
+stays used up, and who was kicked stays out. Time is an argument everywhere, seconds since 1970.
 
 Rules.
 
-- An invitation admits so many keys until it ends. A key that was admitted may join again by the same
-  invitation without using it once more: an answer can be lost on the way.
+- An invitation admits so many keys until it ends. A key that was admitted may join again by the
+  same invitation without using it once more: an answer can be lost on the way.
 - A subject is the readable name and a part of its key's hash; it belongs to that key for good.
 - Only a hash of each secret is kept.
 - Who was kicked is refused in every call at once, and its key never joins again.
@@ -91,8 +91,8 @@ class Admission:
             self._db.executescript(_SCHEMA)
         except sqlite3.Error as error:
             raise OSError(
-                f"{path}: {error}: expected the broker's list of admissions; is its folder writable "
-                "and the disk not full? A file that is broken: restore it from a backup"
+                f"{path}: {error}: expected the broker's list of admissions; is its folder "
+                "writable and the disk not full? A file that is broken: restore it from a backup"
             ) from None
         rows = self._db.execute("SELECT subject FROM parties WHERE kicked_s IS NOT NULL")
         self._kicked = {subject for (subject,) in rows}

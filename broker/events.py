@@ -264,7 +264,9 @@ class Reject:
     """`code` is the name of a gRPC status, e.g. "NOT_FOUND"."""
 
     request: RequestId
-    code: Literal["NOT_FOUND", "INVALID_ARGUMENT", "UNAVAILABLE", "RESOURCE_EXHAUSTED"]
+    code: Literal[
+        "NOT_FOUND", "INVALID_ARGUMENT", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "PERMISSION_DENIED"
+    ]
     reason: str
 
 

@@ -8,9 +8,9 @@ any other TLS hello                 the server that demands one: everything else
                                     public, with the date, which tells of clocks that differ
 anything else                       closed
 
-gRPC's server cannot make a client certificate optional, and speaks to no browser: hence two of them
-behind this, on Unix sockets in a private folder. Nothing is decrypted here; a connection is passed on
-byte by byte, and its end is passed on too.
+gRPC's server cannot make a client certificate optional, and speaks to no browser: hence two of
+them behind this, on Unix sockets in a private folder. Nothing is decrypted here; a connection is
+passed on byte by byte, and its end is passed on too.
 
 Strangers are kept cheap: a hello must be whole within HELLO_S and HELLO_BYTES, so many connections
 may be open, and an address that knocks at the door too often waits.

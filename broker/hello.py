@@ -1,6 +1,6 @@
-"""The name that a TLS client asks for, read from its first message (RFC 8446, sections 4.1.2 and 5.1;
-RFC 6066, section 3). Nothing else of TLS is understood here, and nothing is believed: a wrong name
-only leads to a server that refuses.
+"""The name that a TLS client asks for, read from its first message (RFC 8446, sections 4.1.2 and
+5.1; RFC 6066, section 3). Nothing else of TLS is understood here, and nothing is believed: a wrong
+name only leads to a server that refuses.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from .guard import Guard
 __all__ = ["Secured"]
 
 _LASTS = timedelta(days=30)
-"""The broker's own certificate, renewed in place, and that of the person who runs it."""
+"""The broker's own certificate, renewed in place."""
 _PRINTED_USES, _PRINTED_LASTS = 1000, timedelta(days=7)
 """Of the token in the line that the broker prints; `shoal invite` gives others."""
 _PRINTED_LEFT_S = 3600.0
@@ -80,8 +80,8 @@ class Secured:
         await asyncio.to_thread(shutil.rmtree, self._sockets, ignore_errors=True)
         self.admission.close()
 
-    def _signed(self, role: Role, subject: str) -> Credential:
-        return self.authority.credential(Party(role, subject), utc(time.time()), _LASTS)
+    def _signed(self, role: Role, subject: str, lasts: timedelta = _LASTS) -> Credential:
+        return self.authority.credential(Party(role, subject), utc(time.time()), lasts)
 
     def credential(self) -> Credential:
         """The broker's own: what it shows, and dials peers with."""
@@ -90,9 +90,9 @@ class Secured:
         return self._own
 
     def operator(self) -> Credential:
-        """For the person who runs the broker, on its own host. It can do everything; it is not
-        renewed over the network but by the broker's next start."""
-        return self._signed(Role.OPERATOR, "local")
+        """For the person who runs the broker, on its own host, beside the authority's key: it can
+        do everything, and lasts as long as the authority."""
+        return self._signed(Role.OPERATOR, "local", timedelta.max)
 
     def listen(self, server: grpc.aio.Server) -> None:
         """Puts a server that was not started yet behind the port."""

@@ -1,4 +1,4 @@
-"""The gRPC services of the broker: Attach, Runs and Blobs on one port; `admitting.py` has Admission.
+"""The gRPC services of the broker: Attach, Runs and Blobs; Admission stands in `admitting.py`.
 
 Messages are parsed here and not by gRPC, so that one that does not parse becomes a readable status
 on its own call, and nothing else. Who calls is asked first (`guard.py`).

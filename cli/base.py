@@ -141,6 +141,14 @@ def _explain(error: Exception) -> int:
         if isinstance(error, client.BrokerUnreachable):
             return UNREACHABLE
         return REFUSED if isinstance(error, client.Refused) else FAILED
+    enroll = sys.modules.get("shoal.net.identity.enroll")
+    if enroll is not None and isinstance(error, enroll.EnrollError):
+        complain(str(error))
+        return UNREACHABLE if isinstance(error, enroll.BrokerAwayError) else REFUSED
+    access = sys.modules.get("shoal.client.access")
+    if access is not None and isinstance(error, access.AccessError):
+        complain(str(error))
+        return REFUSED
     ours = type(error).__module__.startswith(("shoal.", f"{_SHOAL}."))
     if isinstance(error, ValueError) and ours:  # each ValueError of ours is about the user's input
         complain(str(error))

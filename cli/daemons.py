@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from .base import WRONG, Insecure, app, complain, verb
+from .token import Token, TokenFile, read_token
 
 __all__ = ["broker", "join", "login"]
 
@@ -24,26 +25,47 @@ class Ops(Enum):
 @verb
 def broker(
     insecure: Insecure = False,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; default: all of this host's.")
+    ] = None,
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 7077,
+    public: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where others reach it, for the line.")
+    ] = "",
     state: Annotated[
-        Path | None, typer.Option(help="Folder of blobs and identity; default: a temporary one.")
+        Path | None,
+        typer.Option(help="Folder of identity and blobs; default: one in your home."),
     ] = None,
 ) -> None:
-    """Run the broker; prints the line that a peer pastes. Example: shoal broker --insecure"""
+    """Run the broker; prints the line that a peer pastes. Example: shoal broker"""
     import asyncio
 
-    from ..broker.server import BrokerConfig, join_line, serve
+    from ..broker.server import Broker, BrokerConfig, serve
+    from ..client.access import remember
+    from ..net.local import joined
 
-    config = BrokerConfig(host=host, port=port, insecure=insecure, state=state)
-    # The line goes to stdout by itself, so that a script can read it; logs go to stderr.
-    asyncio.run(serve(config, ready=lambda address: print(join_line(address), flush=True)))
+    if host is None:
+        host = "127.0.0.1" if insecure else "0.0.0.0"
+    if state is None and not insecure:
+        state = Path("~/.local/share/shoal/broker").expanduser()
+    config = BrokerConfig(host=host, port=port, public=public, insecure=insecure, state=state)
+
+    def ready(broker: Broker) -> None:
+        if broker.secured is not None:  # whoever runs a broker may use it, from this host
+            for address in (joined("127.0.0.1", broker.port), broker.address):
+                remember(address, broker.secured.operator())
+        # The line goes to stdout by itself, so that a script can read it; logs go to stderr.
+        print(broker.join_line(), flush=True)
+
+    asyncio.run(serve(config, ready=ready))
 
 
 @app.command()
 @verb
 def join(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the broker is.")],
+    token: Token = None,
+    token_file: TokenFile = None,
     insecure: Insecure = False,
     name: Annotated[str, typer.Option(help="Name for people; default: the host's.")] = "",
     place: Annotated[str, typer.Option(help="Site, for plans; may stay empty.")] = "",
@@ -63,6 +85,12 @@ def join(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port for other peers; 0: any free one.")
     ] = 0,
+    public: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT", help="Where other peers reach it, or none; default: found out."
+        ),
+    ] = "",
     via: Annotated[
         Path | None,
         typer.Option(help="File of addresses to dial instead of others, for port forwards."),
@@ -77,7 +105,7 @@ def join(
         Path | None, typer.Option(help="Write what it did and when to this file, as JSON lines.")
     ] = None,
 ) -> None:
-    """Join with one peer per device found here. Example: shoal join 127.0.0.1:7077 --insecure"""
+    """Join with one peer per device found here. Example: shoal join HOST:7077 --token shl1.…"""
     from ..job.units import ByteCount
     from ..peer.addresses import read_addresses
     from ..peer.config import JoinConfig
@@ -87,6 +115,7 @@ def join(
         config = JoinConfig(
             broker=address,
             insecure=insecure,
+            token="" if insecure else read_token(token, token_file),
             name=name,
             place=place,
             owner=owner,
@@ -95,6 +124,7 @@ def join(
             operator_set=ops.value,
             threads=threads,
             port=port,
+            address=public,
             via={} if via is None else read_addresses(via),
             stretch=stretch,
             state=state,
@@ -110,8 +140,11 @@ def join(
 @verb
 def login(
     address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the broker is.")],
+    token: Token = None,
+    token_file: TokenFile = None,
 ) -> None:
-    """Remember a broker for the verbs that need one. Example: shoal login 127.0.0.1:7077"""
+    """Remember a broker, with a credential for it. Example: shoal login HOST:7077 --token shl1.…"""
     from .. import client
 
-    typer.echo(f"{client.login(address)}: the broker is {address}")
+    path = client.login(address, read_token(token, token_file))
+    typer.echo(f"{path}: the broker is {address}")

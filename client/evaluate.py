@@ -17,6 +17,7 @@ from ..net.blobs_client import BlobClient
 from ..peer.data.manifest import DataError, Manifest
 from ..peer.data.reader import Reader
 from . import models
+from .access import Access
 from .division import loss_and_metrics
 from .submission import transfer
 
@@ -24,7 +25,7 @@ __all__ = ["held_out"]
 
 
 def held_out(
-    address: str, module: nn.Module, job: Job, data_hash: str, batches: int | None = None
+    access: Access, module: nn.Module, job: Job, data_hash: str, batches: int | None = None
 ) -> dict[str, float]:
     """Weighted means over `batches` held-out batches (default: the job's eval_batches): "loss", the
     module's metrics, and "weight", the sum of weights. The first batches are those that the run
@@ -35,7 +36,7 @@ def held_out(
     """
     train = job.train
     count = (train.eval_batches if batches is None else batches) * train.microbatches
-    text = transfer(address, lambda blobs: blobs.fetch(data_hash))
+    text = transfer(access, lambda blobs: blobs.fetch(data_hash))
     manifest = Manifest.from_json(text)
     if not manifest.held_out or not count:
         raise DataError("nothing is held out in this run: set holdout and eval_batches above 0")
@@ -48,7 +49,7 @@ def held_out(
             for shard in wanted:
                 await blobs.fetch_to(shard, folder / shard)
 
-        transfer(address, fetch)
+        transfer(access, fetch)
         return _evaluate(module, job, reader, count)
 
 

@@ -11,9 +11,7 @@ answer, and Refused when it says no.
 
 from __future__ import annotations
 
-import os
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,9 +23,12 @@ import grpc
 
 from ..job import Job
 from ..proto import broker_pb2
+from ..proto.admission_pb2 import Invitation, InviteRequest, KickRequest
+from ..proto.admission_pb2_grpc import AdmissionStub
 from ..proto.broker_pb2 import Description, PreviewAnswer, RunEvent, RunState
 from ..proto.broker_pb2_grpc import RunsStub
-from .records import Recorder, read_run, replacing
+from .access import AccessError, access_to, find_address, login
+from .records import Recorder, read_run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,8 +48,6 @@ __all__ = [
 
 PATIENCE_S = 60.0
 """How long a stream that broke is dialled again before the broker counts as gone."""
-LOCAL = "127.0.0.1:7077"
-"""Where `shoal broker` listens when no port is given."""
 CALL_S = 30.0
 """Deadline of one short call."""
 PREVIEW_S = 600.0
@@ -81,53 +80,14 @@ class RunFailed(ClientError):  # noqa: N818 (says what happened)
     """The run ended without its result; the message is the broker's reason."""
 
 
-def settings_path() -> Path:
-    """Where `login` remembers the broker."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base) / "shoal" / "client.toml"
-
-
-def login(address: str) -> Path:
-    """Remembers a broker for this user; returns the file."""
-    path = settings_path()
-    with replacing(path) as temporary:
-        temporary.write_text(f'broker = "{_checked(address)}"\n', encoding="utf-8")
-    return path
-
-
-def find_address(address: str | None = None) -> str:
-    """The broker's HOST:PORT: the argument, else SHOAL_BROKER, else what `login` remembered, else
-    where `shoal broker` listens on this machine when nothing else is said.
-
-    Raises ValueError when it is no address.
-    """
-    found = address or os.environ.get("SHOAL_BROKER")
-    if not found and settings_path().is_file():
-        found = tomllib.loads(settings_path().read_text(encoding="utf-8")).get("broker")
-    return _checked(str(found or LOCAL))
-
-
 class RecordError(ValueError):
     """What this machine kept of a run is not there."""
-
-
-class AddressError(ValueError):
-    """No address, or something that is none."""
-
-
-def _checked(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise AddressError(f'"{address}" is no address: expected HOST:PORT, e.g. 127.0.0.1:7077')
-    if any(c in address for c in '"\\ \n'):
-        raise AddressError(f"{address!r} is no address: expected HOST:PORT, e.g. 127.0.0.1:7077")
-    return address
 
 
 def connect(address: str | None = None) -> Client:
     """A client of the broker at `address` (default: see `find_address`).
 
-    Raises BrokerUnreachable when nobody answers there.
+    Raises BrokerUnreachable when nobody answers there, Refused without a credential for it.
     """
     client = Client(find_address(address))
     try:
@@ -143,9 +103,12 @@ class Client:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.channel = grpc.insecure_channel(
-            address,
-            options=[
+        try:
+            self.access = access_to(address)
+        except AccessError as error:
+            raise Refused(str(error)) from None
+        self.channel = self.access.channel(
+            [
                 ("grpc.max_receive_message_length", 64 * 2**20),
                 ("grpc.initial_reconnect_backoff_ms", 200),
                 ("grpc.max_reconnect_backoff_ms", 2000),
@@ -158,6 +121,7 @@ class Client:
             ],
         )
         self._runs = RunsStub(self.channel)  # type: ignore[no-untyped-call]
+        self._admission = AdmissionStub(self.channel)  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         return self
@@ -205,7 +169,7 @@ class Client:
 
         spec, graph = draft(job, say)
         with self.translated():
-            upload_graph(self.address, graph)
+            upload_graph(self.access, graph)
             found: PreviewAnswer = self._runs.Preview(spec, timeout=PREVIEW_S)
         return found
 
@@ -216,7 +180,7 @@ class Client:
         from .submission import upload
 
         with self.translated():
-            spec = upload(self.address, prepared, say)
+            spec = upload(self.access, prepared, say)
             submitted = self._runs.Submit(spec, timeout=CALL_S)
         run = Run(self, submitted.run, to)
         prepared.keep(run.folder, run.id)
@@ -238,6 +202,20 @@ class Client:
         with self.translated():
             state: RunState = self._runs.Cancel(broker_pb2.RunRequest(run=run), timeout=CALL_S)
         return state
+
+    def invite(self, role: str, uses: int, lasts_s: float) -> Invitation:
+        """A new token for a "peer", "submitter" or "operator"; for operators. Raises Refused."""
+        request = InviteRequest(role=role, uses=uses, lasts_s=lasts_s)
+        with self.translated():
+            found: Invitation = self._admission.Invite(request, timeout=CALL_S)
+        return found
+
+    def kick(self, subject: str) -> str:
+        """Refuses a peer or person from now on, for good; returns what it was. For operators.
+        Raises Refused."""
+        with self.translated():
+            kicked = self._admission.Kick(KickRequest(subject=subject), timeout=CALL_S)
+        return str(kicked.role)
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -362,7 +340,7 @@ class Run:
             self.checked(self.state())
             raise RunFailed(f"run {self.id} has no exported weights")
         with self.client.translated():
-            return fetch(self.client.address, self._weights)
+            return fetch(self.client.access, self._weights)
 
     def load_into(self, module: nn.Module) -> None:
         """Copies the weights into a live module, tied ones once. Raises ModelError when the names
@@ -406,4 +384,4 @@ class Run:
         built = models.build(job)
         models.load_named(built, self.weights())
         with self.client.translated():
-            return evaluate.held_out(self.client.address, built, job, record["data"], batches)
+            return evaluate.held_out(self.client.access, built, job, record["data"], batches)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import grpc.aio
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -37,6 +36,7 @@ from ..peer.data.sources import resolve
 from ..proto.broker_pb2 import RunSpec, WeightFile
 from ..proto.common_pb2 import BlobRef
 from . import models
+from .access import Access
 from .division import why_it_depends
 from .records import write_run
 
@@ -282,7 +282,7 @@ def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
 # ---------------------------------------------------------------- to the broker
 
 
-def upload(address: str, prepared: Prepared, say: Say = lambda line: None) -> RunSpec:
+def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> RunSpec:
     """Stores what the broker does not have yet; returns the spec to submit.
 
     Raises BlobTransferError.
@@ -300,21 +300,21 @@ def upload(address: str, prepared: Prepared, say: Say = lambda line: None) -> Ru
 
     size = sum(p.stat().st_size for p in (prepared.weights, *prepared.shards.values()))
     say(f"uploading what the broker lacks of {size / 1e6:.1f} MB")
-    transfer(address, store)
+    transfer(access, store)
     return spec
 
 
-def upload_graph(address: str, graph: Graph) -> None:
+def upload_graph(access: Access, graph: Graph) -> None:
     """Stores the graph of a draft. Raises BlobTransferError."""
-    transfer(address, lambda blobs: blobs.store(graph_to_bytes(graph)))
+    transfer(access, lambda blobs: blobs.store(graph_to_bytes(graph)))
 
 
-def transfer(address: str, work: Callable[[BlobClient], Coroutine[Any, Any, T]]) -> T:
+def transfer(access: Access, work: Callable[[BlobClient], Coroutine[Any, Any, T]]) -> T:
     """Runs transfers with a broker's blobs to their end, also from code that has an event loop of
     its own (a notebook)."""
 
     async def run() -> T:
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with access.aio_channel() as channel:
             return await work(BlobClient(channel))
 
     try:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..net.blobs_client import BlobClient
 from ..peer.weights import WeightError, merge_blocks
 from ..proto.broker_pb2 import WeightFile
+from .access import Access
 from .records import replacing
 from .submission import transfer
 
@@ -23,7 +24,7 @@ class ExportError(ValueError):
     """An export that is not possible as asked; the message says what is."""
 
 
-def fetch(address: str, files: Sequence[WeightFile]) -> dict[str, Tensor]:
+def fetch(access: Access, files: Sequence[WeightFile]) -> dict[str, Tensor]:
     """The tensors of every part of an export under the user's names, each part checked against its
     hash; blocks of a split head are put together.
 
@@ -34,7 +35,7 @@ def fetch(address: str, files: Sequence[WeightFile]) -> dict[str, Tensor]:
         return [await blobs.fetch(file.blob.hash) for file in files]
 
     merged: dict[str, Tensor] = {}
-    for part in transfer(address, get):
+    for part in transfer(access, get):
         tensors = load(part)
         if twice := sorted(merged.keys() & tensors.keys()):
             raise ExportError(f"{twice[0]!r} was exported by two peers: expected one for each name")

@@ -37,13 +37,20 @@ class Connection:
     """One stream of a link, from the hello on. `wake` is called when there is something to pull."""
 
     def __init__(
-        self, board: Switchboard, wake: Callable[[], None], link: Link | None, dial: tuple[int, int]
+        self,
+        board: Switchboard,
+        wake: Callable[[], None],
+        link: Link | None,
+        dial: tuple[int, int],
+        proven: str | None = None,
     ) -> None:
         self._board = board
         self.wake = wake
         self._link = link  # None before the hello of an incoming one, and when it is over
         self.peer = link.peer if link else ""
         """Who is at the other end, as far as it is known."""
+        self.proven = proven
+        """Whom the certificate of who opened it names; None: there is none, or we opened it."""
         self.dial = dial  # (generation, attempt)
         self.dialled = link is not None
         self.over = False

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,6 +26,10 @@ from ..dag.flow import Role
 from .buffers import keep_heap_warm
 from .connection import Connection
 from .frame import FrameKey, Payload
+from .identity.credential import Credential
+from .identity.enroll import channel_options
+from .identity.names import Role as PartyRole
+from .identity.names import dns_name, party_of
 from .inbox import Allowed
 from .messages import MAX_CHUNK_BYTES, MAX_MESSAGE_BYTES
 from .switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
@@ -80,8 +84,8 @@ class GrpcTransport:
     """One peer's end of all its links; see Transport. Used as `async with`, in one event loop.
 
     `attach(server)` adds the service to a server before that starts; without it the peer can only
-    dial. `credentials` are for the channels that it opens; None: plain text. `allowed` says how
-    large a frame may be before its bytes come.
+    dial. `credential` gives the newest one, to show and to check others by; None: plain text, and
+    nobody is checked. `allowed` says how large a frame may be before its bytes come.
     """
 
     def __init__(
@@ -90,14 +94,14 @@ class GrpcTransport:
         boot: str,
         on_event: OnEvent,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
+        credential: Callable[[], Credential] | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         allowed: Allowed = lambda _: None,
     ) -> None:
         self._board = Switchboard(
             peer, boot, on_event, max_frame_bytes=max_frame_bytes, allowed=allowed
         )
-        self._credentials = credentials
+        self._credential = credential
         self._dials: dict[str, tuple[int, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # dials that end
         self._serving = 0
@@ -175,10 +179,13 @@ class GrpcTransport:
 
     async def _dial_once(self, peer: str, address: str, generation: int) -> bool:
         """One connection from dial to end; whether it moved a frame."""
-        if self._credentials is None:
+        if self._credential is None:
             channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         else:
-            channel = grpc.aio.secure_channel(address, self._credentials, options=CHANNEL_OPTIONS)
+            # Whoever answers there must prove to be this very peer.
+            options = (*CHANNEL_OPTIONS, *channel_options(address, dns_name(PartyRole.PEER, peer)))
+            credentials = self._credential().for_channel()
+            channel = grpc.aio.secure_channel(address, credentials, options=options)
         wake = asyncio.Event()
         async with channel:
             connection = self._board.outgoing(peer, generation, wake.set)
@@ -203,8 +210,15 @@ class GrpcTransport:
         """One incoming connection; gRPC cancels this when the stream breaks."""
         if self._serving >= _STREAMS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_STREAMS} streams are open")
+        proven: str | None = None
+        if self._credential is not None:
+            party = party_of(context.auth_context())
+            proven = party.subject if party and party.role is PartyRole.PEER else None
+            if proven is None:
+                why = f"{party or 'nobody'} is no peer: only peers exchange frames"
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         wake = asyncio.Event()
-        connection = self._board.incoming(wake.set)
+        connection = self._board.incoming(wake.set, proven)
         self._serving += 1
         try:
             await _carry(connection, context, wake, "the dialler")

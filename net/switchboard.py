@@ -121,9 +121,9 @@ class Switchboard:
         self._greeting[peer] = connection
         return connection
 
-    def incoming(self, wake: Callable[[], None]) -> Connection:
-        """Someone opened a stream to us."""
-        return Connection(self, wake, None, (0, 0))
+    def incoming(self, wake: Callable[[], None], proven: str | None = None) -> Connection:
+        """Someone opened a stream to us; `proven`: who it is, where certificates say so."""
+        return Connection(self, wake, None, (0, 0), proven)
 
     def admit(self, connection: Connection, hello: Hello) -> Link | None:
         """The link that an incoming hello is for; None when it was refused."""
@@ -132,6 +132,10 @@ class Switchboard:
             connection.refuse(
                 "destination", f"{who} dials {hello.destination}: this is {self.me}", who
             )
+            return None
+        if connection.proven not in (None, who):
+            why = f"a hello of {who} by the certificate of {connection.proven}"
+            connection.refuse("identity", why, connection.proven or "")
             return None
         if who not in self._expected:
             connection.refuse("stranger", f"{self.me} does not expect a dial of {who}", who)

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
+from ..net.identity.token import Token
+from ..net.local import is_loopback, split
+
 __all__ = ["DEFAULT_STATE", "JoinConfig", "PeerConfig", "check_address"]
 
 DEFAULT_STATE = Path("~/.local/share/shoal/peers")
@@ -16,11 +19,7 @@ DEFAULT_STATE = Path("~/.local/share/shoal/peers")
 
 def check_address(address: str) -> str:
     """The address, when it is HOST:PORT; raises ValueError otherwise."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(
-            f'"{address}" is no address of a broker: expected HOST:PORT, e.g. 127.0.0.1:7077'
-        )
+    split(address)
     return address
 
 
@@ -44,10 +43,16 @@ class PeerConfig:
     """Operators that it offers to run."""
     threads: int | None = None
     """CPU threads of one operator. None: torch's choice."""
-    host: str = "127.0.0.1"
-    """Where its Frames service listens, and what it tells others."""
+    insecure: bool = False
+    """Without identity and encryption; the broker is on this machine then."""
+    token: str = field(default="", repr=False)
+    """To join with where there is no certificate yet."""
+    host: str = ""
+    """Where its Frames service listens. Empty: the address by which it reaches the broker."""
     port: int = 0
     """The port of that; 0: any free one."""
+    address: str = ""
+    """HOST:PORT at which others reach it. Empty: where it listens; "none": they cannot."""
     via: Mapping[str, str] = field(default_factory=dict)
     """Address -> address to dial instead; see addresses.py."""
     stretch: float = 1.0
@@ -86,7 +91,9 @@ class JoinConfig:
     broker: str
     """HOST:PORT."""
     insecure: bool = False
-    """Without identity and encryption, on loopback only. The one way that exists by now."""
+    """Without identity and encryption, on loopback only."""
+    token: str = field(default="", repr=False)
+    """Of the line that the broker printed; needed until there is a certificate."""
     name: str = ""
     """Of this host's peers. Empty: the host's name."""
     place: str = ""
@@ -99,6 +106,8 @@ class JoinConfig:
     threads: int | None = None
     port: int = 0
     """Of the first device's peer, the others have the numbers after it; 0: any free ones."""
+    address: str = ""
+    """See PeerConfig; of the first device's peer, the others have the ports after it."""
     via: Mapping[str, str] = field(default_factory=dict)
     stretch: float = 1.0
     """See PeerConfig."""
@@ -116,11 +125,17 @@ class JoinConfig:
 
     def __post_init__(self) -> None:
         check_address(self.broker)
-        if not self.insecure:
+        if self.insecure and not is_loopback(split(self.broker)[0]):
             raise ValueError(
-                "joining with an identity is not supported yet: pass --insecure "
-                "(loopback only, no encryption)"
+                f"--insecure with {self.broker}: expected a broker on this machine, as anybody on "
+                "the way could read and change everything"
             )
+        if self.insecure and self.token:
+            raise ValueError("--insecure with a token: expected one of them")
+        if self.token:
+            Token.parse(self.token)
+        if self.address not in ("", "none"):
+            split(self.address)
         if self.devices != "all" and not self.devices:
             raise ValueError('devices are empty: expected "all" or names such as "cpu", "cuda:0"')
         for name in ("memory_bytes", "threads", "give_up_s", "first_s"):

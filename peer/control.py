@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc
 import grpc.aio
 
 from ..net.grpc_transport import CHANNEL_OPTIONS
+from ..net.identity.credential import Credential
+from ..net.identity.enroll import channel_options
 from ..proto import broker_pb2, broker_pb2_grpc
 
-__all__ = ["ControlStream"]
+__all__ = ["ControlStream", "broker_channel"]
+
+ChannelOptions = Sequence[tuple[str, int]]
 
 _REACH_S = 10.0
 """For a connection to come up; a host that is off answers nothing at all."""
@@ -33,8 +37,10 @@ class ControlStream:
         address: str,
         opened: Callable[[], None],
         heard: Callable[[broker_pb2.BrokerMessage], None],
+        credential: Credential | None = None,
     ) -> None:
         self.address = address
+        self._credential = credential
         self._opened = opened
         self._heard = heard
         self._out: asyncio.Queue[broker_pb2.PeerMessage | None] = asyncio.Queue()
@@ -52,7 +58,7 @@ class ControlStream:
         self._out.put_nowait(None)
 
     async def run(self) -> str:
-        async with grpc.aio.insecure_channel(self.address, options=_OPTIONS) as channel:
+        async with broker_channel(self.address, self._credential, _OPTIONS) as channel:
             try:
                 async with asyncio.timeout(_REACH_S):
                     reached = await _reach(channel)
@@ -96,6 +102,16 @@ class ControlStream:
         while (message := await self._out.get()) is not None:
             await call.write(message)
         await call.done_writing()
+
+
+def broker_channel(
+    address: str, credential: Credential | None, options: ChannelOptions = CHANNEL_OPTIONS
+) -> grpc.aio.Channel:
+    """A channel to the broker; without a credential in plain text."""
+    if credential is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    both = (*options, *channel_options(address))
+    return grpc.aio.secure_channel(address, credential.for_channel(), options=both)
 
 
 async def _reach(channel: grpc.aio.Channel) -> bool:

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 
 import grpc.aio
 import torch
@@ -29,13 +30,17 @@ from ..dag.plan import PeerId
 from ..net import transport as net
 from ..net.blobs_client import BlobClient, BlobTransferError
 from ..net.frame import Arrived, FrameKey, Payload
-from ..net.grpc_transport import CHANNEL_OPTIONS, SERVER_OPTIONS, GrpcTransport
+from ..net.grpc_transport import SERVER_OPTIONS, GrpcTransport
+from ..net.identity.credential import Credential
+from ..net.identity.enroll import BrokerAwayError, NotAdmittedError
+from ..net.local import joined, local_address, split
 from ..proto import broker_pb2
 from . import events as e
 from .addresses import to_dial
 from .cache import BlobCache
 from .config import DEFAULT_STATE, PeerConfig
-from .control import ControlStream
+from .control import ControlStream, broker_channel
+from .credentials import Credentials, listen, obtain
 from .device import TorchDevice
 from .identity import Identity, IdentityError, Incarnation
 from .lane import Lane
@@ -50,6 +55,8 @@ from .stretch import StretchedDevice
 __all__ = ["Worker", "work"]
 
 _log = logging.getLogger(__name__)
+_OLD_CHANNEL_S = 600.0
+"""What a channel gets to finish once a certificate was renewed."""
 _LAST_WORDS_S = 2.0
 """For what was told and sent to leave, at the end."""
 
@@ -60,11 +67,20 @@ async def work(config: PeerConfig, started: Callable[[Worker], None] | None = No
     try:
         with Identity(config.state, config.name) as me:
             profile = await asyncio.to_thread(_look, config)
-            worker = Worker(config, me, profile)
+            credential = None if config.insecure else await obtain(config)
+            if credential is not None:
+                me = replace(me, peer=PeerId(credential.party.subject))
+            worker = Worker(config, me, profile, credential)
             if started is not None:
                 started(worker)
             return await worker.run()
     except IdentityError as error:
+        note(_log, logging.ERROR, "refused", why=error)
+        return 4
+    except BrokerAwayError as error:
+        note(_log, logging.ERROR, "broker away", why=error)
+        return 3
+    except NotAdmittedError as error:
         note(_log, logging.ERROR, "refused", why=error)
         return 4
     except ValueError as error:  # a device that is not here, memory that is not enough
@@ -90,7 +106,13 @@ def _look(config: PeerConfig) -> broker_pb2.Profile:
 class Worker:
     """One peer in one process. Made in its event loop; `run` acts, `stop` ends it."""
 
-    def __init__(self, config: PeerConfig, me: Incarnation, profile: broker_pb2.Profile) -> None:
+    def __init__(
+        self,
+        config: PeerConfig,
+        me: Incarnation,
+        profile: broker_pb2.Profile,
+        credential: Credential | None = None,
+    ) -> None:
         self.config = config
         self.me = me
         self._loop = asyncio.get_running_loop()
@@ -100,17 +122,26 @@ class Worker:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+        self._credentials = (
+            None if credential is None else Credentials(credential, config, self._renewed)
+        )
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        port = _listen(self._server, config)
         self._broker = to_dial(config.via, config.broker)
+        host = config.host or local_address(split(self._broker)[0])
+        port = listen(self._server, host, config.port, self._credentials)
         self._device = (
             TorchDevice(config.device)
             if config.stretch == 1
             else StretchedDevice(config.device, stretch=config.stretch)
         )
         self._spans = Spans(config.trace, me.peer, config.name)
+        credentials = self._credentials
         self._transport = GrpcTransport(
-            me.peer, me.boot, self._on_transport, allowed=self._device.most_bytes
+            me.peer,
+            me.boot,
+            self._on_transport,
+            credential=None if credentials is None else lambda: credentials.now,
+            allowed=self._device.most_bytes,
         )
         self._transport.attach(self._server)
         self._unacknowledged: set[FrameKey] = set()
@@ -128,7 +159,7 @@ class Worker:
         self._cache = BlobCache(me.scratch, self._fetch)
         self._fetching: set[Future[bytes | None]] = set()
 
-        address = f"{config.host}:{port}"
+        address = "" if config.address == "none" else config.address or joined(host, port)
         options = PeerOptions(
             give_up_s=config.give_up_s, first_s=config.first_s, drain_s=config.drain_s
         )
@@ -155,18 +186,19 @@ class Worker:
     async def run(self) -> int:
         """From Started to Exit; leaves no task, thread, port or link behind. Returns the code."""
         try:
-            async with (
-                grpc.aio.insecure_channel(self._broker, options=CHANNEL_OPTIONS) as channel,
-                self._transport,
-            ):
-                self._blobs = BlobClient(channel)
+            async with self._transport:
+                self._channel = broker_channel(self._broker, self._newest)
+                self._blobs = BlobClient(self._channel)
                 await self._server.start()
                 try:
+                    if self._credentials is not None:
+                        self._start(self._credentials.keep())
                     self._post(e.Started())
                     end = await self._exit
                     await self._last_words(end)
                 finally:
                     await self._cancel()
+                    await self._channel.close()
                     await self._server.stop(grace=None)
         finally:
             lanes = (self._compute, self._data, self._sending, self._arriving)
@@ -196,6 +228,20 @@ class Worker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def _newest(self) -> Credential | None:
+        return None if self._credentials is None else self._credentials.now
+
+    def _renewed(self, credential: Credential) -> None:
+        """The channel for blobs would dial again with the old one; what is on its way may end."""
+
+        async def closing(old: grpc.aio.Channel) -> None:
+            await old.close(grace=_OLD_CHANNEL_S)
+
+        self._start(closing(self._channel))
+        self._channel = broker_channel(self._broker, credential)
+        self._blobs = BlobClient(self._channel)
 
     # ------------------------------------------------------------ events
 
@@ -354,6 +400,7 @@ class Worker:
             self._broker,
             opened=lambda: self._post(e.Attached()),
             heard=lambda message: self._post(e.BrokerSaid(message)),
+            credential=self._newest,
         )
         self._stream = stream
         why = await stream.run()
@@ -430,17 +477,6 @@ class Worker:
             if piece is None:
                 return
             yield piece
-
-
-def _listen(server: grpc.aio.Server, config: PeerConfig) -> int:
-    """The port on which the server will listen. Raises ValueError for one that is taken."""
-    try:
-        return int(server.add_insecure_port(f"{config.host}:{config.port}"))
-    except RuntimeError as error:
-        raise ValueError(
-            f"port {config.port} of {config.host} cannot be had: {error}; is it taken? "
-            "Leave --port out for any free one"
-        ) from None
 
 
 def _text(error: Exception) -> str:

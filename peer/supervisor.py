@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from ..net.local import joined, split
 from .config import DEFAULT_STATE, JoinConfig, PeerConfig
 from .identity import seat
 from .logs import note, to_stderr
@@ -76,7 +77,10 @@ def peer_configs(config: JoinConfig, devices: Sequence[str]) -> list[PeerConfig]
             memory_bytes=config.memory_bytes,
             operator_set=config.operator_set,
             threads=config.threads,
+            insecure=config.insecure,
+            token=config.token,
             port=config.port + number if config.port else 0,
+            address=_after(config.address, number),
             via=config.via,
             stretch=config.stretch,
             give_up_s=config.give_up_s,
@@ -87,6 +91,14 @@ def peer_configs(config: JoinConfig, devices: Sequence[str]) -> list[PeerConfig]
         )
         for number, device in enumerate(devices)
     ]
+
+
+def _after(address: str, number: int) -> str:
+    """The address of a device's peer, from that of the first one."""
+    if address in ("", "none") or not number:
+        return address
+    host, port = split(address)
+    return joined(host, port + number)
 
 
 def _trace(config: JoinConfig, device: str) -> str:

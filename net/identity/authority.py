@@ -122,7 +122,8 @@ class Authority:
         if party.role in (Role.BROKER, Role.PEER):
             uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, party.subject[:64])])
-        end = min(now + lasts, self._certificate.not_valid_after_utc)
+        longest = self._certificate.not_valid_after_utc
+        end = now + lasts if lasts < longest - now else longest
         leaf = (
             x509.CertificateBuilder()
             .subject_name(subject)

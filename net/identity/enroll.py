@@ -134,8 +134,8 @@ def check_clock(ahead_s: float) -> None:
 
 
 def enroll(address: str, token: Token, folder: Path, name: str, *, via: str = "") -> Credential:
-    """Joins with a token; `via` is dialled in the place of the address. The credential is in the folder afterwards. Raises BrokerAwayError,
-    NotAdmittedError, CredentialError, OSError."""
+    """Joins with a token; the credential is in the folder afterwards. `via` is dialled in the place
+    of the address. Raises BrokerAwayError, NotAdmittedError, CredentialError, OSError."""
     dialled = via or address
     shown = shown_by(dialled)
     certificate = x509.load_pem_x509_certificate(shown.authority)

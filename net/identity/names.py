@@ -1,9 +1,9 @@
 """How subjects and roles are written into certificates, and read from a connection.
 
-A certificate names its subject twice: as `shoal:ROLE:SUBJECT` (a URI, for who reads it) and as a DNS
-name made from the subject's hash (for TLS, which compares host names without regard to case and
-knows no `_`). Who dials a peer demands that name of the other end, so nobody can answer in another's
-place, whatever the address leads to.
+A certificate names its subject twice: as `shoal:ROLE:SUBJECT` (a URI, for who reads it) and as a
+DNS name made from the subject's hash (for TLS, which compares host names without regard to case and
+knows no `_`). Who dials a peer demands that name of the other end, so nobody can answer in
+another's place, whatever the address leads to.
 """
 
 from __future__ import annotations

@@ -1,0 +1,58 @@
+"""The verbs of whoever runs the network: who may come in, and who must go."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from .base import Broker, Json, app, print_json, verb
+
+__all__ = ["invite", "kick"]
+
+
+class As(Enum):
+    """What a token admits as."""
+
+    PEER = "peer"
+    SUBMITTER = "submitter"
+    OPERATOR = "operator"
+
+
+@app.command()
+@verb
+def invite(
+    role: Annotated[As, typer.Option(help="What it admits as.")] = As.PEER,
+    uses: Annotated[int, typer.Option(min=1, help="How many it admits.")] = 1,
+    lasts: Annotated[
+        str, typer.Option("--for", help="How long it may be used, e.g. 30min, 24h.")
+    ] = "24h",
+    broker: Broker = None,
+    json: Json = False,
+) -> None:
+    """Make a token to give to somebody. Example: shoal invite --role submitter --for 24h"""
+    from .. import client as clients
+    from ..job.units import Duration
+
+    with clients.connect(broker) as client:
+        made = client.invite(role.value, uses, float(Duration(lasts)))
+    if json:
+        print_json({"token": made.token, "role": role.value, "uses": uses, "ends_s": made.ends_s})
+        return
+    how = "join" if role is As.PEER else "login"
+    typer.echo(f"shoal {how} {client.address} --token {made.token}")
+
+
+@app.command()
+@verb
+def kick(
+    subject: Annotated[str, typer.Argument(metavar="PEER", help="Its id, as in shoal peers.")],
+    broker: Broker = None,
+) -> None:
+    """Refuse a peer or a person from now on, for good. Example: shoal kick home-1-gaydtlnz"""
+    from .. import client as clients
+
+    with clients.connect(broker) as client:
+        role = client.kick(subject)
+    typer.echo(f"{subject} ({role}) is out, and its key never joins again")

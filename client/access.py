@@ -1,0 +1,181 @@
+"""Which broker, and by what right: an address, and the credential that this user has for it.
+
+~/.config/shoal/client.toml           the broker that `shoal login` remembered
+~/.config/shoal/credentials/ADDRESS/  a key and its certificate for one broker
+
+A broker on this machine may be one without identities; it is asked which. Any other is spoken to
+with a credential or not at all.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import time
+import tomllib
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from ..net.identity.authority import utc
+from ..net.identity.credential import Credential
+from ..net.identity.enroll import (
+    BrokerAwayError,
+    EnrollError,
+    NotAdmittedError,
+    channel_options,
+    enroll,
+    renew,
+    shown_by,
+)
+from ..net.identity.names import Role
+from ..net.identity.token import Token
+from ..net.local import is_loopback, split
+from .records import replacing
+
+__all__ = ["Access", "AccessError", "access_to", "find_address", "login", "remember"]
+
+LOCAL = "127.0.0.1:7077"
+"""Where `shoal broker` listens when no port is given."""
+
+
+class AddressError(ValueError):
+    """No address, or something that is none."""
+
+
+class AccessError(Exception):
+    """This user has no right that the broker would accept; the message says how to get one."""
+
+
+class Access:
+    """A broker's address, and how to open a channel to it."""
+
+    def __init__(self, address: str, credential: Credential | None) -> None:
+        self.address = address
+        self._credential = credential
+
+    def channel(self, options: list[tuple[str, int]]) -> grpc.Channel:
+        if self._credential is None:
+            return grpc.insecure_channel(self.address, options=options)
+        both = [*options, *channel_options(self.address)]
+        return grpc.secure_channel(self.address, self._credential.for_channel(), options=both)
+
+    def aio_channel(self) -> grpc.aio.Channel:
+        if self._credential is None:
+            return grpc.aio.insecure_channel(self.address)
+        options = channel_options(self.address)
+        return grpc.aio.secure_channel(
+            self.address, self._credential.for_channel(), options=options
+        )
+
+    def __repr__(self) -> str:
+        return f"<Access to {self.address} with {self._credential or 'no credential'}>"
+
+
+def settings_path() -> Path:
+    """Where `login` remembers the broker."""
+    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "shoal" / "client.toml"
+
+
+def _folder(address: str) -> Path:
+    """Of the credential for a broker; the names of this machine are one."""
+    host, port = split(address)
+    named = "localhost" if is_loopback(host) else host.lower().replace(":", "_")
+    return settings_path().parent / "credentials" / f"{named}_{port}"
+
+
+def remember(address: str, credential: Credential) -> None:
+    """Keeps a credential for the broker at an address, unless one that still holds is there for the
+    same authority."""
+    folder = _folder(address)
+    try:
+        known = Credential.load(folder)
+    except ValueError:
+        known = None  # damaged: replaced
+    same = known is not None and known.authority == credential.authority
+    if not same or known is None or known.ends <= utc(time.time()):
+        credential.save(folder)
+
+
+def login(address: str, token: str = "", name: str = "") -> Path:
+    """Remembers a broker for this user, and gets a credential for it when a token is given; returns
+    the file. `name`: for people; the user's by default.
+
+    Raises AddressError, TokenError, AccessError, and BrokerAwayError when nobody answers.
+    """
+    checked = _checked(address)
+    if token:
+        try:
+            credential = enroll(checked, Token.parse(token), _folder(checked), name or _user())
+        except NotAdmittedError as error:
+            raise AccessError(str(error)) from None
+        if credential.party.role is Role.PEER:
+            raise AccessError(
+                "the token is one for peers: it is for `shoal join`; ask the operator for one with "
+                "`shoal invite --role submitter`"
+            )
+    path = settings_path()
+    with replacing(path) as temporary:
+        temporary.write_text(f'broker = "{checked}"\n', encoding="utf-8")
+    return path
+
+
+def _user() -> str:
+    try:
+        found = getpass.getuser()
+    except (OSError, KeyError):
+        found = ""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", found).strip("-_.")[:64] or "someone"
+
+
+def find_address(address: str | None = None) -> str:
+    """The broker's HOST:PORT: the argument, else SHOAL_BROKER, else what `login` remembered, else
+    where `shoal broker` listens on this machine when nothing else is said.
+
+    Raises AddressError when it is no address.
+    """
+    found = address or os.environ.get("SHOAL_BROKER")
+    if not found and settings_path().is_file():
+        found = tomllib.loads(settings_path().read_text(encoding="utf-8")).get("broker")
+    return _checked(str(found or LOCAL))
+
+
+def _checked(address: str) -> str:
+    try:
+        split(address)
+    except ValueError as error:
+        raise AddressError(str(error)) from None
+    if any(c in address for c in '"\\ \n'):
+        raise AddressError(f"{address!r} is no address: expected HOST:PORT, e.g. 127.0.0.1:7077")
+    return address
+
+
+def access_to(address: str) -> Access:
+    """The right that this user has at a broker; a credential at its half is renewed. Raises
+    AccessError, CredentialError."""
+    if is_loopback(split(address)[0]):
+        try:
+            shown_by(address)
+        except BrokerAwayError:
+            return Access(address, None)  # one without identities, or none: dialling will tell
+    folder = _folder(address)
+    credential = Credential.load(folder)
+    if credential is None:
+        raise AccessError(
+            f"this user has no credential for the broker at {address}: ask its operator for a "
+            f"token (`shoal invite --role submitter`), then `shoal login {address} --token …`"
+        )
+    now = utc(time.time())
+    if credential.ends <= now:
+        raise AccessError(
+            f"the credential for the broker at {address} ended on {credential.ends:%Y-%m-%d}: ask "
+            f"its operator for a new token, then `shoal login {address} --token …`"
+        )
+    if now >= credential.renew_at():
+        with suppress(EnrollError):  # it still holds; what is wrong shows when it is used
+            credential = renew(address, credential, folder)
+    return Access(address, credential)

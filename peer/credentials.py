@@ -1,0 +1,126 @@
+"""A peer's certificate while it runs: got at the first start, renewed at the half of its life."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from ..net.identity.authority import utc
+from ..net.identity.credential import Credential
+from ..net.identity.enroll import BrokerAwayError, EnrollError, enroll, renew
+from ..net.identity.names import Role
+from ..net.identity.token import Token
+from ..net.local import joined
+from .addresses import to_dial
+from .config import PeerConfig
+from .logs import note
+
+__all__ = ["Credentials", "NoCredentialError", "listen", "obtain"]
+
+_log = logging.getLogger(__name__)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_LOOK_S = 3600.0
+"""How often the clock is looked at: a host that slept has lost time that no timer counts."""
+
+
+class NoCredentialError(ValueError):
+    """There is neither a credential nor a token to get one with."""
+
+
+async def obtain(config: PeerConfig) -> Credential:
+    """The credential in the peer's folder, or a new one by its token. Waits for a broker that does
+    not answer, as long as the settings say. Raises NoCredentialError, CredentialError, EnrollError.
+    """
+    known = Credential.load(config.state)
+    if known is not None and known.ends > utc(time.time()):
+        return known
+    if not config.token:
+        raise NoCredentialError(
+            f"{config.state} has no certificate"
+            + (f" that still holds: its last one ended {known.ends:%Y-%m-%d}" if known else "")
+            + ": join with the whole line that the broker printed, --token included"
+        )
+    token, dialled = Token.parse(config.token), to_dial(config.via, config.broker)
+    waits = [s for s in (config.first_s, config.give_up_s) if s is not None]
+    until = time.monotonic() + min(waits) if waits else None
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return await asyncio.to_thread(
+                enroll, config.broker, token, config.state, config.name, via=dialled
+            )
+        except BrokerAwayError as error:
+            if until is not None and time.monotonic() + pause_s > until:
+                raise
+            note(_log, logging.WARNING, "not joined yet", why=error, again_in_s=pause_s)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class Credentials:
+    """The newest credential of a running peer. `renewed` is called with each new one."""
+
+    def __init__(
+        self, first: Credential, config: PeerConfig, renewed: Callable[[Credential], None]
+    ) -> None:
+        if first.party.role is not Role.PEER:
+            raise NoCredentialError(
+                f"{config.state} has the certificate of {first.party}: a peer needs a token of its "
+                "own (`shoal invite --role peer`) and a folder of its own (--state)"
+            )
+        self.now = first
+        self._config, self._renewed = config, renewed
+
+    async def keep(self) -> None:
+        """Renews for as long as it is let; ends never. A broker that is away is asked again."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            wait_s = (self.now.renew_at() - utc(time.time())).total_seconds()
+            if wait_s > 0:
+                await asyncio.sleep(min(wait_s, _LOOK_S))
+                continue
+            dialled = to_dial(self._config.via, self._config.broker)
+            try:
+                self.now = await asyncio.to_thread(renew, dialled, self.now, self._config.state)
+            except EnrollError as error:
+                note(_log, logging.WARNING, "not renewed", why=error, ends=self.now.ends)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LOOK_S)
+            else:
+                pause_s = _FIRST_PAUSE_S
+                note(_log, logging.INFO, "renewed", ends=self.now.ends)
+                self._renewed(self.now)
+
+
+def listen(server: grpc.aio.Server, host: str, port: int, credentials: Credentials | None) -> int:
+    """The port on which a server that was not started yet will listen; with credentials it talks
+    to nobody who has none of the same authority. Raises ValueError for a port that is taken."""
+    address = joined(host, port)
+    try:
+        if credentials is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, _shown(credentials)))
+    except RuntimeError as error:
+        raise ValueError(
+            f"port {port} of {host} cannot be had: {error}; is it taken? "
+            "Leave --port out for any free one"
+        ) from None
+
+
+def _shown(credentials: Credentials) -> grpc.ServerCredentials:
+    shown = credentials.now
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        # Asked at each new connection.
+        nonlocal shown
+        if credentials.now is shown:
+            return None
+        shown = credentials.now
+        return shown.for_server()
+
+    return grpc.dynamic_ssl_server_credentials(shown.for_server(), renewed, True)
