@@ -13,9 +13,9 @@ import pytest
 
 PROGRAM = """
 import asyncio
-from shoal.broker.server import BrokerConfig, join_line, serve
+from shoal.broker.server import BrokerConfig, serve
 config = BrokerConfig(insecure=True, port=0)
-asyncio.run(serve(config, ready=lambda address: print(join_line(address), flush=True)))
+asyncio.run(serve(config, ready=lambda broker: print(broker.join_line(), flush=True)))
 """
 
 
