@@ -3,7 +3,9 @@
 begins with                         goes to
 ----------------------------------  --------------------------------------------------------
 a TLS hello for "door.shoal"        the server that asks for no certificate: joining
-any other TLS hello                 the server that demands one: everything else
+a TLS hello for a peer's name       that peer, by the relay
+any other TLS hello                 the server that demands a certificate: everything else
+"SHOAL-RELAY TICKET"                who dialled the peer that now comes, by the relay
 "GET /authority.pem"                answered here: the certificate that a token pins, which is
                                     public, with the date, which tells of clocks that differ
 anything else                       closed
@@ -22,23 +24,25 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..net.identity.names import DOOR_NAME
+from ..net.identity.names import DOOR_NAME, Role
+from ..net.pump import BUFFER_BYTES, close, join
 from .hello import HelloError, server_name
+from .relay import Relay
 
 __all__ = ["Front", "FrontLimits", "Knocks"]
 
 log = logging.getLogger(__name__)
 
 _TLS_HANDSHAKE = 0x16
-_BUFFER_BYTES = 256 * 1024
 _WAITING_CONNECTIONS = 512
+_PEERS = f".{Role.PEER.value}.shoal"
+_TICKET = b"SHOAL-RELAY "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +55,9 @@ class FrontLimits:
     """Of the first message; a TLS hello has 300 to 2,000."""
     most_connections: int = 8192
     """Open at once; each takes two descriptors and up to half a MiB while it is held up."""
-    knocks: int = 64
-    """Joins in a row from one address: a host of many GPUs behind one router."""
-    knocks_per_s: float = 1.0
+    knocks: int = 256
+    """Joins and relayed dials in a row from one address: a house of GPUs behind one router."""
+    knocks_per_s: float = 4.0
     """Afterwards."""
     most_addresses: int = 10_000
     """Whose knocks are counted; the ones longest ago are forgotten."""
@@ -89,10 +93,12 @@ class Front:
         main: Path,
         door: Path,
         authority: bytes,
+        relay: Relay,
         limits: FrontLimits | None = None,
     ) -> None:
         self._host, self.port = host, port
         self._main, self._door, self._authority = main, door, authority
+        self._relay = relay
         self.limits = limits or FrontLimits()
         self._knocks = Knocks(self.limits)
         self._open = 0
@@ -103,7 +109,7 @@ class Front:
             self._connected,
             self._host,
             self.port,
-            limit=_BUFFER_BYTES,
+            limit=BUFFER_BYTES,
             backlog=_WAITING_CONNECTIONS,
         )
         self.port = int(self._server.sockets[0].getsockname()[1])
@@ -128,43 +134,57 @@ class Front:
         try:
             if self._open <= self.limits.most_connections:
                 await self._pass_on(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, TimeoutError, HelloError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, HelloError):
             pass  # a stranger, or one that went away: nothing is owed
         except asyncio.CancelledError:
             pass  # the front closes
         finally:
             self._open -= 1
             self._tasks.discard(task)
-            _close(writer)
+            close((reader, writer))
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = b""
         async with asyncio.timeout(self.limits.hello_s):
             first = await reader.readexactly(5)
-            if first[0] != _TLS_HANDSHAKE:
+            if first == _TICKET[:5]:
+                line = first + await reader.readuntil(b"\n")
+            elif first[0] == _TLS_HANDSHAKE:
+                hello = await self._whole_hello(first, reader)
+            else:
                 await self._answer_http(first, reader, writer)
                 return
-            size = int.from_bytes(first[3:5], "big")
-            if size > self.limits.hello_bytes:
-                raise HelloError(f"a hello of {size} bytes: expected {self.limits.hello_bytes}")
-            hello = first + await reader.readexactly(size)
-        door = server_name(hello) == DOOR_NAME
-        address = str((writer.get_extra_info("peername") or ("?",))[0])
-        if door and not self._knocks.allowed(address, time.monotonic()):
-            log.warning("too_many_joins address=%s: closed; it may knock again soon", address)
+        if line:
+            ticket = line.removeprefix(_TICKET).strip().decode("ascii", "replace")
+            await self._relay.answered(ticket, (reader, writer))
+            return
+        name = server_name(hello)
+        door, relayed = name == DOOR_NAME, name.endswith(_PEERS)
+        if (door or relayed) and not self._may_knock(writer):
+            return
+        if relayed:
+            await self._relay.dialled(name, hello, (reader, writer))
             return
         path = self._door if door else self._main
-        inner, outer = await asyncio.open_unix_connection(path, limit=_BUFFER_BYTES)
+        inner = await asyncio.open_unix_connection(path, limit=BUFFER_BYTES)
         try:
-            outer.write(hello)
-            there = asyncio.create_task(_pump(reader, outer))
-            back = asyncio.create_task(_pump(inner, writer))
-            try:
-                await asyncio.gather(there, back)
-            finally:
-                there.cancel()
-                back.cancel()
+            inner[1].write(hello)
+            await join((reader, writer), inner)
         finally:
-            _close(outer)
+            close(inner)
+
+    async def _whole_hello(self, first: bytes, reader: asyncio.StreamReader) -> bytes:
+        size = int.from_bytes(first[3:5], "big")
+        if size > self.limits.hello_bytes:
+            raise HelloError(f"a hello of {size} bytes: expected {self.limits.hello_bytes}")
+        return first + await reader.readexactly(size)
+
+    def _may_knock(self, writer: asyncio.StreamWriter) -> bool:
+        address = str((writer.get_extra_info("peername") or ("?",))[0])
+        if self._knocks.allowed(address, time.monotonic()):
+            return True
+        log.warning("too_many_knocks address=%s: closed; it may knock again soon", address)
+        return False
 
     async def _answer_http(
         self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -191,17 +211,3 @@ class Front:
 
     def __repr__(self) -> str:
         return f"<Front on port {self.port}, {self._open} connections>"
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Passes on what comes until its end, and then that end."""
-    while data := await reader.read(_BUFFER_BYTES):
-        writer.write(data)
-        await writer.drain()
-    with suppress(OSError, RuntimeError):
-        writer.write_eof()
-
-
-def _close(writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError, RuntimeError):
-        writer.close()

@@ -42,7 +42,7 @@ from .options import BrokerOptions
 from .scheduler.interface import PeerOffer
 from .speeds import Correction, speeds_of
 
-__all__ = ["PROTOCOL", "Lost", "Member", "Membership", "State", "clean"]
+__all__ = ["PROTOCOL", "RELAY", "Lost", "Member", "Membership", "State", "clean", "dial"]
 
 PROTOCOL = 1
 """The version of the protocol that this broker speaks."""
@@ -98,6 +98,20 @@ class Member:
             cores=self.profile.cores * speeds.busy,
             threads=self.profile.threads,
         )
+
+
+RELAY = "relay"
+"""The address of a peer that only the broker's relay reaches."""
+
+
+def dial(a: Member, b: Member, relays: bool) -> tuple[Member, Member, str] | None:
+    """Who dials of two that shall have a link, whom, and where; the first one, if both can. None
+    when neither can be dialled, and nothing is relayed."""
+    if b.address:
+        return a, b, b.address
+    if a.address:
+        return b, a, a.address
+    return (a, b, RELAY) if relays else None
 
 
 class Lost(NamedTuple):

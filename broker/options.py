@@ -45,6 +45,8 @@ class BrokerOptions:
     """Events kept per run for watchers that come late."""
     kept_runs: int = 100
     """Ended runs that can still be watched and described."""
+    relays: bool = False
+    """Whether peers that cannot be dialled are reached through the broker."""
     probe_s: float = 5.0
     """How long a plan waits, after the last peer joined, for links to be measured; 0: no link ever
     is."""
@@ -55,7 +57,7 @@ class BrokerOptions:
         if not self.probe_s >= 0:
             raise ValueError(f"broker option probe_s is {self.probe_s}: expected >= 0")
         for field in fields(self):
-            if field.name != "probe_s" and not getattr(self, field.name) > 0:
+            if field.name not in ("probe_s", "relays") and not getattr(self, field.name) > 0:
                 raise ValueError(
                     f"broker option {field.name} is {getattr(self, field.name)}: expected > 0"
                 )

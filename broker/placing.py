@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 
 from ..dag.plan import PeerId, PlanError
 from .events import Instruction, Log, MakePlan, PlanFailed, PlanReady, RunId, SetTimer
-from .membership import Member, Membership
+from .membership import Member, Membership, dial
 from .probing import Probing
 from .runs import Run
 from .waiting import Waits, consider, in_order, suited
@@ -141,15 +141,12 @@ class Placing:
         if gone:
             # `place` runs behind every event and asks again over the peers that are there now.
             return [_dropped(event, f"{', '.join(gone)} left the pool meanwhile")]
-        mute = [
-            f"{a} and {b}"
-            for a, b in pairs
-            if not (self.members.members[a].address or self.members.members[b].address)
-        ]
+        members, relays = self.members.members, self.probing.options.relays
+        mute = [f"{a} and {b}" for a, b in pairs if dial(members[a], members[b], relays) is None]
         if mute:
             text = (
-                f"no side of {mute[0]} can be dialled: neither announced an address, and relays "
-                "are not built yet"
+                f"no side of {mute[0]} can be dialled: neither announced an address, and this "
+                "broker relays nothing"
             )
             return run.fail("address", text, self.members, now)
         unknown = () if run.wish.wanted else self.probing.unmeasured(pairs, now)

@@ -26,7 +26,7 @@ from ..dag.plan import PeerId
 from ..proto.broker_pb2 import BrokerMessage, LinkReport, Probe
 from .events import Instruction, Log, SetTimer, Tell
 from .links import MAX_AGE_S, Caps, Links, Origin
-from .membership import Member, Membership, clean
+from .membership import Member, Membership, clean, dial
 from .options import BrokerOptions
 
 __all__ = ["LINKS", "SIZES", "SMALLEST", "Allowance", "Probing"]
@@ -408,7 +408,7 @@ class Probing:
         return [best[1]]
 
     def _reach(self, a: PeerId, b: PeerId) -> bool:
-        return bool(self._peers[a].address or self._peers[b].address)
+        return self.options.relays or bool(self._peers[a].address or self._peers[b].address)
 
     def _start(
         self,
@@ -418,7 +418,9 @@ class Probing:
         generation: Callable[[], int],
         now: float,
     ) -> list[Instruction]:
-        dialler, target = (one, other) if other.address else (other, one)
+        way = dial(one, other, self.options.relays)
+        assert way is not None, f"{one.id} and {other.id} cannot reach each other"
+        dialler, target, where = way
         self._number += 1
         number, cost = self._number, sum(sizes)
         pair = (one.id, other.id)
@@ -428,14 +430,14 @@ class Probing:
             self._busy[peer] = number
             self._peers[peer].sent.append((now, cost))
             self._peers[peer].sent_bytes += cost
-        dial = generation()
+        attempt = generation()
 
         def order(peer: PeerId, address: str) -> BrokerMessage:
             probe = Probe(
                 number=number,
                 peer=peer,
                 address=address,
-                generation=dial,
+                generation=attempt,
                 sizes=sizes,
                 patience_s=_PATIENCE_S,
             )
@@ -443,7 +445,7 @@ class Probing:
 
         return [  # who is dialled hears of it first
             Tell(target.stream, order(dialler.id, "")),
-            Tell(dialler.stream, order(target.id, target.address)),
+            Tell(dialler.stream, order(target.id, where)),
         ]
 
     # ------------------------------------------------------------ for people and tests

@@ -55,7 +55,7 @@ from ..proto.common_pb2 import Reason
 from ..proto.graph_pb2 import CORE
 from .events import Instruction, Log, Publish, RunId, SetTimer, Tell, Watched
 from .history import History
-from .membership import Lost, Member, Membership, clean
+from .membership import Lost, Member, Membership, clean, dial
 from .options import BrokerOptions
 from .steps import StepLedger, WrongStepError
 from .wish import Wish
@@ -184,10 +184,10 @@ class Run:
         joined = [members.members[p] for p in self.peers]
         dials: dict[PeerId, list[DialOrder]] = {p: [] for p in self.peers}
         for i, (a, b) in enumerate(pairs):
-            source, target = members.members[a], members.members[b]
-            if not target.address:
-                source, target = target, source
-            order = DialOrder(peer=target.id, address=target.address, generation=generation + i)
+            way = dial(members.members[a], members.members[b], self.options.relays)
+            assert way is not None, f"{a} and {b} were planned and cannot reach each other"
+            source, target, address = way
+            order = DialOrder(peer=target.id, address=address, generation=generation + i)
             dials[source.id].append(order)
         wire = plan_to_proto(plan)
         base = Assign(

@@ -26,6 +26,7 @@ from ..net.identity.token import Token, TokenError
 from .admission import Admission, AdmissionLimits
 from .front import Front, FrontLimits
 from .guard import Guard
+from .relay import Relay
 
 __all__ = ["Secured"]
 
@@ -65,6 +66,7 @@ class Secured:
         path = self._folder and self._folder / "admissions.sqlite"
         self.admission = Admission(self.authority, path, self._limits)
         self.guard = Guard(self.admission)
+        self.relay = Relay()
         self._own = self._signed(Role.BROKER, "broker")
         # Unix sockets have short names; nobody else may open the folder.
         self._sockets = Path(tempfile.mkdtemp(prefix="shoal-broker-"))
@@ -118,6 +120,7 @@ class Secured:
             main=self._sockets / "main",
             door=self._sockets / "door",
             authority=self.authority.pem,
+            relay=self.relay,
             limits=self._front_limits,
         )
         await front.__aenter__()

@@ -11,7 +11,7 @@ import logging
 import secrets
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc.aio
@@ -95,7 +95,8 @@ class Broker:
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         boot = secrets.token_hex(8)
-        machine = BrokerMachine(_broker_id(config.state), config.options, boot=boot)
+        options = replace(config.options, relays=not config.insecure)
+        machine = BrokerMachine(_broker_id(config.state), options, boot=boot)
         self.shell = Shell(machine, self.blobs, self._tasks)
         self._server = grpc.aio.server(options=server_options())
         try:
@@ -117,7 +118,7 @@ class Broker:
         except AuthorityError as error:
             raise BrokerConfigError(str(error)) from None
         self.secured = secured
-        add_services(self._server, self.shell, secured.guard)
+        add_services(self._server, self.shell, secured.guard, secured.relay)
         add_admission(self._server, self.shell, secured.admission, secured.guard)
         secured.listen(self._server)
         await self._server.start()

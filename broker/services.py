@@ -27,6 +27,7 @@ from ..proto.broker_pb2 import (
     Description,
     PeerMessage,
     PreviewAnswer,
+    Relayed,
     RunEvent,
     RunRequest,
     RunSpec,
@@ -52,6 +53,7 @@ from .events import (
     Watched,
 )
 from .guard import Guard
+from .relay import Relay
 from .shell import Outbox, RejectedError, Shell
 from .wish import HASH
 
@@ -119,10 +121,12 @@ def _checked(message: M | MalformedError) -> M:
     return message
 
 
-def add_services(server: grpc.aio.Server, shell: Shell, guard: Guard | None = None) -> None:
+def add_services(
+    server: grpc.aio.Server, shell: Shell, guard: Guard | None = None, relay: Relay | None = None
+) -> None:
     """Registers all three services; `guard` None: everybody may call everything."""
     guard = guard or Guard()
-    attach, runs = AttachService(shell, guard), RunsService(shell, guard)
+    attach, runs = AttachService(shell, guard, relay), RunsService(shell, guard)
     blobs = BlobsService(shell, guard)
     unary = partial(unary_handler, guard)
     table: dict[str, dict[str, Any]] = {
@@ -177,9 +181,10 @@ def unary_handler(
 class AttachService:
     """One stream per peer: what it says becomes events, what the machine tells goes out."""
 
-    def __init__(self, shell: Shell, guard: Guard) -> None:
+    def __init__(self, shell: Shell, guard: Guard, relay: Relay | None) -> None:
         self._shell = shell
         self._guard = guard
+        self._relay = relay
         self._count = 0
 
     async def attach(
@@ -195,10 +200,18 @@ class AttachService:
         outbox = self._shell.outboxes[stream] = Outbox()
         self._shell.post(StreamOpened(stream, PeerId(caller.subject) if caller else None))
         reader = asyncio.create_task(self._read(stream, outbox, messages))
+
+        def tell(ticket: str) -> bool:
+            return not outbox.closed and outbox.put(BrokerMessage(relayed=Relayed(ticket=ticket)))
+
+        if self._relay is not None and caller is not None:
+            self._relay.here(caller.subject, tell)
         try:
             while (message := await outbox.take()) is not None:
                 yield message
         finally:
+            if self._relay is not None and caller is not None:
+                self._relay.gone(caller.subject, tell)
             reader.cancel()
             (end,) = await asyncio.gather(reader, return_exceptions=True)
             if isinstance(end, Exception):  # a bug of ours; it ends this stream only

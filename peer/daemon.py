@@ -49,6 +49,7 @@ from .machine import PeerMachine, PeerOptions
 from .order import order_from_assign
 from .probe import probe_payload
 from .profile import measure
+from .relayed import RELAY, answer
 from .spans import Spans
 from .stretch import StretchedDevice
 
@@ -66,10 +67,10 @@ async def work(config: PeerConfig, started: Callable[[Worker], None] | None = No
     that it can be stopped."""
     try:
         with Identity(config.state, config.name) as me:
-            profile = await asyncio.to_thread(_look, config)
             credential = None if config.insecure else await obtain(config)
             if credential is not None:
                 me = replace(me, peer=PeerId(credential.party.subject))
+            profile = await asyncio.to_thread(_look, config)
             worker = Worker(config, me, profile, credential)
             if started is not None:
                 started(worker)
@@ -159,7 +160,8 @@ class Worker:
         self._cache = BlobCache(me.scratch, self._fetch)
         self._fetching: set[Future[bytes | None]] = set()
 
-        address = "" if config.address == "none" else config.address or joined(host, port)
+        self._listens = joined(host, port)
+        address = "" if config.address == "none" else config.address or self._listens
         options = PeerOptions(
             give_up_s=config.give_up_s, first_s=config.first_s, drain_s=config.drain_s
         )
@@ -372,7 +374,8 @@ class Worker:
                     lambda error: self._post(e.ExportFailed(run, term, step, _text(error))),
                 )
             case e.Dial(peer, address, generation):
-                self._transport.dial(peer, to_dial(self.config.via, address), generation)
+                there = self._broker if address == RELAY else to_dial(self.config.via, address)
+                self._transport.dial(peer, there, generation)
             case e.Expect(peer):
                 self._transport.expect(peer)
             case e.HangUp(peer):
@@ -395,11 +398,17 @@ class Worker:
             case e.Exit():
                 self._exit.set_result(instruction)
 
+    def _heard(self, message: broker_pb2.BrokerMessage) -> None:
+        if message.HasField("relayed"):  # nothing to decide
+            self._start(answer(message.relayed.ticket, self._broker, self._listens))
+        else:
+            self._post(e.BrokerSaid(message))
+
     async def _attach(self) -> None:
         stream = ControlStream(
             self._broker,
             opened=lambda: self._post(e.Attached()),
-            heard=lambda message: self._post(e.BrokerSaid(message)),
+            heard=self._heard,
             credential=self._newest,
         )
         self._stream = stream

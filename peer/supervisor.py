@@ -43,11 +43,25 @@ _KILL_AFTER_S = 5.0
 
 def supervise(config: JoinConfig) -> int:
     """Runs the peers of this host to their end; call it in the main thread. Returns the exit code:
-    0, or that of the first worker that ended otherwise."""
+    0, or that of the first worker that ended otherwise. Raises ValueError for settings that no
+    worker could work with."""
     to_stderr(config.log)
     devices = find_devices() if config.devices == "all" else config.devices
     with _seated(config) as config, _signals() as inbox:
-        return _Supervisor(peer_configs(config, devices), config.drain_s).run(inbox)
+        configs = peer_configs(config, devices)
+        _check_credentials(configs)
+        return _Supervisor(configs, config.drain_s).run(inbox)
+
+
+def _check_credentials(configs: Sequence[PeerConfig]) -> None:
+    """Before seconds go by. Raises ValueError when a peer has nothing to join with."""
+    for config in configs:
+        if config.insecure or config.token or (config.state / "certificate.pem").exists():
+            continue
+        raise ValueError(
+            f"{config.state} has no certificate, and no token was given: join with the whole line "
+            "that the broker printed, --token included"
+        )
 
 
 @contextmanager

@@ -142,13 +142,17 @@ def test_what_only_simulations_need_is_not_in_the_help() -> None:
         ["status", "--broker", "nonsense"],
         ["login", "nonsense"],
         ["sim", "--peers", "0"],
-        ["broker"],  # without --insecure
+        ["broker", "--public", "nonsense"],
         ["broker", "--insecure", "--host", "0.0.0.0"],
         ["join", "nonsense", "--insecure"],
         ["join", "127.0.0.1:9", "--insecure", "--via", "no-such-file"],
         ["join", "127.0.0.1:9", "--insecure", "--port", "70000"],
         ["join", "127.0.0.1:9", "--insecure", "--stretch", "2"],  # without --threads 1
-        ["join", "127.0.0.1:7077"],  # without --insecure
+        ["join", "127.0.0.1:7077", "--state", "/nowhere/at/all"],  # without a token
+        ["join", "127.0.0.1:7077", "--token", "shl1.abc"],
+        ["join", "10.0.0.1:7077", "--insecure"],  # not this machine
+        ["join", "127.0.0.1:7077", "--token-file", "no-such-file"],
+        ["join", "127.0.0.1:7077", "--token", "a", "--token-file", "b"],
         ["join", "127.0.0.1:7077", "--insecure", "--memory", "10"],
         ["export", "r-1", "--format", "pt"],
     ],
