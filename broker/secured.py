@@ -26,6 +26,7 @@ from ..net.identity.token import Token, TokenError
 from .admission import Admission, AdmissionLimits
 from .front import Front, FrontLimits
 from .guard import Guard
+from .reach import Reach
 from .relay import Relay
 
 __all__ = ["Secured"]
@@ -68,6 +69,7 @@ class Secured:
         self.guard = Guard(self.admission)
         self.relay = Relay()
         self._own = self._signed(Role.BROKER, "broker")
+        self.reach = Reach(self.credential)
         # Unix sockets have short names; nobody else may open the folder.
         self._sockets = Path(tempfile.mkdtemp(prefix="shoal-broker-"))
         return self

@@ -118,7 +118,7 @@ class Broker:
         except AuthorityError as error:
             raise BrokerConfigError(str(error)) from None
         self.secured = secured
-        add_services(self._server, self.shell, secured.guard, secured.relay)
+        add_services(self._server, self.shell, secured.guard, secured.relay, secured.reach)
         add_admission(self._server, self.shell, secured.admission, secured.guard)
         secured.listen(self._server)
         await self._server.start()

@@ -53,6 +53,7 @@ from .events import (
     Watched,
 )
 from .guard import Guard
+from .reach import Reach
 from .relay import Relay
 from .shell import Outbox, RejectedError, Shell
 from .wish import HASH
@@ -122,11 +123,16 @@ def _checked(message: M | MalformedError) -> M:
 
 
 def add_services(
-    server: grpc.aio.Server, shell: Shell, guard: Guard | None = None, relay: Relay | None = None
+    server: grpc.aio.Server,
+    shell: Shell,
+    guard: Guard | None = None,
+    relay: Relay | None = None,
+    reach: Reach | None = None,
 ) -> None:
-    """Registers all three services; `guard` None: everybody may call everything."""
+    """Registers all three services. `guard` None: everybody may call everything; `reach` None:
+    addresses are taken as the peers say them."""
     guard = guard or Guard()
-    attach, runs = AttachService(shell, guard, relay), RunsService(shell, guard)
+    attach, runs = AttachService(shell, guard, relay, reach), RunsService(shell, guard)
     blobs = BlobsService(shell, guard)
     unary = partial(unary_handler, guard)
     table: dict[str, dict[str, Any]] = {
@@ -181,10 +187,13 @@ def unary_handler(
 class AttachService:
     """One stream per peer: what it says becomes events, what the machine tells goes out."""
 
-    def __init__(self, shell: Shell, guard: Guard, relay: Relay | None) -> None:
+    def __init__(
+        self, shell: Shell, guard: Guard, relay: Relay | None, reach: Reach | None
+    ) -> None:
         self._shell = shell
         self._guard = guard
         self._relay = relay
+        self._reach = reach
         self._count = 0
 
     async def attach(
@@ -231,6 +240,9 @@ class AttachService:
                     return
                 # A malformed message becomes one of no kind, which the machine refuses.
                 said = PeerMessage() if isinstance(message, MalformedError) else message
+                if self._reach is not None and said.HasField("hello"):
+                    hello = said.hello
+                    hello.address = await self._reach.checked(hello.peer, hello.address)
                 self._shell.post(PeerSaid(stream, said))
             why = "its process ended it or its connection broke"
         finally:

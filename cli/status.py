@@ -6,7 +6,9 @@ from .base import Broker, Json, app, print_json, state_row, verb
 
 __all__ = ["peers", "runs", "status"]
 
-PEER_COLUMNS = ("name", "peer", "device", "memory_bytes", "membership", "run", "silent_s")
+PEER_COLUMNS = (
+    *("name", "peer", "device", "memory_bytes", "membership", "run", "dialled_at", "silent_s"),
+)
 RUN_COLUMNS = ("run", "name", "phase", "step", "steps", "reason")
 
 
@@ -46,6 +48,7 @@ def _describe(broker: str | None, json: bool, *, peers: bool, runs: bool) -> Non
             "membership": p.membership,
             "run": p.run,
             "address": p.address,
+            "dialled_at": p.address or "by relay",
             "silent_s": round(p.silent_s, 1),
             "software": p.profile.software,
         }

@@ -1,0 +1,64 @@
+"""Whether a peer's address leads to that very peer, seen from the broker.
+
+Tried once, when the peer attaches: a TLS handshake in which the other end proves to be that peer.
+Behind a home router the address that a peer knows of itself leads nowhere; it counts as one that
+can only dial then, and two such peers meet through the relay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from ..net.identity.credential import Credential
+from ..net.identity.enroll import channel_options
+from ..net.identity.names import Role, dns_name
+
+__all__ = ["Reach"]
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_S = 3.0
+"""A firewall that drops what comes answers nothing at all; the farthest link answers in one."""
+_AT_ONCE = 64
+
+
+class Reach:
+    """`credential`: the broker's own, the newest one."""
+
+    def __init__(self, credential: Callable[[], Credential]) -> None:
+        self._credential = credential
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def checked(self, peer: str, address: str) -> str:
+        """The address, or nothing when it does not lead to the peer."""
+        if not address:
+            return ""
+        async with self._slots:
+            found = await self._reaches(peer, address)
+        if not found:
+            log.info("peer_not_reached peer=%s address=%s: it can only dial", peer, address)
+        return address if found else ""
+
+    async def _reaches(self, peer: str, address: str) -> bool:
+        try:
+            options = channel_options(address, dns_name(Role.PEER, peer))
+        except ValueError:
+            return False
+        credentials = self._credential().for_channel()
+        async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
+            state = channel.get_state(try_to_connect=True)
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    while state is not grpc.ChannelConnectivity.READY:
+                        if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                            return False
+                        await channel.wait_for_state_change(state)
+                        state = channel.get_state()
+            except TimeoutError:
+                return False
+        return True
