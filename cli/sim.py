@@ -49,6 +49,9 @@ def sim(
         bool,
         typer.Option("--compare", help="Real, shaped: measure the alternatives for a few steps."),
     ] = False,
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Real: with identities and mutual TLS.")
+    ] = False,
     keep: Annotated[Path | None, typer.Option(help="Keep logs and state in this folder.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the report only.")] = False,
 ) -> None:
@@ -75,6 +78,7 @@ def sim(
         report=report,
         verify=verify,
         compare=compare,
+        secure=secure,
         keep=keep,
         quiet=quiet,
     )

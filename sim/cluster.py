@@ -46,7 +46,7 @@ def run_cluster(
     shown.say(f"starting a broker and {setting.peers} peers")
     with ExitStack() as running:
         cluster = running.enter_context(
-            LocalCluster(peers=setting.peers, threads=threads, folder=folder)
+            LocalCluster(peers=setting.peers, threads=threads, folder=folder, secure=options.secure)
         )
         names = wait_for_peers(cluster, front, setting.peers)
         trained = train(cluster, front, job, folder, summary, shown, names)

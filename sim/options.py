@@ -47,6 +47,8 @@ class SimOptions:
     """Measure what the plan is compared with, too: real processes over shaped links only."""
     compare_s: float = float("inf")
     """No comparison begins later than so many seconds after the start."""
+    secure: bool = False
+    """Real processes with identities and mutual TLS, as over the internet."""
     keep: Path | None = None
     """Where logs, state and outputs stay; None: in a temporary folder that is removed."""
     quiet: bool = False

@@ -25,6 +25,7 @@ from types import TracebackType
 
 __all__ = ["ClusterError", "LocalCluster", "uninterrupted"]
 
+_SETTINGS = "XDG_CONFIG_HOME"
 PATIENCE_S = 60.0
 """How long a process may take to start: importing torch on a busy laptop is slow."""
 
@@ -37,6 +38,7 @@ class LocalCluster:
     """`with LocalCluster(peers=4) as cluster:` gives a broker at `cluster.address` and its peers;
     `cluster.join("eu-1", [...])` starts another.
 
+    With `secure` they have identities and speak mutual TLS; this user's settings are its own then.
     `folder` (made and removed unless given) holds their state and one log per process.
     """
 
@@ -47,6 +49,7 @@ class LocalCluster:
         threads: int = 1,
         folder: Path | None = None,
         join_flags: Sequence[str] = (),
+        secure: bool = False,
     ) -> None:
         self.flags = (
             [list(join_flags) for _ in range(peers)]
@@ -56,6 +59,9 @@ class LocalCluster:
         self.threads = threads
         self.keep = folder is not None
         self.folder = folder
+        self.secure = secure
+        self._token = ""
+        self._settings: str | None = None  # of this user, while the cluster has its own
         self.address = ""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._gone: set[str] = set()  # that are meant to have ended
@@ -66,8 +72,13 @@ class LocalCluster:
                 self.folder = self.folder or Path(tempfile.mkdtemp(prefix="shoal-sim-"))
             self.folder.mkdir(parents=True, exist_ok=True)
             state = str(self.folder / "broker")
-            self._start("broker", ["broker", "--insecure", "--port", "0", "--state", state])
-            self.address = self._join_line()
+            if self.secure:
+                # Credentials for a broker that is gone in a minute are not the user's to keep.
+                self._settings = os.environ.get(_SETTINGS, "")
+                os.environ[_SETTINGS] = str(self.folder / "config")
+            how = ["--host", "127.0.0.1"] if self.secure else ["--insecure"]
+            self._start("broker", ["broker", *how, "--port", "0", "--state", state])
+            self.address, self._token = self._join_line()
             for i, flags in enumerate(self.flags):
                 self.join(f"sim-{i + 1}", flags)
         except BaseException:
@@ -87,8 +98,9 @@ class LocalCluster:
         """Starts a peer, or starts one again that is gone."""
         assert self.folder is not None
         state = str(self.folder / name)
-        arguments = ["join", self.address, "--insecure", "--name", name, "--state", state]
-        self._start(name, [*arguments, "--threads", str(self.threads), *flags])
+        arguments = ["join", self.address, "--name", name, "--state", state]
+        how = ["--token", self._token] if self.secure else ["--insecure"]
+        self._start(name, [*arguments, *how, "--threads", str(self.threads), *flags])
         self._gone.discard(name)
 
     def runs(self, name: str) -> bool:
@@ -153,6 +165,11 @@ class LocalCluster:
             if process.stdout is not None:
                 process.stdout.close()
         self.processes.clear()
+        if self._settings is not None:
+            os.environ[_SETTINGS] = self._settings
+            if not self._settings:
+                del os.environ[_SETTINGS]
+            self._settings = None
         if not self.keep and self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -170,8 +187,8 @@ class LocalCluster:
                 preexec_fn=_die_with(os.getpid()) if sys.platform == "linux" else None,
             )
 
-    def _join_line(self) -> str:
-        """The broker's address, read from the line that it prints for peers."""
+    def _join_line(self) -> tuple[str, str]:
+        """The broker's address and a token, read from the line that it prints for peers."""
         broker = self.processes["broker"]
         assert broker.stdout is not None
         end, text = time.monotonic() + PATIENCE_S, ""
@@ -179,9 +196,9 @@ class LocalCluster:
             if select.select([broker.stdout], [], [], 0.5)[0]:
                 piece = os.read(broker.stdout.fileno(), 65536).decode(errors="replace")
                 text += piece
-                found = re.search(r"shoal join (\S+:\d+)", text)
+                found = re.search(r"shoal join (\S+:\d+) --(?:insecure|token (\S+))\n", text)
                 if found:
-                    return found[1]
+                    return found[1], found[2] or ""
                 if not piece:
                     break
             self.check()

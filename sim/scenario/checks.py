@@ -82,7 +82,7 @@ def check_places(scenario: Scenario) -> None:
 def _not_built(scenario: Scenario) -> Iterator[str]:
     """Every key that asks for what this version cannot do."""
     for i, peer in enumerate(scenario.peers):
-        yield from (f"peers[{i}].{key}" for key in not_default(peer, ("nat", "data")))
+        yield from (f"peers[{i}].{key}" for key in not_default(peer, ("data",)))
     for i, fault in enumerate(scenario.faults):
         if fault.do == "broker_restart":
             yield f"faults[{i}].do"

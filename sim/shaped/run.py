@@ -66,7 +66,9 @@ def run_shaped(
 
     with ExitStack() as running:
         shown.say(f"starting a broker and {setting.peers} peers, {slowness(stretches)}")
-        cluster = running.enter_context(LocalCluster(peers=[], folder=folder))
+        # Only who has an identity can be reached by the relay.
+        secure = options.secure or any(p.nat == "outbound" for p in scenario.peers)
+        cluster = running.enter_context(LocalCluster(peers=[], folder=folder, secure=secure))
         paths = running.enter_context(
             Forwarder(Shaping.of_scenario(scenario), {"broker": cluster.address})
         )

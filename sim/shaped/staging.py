@@ -84,6 +84,7 @@ def join_flags(
             *("--memory", f"{int(peer.memory)}B", "--ops", peer.ops),
             *("--trace", str(folder / f"{peer.name}.trace.jsonl")),
             *(("--owner", peer.owner) if peer.owner else ()),
+            *(("--public", "none") if peer.nat == "outbound" else ()),
         ]
     return found
 
