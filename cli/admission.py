@@ -1,4 +1,4 @@
-"""The verbs of whoever runs the network: who may come in, and who must go."""
+"""Who may come in, who must go, and what stands in somebody's way."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
-from .base import Broker, Json, app, print_json, verb
+from .base import FAILED, Broker, Json, app, print_json, verb
+from .token import Token, TokenFile, read_token
 
-__all__ = ["invite", "kick"]
+__all__ = ["doctor", "invite", "kick"]
+
+_MARKS = {"ok": "ok   ", "note": "     ", "wrong": "WRONG"}
 
 
 class As(Enum):
@@ -56,3 +59,32 @@ def kick(
     with clients.connect(broker) as client:
         role = client.kick(subject)
     typer.echo(f"{subject} ({role}) is out, and its key never joins again")
+
+
+@app.command()
+@verb
+def doctor(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the broker is.")],
+    token: Token = None,
+    token_file: TokenFile = None,
+    json: Json = False,
+) -> None:
+    """Show what works between this host and a broker. Example: shoal doctor HOST:7077"""
+    from dataclasses import asdict
+
+    from ..client.access import credential_folder
+    from ..client.doctor import examine
+    from ..peer.config import DEFAULT_STATE
+
+    peers = sorted(p.parent for p in DEFAULT_STATE.expanduser().glob("*/*/certificate.pem"))
+    findings = []
+    for found in examine(
+        address, read_token(token, token_file), [credential_folder(address), *peers]
+    ):
+        findings.append(found)
+        if not json:
+            typer.echo(f"{_MARKS[found.how]} {found.what:<11} {found.text}")
+    if json:
+        print_json([asdict(found) for found in findings])
+    if any(found.how == "wrong" for found in findings):
+        raise typer.Exit(FAILED)

@@ -36,7 +36,15 @@ from ..net.identity.token import Token
 from ..net.local import is_loopback, split
 from .records import replacing
 
-__all__ = ["Access", "AccessError", "access_to", "find_address", "login", "remember"]
+__all__ = [
+    "Access",
+    "AccessError",
+    "access_to",
+    "credential_folder",
+    "find_address",
+    "login",
+    "remember",
+]
 
 LOCAL = "127.0.0.1:7077"
 """Where `shoal broker` listens when no port is given."""
@@ -81,7 +89,7 @@ def settings_path() -> Path:
     return Path(base) / "shoal" / "client.toml"
 
 
-def _folder(address: str) -> Path:
+def credential_folder(address: str) -> Path:
     """Of the credential for a broker; the names of this machine are one."""
     host, port = split(address)
     named = "localhost" if is_loopback(host) else host.lower().replace(":", "_")
@@ -91,7 +99,7 @@ def _folder(address: str) -> Path:
 def remember(address: str, credential: Credential) -> None:
     """Keeps a credential for the broker at an address, unless one that still holds is there for the
     same authority."""
-    folder = _folder(address)
+    folder = credential_folder(address)
     try:
         known = Credential.load(folder)
     except ValueError:
@@ -110,7 +118,9 @@ def login(address: str, token: str = "", name: str = "") -> Path:
     checked = _checked(address)
     if token:
         try:
-            credential = enroll(checked, Token.parse(token), _folder(checked), name or _user())
+            credential = enroll(
+                checked, Token.parse(token), credential_folder(checked), name or _user()
+            )
         except NotAdmittedError as error:
             raise AccessError(str(error)) from None
         if credential.party.role is Role.PEER:
@@ -162,7 +172,7 @@ def access_to(address: str) -> Access:
             shown_by(address)
         except BrokerAwayError:
             return Access(address, None)  # one without identities, or none: dialling will tell
-    folder = _folder(address)
+    folder = credential_folder(address)
     credential = Credential.load(folder)
     if credential is None:
         raise AccessError(

@@ -1,0 +1,155 @@
+"""What works between this host and a broker, what does not, and what to do: in the order in which
+joining needs it. Nothing is changed, and no use of a token is taken."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from ..net.identity.authority import utc
+from ..net.identity.credential import Credential, CredentialError
+from ..net.identity.enroll import (
+    SKEW_S,
+    BrokerAwayError,
+    Shown,
+    channel_options,
+    shown_by,
+)
+from ..net.identity.token import Token, TokenError, fingerprint_of
+from ..net.local import is_loopback, local_address, split
+
+__all__ = ["Finding", "examine"]
+
+_PATIENCE_S = 5.0
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    how: Literal["ok", "note", "wrong"]
+    text: str
+    """What was found, and for something wrong what to do."""
+
+
+def examine(address: str, token: str, folders: list[Path]) -> Iterator[Finding]:
+    """Looks at one thing after the other; ends early where nothing further can be seen. `folders`:
+    of the credentials that this host has for peers and for its user. Raises ValueError when the
+    address is none."""
+    host, port = split(address)
+    yield from _proxies(host)
+    try:
+        found = {a[4][0] for a in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        text = f"{host} is not known ({error}): is it spelled right, is the network up?"
+        yield Finding(what="name", how="wrong", text=text)
+        return
+    yield Finding(what="name", how="ok", text=f"{host} is {', '.join(sorted(map(str, found)))}")
+    began = time.monotonic()
+    try:
+        with socket.create_connection((host, port), _PATIENCE_S):
+            took_ms = 1e3 * (time.monotonic() - began)
+        yield Finding(what="port", how="ok", text=f"{port} answers within {took_ms:.0f} ms")
+    except OSError as error:
+        why = "a firewall may be in between" if isinstance(error, TimeoutError) else str(error)
+        text = f"{port} does not answer ({why}): is `shoal broker` running, is the port forwarded?"
+        yield Finding(what="port", how="wrong", text=text)
+        return
+    try:
+        shown = shown_by(address)
+    except BrokerAwayError as error:
+        yield Finding(what="broker", how="wrong", text=str(error))
+        return
+    fingerprint = _fingerprint(shown.authority)
+    yield Finding(what="broker", how="ok", text=f"authority {fingerprint.hex()[:16]}…")
+    yield _clock(shown)
+    if token:
+        yield _token(token, fingerprint, address)
+    found_any = False
+    for folder in folders:
+        try:
+            credential = Credential.load(folder)
+        except CredentialError as error:
+            yield Finding(what="credential", how="wrong", text=str(error))
+            continue
+        if credential is not None and credential.authority == shown.authority:
+            found_any = True
+            yield _credential(credential, address, folder)
+    if not found_any and not token:
+        text = "this host has none for the broker: join or log in with a token first"
+        yield Finding(what="credential", how="note", text=text)
+    yield _reachable(host)
+
+
+def _proxies(host: str) -> Iterator[Finding]:
+    named = {n: v for n in _PROXIES if (v := os.environ.get(n) or os.environ.get(n.upper()))}
+    if not named:
+        return
+    text = ", ".join(f"{name} is {value}" for name, value in named.items())
+    if is_loopback(host):
+        yield Finding(what="proxy", how="note", text=f"{text}; not used for this machine itself")
+    else:
+        more = "used for the broker; relayed dials go around it, and may not get out"
+        yield Finding(what="proxy", how="note", text=f"{text}; {more}")
+
+
+def _fingerprint(pem: bytes) -> bytes:
+    certificate = x509.load_pem_x509_certificate(pem)
+    return fingerprint_of(certificate.public_bytes(serialization.Encoding.DER))
+
+
+def _clock(shown: Shown) -> Finding:
+    ahead_s = shown.ahead_s
+    text = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the broker's"
+    if abs(ahead_s) <= SKEW_S:
+        return Finding(what="clock", how="ok", text=text)
+    more = f"at most {SKEW_S:.0f} s are taken: set the wrong one (`timedatectl set-ntp true`)"
+    return Finding(what="clock", how="wrong", text=f"{text}; {more}")
+
+
+def _token(text: str, fingerprint: bytes, address: str) -> Finding:
+    try:
+        token = Token.parse(text)
+    except TokenError as error:
+        return Finding(what="token", how="wrong", text=str(error))
+    if token.fingerprint != fingerprint:
+        more = f"{address} did not give it out: check the address, or ask for a new line"
+        return Finding(what="token", how="wrong", text=more)
+    return Finding(what="token", how="ok", text="whole, and of this broker; its uses are not seen")
+
+
+def _credential(credential: Credential, address: str, folder: Path) -> Finding:
+    """Also whether the broker takes it: a handshake, without a call."""
+    who = f"{credential.party} in {folder}"
+    if credential.ends <= utc(time.time()):
+        text = f"{who} ended on {credential.ends:%Y-%m-%d %H:%M} UTC: a new token is needed"
+        return Finding(what="credential", how="wrong", text=text)
+    options = channel_options(address)
+    with grpc.secure_channel(address, credential.for_channel(), options=options) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(_PATIENCE_S)
+        except grpc.FutureTimeoutError:
+            text = f"{who}: no TLS connection within {_PATIENCE_S:.0f} s; does a proxy break it up?"
+            return Finding(what="credential", how="wrong", text=text)
+    text = f"{who}, until {credential.ends:%Y-%m-%d %H:%M} UTC"
+    return Finding(what="credential", how="ok", text=text)
+
+
+def _reachable(host: str) -> Finding:
+    mine = local_address(host)
+    text = (
+        f"packets leave from {mine}; whether other peers can dial that, the broker tries when a "
+        "peer joins (`shoal peers` shows it); who cannot be dialled is reached by relay"
+    )
+    return Finding(what="address", how="note", text=text)
