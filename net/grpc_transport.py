@@ -46,6 +46,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.bdp_probe", 1),
     # Else channels to one address share a connection, and with it its flow control and backoff.
     ("grpc.use_local_subchannel_pool", 1),
+    # An address that swallows what comes is given up after so long, and not after 20 s.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
     # A peer that vanished without a word is noticed within 20 s, with or without traffic.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -133,7 +135,8 @@ class GrpcTransport:
 
     # The transport's interface.
 
-    def dial(self, peer: str, address: str, generation: int) -> None:
+    def dial(self, peer: str, address: str, generation: int, otherwise: str = "") -> None:
+        """`otherwise`: where the peer may be reached as well; each failure changes to the other."""
         if peer in self._dials:
             before, task = self._dials[peer]
             if generation <= before:
@@ -141,7 +144,8 @@ class GrpcTransport:
             self._stop(task)
         self._board.link(peer)
         task = asyncio.get_running_loop().create_task(
-            self._keep_dialling(peer, address, generation), name=f"dial {peer}"
+            self._keep_dialling(peer, (address, otherwise or address), generation),
+            name=f"dial {peer}",
         )
         task.add_done_callback(_report)
         self._dials[peer] = (generation, task)
@@ -170,11 +174,14 @@ class GrpcTransport:
 
     # Connections.
 
-    async def _keep_dialling(self, peer: str, address: str, generation: int) -> None:
+    async def _keep_dialling(self, peer: str, addresses: tuple[str, str], generation: int) -> None:
         failures = 0
+        address, other = addresses
         while True:
             useful = await self._dial_once(peer, address, generation)
             failures = 0 if useful else failures + 1
+            if not useful:
+                address, other = other, address
             await asyncio.sleep(backoff_s(failures))
 
     async def _dial_once(self, peer: str, address: str, generation: int) -> bool:

@@ -375,7 +375,9 @@ class Worker:
                 )
             case e.Dial(peer, address, generation):
                 there = self._broker if address == RELAY else to_dial(self.config.via, address)
-                self._transport.dial(peer, there, generation)
+                # What the broker reaches need not be reached from here: then by relay.
+                relay = self._broker if self._credentials is not None else ""
+                self._transport.dial(peer, there, generation, relay)
             case e.Expect(peer):
                 self._transport.expect(peer)
             case e.HangUp(peer):
