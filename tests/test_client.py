@@ -22,8 +22,8 @@ from torch import Tensor, nn
 import shoal
 from shoal.client import BrokerUnreachable, Client, Refused, RunFailed, models, weights
 from shoal.client import session as client_module
+from shoal.client.access import Access, AddressError, find_address
 from shoal.client.records import Recorder, read_run
-from shoal.client.session import AddressError, find_address
 from shoal.client.submission import prepare, transfer
 from shoal.dag.lower import lower
 from shoal.job import Job, SettingsError
@@ -414,4 +414,4 @@ async def test_transfers_run_inside_a_notebooks_event_loop() -> None:
         await asyncio.sleep(0)
         return type(blobs).__name__
 
-    assert transfer("127.0.0.1:1", work) == "BlobClient"
+    assert transfer(Access("127.0.0.1:1", None), work) == "BlobClient"

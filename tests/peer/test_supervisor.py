@@ -56,7 +56,10 @@ def test_settings_of_a_worker_survive_the_rope(tmp_path: Path) -> None:
     [
         ({"broker": "nowhere"}, "HOST:PORT"),
         ({"broker": "host:0"}, "HOST:PORT"),
-        ({"insecure": False}, "--insecure"),
+        ({"broker": "10.0.0.1:7077"}, "expected a broker on this machine"),
+        ({"token": "shl1.x"}, "expected one of them"),
+        ({"insecure": False, "token": "shl1.x"}, "2 parts"),
+        ({"address": "nowhere"}, "HOST:PORT"),
         ({"devices": ()}, "devices"),
         ({"memory_bytes": 0}, "memory_bytes"),
         ({"give_up_s": -1.0}, "give_up_s"),
