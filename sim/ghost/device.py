@@ -323,12 +323,8 @@ class GhostDevice:
             held.gradients = work.shared.shards(k).join(shards)
         rows = {t.source: cast(Words, store[at]) for t, at in part.takes if t.port.endswith("*row")}
         if rows and (grid := work.shared.flow.grids[k]):
-            by_shard: dict[int, Words] = {}
-            for member, words in rows.items():
-                answers = grid.answers[member]
-                split = work.shared.shards(k).split(words, answers)
-                by_shard |= zip(answers, split, strict=True)
-            held.gradients = work.shared.shards(k).join([by_shard[b] for b in sorted(by_shard)])
+            parts = [(grid.answers[member], words) for member, words in rows.items()]
+            held.gradients = work.shared.shards(k).scattered(parts)
         for t, at in part.takes:
             if t.port.endswith(">stats"):
                 theirs = cast(Words, store[at]).tolist()

@@ -5,7 +5,7 @@ It is made from plan and graph alone, once, instead of once on each of a thousan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -86,9 +86,16 @@ class Shards:
         return np.concatenate([words[b] for b in which])
 
     def split(self, words: Words, which: Sequence[int]) -> list[Words]:
-        """The reverse."""
+        """What `gathered` put together."""
         sizes = [-(-(len(self._index) - b) // self.holders) for b in which]
         return np.split(words, np.cumsum(sizes[:-1]))
+
+    def scattered(self, parts: Iterable[tuple[Sequence[int], Words]]) -> Words:
+        """As `join`, of (which, those shards gathered), together all."""
+        found: dict[int, Words] = {}
+        for which, words in parts:
+            found |= zip(which, self.split(words, which), strict=True)
+        return self.join([found[b] for b in range(self.holders)])
 
     def join(self, shards: list[Words]) -> Words:
         words = np.empty(len(self._index), np.uint64)
