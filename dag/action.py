@@ -3,6 +3,7 @@
     F3@1  forward of microbatch 3 through stage 1        B3@1  its backward
     E2@1  forward of held-out microbatch 2, no gradient
     S>@1  S+@1  S<@1   exchange of stage 1 among its holders: give parts, add up, take the sums
+    S=@1  S*@1  in rows (`grid.py`): add up a row's parts before S+, pass totals on behind it
     T>@0  T+@0  T<@0   the same for the gradient of tied group 0 among its stages
     N>    N+    N<     the same for norm, weight and loss among all peers; the hub adds up
     U     update: divide by the weight, clip, optimizer step, buffers
@@ -31,7 +32,9 @@ class Kind(StrEnum):
     BACKWARD = "B"
     EVALUATE = "E"
     SYNC_GIVE = "S>"
+    SYNC_ROW = "S="
     SYNC_COMBINE = "S+"
+    SYNC_RELAY = "S*"
     SYNC_TAKE = "S<"
     TIED_GIVE = "T>"
     TIED_COMBINE = "T+"
@@ -51,7 +54,9 @@ VISITS = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.EVALUATE})
 EXCHANGES = frozenset(
     {
         Kind.SYNC_GIVE,
+        Kind.SYNC_ROW,
         Kind.SYNC_COMBINE,
+        Kind.SYNC_RELAY,
         Kind.SYNC_TAKE,
         Kind.TIED_GIVE,
         Kind.TIED_COMBINE,
@@ -62,7 +67,7 @@ EXCHANGES = frozenset(
 
 _TEXT = re.compile(
     r"(?P<visit>[FBE])(?P<microbatch>0|[1-9]\d{0,8})@(?P<stage>0|[1-9]\d{0,8})"
-    r"|(?P<exchange>[ST][>+<])@(?P<group>0|[1-9]\d{0,8})"
+    r"|(?P<exchange>[ST][>+<]|S[=*])@(?P<group>0|[1-9]\d{0,8})"
     r"|(?P<single>N[>+<]|V[>+]|U)",
     re.ASCII,
 )

@@ -32,6 +32,7 @@ __all__ = ["Checked", "Link", "bubble", "check", "slots", "table", "timeline"]
 Lists = Mapping[PeerId, Sequence[Action]]
 
 _EVALUATION = frozenset({Kind.EVALUATE, Kind.EVAL_GIVE, Kind.EVAL_COMBINE})
+_SYNC = (Kind.SYNC_GIVE, Kind.SYNC_ROW, Kind.SYNC_COMBINE, Kind.SYNC_RELAY, Kind.SYNC_TAKE)
 _NORM = frozenset({Kind.NORM_GIVE, Kind.NORM_COMBINE, Kind.NORM_TAKE})
 
 
@@ -139,10 +140,9 @@ def _before(
         case Kind.SYNC_GIVE:
             visits = (Kind.FORWARD, Kind.BACKWARD)
             yield from (a for a in present if a.kind in visits and a.stage == action.stage)
-        case Kind.SYNC_COMBINE | Kind.SYNC_TAKE:
-            yield Action(Kind.SYNC_GIVE, stage=action.stage)
-            if action.kind is Kind.SYNC_TAKE:
-                yield Action(Kind.SYNC_COMBINE, stage=action.stage)
+        case Kind.SYNC_ROW | Kind.SYNC_COMBINE | Kind.SYNC_RELAY | Kind.SYNC_TAKE:
+            for kind in _SYNC[: _SYNC.index(action.kind)]:
+                yield Action(kind, stage=action.stage)
         case Kind.TIED_GIVE | Kind.TIED_COMBINE | Kind.TIED_TAKE:
             group = flow.tied[action.stage].stages
             yield from (

@@ -53,7 +53,11 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
     return broker_pb2.Plan(
         stages=[
             broker_pb2.StageSlot(
-                start=s.start, stop=s.stop, holders=s.holders, recompute=s.recompute
+                start=s.start,
+                stop=s.stop,
+                holders=s.holders,
+                recompute=s.recompute,
+                rows=s.rows,
             )
             for s in plan.stages
         ],
@@ -128,7 +132,7 @@ def plan_from_proto(message: broker_pb2.Plan) -> Plan:
         _refuse(f"schedule {message.schedule} is unknown")
     plan = Plan(
         stages=tuple(
-            StageSlot(s.start, s.stop, tuple(map(_peer, s.holders)), s.recompute)
+            StageSlot(s.start, s.stop, tuple(map(_peer, s.holders)), s.recompute, s.rows)
             for s in message.stages
         ),
         routes=_routes_from_proto(message.routes),

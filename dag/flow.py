@@ -22,6 +22,16 @@ sync             Sk>stats      S>@k, each holder   S<@k        batch statistics 
                                                                other holder
 sync             Sk+grad       S+@k, each holder   S<@k        its shard's sum over the holders,
                                                                in their order, to each other one
+sync             Sk>row        S>@k, each holder   S=@k        in rows: its shards of which the
+                                                               member of its row answers there,
+                                                               to each of the row (itself too)
+sync             Sk=row        S=@k, each holder   S+@k        the row's sum of a shard, to the
+                                                               shard's owner
+sync             Sk+row        S+@k, each holder   S*@k        its shard's sum over the rows, in
+                                                               their order, to who answers for it
+                                                               in each
+sync             Sk*row        S*@k, each holder   S<@k        totals of the shards for which it
+                                                               answers, to each of its row
 sync             Tg>STAGE      T>@g, first holder  T+@g, the   its stage's gradient of the tied
                                of each stage       group hub   parameter, after S
 sync             Tg+           T+@g                T<@g        the sum, to each other peer that
@@ -38,7 +48,8 @@ sync             V>            V>, each holder of  V+, the     loss, weight and 
 The hub is the first holder of the loss's stage, a tied group's hub the first holder of its lowest
 stage. A peer answers in N> for the stages whose first holder it is, for a tied parameter only the
 group's hub. Transfers of S, T, N and V have microbatch 0 and hop 0. A stage that trains nothing has
-no Sk>grad; its S+ is in no list then.
+no Sk>grad; its S+ is in no list then. A stage that exchanges in rows (`StageSlot.rows`) has the
+four transfers named row in place of Sk>grad and Sk+grad; `grid.py` says who answers for what.
 """
 
 from __future__ import annotations
@@ -49,6 +60,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from .cut import Port, Stage, TiedGroup
+from .grid import grid_of
 from .plan import PeerId, Plan, Route
 from .schedule import Action, Kind, evaluation_actions, hub_of, shares_gradient, step_actions
 
@@ -101,6 +113,8 @@ class Flow:
         self.stages = tuple(stages)
         self.tied = tuple(tied)
         self.hub = hub_of(plan, stages)
+        self.grids = tuple(map(grid_of, plan.stages))
+        """By stage; None: its holders exchange each with each."""
         self.taken_by: dict[Transfer, Action] = {}
         """The action that waits for a transfer, at its destination. What is not here is no transfer
         of this plan: a frame that claims to be one is refused."""
@@ -197,7 +211,10 @@ class Flow:
             Action(kind, stage=k) for kind in (Kind.SYNC_GIVE, Kind.SYNC_COMBINE, Kind.SYNC_TAKE)
         )
         others = [(a, b) for a in holders for b in holders if a != b]
-        if shares_gradient(stage):
+        if (grid := self.grids[k]) and shares_gradient(stage):
+            for port, a, b, giver, taker in grid.transfers():
+                self._exchange(f"S{k}{port}", a, b, Action(giver, 0, k), Action(taker, 0, k))
+        elif shares_gradient(stage):
             for a in holders:
                 for b in holders:
                     self._exchange(f"S{k}>grad", a, b, give, add)

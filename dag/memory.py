@@ -18,7 +18,8 @@ operators is swept, not bounded.
     update     = the optimizer's temporaries, when nothing is kept: two of the largest parameter
                  (torch goes through them one by one on a CPU)
     exchange   = gradients in one vector and those of others, when nothing is kept: 2 · trainable
-                 of a stage with several holders
+                 of a stage with several holders; in rows (`grid.py`) as much, as the vector is
+                 gathered into what goes to the row, and all who answer there have equal shares
 
 Storages are followed as in `cost.py`: views of one storage count once, from when its first value
 is made to when the last one is read. Bytes inside a kernel are known for convolutions only, whose

@@ -6,6 +6,11 @@
     S>     2 · trainable bytes                    flattened into shards
     S+     (holders + 1) · shard                  added up
     S<     2 · trainable bytes                    written back
+           in rows (`grid.py`), of n holders and R rows, where a peer answers for h shards:
+    S>     4 · trainable bytes                    flattened, gathered by member of the row
+    S=     (members of the row + 1) · h · shard   added up
+    S+     (R + 1) · shard                        added up
+    S*     2 · h · shard                          put together
     T> T+ T<   the same for the tied parameter
     N>     trainable bytes                        squares
     U      (3 + 2 · slots + 2) · trainable bytes  weight, gradient, slots; scaled by weight and clip
@@ -24,6 +29,7 @@ from .cost import OperatorCost
 from .cut import Stage, TiedGroup
 from .flow import Role, Transfer
 from .graph import Graph, TensorSpec
+from .grid import grid_of
 from .plan import PeerId, Plan
 from .schedule import VISITS, Action, Kind
 from .speed import Speeds, Work, work_array
@@ -85,6 +91,7 @@ def action_work(
 ) -> Callable[[PeerId, Action], Work]:
     """The work of every action of a plan, asked for by peer and action."""
     trainable = [_bytes(graph, s.trainable) for s in stages]
+    grids = [*map(grid_of, plan.stages)]
     visits: dict[tuple[PeerId, int], int] = {}
     for route in plan.routes:
         for v in route:
@@ -107,10 +114,18 @@ def action_work(
                 again = forward if plan.stages[k].recompute else Work()
                 return backward + again + sums + extra
             case Kind.SYNC_GIVE | Kind.SYNC_TAKE:
-                return moved(2 * trainable[k])
-            case Kind.SYNC_COMBINE:
-                n = len(plan.stages[k].holders)
-                return moved((n + 1) * trainable[k] / n)
+                gathers = grids[k] is not None and kind is Kind.SYNC_GIVE
+                return moved((4 if gathers else 2) * trainable[k])
+            case Kind.SYNC_ROW | Kind.SYNC_COMBINE | Kind.SYNC_RELAY:
+                n, grid = len(plan.stages[k].holders), grids[k]
+                parts, shards = n + 1, 1
+                if grid is not None:
+                    parts, shards = {
+                        Kind.SYNC_ROW: (len(grid.row(peer)) + 1, len(grid.answers[peer])),
+                        Kind.SYNC_COMBINE: (len(grid.rows) + 1, 1),
+                        Kind.SYNC_RELAY: (2, len(grid.answers[peer])),
+                    }[kind]
+                return moved(parts * shards * trainable[k] / n)
             case Kind.TIED_GIVE | Kind.TIED_TAKE | Kind.TIED_COMBINE:
                 size = _bytes(graph, (tied[k].parameter,))
                 parts = len(tied[k].stages) + 1 if kind is Kind.TIED_COMBINE else 2
@@ -148,6 +163,7 @@ def sizes_of(
         sum(graph.spec[updates[n]].size_bytes for n in s.updates if n in updates) for s in stages
     ]
     scores = 8 * (4 + len(graph.metrics))
+    grids = [*map(grid_of, plan.stages)]
 
     def size(transfer: Transfer) -> int:
         if transfer.role is not Role.SYNC:
@@ -157,16 +173,23 @@ def sizes_of(
             group = int(port[1:].partition(">")[0].partition("+")[0])
             return _bytes(graph, (tied[group].parameter,))
         if port[0] == "S":
-            head, _, rest = port[1:].replace("+", ">").partition(">")
-            k = int(head)
-            if rest == "stats":
+            k, part = stage_port(port)
+            if part == ">stats":
                 ran = sum(v == (k, transfer.source) for v in visited)
                 return statistics[k] * ran
-            return -(-trainable[k] // len(plan.stages[k].holders))
+            grid = grids[k]
+            shards = 1 if grid is None else grid.shards(part, transfer.source, transfer.destination)
+            return shards * -(-trainable[k] // len(plan.stages[k].holders))
         return scores
 
     visited = [(v.stage, v.peer) for route in plan.routes for v in route]
     return size
+
+
+def stage_port(port: str) -> tuple[int, str]:
+    """(stage, the rest with its mark) of a port of S: (12, "+grad") for S12+grad."""
+    digits = len(port) - len(port[1:].lstrip("0123456789"))
+    return int(port[1:digits]), port[digits:]
 
 
 def is_sum(transfer: Transfer) -> bool:
@@ -178,7 +201,9 @@ def is_sum(transfer: Transfer) -> bool:
 
 def is_coded(transfer: Transfer) -> bool:
     """Whether the codec of its link and role carries it, rather than raw: values, their gradients,
-    and the gradients that holders exchange. Norms, losses and statistics are small and exact."""
+    and the gradients that holders exchange each with each. Norms, losses and statistics are small
+    and exact; what goes in rows (`grid.py`) would lose something twice on its way, and its totals
+    at each of many peers differently."""
     if transfer.role is not Role.SYNC:
         return transfer.role in (Role.ACTIVATION, Role.ACTIVATION_GRAD)
     port = transfer.port

@@ -45,6 +45,8 @@ class StageSlot:
     holders: tuple[PeerId, ...]
     recompute: bool = False
     """Whether its backward computes the forward again, so that only its inputs are kept."""
+    rows: int = 0
+    """In how many rows its holders exchange gradients (`grid.py`); 0: each with each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +172,9 @@ class Plan:
         """Returns itself when it is a plan for a graph of `operators` operators.
 
         Raises PlanError when the stages are not consecutive non-empty intervals that cover all
-        operators, a stage has no holder or one twice, a route leaves a stage out or visits a peer
-        that does not hold the stage, there is no route, a microbatch has no sample, a spare holds a
-        stage, or a link has two codecs for one role.
+        operators, a stage has no holder, one twice or fewer than rows, a route leaves a stage out
+        or visits a peer that does not hold the stage, there is no route, a microbatch has no
+        sample, a spare holds a stage, or a link has two codecs for one role.
         """
         if not self.stages:
             raise PlanError("the plan has no stage: expected at least one")
@@ -187,6 +189,11 @@ class Plan:
                 )
             if not stage.holders or len(set(stage.holders)) != len(stage.holders):
                 raise PlanError(f"stage {i} has holders {stage.holders}: expected distinct peers")
+            if not 0 <= stage.rows <= len(stage.holders):
+                raise PlanError(
+                    f"stage {i} exchanges in {stage.rows} rows: expected 0 to "
+                    f"{len(stage.holders)}, the number of its holders"
+                )
             at = stage.stop
         if at != operators:
             raise PlanError(f"the stages cover {at} operators, the graph has {operators}")
@@ -216,6 +223,9 @@ class Plan:
         return self
 
     def __repr__(self) -> str:
-        cuts = " ".join(f"[{s.start},{s.stop})@{'+'.join(s.holders)}" for s in self.stages)
+        cuts = " ".join(
+            f"[{s.start},{s.stop})@{'+'.join(s.holders)}" + f" in {s.rows} rows" * (s.rows > 0)
+            for s in self.stages
+        )
         work = f"{len(self.routes)} microbatches of {self.microbatch_size}"
         return f"<Plan {cuts}, {work}, {self.schedule}>"

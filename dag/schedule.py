@@ -68,9 +68,10 @@ def _exchanges(
     plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup]
 ) -> dict[PeerId, list[Action]]:
     """S and T of every peer. Every giving comes before every adding up, and that before every
-    taking, on all peers alike: so no two peers wait for each other."""
+    taking, on all peers alike, with a row's sums and totals between them: so no two peers wait for
+    each other."""
     kinds = (
-        *(Kind.SYNC_GIVE, Kind.SYNC_COMBINE, Kind.SYNC_TAKE),
+        *(Kind.SYNC_GIVE, Kind.SYNC_ROW, Kind.SYNC_COMBINE, Kind.SYNC_RELAY, Kind.SYNC_TAKE),
         *(Kind.TIED_GIVE, Kind.TIED_COMBINE, Kind.TIED_TAKE),
     )
     found: dict[PeerId, dict[Kind, list[Action]]] = {
@@ -87,6 +88,9 @@ def _exchanges(
             if gradient or peer in ran:
                 found[peer][Kind.SYNC_GIVE].append(Action(Kind.SYNC_GIVE, stage=i))
             if gradient:
+                if plan.stages[i].rows:
+                    found[peer][Kind.SYNC_ROW].append(Action(Kind.SYNC_ROW, stage=i))
+                    found[peer][Kind.SYNC_RELAY].append(Action(Kind.SYNC_RELAY, stage=i))
                 found[peer][Kind.SYNC_COMBINE].append(Action(Kind.SYNC_COMBINE, stage=i))
             if gradient or ran - {peer}:
                 found[peer][Kind.SYNC_TAKE].append(Action(Kind.SYNC_TAKE, stage=i))

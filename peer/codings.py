@@ -2,7 +2,8 @@
 
 - What `dag.pace.is_coded` says is carried by the codec that the plan names for link and role, where
   that pays (`compression.codec.fitting`): a value, its gradient, and the gradients that holders
-  exchange. Norms, scores and batch statistics are small and must be exact: they go raw.
+  exchange each with each. Norms, scores and batch statistics are small and must be exact: they go
+  raw, and so do gradients that many holders exchange in rows.
 - In a vector of gradients, the flags that say which parameters have one, and the padding, stay
   exact (`dag.pace.tensors_of`): a codec that loses something gets what is before them.
 - A sum that goes to several peers has one codec for all: of those of its links, the one that makes

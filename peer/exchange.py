@@ -17,10 +17,19 @@ from ..dag.execute import StageExecutor
 from ..dag.flow import Flow, Role, Transfer
 from ..dag.graph import Graph, TensorSpec
 from ..dag.plan import PeerId, Route
-from ..dag.schedule import Action, Kind
+from ..dag.schedule import Action, Kind, shares_gradient
 from .optimizer import StageOptimizer
 from .sync import norm
-from .sync.allreduce import Layout, add, grads_of, set_grads, shards_of, vector_of
+from .sync.allreduce import (
+    Layout,
+    add,
+    gathered,
+    grads_of,
+    scattered,
+    set_grads,
+    shards_of,
+    vector_of,
+)
 from .sync.statistics import Statistics
 
 __all__ = ["Echo", "Exchange", "Held", "Taken", "Wire"]
@@ -31,8 +40,11 @@ Echo = Callable[[Transfer, Tensor], Tensor]
 Taken = Sequence[tuple[Transfer, "Tensor | None"]]
 """What an action takes, in the order of reductions."""
 
+Made = dict[str, "Tensor | Mapping[PeerId, Tensor]"]
+"""What an action gives, by port: one tensor for all destinations, or one for each."""
+
 _SYNC = re.compile(
-    r"S(?P<stage>\d+)(?P<part>>grad|\+grad|>stats)|T(?P<group>\d+)(>\d+|\+)|[NV]>|N\+"
+    r"S(?P<stage>\d+)(?P<part>[>+]grad|[>=+*]row|>stats)|T(?P<group>\d+)(>\d+|\+)|[NV]>|N\+"
 )
 
 
@@ -101,7 +113,11 @@ class Wire:
             k = int(match["stage"])
             if match["part"] == ">stats":
                 return self.statistics(k).spec(len(self.microbatches(transfer.source, k)))
-            return self.layout(k).shard_spec(len(self.flow.plan.stages[k].holders))
+            shard = self.layout(k).shard_spec(len(self.flow.plan.stages[k].holders))
+            if (grid := self.flow.grids[k]) is None:
+                return shard
+            shards = grid.shards(match["part"], transfer.source, transfer.destination)
+            return TensorSpec((shards * shard.elements,), shard.dtype)
         if transfer.port == "N+":
             return norm.total_spec(self.metrics)
         training = transfer.port == "N>"
@@ -124,9 +140,11 @@ class Exchange:
         """This peer's own shard of each stage's sum, between S+ and S<."""
         self._reported: dict[tuple[bool, int], dict[str, Tensor]] = {}
         """Loss, weight and metrics by (training, microbatch) and value."""
-        self._run: dict[Kind, Callable[[Action, Taken], dict[str, Sequence[Tensor]]]] = {
+        self._run: dict[Kind, Callable[[Action, Taken], Made]] = {
             Kind.SYNC_GIVE: self._sync_give,
+            Kind.SYNC_ROW: self._sync_row,
             Kind.SYNC_COMBINE: self._sync_combine,
+            Kind.SYNC_RELAY: self._sync_relay,
             Kind.SYNC_TAKE: self._sync_take,
             Kind.TIED_GIVE: self._tied_give,
             Kind.TIED_COMBINE: self._tied_combine,
@@ -146,12 +164,10 @@ class Exchange:
         if echo is not None:
             self._echo = echo
         made = self._run[action.kind](action, taken)
-        gives = self.flow.gives(self.peer, action)
         found: dict[Transfer, Tensor | None] = {}
-        for transfer in gives:  # one tensor per destination, or one for all of them
-            tensors = made[transfer.port]
-            at = self._holders(action.stage).index(transfer.destination) if len(tensors) > 1 else 0
-            found[transfer] = tensors[at]
+        for transfer in self.flow.gives(self.peer, action):
+            given = made[transfer.port]
+            found[transfer] = given if isinstance(given, Tensor) else given[transfer.destination]
         return found
 
     def report(self, training: bool, microbatch: int, values: Mapping[str, Tensor]) -> None:
@@ -176,23 +192,43 @@ class Exchange:
     def _holders(self, stage: int) -> tuple[PeerId, ...]:
         return self.flow.plan.stages[stage].holders
 
-    def _sync_give(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+    def _sync_give(self, action: Action, taken: Taken) -> Made:
         k, held = action.stage, self.held[action.stage]
-        holders = self._holders(k)
-        vector = vector_of(self.wire.layout(k), _grads(held), self.device, len(holders))
-        made: dict[str, Sequence[Tensor]] = {f"S{k}>grad": shards_of(vector, len(holders))}
+        holders, grid = self._holders(k), self.flow.grids[k]
+        n, made = len(holders), Made()
+        if shares_gradient(held.stage):
+            vector = vector_of(self.wire.layout(k), _grads(held), self.device, n)
+            if grid is None:
+                made[f"S{k}>grad"] = dict(zip(holders, shards_of(vector, n), strict=True))
+            else:
+                members = grid.row(self.peer)
+                made[f"S{k}>row"] = {m: gathered(vector, n, grid.answers[m]) for m in members}
         if held.stage.statistics:
             found = [held.collected[m] for m in self.wire.microbatches(self.peer, k)]
-            made[f"S{k}>stats"] = [self.wire.statistics(k).pack(found, self.device)]
+            made[f"S{k}>stats"] = self.wire.statistics(k).pack(found, self.device)
         return made
 
-    def _sync_combine(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+    def _sync_row(self, action: Action, taken: Taken) -> Made:
+        grid = self.flow.grids[action.stage]
+        assert grid is not None, f"{action} in a stage without rows"
+        answers = grid.answers[self.peer]
+        sums = shards_of(add([_there(t, v) for t, v in taken]), len(answers))
+        owners = [grid.holders[shard] for shard in answers]
+        return {f"S{action.stage}=row": dict(zip(owners, sums, strict=True))}
+
+    def _sync_relay(self, action: Action, taken: Taken) -> Made:
+        totals = [_there(t, v).to(self.device) for t, v in taken]
+        return {f"S{action.stage}*row": torch.cat(totals)}
+
+    def _sync_combine(self, action: Action, taken: Taken) -> Made:
         k = action.stage
+        if self.flow.grids[k] is not None:
+            return {f"S{k}+row": add([_there(t, v) for t, v in taken])}
         by_holder = {t.source: _there(t, v) for t, v in taken}
         self._shards[k] = add([by_holder[h] for h in self._holders(k)])
-        return {f"S{k}+grad": [self._shards[k]]}
+        return {f"S{k}+grad": self._shards[k]}
 
-    def _sync_take(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+    def _sync_take(self, action: Action, taken: Taken) -> Made:
         k, held = action.stage, self.held[action.stage]
         shards = {t.source: _there(t, v) for t, v in taken if t.port == f"S{k}+grad"}
         if k in self._shards:
@@ -200,6 +236,11 @@ class Exchange:
             others = self.flow.gives(self.peer, Action(Kind.SYNC_COMBINE, stage=k))
             shards[self.peer] = self._echo(others[0], self._shards.pop(k))
             vector = torch.cat([shards[h].to(self.device) for h in self._holders(k)])
+            set_grads(held.executor.parameters, grads_of(self.wire.layout(k), vector))
+        rows = {t.source: _there(t, v) for t, v in taken if t.port == f"S{k}*row"}
+        if rows and (grid := self.flow.grids[k]):
+            totals = [(grid.answers[m], total.to(self.device)) for m, total in rows.items()]
+            vector = scattered(totals, len(grid.holders))
             set_grads(held.executor.parameters, grads_of(self.wire.layout(k), vector))
         for transfer, vector_ in taken:
             if transfer.port == f"S{k}>stats":
@@ -210,24 +251,24 @@ class Exchange:
 
     # ------------------------------------------------------------ T
 
-    def _tied_give(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+    def _tied_give(self, action: Action, taken: Taken) -> Made:
         group = self.flow.tied[action.stage]
         layout = self.wire.tied_layout(group.index)
         return {
-            f"T{group.index}>{s}": [vector_of(layout, _grads(self.held[s]), self.device)]
+            f"T{group.index}>{s}": vector_of(layout, _grads(self.held[s]), self.device)
             for s in group.stages
             if self._holders(s)[0] == self.peer
         }
 
-    def _tied_combine(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+    def _tied_combine(self, action: Action, taken: Taken) -> Made:
         group = self.flow.tied[action.stage]
         by_port = {t.port: _there(t, v) for t, v in taken}
         total = add([by_port[f"T{group.index}>{s}"] for s in group.stages])
         others = self.flow.gives(self.peer, action)
         self._set_tied(group.index, self._echo(others[0], total) if others else total)
-        return {f"T{group.index}+": [total]}
+        return {f"T{group.index}+": total}
 
-    def _tied_take(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+    def _tied_take(self, action: Action, taken: Taken) -> Made:
         ((transfer, total),) = taken
         self._set_tied(action.stage, _there(transfer, total))
         return {}
@@ -242,7 +283,7 @@ class Exchange:
 
     # ------------------------------------------------------------ N and V
 
-    def _norm_give(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+    def _norm_give(self, action: Action, taken: Taken) -> Made:
         self._report_late(True, taken)
         lowest = {g.parameter: g.stages[0] for g in self.flow.tied}
         mine = [h for k, h in self.held.items() if self._holders(k)[0] == self.peer]
@@ -253,22 +294,22 @@ class Exchange:
             if lowest.get(name, h.stage.index) == h.stage.index
         ]
         squares = norm.squares_of(grads, self.device)
-        return {"N>": [norm.pack(squares, self._scores(True), self.device)]}
+        return {"N>": norm.pack(squares, self._scores(True), self.device)}
 
-    def _norm_combine(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+    def _norm_combine(self, action: Action, taken: Taken) -> Made:
         self.total = norm.combine(self._parts(True, taken), self.wire.metrics, squares=True)
-        return {"N+": [self.total.pack(self.device)]}
+        return {"N+": self.total.pack(self.device)}
 
-    def _norm_take(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+    def _norm_take(self, action: Action, taken: Taken) -> Made:
         ((transfer, vector),) = taken
         self.total = norm.Total.unpack(_there(transfer, vector))
         return {}
 
-    def _eval_give(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+    def _eval_give(self, action: Action, taken: Taken) -> Made:
         self._report_late(False, taken)
-        return {"V>": [norm.pack(None, self._scores(False), self.device)]}
+        return {"V>": norm.pack(None, self._scores(False), self.device)}
 
-    def _eval_combine(self, action: Action, taken: Taken) -> dict[str, Sequence[Tensor]]:
+    def _eval_combine(self, action: Action, taken: Taken) -> Made:
         self.total = norm.combine(self._parts(False, taken), self.wire.metrics, squares=False)
         return {}
 

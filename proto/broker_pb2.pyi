@@ -474,16 +474,18 @@ class Plan(_message.Message):
     def __init__(self, stages: _Optional[_Iterable[_Union[StageSlot, _Mapping]]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., schedule: _Optional[_Union[Schedule, str]] = ..., microbatch_size: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChoice, _Mapping]]] = ..., predicted: _Optional[_Union[Prediction, _Mapping]] = ..., reasons: _Optional[_Iterable[str]] = ..., spares: _Optional[_Iterable[_Union[Spare, _Mapping]]] = ..., evaluation_routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., head_parts: _Optional[int] = ...) -> None: ...
 
 class StageSlot(_message.Message):
-    __slots__ = ("start", "stop", "holders", "recompute")
+    __slots__ = ("start", "stop", "holders", "recompute", "rows")
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     start: int
     stop: int
     holders: _containers.RepeatedScalarFieldContainer[str]
     recompute: bool
-    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., recompute: _Optional[bool] = ...) -> None: ...
+    rows: int
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., recompute: _Optional[bool] = ..., rows: _Optional[int] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("visits",)

@@ -7,9 +7,10 @@ weak peers beside one strong) are an ordinary plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...dag.grid import rows_for
 from ...dag.plan import PeerId, Plan, Prediction, Route, ScheduleName, Spare, StageSlot, Visit
 
 __all__ = ["Candidate", "Pipeline", "Share", "chain", "from_plan", "share_out", "to_plan"]
@@ -124,12 +125,14 @@ def to_plan(
     microbatch_size: int,
     evaluation_microbatches: int = 0,
     *,
+    rows: Callable[[int], int] = rows_for,
     head_parts: int = 0,
     predicted: Prediction | None = None,
     reasons: Sequence[str] = (),
     spares: Sequence[Spare] = (),
 ) -> Plan:
-    """The plan of a candidate. `names[i]` is the id of peer i."""
+    """The plan of a candidate. `names[i]` is the id of peer i. `rows`: in how many so many
+    holders exchange gradients."""
     slots = candidate.slots()
     routes: list[Route] = []
     for pipeline in candidate.pipelines:
@@ -143,7 +146,13 @@ def to_plan(
     held_out = share_out(candidate.microbatches, evaluation_microbatches)
     return Plan(
         stages=tuple(
-            StageSlot(start, stop, tuple(names[p] for p in holders), recompute)
+            StageSlot(
+                start,
+                stop,
+                tuple(names[p] for p in holders),
+                recompute,
+                rows(len(holders)),
+            )
             for start, stop, holders, recompute in slots
         ),
         routes=tuple(routes[p] for p in order),

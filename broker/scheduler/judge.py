@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ...dag.cut import Cutter, tied_groups
 from ...dag.estimate import Estimate, summarize
+from ...dag.grid import rows_for
 from ...dag.memory import MemoryModel
 from ...dag.pace import Totals
 from ...dag.plan import Alternative, PeerId, Plan, Spare
@@ -83,6 +84,11 @@ class Judge:
         """Whether the graph can be cut so: an updated buffer belongs to one stage."""
         return self._cutter.can(self.bounds(candidate))
 
+    def rows(self, holders: int) -> int:
+        """In how many rows so many holders of a stage exchange gradients. What goes in rows goes
+        raw (`dag/pace.py`), so where gradients are to be compressed each exchanges with each."""
+        return rows_for(holders) if self.request.options.codecs.sync == "none" else 0
+
     def structure(self, candidate: Candidate) -> Structure:
         form = self._form(candidate)
         if form not in self._structures:
@@ -93,7 +99,8 @@ class Judge:
 
     def _compile(self, form: Candidate) -> Structure:
         names = [PeerId(f"p{i}") for i in range(len(form.peers))]
-        return self.structure_of(to_plan(form, names, self.request.microbatch_size))
+        plan = to_plan(form, names, self.request.microbatch_size, rows=self.rows)
+        return self.structure_of(plan)
 
     def structure_of(self, plan: Plan) -> Structure:
         """Of a plan of the request's graph; its evaluation does not count."""
@@ -303,6 +310,7 @@ class Judge:
             [o.peer for o in self.offers],
             request.microbatch_size,
             request.evaluation_microbatches,
+            rows=self.rows,
             head_parts=request.head_parts,
             predicted=prediction,
             reasons=reasons,

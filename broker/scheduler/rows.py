@@ -6,7 +6,8 @@ gets, and a guess of the step's seconds by closed formulas, by which a planner s
           + sync                                                where a stage has several holders
     stage = forward + backward + 3 · trainable bytes · (m - 1)/m / memory speed       (dag/pace.py)
     sync  = max over peers of Σ over its stages of
-            max(2 · bytes / holders / least rate, 2 · bytes · (holders - 1) / holders / least end)
+            max(2 · bytes / parts / least rate, 2 · bytes · (holders - 1) / holders / least end)
+            with as many parts as holders, or as members of a row where they exchange in rows
 
 Rows may be cut each for itself (`own`), or all at the same positions (`aligned`), which keeps the
 number of stages small.
@@ -337,13 +338,14 @@ class Rows:
     def _sync(self, candidate: Candidate) -> float:
         if len(candidate.pipelines) < 2:
             return 0.0
-        spent: dict[int, float] = {}
+        judge, spent = self.judge, dict[int, float]()
         for start, stop, holders, _ in candidate.slots():
             n, size = len(holders), self.trainable_bytes[stop] - self.trainable_bytes[start]
             if n < 2 or not size:
                 continue
             members = list(holders)
-            pair = 2 * size / n * float(self.slower[np.ix_(members, members)].max())
+            parts = n / max(1, judge.rows(n))
+            pair = 2 * size / parts * float(self.slower[np.ix_(members, members)].max())
             end = 2 * size * (n - 1) / n / float(self.end[members].min())
             for p in members:
                 spent[p] = spent.get(p, 0.0) + max(pair, end)

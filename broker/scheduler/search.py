@@ -77,9 +77,13 @@ def weight(judge: Judge, candidate: Candidate) -> int:
     slots = len({s.stop for p in candidate.pipelines for s in p})
     holders = len(candidate.pipelines)
     actions = 2 * slots * sum(candidate.microbatches)
-    # All pairs of holders send at once, and each change shares the links out again among them.
-    exchange = slots * holders * (holders - 1)
-    crowd = exchange * holders * (holders - 1) // 2
+    # All pairs of a row, or of all holders, send at once, and each change shares the links out
+    # again among them.
+    pairs = holders * (holders - 1)
+    if rows := judge.rows(holders):
+        pairs = 2 * holders * (holders - 1) // rows
+    exchange = slots * pairs
+    crowd = exchange * pairs // 2
     return 50 + judge.operators + 6 * (actions + exchange) + crowd
 
 

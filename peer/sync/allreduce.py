@@ -6,6 +6,9 @@ microbatch of any holder reached must keep `None`, as in a plain loop, and not d
 Padded with zeros, the vector is cut into P equal shards for P holders. Holder j adds up shard j of
 all holders in holder order, in one place, so every holder ends with the same bits.
 
+Many holders do it in rows (`dag/grid.py`): `gathered` shards go to who answers for them, are added
+up twice, in rows and over rows, and `scattered` into the vector again.
+
 Cost per holder, n bytes of gradients: 2·(P-1)/P·n sent and as much received.
 """
 
@@ -21,7 +24,7 @@ from torch import Tensor, nn
 
 from ...dag.graph import TensorSpec
 
-__all__ = ["Layout", "add", "grads_of", "shards_of", "vector_of"]
+__all__ = ["Layout", "add", "gathered", "grads_of", "scattered", "shards_of", "vector_of"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,20 @@ def vector_of(
 def shards_of(vector: Tensor, shards: int) -> tuple[Tensor, ...]:
     """The vector's equal parts, as views: nobody may change them."""
     return vector.view(shards, -1).unbind(0)
+
+
+def gathered(vector: Tensor, shards: int, which: Sequence[int]) -> Tensor:
+    """Those of the vector's equal parts, one behind the other, as a fresh tensor."""
+    return vector.view(shards, -1)[list(which)].view(-1)
+
+
+def scattered(parts: Sequence[tuple[Sequence[int], Tensor]], shards: int) -> Tensor:
+    """The reverse: (which, those shards one behind the other), together all, make the vector."""
+    which, first = parts[0]
+    vector = first.new_empty(shards, first.numel() // len(which))
+    for which, part in parts:
+        vector[list(which)] = part.view(len(which), -1)
+    return vector.view(-1)
 
 
 def add(parts: Sequence[Tensor]) -> Tensor:

@@ -22,6 +22,7 @@ from ...dag.cost import OperatorCost, cost
 from ...dag.execute import SpecError
 from ...dag.flow import Role, Transfer
 from ...dag.graph import Graph
+from ...dag.plan import PeerId
 from ...dag.schedule import Action, Kind
 from ...net.frame import Arrived, FrameKey, Payload
 from ...net.outbox import Pieces
@@ -37,6 +38,9 @@ __all__ = ["GhostDevice", "Ghosts", "hollow", "read_export"]
 
 Hash = int | Words
 """What stands for a tensor: one hash, or one for each parameter of a shard."""
+
+Made = dict[str, "Hash | dict[PeerId, Words]"]
+"""What an action gives, by port: one for all destinations, or one for each."""
 
 _Local = tuple[int, int, str, str, str]
 """A transfer within its step: microbatch, hop, port, source, destination."""
@@ -132,9 +136,11 @@ class GhostDevice:
         self.peak_bytes = 0
         self._plan = plan
         self._work: _Work | None = None
-        self._run: dict[Kind, Callable[[_Work, Action, _Part, int], dict[str, list[Hash]]]] = {
+        self._run: dict[Kind, Callable[[_Work, Action, _Part, int], Made]] = {
             Kind.SYNC_GIVE: self._sync_give,
+            Kind.SYNC_ROW: self._sync_row,
             Kind.SYNC_COMBINE: self._sync_combine,
+            Kind.SYNC_RELAY: self._sync_relay,
             Kind.SYNC_TAKE: self._sync_take,
             Kind.TIED_GIVE: self._tied_give,
             Kind.TIED_COMBINE: self._tied_combine,
@@ -233,11 +239,7 @@ class GhostDevice:
                 made = self._run[action.kind](work, action, part, step)
                 for transfer, at in part.gives:
                     found = made[transfer.port]
-                    if len(found) == 1:
-                        store[at] = found[0]
-                    else:  # a shard for each holder
-                        holders = work.shared.plan.stages[action.stage].holders
-                        store[at] = found[holders.index(transfer.destination)]
+                    store[at] = found[transfer.destination] if isinstance(found, dict) else found
         self.peak_bytes = max(self.peak_bytes, work.live_bytes())
         outcome = self._outcome(step) if action.kind is Kind.NORM_COMBINE else None
         evaluation = self._evaluation() if action.kind is Kind.EVAL_COMBINE else None
@@ -277,36 +279,52 @@ class GhostDevice:
 
     # ------------------------------------------------------------ exchanges
 
-    def _sync_give(
-        self, work: _Work, action: Action, part: _Part, step: int
-    ) -> dict[str, list[Hash]]:
+    def _sync_give(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         k, held = action.stage, work.held[action.stage]
-        made: dict[str, list[Hash]] = {}
+        shared, made = work.shared, Made()
         if held.linear.trained:
-            made[f"S{k}>grad"] = list(work.shared.shards(k).cut(held.gradients))
+            words, grid = shared.shards(k).cut(held.gradients), shared.flow.grids[k]
+            if grid is None:
+                holders = shared.plan.stages[k].holders
+                made[f"S{k}>grad"] = dict(zip(holders, words, strict=True))
+            else:
+                gathered, members = shared.shards(k).gathered, grid.row(work.order.peer)
+                made[f"S{k}>row"] = {m: gathered(words, grid.answers[m]) for m in members}
         if held.linear.statistics:
             sums = [s & MASK for s in held.statistics.values()]
-            made[f"S{k}>stats"] = [np.array(sums, np.uint64)]
+            made[f"S{k}>stats"] = np.array(sums, np.uint64)
         return made
 
-    def _sync_combine(
-        self, work: _Work, action: Action, part: _Part, step: int
-    ) -> dict[str, list[Hash]]:
-        store, k = work.store[step], action.stage
-        shards = np.array([store[at] for _, at in part.takes], np.uint64)
-        total: Words = np.add.reduce(shards, 0)
-        work.sums[k] = total
-        return {f"S{k}+grad": [total]}
+    def _sync_row(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
+        k, grid = action.stage, work.shared.flow.grids[action.stage]
+        assert grid is not None, f"{action} in a stage without rows"
+        answers = grid.answers[work.order.peer]
+        sums = work.shared.shards(k).split(_sum(work.store[step], part), answers)
+        owners = [grid.holders[shard] for shard in answers]
+        return {f"S{k}=row": dict(zip(owners, sums, strict=True))}
 
-    def _sync_take(
-        self, work: _Work, action: Action, part: _Part, step: int
-    ) -> dict[str, list[Hash]]:
+    def _sync_combine(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
+        k, total = action.stage, _sum(work.store[step], part)
+        if work.shared.flow.grids[k] is not None:
+            return {f"S{k}+row": total}
+        work.sums[k] = total
+        return {f"S{k}+grad": total}
+
+    def _sync_relay(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
+        totals = [cast(Words, work.store[step][at]) for _, at in part.takes]
+        return {f"S{action.stage}*row": np.concatenate(totals)}
+
+    def _sync_take(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         k, held, store = action.stage, work.held[action.stage], work.store[step]
         if k in work.sums:
             by_holder = {t.source: store[at] for t, at in part.takes if t.port.endswith("+grad")}
             by_holder[work.order.peer] = work.sums.pop(k)
             shards = [cast(Words, by_holder[h]) for h in work.shared.plan.stages[k].holders]
             held.gradients = work.shared.shards(k).join(shards)
+        rows = {t.source: cast(Words, store[at]) for t, at in part.takes if t.port.endswith("*row")}
+        if rows and (grid := work.shared.flow.grids[k]):
+            parts = [(grid.answers[member], words) for member, words in rows.items()]
+            held.gradients = work.shared.shards(k).scattered(parts)
         for t, at in part.takes:
             if t.port.endswith(">stats"):
                 theirs = cast(Words, store[at]).tolist()
@@ -314,26 +332,20 @@ class GhostDevice:
                     held.statistics[value] += found
         return {}
 
-    def _tied_give(
-        self, work: _Work, action: Action, part: _Part, step: int
-    ) -> dict[str, list[Hash]]:
+    def _tied_give(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         group = work.shared.tied[action.stage]
         return {
-            f"T{group.index}>{s}": [work.held[s].named_gradients()[group.parameter]]
+            f"T{group.index}>{s}": work.held[s].named_gradients()[group.parameter]
             for s in group.stages
             if s in work.held and work.first_of(s)
         }
 
-    def _tied_combine(
-        self, work: _Work, action: Action, part: _Part, step: int
-    ) -> dict[str, list[Hash]]:
+    def _tied_combine(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         total = sum(cast(int, work.store[step][at]) for _, at in part.takes) & MASK
         self._set_tied(work, action.stage, total)
-        return {f"T{action.stage}+": [total]}
+        return {f"T{action.stage}+": total}
 
-    def _tied_take(
-        self, work: _Work, action: Action, part: _Part, step: int
-    ) -> dict[str, list[Hash]]:
+    def _tied_take(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         ((_, at),) = part.takes
         self._set_tied(work, action.stage, cast(int, work.store[step][at]))
         return {}
@@ -345,35 +357,27 @@ class GhostDevice:
                 held = work.held[s]
                 held.gradients[held.linear.trained.index(group.parameter)] = np.uint64(total)
 
-    def _norm_give(
-        self, work: _Work, action: Action, part: _Part, step: int
-    ) -> dict[str, list[Hash]]:
+    def _norm_give(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         hashes, total = work.shared.hashes, self._scores(work, True, part, step)
         for k, names in work.answers.items():
             gradients = work.held[k].named_gradients()
             total += hashes.answered({p: gradients[p] for p in names})
-        return {"N>": [total & MASK]}
+        return {"N>": total & MASK}
 
-    def _norm_combine(
-        self, work: _Work, action: Action, part: _Part, step: int
-    ) -> dict[str, list[Hash]]:
+    def _norm_combine(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         """N+, and V+: the sum of what came."""
         work.total = sum(cast(int, work.store[step][at]) for _, at in part.takes) & MASK
-        return {"N+": [work.total]}
+        return {"N+": work.total}
 
-    def _norm_take(
-        self, work: _Work, action: Action, part: _Part, step: int
-    ) -> dict[str, list[Hash]]:
+    def _norm_take(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         ((_, at),) = part.takes
         work.total = cast(int, work.store[step][at])
         return {}
 
-    def _eval_give(
-        self, work: _Work, action: Action, part: _Part, step: int
-    ) -> dict[str, list[Hash]]:
+    def _eval_give(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         total = self._scores(work, False, part, step)
         work.reported.clear()
-        return {"V>": [total & MASK]}
+        return {"V>": total & MASK}
 
     def _scores(self, work: _Work, training: bool, part: _Part, step: int) -> int:
         """The losses of the microbatches that were lost here; `part` brings late results."""
@@ -425,6 +429,11 @@ _NOTHING = _Part((), ())
 
 def _local(t: Transfer) -> _Local:
     return (t.microbatch, t.hop, t.port, t.source, t.destination)
+
+
+def _sum(store: dict[_Local, Hash], part: _Part) -> Words:
+    found: Words = np.add.reduce(np.array([store[at] for _, at in part.takes], np.uint64), 0)
+    return found
 
 
 def read_export(files: Iterable[bytes]) -> dict[str, int]:

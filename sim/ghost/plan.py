@@ -5,7 +5,7 @@ It is made from plan and graph alone, once, instead of once on each of a thousan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -81,6 +81,22 @@ class Shards:
         words = gradients[self._index] * self._part
         return [words[b :: self.holders] for b in range(self.holders)]
 
+    def gathered(self, words: list[Words], which: Sequence[int]) -> Words:
+        """Those shards, one behind the other."""
+        return np.concatenate([words[b] for b in which])
+
+    def split(self, words: Words, which: Sequence[int]) -> list[Words]:
+        """What `gathered` put together."""
+        sizes = [-(-(len(self._index) - b) // self.holders) for b in which]
+        return np.split(words, np.cumsum(sizes[:-1]))
+
+    def scattered(self, parts: Iterable[tuple[Sequence[int], Words]]) -> Words:
+        """As `join`, of (which, those shards gathered), together all."""
+        found: dict[int, Words] = {}
+        for which, words in parts:
+            found |= zip(which, self.split(words, which), strict=True)
+        return self.join([found[b] for b in range(self.holders)])
+
     def join(self, shards: list[Words]) -> Words:
         words = np.empty(len(self._index), np.uint64)
         for b, shard in enumerate(shards):
@@ -126,9 +142,10 @@ class GhostPlan:
             size = typical_bytes(coding.codec, coding.body)
             size += coding.tail.size_bytes if coding.tail else 0
             return Weighed(coding.codec.name, coding.whole, size)
-        # Without codecs only exchanges of microbatches depend on who sends.
-        by_source = transfer.port.endswith((">stats", "N>", "V>"))
-        key = (transfer.role, transfer.port, transfer.source if by_source else "")
+        # Without codecs, who sends counts where microbatches are exchanged; in rows, who answers.
+        by_source = transfer.port.endswith((">stats", "N>", "V>", "*row"))
+        by_end = transfer.destination if transfer.port.endswith(">row") else ""
+        key = (transfer.role, transfer.port, transfer.source if by_source else by_end)
         if key not in self._weighed:
             spec = self.wire.spec(transfer)
             self._weighed[key] = Weighed(RAW.name, spec, spec.size_bytes)

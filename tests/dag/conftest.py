@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import strategies as st
@@ -127,13 +127,15 @@ def random_plan(rng: random.Random, operators: int) -> Plan:
     def route() -> Route:
         return tuple(Visit(i, rng.choice(slot.holders)) for i, slot in enumerate(slots))
 
-    return Plan(
+    plan = Plan(
         slots,
         tuple(route() for _ in range(rng.randint(1, 6))),
         microbatch_size=rng.randint(1, 4),
         schedule=rng.choice(["gpipe", "1f1b", "interleaved"]),
         evaluation_routes=tuple(route() for _ in range(rng.randint(0, 3))),
-    ).validate(operators)
+    )
+    in_rows = tuple(replace(s, rows=rng.randint(0, len(s.holders))) for s in slots)
+    return replace(plan, stages=in_rows).validate(operators)
 
 
 def make_world(seed: int, operators: int) -> World:

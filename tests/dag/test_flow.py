@@ -71,13 +71,19 @@ class Holders:
             case Kind.SYNC_GIVE:
                 # A "shard" is the whole gradient here; each holder adds up all of it.
                 return {t: self.of(peer, action.stage) for t in gives}
+            case Kind.SYNC_ROW:
+                return {t: sum(taken.values(), Counter()) for t in gives}
+            case Kind.SYNC_RELAY:
+                total, *others = taken.values()
+                assert all(other == total for other in others)
+                return {t: total for t in gives}
             case Kind.SYNC_COMBINE:
                 total = sum(taken.values(), Counter())
                 self.set(peer, action.stage, total)
                 return {t: total for t in gives}
             case Kind.SYNC_TAKE:
                 for t, total in taken.items():
-                    if "+grad" in t.port:
+                    if t.port.endswith(("+grad", "*row")):
                         assert self.of(peer, action.stage) == total
                 return {}
             case Kind.TIED_GIVE:

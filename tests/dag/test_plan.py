@@ -36,6 +36,10 @@ def test_a_plan_knows_its_peers_and_their_stages(chain):
         ({"stages": (StageSlot(0, 1, (A,)),)}, "cover 1 operators, the graph has 2"),
         ({"stages": (StageSlot(0, 2, ()),)}, "expected distinct peers"),
         ({"stages": (StageSlot(0, 2, (A, A)),)}, "expected distinct peers"),
+        (
+            {"stages": (StageSlot(0, 1, (A, B), rows=3), StageSlot(1, 2, (B,)))},
+            "stage 0 exchanges in 3 rows: expected 0 to 2",
+        ),
         ({"routes": ()}, "no route"),
         ({"routes": ((Visit(0, A),),)}, r"microbatch 0 visits stages \[0\]: expected 0 to 1"),
         ({"routes": ((Visit(1, B), Visit(0, A)),)}, "expected 0 to 1 in order"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from shoal.dag.graph import (
     Ref,
     TensorSpec,
 )
+from shoal.dag.grid import rows_for
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.schedule import Action, Kind, evaluation_actions, step_actions
 from shoal.dag.speed import Work
@@ -106,6 +108,24 @@ def plan_of(rng: random.Random, stages: int) -> Plan:
         schedule=rng.choice(["gpipe", "1f1b"]),
         evaluation_routes=tuple(route() for _ in range(HELD_OUT)),
     )
+
+
+def in_rows(plan: Plan, rng: random.Random) -> Plan:
+    """The holders of each stage in any number of rows, or in none."""
+    slots = tuple(replace(s, rows=rng.randint(0, len(s.holders))) for s in plan.stages)
+    return replace(plan, stages=slots).validate(N)
+
+
+def wide_plan(rng: random.Random, pipelines: int, rows: int) -> Plan:
+    """Two stages, each held by as many peers as there are pipelines; microbatches anywhere."""
+    cut = rng.randint(2, 8)  # both stages train something
+    slots = tuple(
+        StageSlot(a, b, tuple(PeerId(f"{name}{i}") for i in range(pipelines)), rows=rows)
+        for name, a, b in (("p", 0, cut), ("q", cut, N))
+    )
+    lines = [rng.randrange(pipelines) for _ in range(MICROBATCHES + HELD_OUT)]
+    routes = tuple(tuple(Visit(k, s.holders[i]) for k, s in enumerate(slots)) for i in lines)
+    return Plan(slots, routes[HELD_OUT:], 4, evaluation_routes=routes[:HELD_OUT]).validate(N)
 
 
 Meddle = Callable[["Cluster", PeerId, int, Action], bool]
@@ -189,9 +209,47 @@ class Cluster:
 @settings(max_examples=60, deadline=None)
 @given(stages=st.integers(1, N), seed=st.integers(0, 2**32))
 def test_any_plan_gives_the_hashes_of_the_plain_loop(stages, seed):
-    found = Cluster(plan_of(random.Random(seed), stages)).run()
+    rng = random.Random(seed)
+    found = Cluster(in_rows(plan_of(rng, stages), rng)).run()
     assert found == WANTED
     assert len(set(found.losses)) == STEPS
+
+
+@settings(max_examples=12, deadline=None)
+@given(pipelines=st.integers(9, 17), seed=st.integers(0, 2**32))
+def test_many_holders_in_rows_give_the_hashes_of_the_plain_loop(pipelines, seed):
+    rng = random.Random(seed)
+    rows = rng.choice([rows_for(pipelines), rng.randint(1, pipelines)])
+    cluster = Cluster(wide_plan(rng, pipelines, rows))
+    assert cluster.run() == WANTED
+    ports = {t.port for t in cluster.flow.given_by}
+    assert {"S1>row", "S1=row", "S1+row", "S1*row"} <= ports
+    assert "S1+grad" not in ports
+
+
+@pytest.mark.parametrize(
+    ("kind", "port"),
+    [(Kind.SYNC_ROW, "S1>row"), (Kind.SYNC_COMBINE, "S1=row"), (Kind.SYNC_RELAY, "S1+row")],
+)
+def test_a_part_that_is_lost_in_a_row_changes_losses_and_weights(kind, port):
+    plan = wide_plan(random.Random(1), 10, 3)
+    # Who runs no microbatch has nothing to lose, and nobody sees its weights.
+    running = {visit.peer for route in plan.routes for visit in route}
+    lost_by: list[PeerId] = []
+
+    def lost(cluster: Cluster, peer: PeerId, step: int, action: Action) -> bool:
+        if (step, action) == (1, Action(kind, stage=1)) and peer in running and not lost_by:
+            there = cluster.devices[peer]._work.store[step]
+            for key in [k for k, v in there.items() if k[2] == port and np.any(v)][:1]:
+                there[key] = np.zeros_like(there[key])
+                lost_by.append(peer)
+        return False
+
+    assert Cluster(plan).run() == WANTED
+    wrong = Cluster(plan).run(lost)
+    assert lost_by
+    assert wrong.losses[0] == WANTED.losses[0]
+    assert wrong.losses[-1] != WANTED.losses[-1]
 
 
 def test_the_loop_reads_seed_step_and_microbatch():
