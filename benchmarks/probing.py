@@ -213,7 +213,13 @@ async def over_loopback() -> list[Figure]:
         ):
             workers: list[Worker] = []
             configs = [
-                PeerConfig(broker=broker.address, state=Path(folder) / name, name=name, threads=1)
+                PeerConfig(
+                    insecure=True,
+                    broker=broker.address,
+                    state=Path(folder) / name,
+                    name=name,
+                    threads=1,
+                )
                 for name in ("a", "b")
             ]
             ends = [asyncio.create_task(work(c, workers.append)) for c in configs]

@@ -11,10 +11,14 @@ from typing import Literal
 from ..net.identity.token import Token
 from ..net.local import is_loopback, split
 
-__all__ = ["DEFAULT_STATE", "JoinConfig", "PeerConfig", "check_address"]
+__all__ = ["DEFAULT_STATE", "JoinConfig", "JoinError", "PeerConfig", "check_address"]
 
 DEFAULT_STATE = Path("~/.local/share/shoal/peers")
 """One folder per name in it, and in that one per device."""
+
+
+class JoinError(ValueError):
+    """Settings with which nobody can join; the message says what is missing."""
 
 
 def check_address(address: str) -> str:

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from ..net.local import joined, split
-from .config import DEFAULT_STATE, JoinConfig, PeerConfig
+from .config import DEFAULT_STATE, JoinConfig, JoinError, PeerConfig
 from .identity import seat
 from .logs import note, to_stderr
 from .profile import find_devices
@@ -43,8 +43,8 @@ _KILL_AFTER_S = 5.0
 
 def supervise(config: JoinConfig) -> int:
     """Runs the peers of this host to their end; call it in the main thread. Returns the exit code:
-    0, or that of the first worker that ended otherwise. Raises ValueError for settings that no
-    worker could work with."""
+    0, or that of the first worker that ended otherwise. Raises JoinError when there is
+    nothing to join with."""
     to_stderr(config.log)
     devices = find_devices() if config.devices == "all" else config.devices
     with _seated(config) as config, _signals() as inbox:
@@ -54,11 +54,11 @@ def supervise(config: JoinConfig) -> int:
 
 
 def _check_credentials(configs: Sequence[PeerConfig]) -> None:
-    """Before seconds go by. Raises ValueError when a peer has nothing to join with."""
+    """Before seconds go by. Raises JoinError when a peer has nothing to join with."""
     for config in configs:
         if config.insecure or config.token or (config.state / "certificate.pem").exists():
             continue
-        raise ValueError(
+        raise JoinError(
             f"{config.state} has no certificate, and no token was given: join with the whole line "
             "that the broker printed, --token included"
         )

@@ -20,8 +20,8 @@ import shoal
 from shoal import cli
 from shoal.sim.processes import LocalCluster
 
-VERBS = ["bench", "broker", "cancel", "eval", "export", "join", "login", "peers", "plan", "runs"]
-VERBS += ["sim", "status", "train", "watch"]
+VERBS = ["bench", "broker", "cancel", "doctor", "eval", "export", "invite", "join", "kick"]
+VERBS += ["login", "peers", "plan", "runs", "sim", "status", "train", "watch"]
 
 JOB = """
 version = 1

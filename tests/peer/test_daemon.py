@@ -57,7 +57,7 @@ class Cluster:
     def join(self, *names: str, **settings: Any) -> None:
         for name in names:
             table = {"broker": self.broker.address, "state": self.folder / name, "threads": 1}
-            config = PeerConfig(name=name, **table | settings)
+            config = PeerConfig(name=name, insecure=True, **table | settings)
             self.ends[name] = asyncio.create_task(work(config, self.workers.append))
 
     async def submit(self, steps: int) -> str:
@@ -185,7 +185,7 @@ async def test_a_broker_that_is_not_there_gives_code_3_and_one_clear_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with nowhere() as address:
-        config = PeerConfig(broker=address, state=tmp_path, name="p", give_up_s=0.1)
+        config = PeerConfig(insecure=True, broker=address, state=tmp_path, name="p", give_up_s=0.1)
         assert await work(config) == 3
     last = caplog.records[-1]
     assert last.getMessage() == "ended"
@@ -196,14 +196,19 @@ async def test_two_processes_on_one_identity_give_code_4(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Identity(tmp_path, "p"):
-        assert await work(PeerConfig(broker="127.0.0.1:9", state=tmp_path, name="p")) == 4
+        assert (
+            await work(PeerConfig(insecure=True, broker="127.0.0.1:9", state=tmp_path, name="p"))
+            == 4
+        )
     assert "--state" in str(caplog.records[-1].__dict__["fields"]["why"])
 
 
 async def test_a_device_that_is_not_here_gives_code_2(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = PeerConfig(broker="127.0.0.1:9", state=tmp_path, name="p", device="cuda:77")
+    config = PeerConfig(
+        insecure=True, broker="127.0.0.1:9", state=tmp_path, name="p", device="cuda:77"
+    )
     assert await work(config) == 2
     assert "cuda:77" in str(caplog.records[-1].__dict__["fields"]["why"])
 
@@ -247,7 +252,9 @@ async def test_a_port_that_is_taken_gives_code_2_and_names_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with taken_port() as port:
-        config = PeerConfig(broker="127.0.0.1:9", state=tmp_path, name="p", port=port)
+        config = PeerConfig(
+            insecure=True, broker="127.0.0.1:9", state=tmp_path, name="p", port=port
+        )
         assert await work(config) == 2
     assert f"port {port} of 127.0.0.1" in str(caplog.records[-1].__dict__["fields"]["why"])
 

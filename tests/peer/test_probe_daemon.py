@@ -23,7 +23,13 @@ async def test_two_workers_measure_their_link_and_hang_up(tmp_path: Path) -> Non
         ends = [
             asyncio.create_task(
                 work(
-                    PeerConfig(broker=broker.address, state=tmp_path / name, name=name, threads=1),
+                    PeerConfig(
+                        insecure=True,
+                        broker=broker.address,
+                        state=tmp_path / name,
+                        name=name,
+                        threads=1,
+                    ),
                     workers.append,
                 )
             )
