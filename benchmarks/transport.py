@@ -1,13 +1,16 @@
-"""The wire: the gRPC transport against a bare TCP socket and a memcpy, between two processes.
+"""The wire: the gRPC transport, in plain text and with mutual TLS, against a bare TCP socket and a
+memcpy, between two processes.
 
 Everything of the real transport is measured: frames, checksums, credits, acknowledgements. Each
 round takes every way in turn, so that a slow minute of the machine hits all of them; a ratio is the
-median over the rounds of the ratio within a round. Receive buffers are warm on both ways.
+median over the rounds of the ratio within a round. Receive buffers are warm on all ways. CPU
+seconds are those of both ends together: what a byte costs, also where others use the cores.
 
 Copies of a tensor on its way (the checksum reads it once more on each side):
 memcpy  tensor -> buffer                                                                   1
 tcp     tensor -> kernel -> buffer                                                         2
 grpc    tensor -> message -> gRPC's slice -> kernel -> gRPC's slices -> message -> buffer  6
+mtls    the same, and within gRPC into TLS records and out of them, on both sides
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import multiprocessing
 import socket
 import statistics
 import time
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection as Pipe
 
 import grpc
@@ -26,7 +31,11 @@ from table import Figure, arguments, report
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec
 from shoal.net.frame import FrameKey, Payload
-from shoal.net.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from shoal.net.grpc_transport import SERVER_OPTIONS, GrpcTransport
+from shoal.net.identity.authority import Authority
+from shoal.net.identity.credential import Credential, server_credentials
+from shoal.net.identity.names import Party
+from shoal.net.identity.names import Role as PartyRole
 from shoal.net.transport import FrameAcknowledged, FrameArrived, TransportEvent
 
 SIZES = {"64KiB": 1 << 16, "1MiB": 1 << 20, "16MiB": 1 << 24, "256MiB": 1 << 28}
@@ -35,14 +44,23 @@ RUN_BYTES = 256 << 20
 SLOTS = 4
 """Frames that may be under way at once; for TCP the kernel's buffers decide."""
 ROUND_TRIPS = 50
+RATIOS = (
+    ("grpc_over_tcp", "grpc", "tcp"),
+    ("mtls_over_tcp", "mtls", "tcp"),
+    ("mtls_over_plain", "mtls", "grpc"),
+)
+"""Of throughputs: (name, of which way, over which)."""
 
 
 class Node:
-    """A peer that measures (near) or gives back what it is asked for (far)."""
+    """A peer that measures (near) or gives back what it is asked for (far). `credential` None:
+    plain text."""
 
-    def __init__(self, me: str, other: str) -> None:
+    def __init__(self, me: str, other: str, credential: Credential | None) -> None:
         self.me, self.other = me, other
-        self.transport = GrpcTransport(me, "boot", self._on_event)
+        newest = None if credential is None else lambda: credential
+        self.transport = GrpcTransport(me, "boot", self._on_event, credential=newest)
+        self._newest = newest
         self.count = 0
         self._acknowledged = 0
         self._arrived = 0
@@ -75,8 +93,23 @@ class Node:
             self._event.clear()
             await self._event.wait()
 
+    def serve(self) -> tuple[grpc.aio.Server, int]:
+        """A server that was not started, and its port."""
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        self.transport.attach(server)
+        if self._newest is None:
+            return server, server.add_insecure_port("127.0.0.1:0")
+        return server, server.add_secure_port("127.0.0.1:0", server_credentials(self._newest))
+
     def expect(self) -> None:
         self.transport.expect(self.other)
+        self._allow()
+
+    def dial(self, port: int) -> None:
+        self.transport.dial(self.other, f"127.0.0.1:{port}", 1)
+        self._allow()
+
+    def _allow(self) -> None:
         for role in Role:
             self.transport.allow(self.other, role, SLOTS)
 
@@ -85,26 +118,27 @@ def payload_of(tensor: np.ndarray) -> Payload:
     return Payload("raw/1", b"", TensorSpec((tensor.nbytes,), "uint8"), (tensor.data,))
 
 
-def far(pipe: Pipe) -> None:
-    """The other process: the gRPC transport until told to stop, a TCP socket in between."""
-    asyncio.run(_far(pipe))
+def far(pipe: Pipe, credential: Credential) -> None:
+    """The other process: both gRPC transports until told to stop, a TCP socket in between."""
+    asyncio.run(_far(pipe, credential))
 
 
-async def _far(pipe: Pipe) -> None:
-    node = Node("far", "near")
-    server = grpc.aio.server(options=CHANNEL_OPTIONS)
-    node.transport.attach(server)
-    port = server.add_insecure_port("127.0.0.1:0")
+async def _far(pipe: Pipe, credential: Credential) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     loop = asyncio.get_running_loop()
-    async with node.transport:
-        await server.start()
-        node.expect()
-        pipe.send((port, listener.getsockname()[1]))
+    ports = [listener.getsockname()[1]]
+    async with AsyncExitStack() as stack:
+        for node in (Node("far", "near", None), Node("far", "near", credential)):
+            server, port = node.serve()
+            await stack.enter_async_context(node.transport)
+            await server.start()
+            stack.push_async_callback(server.stop, None)
+            node.expect()
+            ports.append(port)
+        pipe.send(ports)
         connection, _ = await loop.run_in_executor(None, listener.accept)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await loop.run_in_executor(None, _tcp_far, connection)
-        await server.stop(None)
 
 
 def _tcp_far(connection: socket.socket) -> None:
@@ -135,8 +169,13 @@ def _receive(connection: socket.socket, buffer: memoryview) -> bool:
 class Near:
     """The process that measures; every method gives seconds."""
 
-    def __init__(self, node: Node, connection: socket.socket) -> None:
-        self.node, self.connection = node, connection
+    def __init__(self, connection: socket.socket, far_pid: int) -> None:
+        self.connection = connection
+        self._far_clock = (~far_pid << 3) | 2  # as clock_getcpuclockid(3) of Linux makes it
+
+    def cpu(self) -> float:
+        """What both processes have computed so far."""
+        return time.process_time() + time.clock_gettime(self._far_clock)
 
     def memcpy(self, tensor: np.ndarray, buffer: np.ndarray, count: int) -> float:
         start = time.perf_counter()
@@ -152,12 +191,12 @@ class Near:
         self.connection.recv(1)
         return time.perf_counter() - start
 
-    async def grpc(self, tensor: np.ndarray, count: int) -> float:
-        payload, before = payload_of(tensor), self.node._acknowledged
+    async def grpc(self, node: Node, tensor: np.ndarray, count: int) -> float:
+        payload, before = payload_of(tensor), node._acknowledged
         start = time.perf_counter()
         for _ in range(count):
-            self.node.send(payload, Role.ACTIVATION)
-        await self.node.acknowledged(before + count)
+            node.send(payload, Role.ACTIVATION)
+        await node.acknowledged(before + count)
         return time.perf_counter() - start
 
     def tcp_round_trip(self, tensor: np.ndarray, buffer: np.ndarray) -> float:
@@ -170,12 +209,12 @@ class Near:
             times.append(time.perf_counter() - start)
         return statistics.median(times)
 
-    async def grpc_round_trip(self, tensor: np.ndarray) -> float:
+    async def grpc_round_trip(self, node: Node, tensor: np.ndarray) -> float:
         times = []
         for _ in range(ROUND_TRIPS):
-            before, start = self.node._arrived, time.perf_counter()
-            self.node.send(payload_of(tensor), Role.PROBE)
-            await self.node.arrived(before + 1)
+            before, start = node._arrived, time.perf_counter()
+            node.send(payload_of(tensor), Role.PROBE)
+            await node.arrived(before + 1)
             times.append(time.perf_counter() - start)
         return statistics.median(times)
 
@@ -183,55 +222,77 @@ class Near:
         self.connection.sendall(np.array([size, count, echo], np.int64).tobytes())
 
 
-async def measure(near: Near, rounds: int, sizes: dict[str, int]) -> list[Figure]:
+async def measure(
+    near: Near, nodes: dict[str, Node], rounds: int, sizes: dict[str, int]
+) -> list[Figure]:
     figures = []
     for name, size in sizes.items():
         tensor = np.random.default_rng(0).integers(0, 256, size, np.uint8)
         buffer = np.zeros(size, np.uint8)
         count = max(1, RUN_BYTES // size)
-        await near.grpc(tensor, min(count, 2 * SLOTS))  # warms buffers and windows
+        for node in nodes.values():
+            await near.grpc(node, tensor, min(count, 2 * SLOTS))  # warms buffers and windows
         near.tcp(tensor, 1)
         rows = []
         for _ in range(rounds):
-            rows.append(
-                (
-                    near.memcpy(tensor, buffer, count),
-                    near.tcp(tensor, count),
-                    await near.grpc(tensor, count),
-                )
+            row = {"memcpy": near.memcpy(tensor, buffer, count), "tcp": near.tcp(tensor, count)}
+            for way, node in nodes.items():
+                before = near.cpu()
+                row[way] = await near.grpc(node, tensor, count)
+                row[f"{way}_cpu"] = near.cpu() - before
+            rows.append(row)
+        gigabytes = size * count / 1e9
+        for way in ("memcpy", "tcp", *nodes):
+            seconds = statistics.median(row[way] for row in rows)
+            figures.append(
+                Figure(f"{way}_MBps_{name}", 1e3 * gigabytes / seconds, "MB/s", "higher")
             )
-        rates = [[size * count / seconds / 1e6 for seconds in row] for row in rows]
-        for i, way in enumerate(("memcpy", "tcp", "grpc")):
-            rate = statistics.median(row[i] for row in rates)
-            figures.append(Figure(f"{way}_MBps_{name}", rate, "MB/s", "higher"))
-        ratio = statistics.median(row[2] / row[1] for row in rates)
-        figures.append(Figure(f"grpc_over_tcp_{name}", ratio, "ratio", "higher"))
+        for ratio, way, base in RATIOS:
+            value = statistics.median(row[base] / row[way] for row in rows)
+            figures.append(Figure(f"{ratio}_{name}", value, "ratio", "higher"))
+        for way in nodes:
+            cpu = statistics.median(row[f"{way}_cpu"] for row in rows) / gigabytes
+            figures.append(Figure(f"{way}_cpu_s_per_GB_{name}", cpu, "s/GB", "lower"))
     small = np.zeros(1 << 16, np.uint8)
     trips = [
-        (near.tcp_round_trip(small, small.copy()), await near.grpc_round_trip(small))
+        (
+            near.tcp_round_trip(small, small.copy()),
+            *[await near.grpc_round_trip(node, small) for node in nodes.values()],
+        )
         for _ in range(rounds)
     ]
-    tcp_s, grpc_s = (statistics.median(column) for column in zip(*trips, strict=True))
-    figures.append(Figure("tcp_rtt_ms_64KiB", tcp_s * 1e3, "ms", "lower"))
-    figures.append(Figure("rtt_ms_64KiB", grpc_s * 1e3, "ms", "lower"))
+    for name, column in zip(("tcp_rtt", "rtt", "mtls_rtt"), zip(*trips, strict=True), strict=True):
+        figures.append(Figure(f"{name}_ms_64KiB", statistics.median(column) * 1e3, "ms", "lower"))
     return figures
+
+
+def credentials() -> tuple[Credential, Credential]:
+    """For near and far, of one authority."""
+    now = datetime.now(UTC)
+    authority = Authority.new(now)
+    near, far = (
+        authority.credential(Party(PartyRole.PEER, name), now, timedelta(days=1))
+        for name in ("near", "far")
+    )
+    return near, far
 
 
 async def run(rounds: int, sizes: dict[str, int]) -> list[Figure]:
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
-    process = context.Process(target=far, args=(theirs,))
+    ours, others = credentials()
+    process = context.Process(target=far, args=(theirs, others))
     process.start()
     try:
-        grpc_port, tcp_port = pipe.recv()
-        node = Node("near", "far")
+        tcp_port, plain_port, mtls_port = pipe.recv()
+        plain, mtls = Node("near", "far", None), Node("near", "far", ours)
         with socket.create_connection(("127.0.0.1", tcp_port)) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            async with node.transport:
-                node.transport.dial("far", f"127.0.0.1:{grpc_port}", 1)
-                for role in Role:
-                    node.transport.allow("far", role, SLOTS)
-                return await measure(Near(node, connection), rounds, sizes)
+            async with plain.transport, mtls.transport:
+                plain.dial(plain_port)
+                mtls.dial(mtls_port)
+                near = Near(connection, process.pid)
+                return await measure(near, {"grpc": plain, "mtls": mtls}, rounds, sizes)
     finally:
         process.join(10)
         process.kill()

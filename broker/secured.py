@@ -20,7 +20,7 @@ import grpc
 import grpc.aio
 
 from ..net.identity.authority import Authority, utc
-from ..net.identity.credential import Credential, write_private
+from ..net.identity.credential import Credential, server_credentials, write_private
 from ..net.identity.names import Party, Role
 from ..net.identity.token import Token, TokenError
 from .admission import Admission, AdmissionLimits
@@ -100,18 +100,8 @@ class Secured:
 
     def listen(self, server: grpc.aio.Server) -> None:
         """Puts a server that was not started yet behind the port."""
-        shown = self._own
-
-        def renewed() -> grpc.ServerCertificateConfiguration | None:
-            # Asked at each new connection.
-            nonlocal shown
-            if (now := self.credential()) is shown:
-                return None
-            shown = now
-            return now.for_server()
-
         for name, asks in (("main", True), ("door", False)):
-            credentials = grpc.dynamic_ssl_server_credentials(shown.for_server(), renewed, asks)
+            credentials = server_credentials(self.credential, asks=asks)
             server.add_secure_port(f"unix:{self._sockets / name}", credentials)
 
     async def open_port(self, host: str, port: int) -> int:

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from ..net.identity.authority import utc
-from ..net.identity.credential import Credential
+from ..net.identity.credential import Credential, server_credentials
 from ..net.identity.enroll import BrokerAwayError, EnrollError, enroll, renew
 from ..net.identity.names import Role
 from ..net.identity.token import Token
@@ -104,23 +104,10 @@ def listen(server: grpc.aio.Server, host: str, port: int, credentials: Credentia
     try:
         if credentials is None:
             return int(server.add_insecure_port(address))
-        return int(server.add_secure_port(address, _shown(credentials)))
+        shown = server_credentials(lambda: credentials.now)
+        return int(server.add_secure_port(address, shown))
     except RuntimeError as error:
         raise ValueError(
             f"port {port} of {host} cannot be had: {error}; is it taken? "
             "Leave --port out for any free one"
         ) from None
-
-
-def _shown(credentials: Credentials) -> grpc.ServerCredentials:
-    shown = credentials.now
-
-    def renewed() -> grpc.ServerCertificateConfiguration | None:
-        # Asked at each new connection.
-        nonlocal shown
-        if credentials.now is shown:
-            return None
-        shown = credentials.now
-        return shown.for_server()
-
-    return grpc.dynamic_ssl_server_credentials(shown.for_server(), renewed, True)

@@ -8,6 +8,7 @@ FOLDER/authority.pem    whom to believe
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -25,7 +26,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from .names import Party, party_of
 
-__all__ = ["Credential", "CredentialError", "load_key", "new_key", "request_of", "write_private"]
+__all__ = [
+    "Credential",
+    "CredentialError",
+    "load_key",
+    "new_key",
+    "request_of",
+    "server_credentials",
+    "write_private",
+]
 
 
 class CredentialError(ValueError):
@@ -150,3 +159,20 @@ class Credential:
         """To serve with; a server that asks for certificates believes the authority alone."""
         pair = (self.key, self.certificate)
         return grpc.ssl_server_certificate_configuration([pair], self.authority)
+
+
+def server_credentials(
+    newest: Callable[[], Credential], *, asks: bool = True
+) -> grpc.ServerCredentials:
+    """For a server that shows the newest credential at each connection; `newest` is called on a
+    thread of gRPC's. `asks`: it talks to nobody who has no certificate of the same authority."""
+    shown = newest()
+
+    def renewed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal shown
+        if (now := newest()) is shown:
+            return None
+        shown = now
+        return now.for_server()
+
+    return grpc.dynamic_ssl_server_credentials(shown.for_server(), renewed, asks)

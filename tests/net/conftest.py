@@ -1,7 +1,8 @@
-"""Small worlds of peers that only have a transport: on the in-memory twin, and on gRPC.
+"""Small worlds of peers that only have a transport: on the in-memory twin, on gRPC, and on gRPC
+with mutual TLS.
 
-`world` runs a test on both. A test says what happens, `await world.until(...)` waits for it; no
-test sleeps: the memory world runs its queue, the gRPC world waits for the next event.
+`world` runs a test on all three. A test says what happens, `await world.until(...)` waits for it;
+no test sleeps: the memory world runs its queue, the gRPC worlds wait for the next event.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections import ChainMap
+from collections.abc import AsyncIterator, Callable, MutableMapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 import grpc
 import pytest
@@ -20,7 +23,12 @@ from shoal.compression.codec import RAW
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec
 from shoal.net.frame import Arrived, FrameKey, Payload
-from shoal.net.grpc_transport import CHANNEL_OPTIONS, GrpcTransport
+from shoal.net.grpc_transport import CHANNEL_OPTIONS, SERVER_OPTIONS, GrpcTransport
+from shoal.net.identity.authority import Authority
+from shoal.net.identity.credential import Credential, server_credentials
+from shoal.net.identity.enroll import channel_options
+from shoal.net.identity.names import Party, dns_name
+from shoal.net.identity.names import Role as PartyRole
 from shoal.net.memory import MemoryNetwork, steady
 from shoal.net.messages import Message, decode, written
 from shoal.net.transport import (
@@ -96,7 +104,7 @@ class Outsider:
 
 
 class World:
-    """What both worlds share."""
+    """What all worlds share."""
 
     def __init__(self) -> None:
         self.peers: dict[str, Peer] = {}
@@ -138,7 +146,8 @@ class World:
         """Breaks the connection; it may be dialled again."""
         raise NotImplementedError
 
-    async def outsider(self, to: Peer) -> Outsider:
+    async def outsider(self, to: Peer, name: str = "out") -> Outsider:
+        """`name`: whom its certificate names, where there are certificates."""
         raise NotImplementedError
 
     async def crash(self, peer: Peer) -> None:
@@ -192,7 +201,7 @@ class MemoryWorld(World):
     def cut(self, a, b):
         assert self.network.break_link(a.name, b.name) > 0
 
-    async def outsider(self, to):
+    async def outsider(self, to, name="out"):
         return MemoryOutsider(self, to)
 
     async def crash(self, peer):
@@ -232,11 +241,44 @@ class MemoryOutsider(Outsider):
         self._stream.close("the outsider hung up")
 
 
-class GrpcWorld(World):
-    """Real streams on loopback; each dial goes through a cable of its own, which can be cut."""
+class Signed(dict[str, Credential]):
+    """The certificates of one authority for peers, by their ids; each is made when first asked for,
+    as keys are not free."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.authority = Authority.new(datetime.now(UTC))
+
+    def __missing__(self, peer: str) -> Credential:
+        self[peer] = self.credential(peer)
+        return self[peer]
+
+    def credential(
+        self,
+        subject: str,
+        role: PartyRole = PartyRole.PEER,
+        *,
+        days_ago: float = 0,
+    ) -> Credential:
+        """A new one, as if made so long ago; it lasts for a day."""
+        made = datetime.now(UTC) - timedelta(days=days_ago)
+        return self.authority.credential(Party(role, subject), made, timedelta(days=1))
+
+
+@pytest.fixture(scope="session")
+def signed() -> Signed:
+    return Signed()
+
+
+class GrpcWorld(World):
+    """Real streams on loopback; each dial goes through a cable of its own, which can be cut.
+
+    `credentials`: the newest one of each peer, which a test may change; None: plain text.
+    """
+
+    def __init__(self, credentials: MutableMapping[str, Credential] | None = None) -> None:
+        super().__init__()
+        self.credentials = credentials
         self._happened = asyncio.Event()
         self._servers: dict[str, grpc.aio.Server] = {}
         self._ports: dict[str, int] = {}
@@ -251,14 +293,24 @@ class GrpcWorld(World):
             peer.on_event(event)
             self._happened.set()
 
-        peer.transport = GrpcTransport(name, boot, on_event, max_frame_bytes=max_frame_bytes)
-        server = grpc.aio.server(options=CHANNEL_OPTIONS)
+        newest = None if self.credentials is None else lambda: self.credentials[name]
+        peer.transport = GrpcTransport(
+            name, boot, on_event, credential=newest, max_frame_bytes=max_frame_bytes
+        )
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         peer.transport.attach(server)
-        port = server.add_insecure_port(f"127.0.0.1:{self._ports.get(name, 0)}")
+        address = f"127.0.0.1:{self._ports.get(name, 0)}"
+        if newest is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, server_credentials(newest))
         assert port
         await server.start()
         self._servers[name], self._ports[name] = server, port
         return peer
+
+    def address(self, peer: Peer) -> str:
+        return f"127.0.0.1:{self._ports[peer.name]}"
 
     async def dial(self, a, b, generation=1):
         pair = frozenset((a.name, b.name))
@@ -276,8 +328,23 @@ class GrpcWorld(World):
     def cut(self, a, b):
         assert self.cables[frozenset((a.name, b.name))].cut() > 0
 
-    async def outsider(self, to):
-        outsider = GrpcOutsider(self._ports[to.name], self._happened)
+    async def outsider(self, to, name="out"):
+        if self.credentials is None:
+            return self.outsider_showing(to, None)
+        return self.outsider_showing(to, self.credentials[name].for_channel())
+
+    def outsider_showing(
+        self, to: Peer, credentials: grpc.ChannelCredentials | None
+    ) -> GrpcOutsider:
+        """One with these credentials; None: in plain text."""
+        address = self.address(to)
+        if credentials is None:
+            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        else:
+            name = dns_name(PartyRole.PEER, to.name)
+            options = (*CHANNEL_OPTIONS, *channel_options(address, name))
+            channel = grpc.aio.secure_channel(address, credentials, options=options)
+        outsider = GrpcOutsider(channel, self._happened)
         self._outsiders.append(outsider)
         return outsider
 
@@ -297,9 +364,11 @@ class GrpcWorld(World):
 
 
 class GrpcOutsider(Outsider):
-    def __init__(self, port: int, happened: asyncio.Event) -> None:
+    def __init__(self, channel: grpc.aio.Channel, happened: asyncio.Event) -> None:
         super().__init__()
-        self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=CHANNEL_OPTIONS)
+        self.why = ""
+        """What gRPC says of a stream that broke."""
+        self._channel = channel
         self._call = self._channel.stream_stream("/shoal.v1.Peer/Frames")()
         self._out: asyncio.Queue[bytes] = asyncio.Queue()
         self._happened = happened
@@ -325,8 +394,8 @@ class GrpcOutsider(Outsider):
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 self.heard += decode(message)
                 self._happened.set()
-        except grpc.RpcError:
-            pass
+        except grpc.aio.AioRpcError as error:
+            self.why = f"{error.details()} ({error.code().name})"
         except asyncio.CancelledError:
             if not self._call.cancelled():
                 raise
@@ -402,16 +471,30 @@ class Cable:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-@pytest.fixture(params=["memory", "grpc"])
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
-    world = MemoryWorld() if request.param == "memory" else GrpcWorld()
+WORLDS: dict[str, Callable[[Signed], World]] = {
+    "memory": lambda signed: MemoryWorld(),
+    "grpc": lambda signed: GrpcWorld(),
+    "mtls": lambda signed: GrpcWorld(ChainMap({}, signed)),
+}
+
+
+@pytest.fixture(params=WORLDS)
+async def world(request: pytest.FixtureRequest, signed: Signed) -> AsyncIterator[World]:
+    world = WORLDS[request.param](signed)
+    yield world
+    await world.close()
+
+
+@pytest.fixture(params=["grpc", "mtls"])
+async def grpc_world(request: pytest.FixtureRequest, signed: Signed) -> AsyncIterator[GrpcWorld]:
+    world = WORLDS[request.param](signed)
     yield world
     await world.close()
 
 
 @pytest.fixture
-async def grpc_world() -> AsyncIterator[GrpcWorld]:
-    world = GrpcWorld()
+async def mtls_world(signed: Signed) -> AsyncIterator[GrpcWorld]:
+    world = WORLDS["mtls"](signed)
     yield world
     await world.close()
 

@@ -100,7 +100,7 @@ async def test_who_breaks_a_rule_is_told_which_and_all_others_go_on(two, what):
 )
 async def test_who_is_not_meant_is_refused_with_the_reason(two, hello, code, why):
     world, _, b = two
-    outsider = await world.outsider(b)
+    outsider = await world.outsider(b, hello.source)
     outsider.say(encode(hello))
     await world.until(lambda: outsider.heard != [])
     assert outsider.heard[0].code == code
