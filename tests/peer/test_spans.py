@@ -134,7 +134,9 @@ def test_a_restart_goes_on_in_the_same_file(tmp_path: Path) -> None:
 
 
 def test_each_device_has_its_file(tmp_path: Path) -> None:
-    config = JoinConfig(broker="h:1", insecure=True, state=tmp_path, trace=tmp_path / "t.jsonl")
+    config = JoinConfig(
+        broker="127.0.0.1:1", insecure=True, state=tmp_path, trace=tmp_path / "t.jsonl"
+    )
     [alone] = peer_configs(config, ["cpu"])
     assert alone.trace == str(tmp_path / "t.jsonl")
     several = peer_configs(config, ["cuda:0", "cuda:1"])
