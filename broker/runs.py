@@ -19,13 +19,16 @@ Rules.
 - Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
   `step_floor_s` and `step_factor` medians of the measured steps since the last report, with one
   more median for each batch of an evaluation, and `first_step_s` before a step was measured.
+- What must outlive the broker changes by events only (`happened`), each of which is a decision for
+  the journal. After a restart a run that was RUNNING or EXPORTING goes on with its holders, which
+  come back (`returning.py`); one that was BUILDING has begun no step and goes back to WAITING.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..dag.convert_plan import plan_to_proto
+from ..dag.convert_plan import plan_from_proto, plan_to_proto
 from ..dag.plan import PeerId, Plan
 from ..proto.broker_pb2 import (
     BUILDING,
@@ -37,10 +40,12 @@ from ..proto.broker_pb2 import (
     WAITING,
     Assign,
     BrokerMessage,
+    Committed,
     DialOrder,
     Exported,
     Fault,
     Leave,
+    PeerPeak,
     Phase,
     Ready,
     RunEvent,
@@ -53,16 +58,24 @@ from ..proto.broker_pb2 import (
 )
 from ..proto.common_pb2 import Reason
 from ..proto.graph_pb2 import CORE
+from ..proto.journal_pb2 import Decision, RunHappened
 from .events import Instruction, Log, Publish, RunId, SetTimer, Tell, Watched
 from .history import History
 from .membership import Lost, Member, Membership, clean
 from .options import BrokerOptions
+from .returning import Returning
 from .steps import StepLedger, WrongStepError
 from .wish import Wish
 
 __all__ = ["Run"]
 
 _ENDED = (DONE, FAILED, CANCELLED)
+COMMITTED_EVERY = 32
+"""Steps after which holders are told what is committed: so many of their reports are kept twice."""
+_ALONE = (
+    "A run cannot go on without its holders yet: let the peer or another one join, then submit the "
+    "run again"
+)
 
 
 class Run:
@@ -70,10 +83,17 @@ class Run:
 
     plan, peers: of the current term, from BUILDING on. asked: version of the MakePlan whose answer
     it waits for, only while WAITING. offered: the incarnations that were offered for it.
+    returning: holders that are awaited after a restart. Every decision is added to `decisions`.
     """
 
     def __init__(
-        self, run: RunId, number: int, spec: RunSpec, wish: Wish, options: BrokerOptions
+        self,
+        run: RunId,
+        number: int,
+        spec: RunSpec,
+        wish: Wish,
+        options: BrokerOptions,
+        decisions: list[Decision],
     ) -> None:
         self.id = run
         self.number = number
@@ -89,6 +109,8 @@ class Run:
         self.offered: dict[PeerId, tuple[str, int]] = {}
         self.history = History(options.kept_events)
         self.ledger: StepLedger | None = None  # Of the current term, from RUNNING on.
+        self.returning = Returning((), 0.0)
+        self._decisions = decisions
         self._ready: dict[PeerId, Ready] = {}
         self._exports: dict[PeerId, Exported] = {}
         self._since = 0.0  # Begin of what the deadline counts from.
@@ -134,20 +156,54 @@ class Run:
         first, events = self.history.read(start)
         return Watched(self.id, first, events, self.ended)
 
-    def _publish(self, event: RunEvent, now: float) -> Publish:
-        event.at_s, event.term = now, self.term
-        return Publish(self.id, self.history.add(event))
+    def _publish(
+        self, event: RunEvent, now: float, term: int | None = None, plan: Plan | None = None
+    ) -> Publish:
+        event.at_s, event.term = now, self.term if term is None else term
+        event.number = self.history.numbered
+        self.happened(event, plan)
+        self._decisions.append(Decision(happened=RunHappened(run=self.id, event=event)))
+        return Publish(self.id, event)
+
+    def happened(self, event: RunEvent, plan: Plan | None = None) -> None:
+        """Takes an event over into the state, now or when a journal is replayed; `plan` is the
+        event's, where that is at hand. Raises ValueError, PlanError for what cannot have been."""
+        if event.number != self.history.numbered:
+            raise ValueError(f"event {event.number} of {self.id}: expected {self.history.numbered}")
+        kind = event.WhichOneof("kind")
+        if kind == "plan":
+            self.term, self.plan = event.term, plan or plan_from_proto(event.plan)
+            self.peers = self.plan.peers
+        elif kind == "state":
+            self.phase, self.reason = event.state.phase, Reason()
+            self.reason.CopyFrom(event.state.reason)
+            if self.phase == RUNNING:
+                self.ledger = self._ledger(0, event.at_s)
+        elif kind == "step":
+            if self.ledger is None or event.step.step != self.committed:
+                raise ValueError(
+                    f"step {event.step.step} of {self.id}: expected step {self.committed} of a run "
+                    "that has begun"
+                )
+            self.ledger.commit(event.step, event.at_s)
+        self.history.add(event)
+
+    def _ledger(self, committed: int, at_s: float) -> StepLedger:
+        return StepLedger(self.peers, self.spec.steps, self.options.most_lead, at_s, committed)
 
     def _enter(self, phase: Phase, now: float, code: str = "", text: str = "") -> list[Instruction]:
-        self.phase = phase
-        self.reason = Reason(code=code, text=text)
+        state = self.state
+        state.phase = phase
+        state.ClearField("reason")
+        if code:
+            state.reason.CopyFrom(Reason(code=code, text=text))
         self._since = now
         fields: list[tuple[str, str | int | float]] = [("run", self.id)]
         fields += [("phase", Phase.Name(phase)), ("term", self.term)]
         fields += [("step", self.committed), ("why", text)]
         return [
             Log("run_state", tuple(fields), "warning" if phase == FAILED else "info"),
-            self._publish(RunEvent(state=self.state), now),
+            self._publish(RunEvent(state=state), now),
         ]
 
     def note(self, text: str, now: float) -> list[Instruction]:
@@ -172,8 +228,9 @@ class Run:
         """The plan's peers are all in the pool. Uses dial generations from `generation` on, one for
         each pair. Of each pair the one that stands first in the plan dials, or the one that can."""
         assert self.phase == WAITING, self
-        self.term += 1
-        self.plan, self.peers, self.asked, self.offered = plan, plan.peers, None, {}
+        self.asked, self.offered = None, {}
+        wire = plan_to_proto(plan)
+        out: list[Instruction] = [self._publish(RunEvent(plan=wire), now, self.term + 1, plan)]
         joined = [members.members[p] for p in self.peers]
         dials: dict[PeerId, list[DialOrder]] = {p: [] for p in self.peers}
         for i, (a, b) in enumerate(pairs):
@@ -182,7 +239,6 @@ class Run:
                 source, target = target, source
             order = DialOrder(peer=target.id, address=target.address, generation=generation + i)
             dials[source.id].append(order)
-        wire = plan_to_proto(plan)
         base = Assign(
             run=self.id,
             term=self.term,
@@ -192,7 +248,6 @@ class Run:
             data=self.spec.data,
             training=self.wish.training,
         )
-        out: list[Instruction] = [self._publish(RunEvent(plan=wire), now)]
         for member in joined:
             members.assign(member, self.id)
             assign = Assign()
@@ -215,10 +270,12 @@ class Run:
         self._ready[member.id] = message
         if len(self._ready) < len(self.peers):
             return []
-        self.ledger = StepLedger(self.peers, self.spec.steps, self.options.most_lead, now)
-        start = BrokerMessage(start=Start(run=self.id, term=self.term))
+        start = self._start()
         out: list[Instruction] = [Tell(m.stream, start) for m in self._holders(members)]
         return out + self._enter(RUNNING, now)
+
+    def _start(self) -> BrokerMessage:
+        return BrokerMessage(start=Start(run=self.id, term=self.term))
 
     def reported(
         self, member: Member, report: StepReport, members: Membership, now: float
@@ -239,8 +296,12 @@ class Run:
                 member.correction.report(report, expected.compute_s, member.planned_with)
         self._since = now
         out: list[Instruction] = []
-        while (done := self.ledger.commit(now)) is not None:
+        before = self.committed
+        while (done := self.ledger.due(now)) is not None:
             out.append(self._publish(RunEvent(step=done), now))
+        if self.committed // COMMITTED_EVERY > before // COMMITTED_EVERY:
+            kept = Committed(run=self.id, term=self.term, step=self.committed)
+            out += [Tell(m.stream, BrokerMessage(committed=kept)) for m in self._holders(members)]
         if self.committed == self.spec.steps:
             files = len(self._exporters)
             out += self._enter(EXPORTING, now, "exporting", f"{files} peers upload their weights")
@@ -280,10 +341,7 @@ class Run:
 
     def lost(self, lost: Lost, members: Membership, now: float) -> list[Instruction]:
         """A holder is no member any more."""
-        text = (
-            f"peer {lost.member.label} was lost {self._where}: {lost.cause}. A run cannot go on "
-            "without its holders yet: let the peer or another one join, then submit the run again"
-        )
+        text = f"peer {lost.member.label} was lost {self._where}: {lost.cause}. {_ALONE}"
         return self.fail("lost", text, members, now)
 
     def fault(
@@ -318,13 +376,50 @@ class Run:
             out += members.drain(member, now)
         self.asked, self.offered = None, {}
         self._ready, self._exports = {}, {}
+        for peer in self.returning.away:
+            members.expected.pop(peer, None)
+        self.returning = Returning((), now)
         return out + self._enter(phase, now, code, text)
+
+    # ------------------------------------------------------------ after a restart
+
+    def restored(self, state: RunState, plan: Plan | None, peaks: Iterable[PeerPeak]) -> None:
+        """As an earlier start of the broker left it; the history is restored already."""
+        self.phase, self.term = state.phase, state.term
+        self.reason.CopyFrom(state.reason)
+        if plan is None:
+            return
+        self.plan, self.peers = plan, plan.peers
+        if self.phase in (RUNNING, EXPORTING) or (self.ended and state.step):
+            self.ledger = self._ledger(state.step, 0.0)
+            self.ledger.held(peaks)
+            for event in self.history.events:
+                if event.HasField("step"):
+                    self.ledger.seen(event.step.seconds, event.at_s)
+
+    def resume(self, now: float) -> list[Instruction]:
+        """The broker was started again; nobody is here yet."""
+        self._since = now
+        if self.phase == BUILDING:
+            text = "the broker was started again while it was built: it is planned anew"
+            return self._enter(WAITING, now, "restart", text)
+        if self.active:
+            self.returning = Returning(self.peers, now + self.options.lease_s)
+        return []
+
+    def back(self, member: Member, now: float) -> list[Instruction]:
+        """A holder attached again, still with its part. It may not have heard the Start."""
+        self.returning.back(member.id)
+        self._since = now
+        return [Tell(member.stream, self._start())]
 
     # ------------------------------------------------------------ time
 
     @property
     def deadline(self) -> float | None:
         """When the current phase has failed, unless something comes before."""
+        if self.returning:
+            return self.returning.until
         if self.phase == BUILDING:
             return self._since + self.options.build_s
         if self.phase == RUNNING:
@@ -356,6 +451,10 @@ class Run:
         deadline = self.deadline
         if deadline is None or now < deadline:
             return []
+        if self.returning:
+            away = _labels(self.returning.away, members)
+            text = f"{away} did not come back within a lease of the broker's restart, {self._where}"
+            return self.fail("lost", f"{text}. {_ALONE}", members, now)
         waited = now - self._since
         if self.phase == BUILDING:
             missing = [p for p in self.peers if p not in self._ready]

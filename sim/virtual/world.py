@@ -32,6 +32,9 @@ from .orders import Orders
 from .peer_shell import Device, PeerShell, PeerSpec
 from .wan import Wan
 
+RESTART_S = 1.0
+"""How long a broker that is started again at once is away: Python and its imports."""
+
 __all__ = ["BROKER", "Device", "Observe", "Observed", "PeerSpec", "StalledError", "World"]
 
 
@@ -82,6 +85,7 @@ class World(Clock):
             )
         self.network = MemoryNetwork(self.after, lambda: self.now, self.carrier)
         self.broker = BrokerShell(self, broker_options)
+        self.broker.start()
         self.orders = Orders()
         self.peers: dict[str, PeerShell] = {}
         """The newest process of each peer that has come so far, dead ones too."""
@@ -189,8 +193,13 @@ class World(Clock):
         rng = random.Random(f"{self._seed} corrupt {self._corruptions}")
         self.network.corrupt(a, b, rng.random())
 
-    def restart_broker(self) -> None:
-        raise NotImplementedError("the broker has no journal yet: it cannot be restarted")
+    def restart_broker(self, away_s: float = RESTART_S) -> None:
+        """The broker's process is gone from now on, without a word; another one begins so much
+        later, with its journal alone. Nothing happens while it is away already."""
+        if self.broker.alive:
+            self.mark(BROKER, "broker_restart", f"{away_s:g} s")
+            self.broker.die()
+            self.after(away_s, self.broker.start)
 
     # ------------------------------------------------------------ for the shells
 

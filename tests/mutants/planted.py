@@ -154,16 +154,16 @@ def foreign_visit() -> Iterator[None]:
 
 @mutant("a step is committed when one report is still missing", "I2")
 def committed_early() -> Iterator[None]:
-    commit = StepLedger.commit
+    due = StepLedger.due
 
     def early(self: StepLedger, now: float) -> Any:
         reports = self._reports.get(self.committed, {})
         missing = [p for p in self.peers if p not in reports]
         if self.committed == AT and len(missing) == 1:
             reports[missing[0]] = next(iter(reports.values()))
-        return commit(self, now)
+        return due(self, now)
 
-    with patch.object(StepLedger, "commit", early):
+    with patch.object(StepLedger, "due", early):
         yield
 
 
