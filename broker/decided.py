@@ -74,6 +74,8 @@ class Decided:
         if not self._new:
             return None
         record = Record(decisions=self._new)
+        for decision in self._new:  # runs apply their events themselves
+            self.clock_s = max(self.clock_s, decision.happened.event.at_s)
         self._new.clear()
         return record
 

@@ -29,8 +29,10 @@ from zlib import crc32
 from google.protobuf.message import DecodeError
 
 from ..proto.journal_pb2 import Record
+from .decided import Decided
+from .options import BrokerOptions
 
-__all__ = ["VERSION", "Journal", "JournalError"]
+__all__ = ["VERSION", "Journal", "JournalError", "open_journal"]
 
 VERSION = 1
 """Of the schema and the meaning of records; a newer one is not read."""
@@ -212,6 +214,29 @@ class Journal:
             case _:
                 text += "start the broker again with another --state"
         return JournalError(text)
+
+
+def open_journal(path: Path | None, options: BrokerOptions) -> tuple[Journal, Decided]:
+    """The journal at a path, whose folder is made, and what it holds. Raises JournalError."""
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise JournalError(
+                f"cannot make the folder of the journal {path} ({error.strerror}): the broker must "
+                "be able to write there; give it another --state"
+            ) from error
+    journal = Journal(path)
+    try:
+        return journal, Decided(options, journal.records())
+    except BaseException as error:
+        journal.close()
+        if isinstance(error, ValueError) and not isinstance(error, JournalError):
+            raise JournalError(
+                f"the journal {path} cannot be replayed: {error}. Install the shoal that wrote it, "
+                "or move the file away to begin without the runs in it"
+            ) from error
+        raise
 
 
 def _checksum(number: int, data: bytes) -> int:

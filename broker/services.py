@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import grpc
@@ -45,8 +44,6 @@ from .events import (
     StreamClosed,
     StreamId,
     StreamOpened,
-    WatchAsked,
-    Watched,
 )
 from .shell import Outbox, RejectedError, Shell
 from .wish import HASH
@@ -227,20 +224,20 @@ class RunsService:
                 f"{len(missing)} blobs of the run are not here, the first {missing[0]}: "
                 "upload them before the run is submitted",
             )
-        answer: Submitted = self._shell.ask(lambda request: RunSubmitted(request, spec))
+        answer: Submitted = await self._shell.ask(lambda request: RunSubmitted(request, spec))
         return answer
 
     async def cancel(self, wanted: RunRequest) -> RunState:
         run = RunId(wanted.run)
-        answer: RunState = self._shell.ask(lambda request: RunCancelled(request, run))
+        answer: RunState = await self._shell.ask(lambda request: RunCancelled(request, run))
         return answer
 
     async def describe(self, _: DescribeRequest) -> Description:
-        answer: Description = self._shell.ask(DescribeAsked)
+        answer: Description = await self._shell.ask(DescribeAsked)
         return answer
 
     async def preview(self, spec: RunSpec) -> PreviewAnswer:
-        wanted: PreviewWanted = self._shell.ask(lambda request: PreviewAsked(request, spec))
+        wanted: PreviewWanted = await self._shell.ask(lambda request: PreviewAsked(request, spec))
         return await self._shell.preview(wanted)
 
     async def watch(
@@ -251,14 +248,14 @@ class RunsService:
             run, at = RunId(request.run), request.from_event
             while True:
                 # Nothing is queued for a slow watcher: it asks again from where it is.
-                watched: Watched = self._shell.ask(partial(WatchAsked, run=run, from_event=at))
+                watched, news = await self._shell.watch(run, at)
                 for event in watched.events:
                     yield event
                 at = watched.first + len(watched.events)
                 if watched.over:
                     return
                 if not watched.events:
-                    await self._shell.news(run)
+                    await news.wait()
         except _REFUSALS as error:
             await _refuse(context, error)
 
