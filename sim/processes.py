@@ -65,9 +65,7 @@ class LocalCluster:
             with uninterrupted():
                 self.folder = self.folder or Path(tempfile.mkdtemp(prefix="shoal-sim-"))
             self.folder.mkdir(parents=True, exist_ok=True)
-            state = str(self.folder / "broker")
-            self._start("broker", ["broker", "--insecure", "--port", "0", "--state", state])
-            self.address = self._join_line()
+            self._start_broker("0")
             for i, flags in enumerate(self.flags):
                 self.join(f"sim-{i + 1}", flags)
         except BaseException:
@@ -90,6 +88,20 @@ class LocalCluster:
         arguments = ["join", self.address, "--insecure", "--name", name, "--state", state]
         self._start(name, [*arguments, "--threads", str(self.threads), *flags])
         self._gone.discard(name)
+
+    def restart_broker(self) -> None:
+        """Kills the broker, and starts one again at its address with the state that it left."""
+        self.send("broker", signal.SIGKILL)
+        if (out := self.processes["broker"].stdout) is not None:
+            out.close()
+        self._start_broker(self.address.rpartition(":")[2])
+        self._gone.discard("broker")
+
+    def _start_broker(self, port: str) -> None:
+        assert self.folder is not None
+        state = str(self.folder / "broker")
+        self._start("broker", ["broker", "--insecure", "--port", port, "--state", state])
+        self.address = self._join_line()
 
     def runs(self, name: str) -> bool:
         """Whether a process was started and has not ended."""
