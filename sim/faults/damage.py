@@ -56,6 +56,7 @@ class Damage:
             "slow": self._slow,
             "flap": self._flap,
             "corrupt": self._corrupt,
+            "broker_restart": self._restart_broker,
         }
 
     def do(self, fault: Fault) -> str:
@@ -142,6 +143,9 @@ class Damage:
         for pair in self.pairs(fault, both=False):
             self._world.corrupt(*pair)
         return ""
+
+    def _restart_broker(self, fault: Fault) -> str:
+        return "" if self._world.restart_broker() else "since the broker is gone already"
 
     def _later(self, fault: Fault, undo: Iterable[Callable[[], None]]) -> None:
         if fault.for_s > 0:

@@ -32,10 +32,19 @@ from .orders import Orders
 from .peer_shell import Device, PeerShell, PeerSpec
 from .wan import Wan
 
+__all__ = [
+    "BROKER",
+    "RESTART_S",
+    "Device",
+    "Observe",
+    "Observed",
+    "PeerSpec",
+    "StalledError",
+    "World",
+]
+
 RESTART_S = 1.0
 """How long a broker that is started again at once is away: Python and its imports."""
-
-__all__ = ["BROKER", "Device", "Observe", "Observed", "PeerSpec", "StalledError", "World"]
 
 
 class World(Clock):
@@ -103,8 +112,12 @@ class World(Clock):
         """Submits a run as soon as every peer that has come by now is a member; returns its id.
         Raises ValueError with the broker's reason when it refuses."""
         here = [name for name, peer in self.peers.items() if peer.alive]
-        members = self.broker.machine.members.members
-        self.until(lambda: all(name in members for name in here))
+
+        def all_are_members() -> bool:
+            members = self.broker.machine.members.members
+            return self.broker.alive and all(name in members for name in here)
+
+        self.until(all_are_members)
         answer = self.broker.ask(lambda request: b.RunSubmitted(request, spec))
         if isinstance(answer, b.Reject):
             raise ValueError(answer.reason)
@@ -193,13 +206,15 @@ class World(Clock):
         rng = random.Random(f"{self._seed} corrupt {self._corruptions}")
         self.network.corrupt(a, b, rng.random())
 
-    def restart_broker(self, away_s: float = RESTART_S) -> None:
+    def restart_broker(self, away_s: float = RESTART_S) -> bool:
         """The broker's process is gone from now on, without a word; another one begins so much
-        later, with its journal alone. Nothing happens while it is away already."""
-        if self.broker.alive:
-            self.mark(BROKER, "broker_restart", f"{away_s:g} s")
-            self.broker.die()
-            self.after(away_s, self.broker.start)
+        later, with its journal alone. False: it is away already, and nothing happens."""
+        if not self.broker.alive:
+            return False
+        self.mark(BROKER, "broker_restart")
+        self.broker.die()
+        self.after(away_s, self.broker.start)
+        return True
 
     # ------------------------------------------------------------ for the shells
 

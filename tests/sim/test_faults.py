@@ -77,6 +77,10 @@ class Stage(Clock):
     def corrupt(self, a: str, b: str) -> None:
         self.note("corrupt", a, b)
 
+    def restart_broker(self) -> bool:
+        self.note("broker_restart")
+        return len(self.done) < 2
+
     # ------------------------------------------------------------ what a test lets happen
 
     def see(self, who: str, record: Any) -> None:
@@ -136,13 +140,26 @@ def test_a_fault_reads_as_a_sentence():
     [
         (f.kill("a", at_step=1, phase="snapshot"), "no snapshots"),
         (f.kill("a", at_step=1, phase="recovery"), "cannot recover"),
-        (FaultTable.from_table({"do": "broker_restart", "at": "1s"}), "no journal"),
         (f.corrupt("a", "broker"), "cannot be corrupted"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(fault, word):
     with pytest.raises(SettingsError, match=word):
         playing(fault)
+
+
+def test_the_broker_is_started_again_once_it_is_there():
+    table = FaultTable.from_table({"do": "broker_restart", "at": "1s"})
+    assert table == f.broker_restart(at_s=1)
+    assert sentence(f.broker_restart(at_step=2)) == "broker_restart at step 2"
+    stage, faults = playing(f.broker_restart(at_step=2), f.broker_restart(at_s=9))
+    stage.built("a")
+    stage.computes("a", 2, "F0@0")
+    assert [what for _, what in stage.done] == ["broker_restart"]
+    stage.run(9.0)
+    assert faults.missed() == (
+        "broker_restart at 9 s: it did not happen, since the broker is gone already",
+    )
 
 
 def test_an_unknown_peer_is_refused_with_the_nearest_name():
