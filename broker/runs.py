@@ -162,7 +162,9 @@ class Run:
         event.at_s, event.term = now, self.term if term is None else term
         event.number = self.history.numbered
         self.happened(event, plan)
-        self._decisions.append(Decision(happened=RunHappened(run=self.id, event=event)))
+        decision = Decision(happened=RunHappened(run=self.id))
+        decision.happened.event.CopyFrom(event)
+        self._decisions.append(decision)
         return Publish(self.id, event)
 
     def happened(self, event: RunEvent, plan: Plan | None = None) -> None:
