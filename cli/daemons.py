@@ -27,7 +27,8 @@ def broker(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0: any free one.")] = 7077,
     state: Annotated[
-        Path | None, typer.Option(help="Folder of journal, blobs, identity; default: a temporary one.")
+        Path | None,
+        typer.Option(help="Folder of journal, blobs, identity; default: temporary."),
     ] = None,
 ) -> None:
     """Run the broker; prints the line that a peer pastes. Example: shoal broker --insecure"""

@@ -42,6 +42,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.bdp_probe", 1),
     # Else channels to one address share a connection, and with it its flow control and backoff.
     ("grpc.use_local_subchannel_pool", 1),
+    # A broker that was away for long is found again soon.
+    ("grpc.max_reconnect_backoff_ms", 5_000),
     # A peer that vanished without a word is noticed within 20 s, with or without traffic.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),

@@ -49,6 +49,8 @@ __all__ = ["PROTOCOL_VERSION", "PeerMachine", "PeerOptions"]
 PROTOCOL_VERSION = 1
 _WELCOME_S = 10.0
 _RUNS_REMEMBERED = 64
+_LEAST_REPORTS = 64
+"""Twice the steps between two messages of the broker about what is committed."""
 _OF_A_LEASE = 0.25
 """The longest pause between two connections of a peer that holds a run."""
 
@@ -81,6 +83,13 @@ class PeerOptions:
     reports: int = 1024
     """Steps that it finishes without the broker: at a step per second, a quarter of an hour."""
     patience: Patience = field(default_factory=Patience)
+
+    def __post_init__(self) -> None:
+        if self.reports < _LEAST_REPORTS:
+            raise ValueError(
+                f"peer option reports is {self.reports}: expected at least {_LEAST_REPORTS}, as "
+                "the broker says only now and then which it has"
+            )
 
 
 class PeerMachine:

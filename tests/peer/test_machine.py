@@ -499,15 +499,21 @@ def test_reports_of_committed_steps_are_not_kept(running: Make) -> None:
 def test_who_keeps_all_the_reports_that_it_may_pauses_until_the_broker_has_some_i8(
     running: Make,
 ) -> None:
-    one = running(steps=9, reports=2)
+    one = running(steps=99, reports=64)
     one.handle(e.Detached("the stream broke"), 0.5)
-    assert of(finish_step(one), e.Compute)
-    assert of(finish_step(one), e.Compute)[-1].step == 1, "it begins no third step"
-    one.handle(e.DataReady("r", 1, 2), 1.5)
+    for step in range(63):
+        assert of(finish_step(one), e.Compute)[-1].step == step + 1
+    assert of(finish_step(one), e.Compute)[-1].step == 63, "it begins no other step"
+    one.handle(e.DataReady("r", 1, 64), 1.5)
     assert of(one.handle(e.TimerFired("stall"), 900.0), e.SetTimer), "and blames nobody"
     out = back(one, resumed(1), 901.0)
-    assert [r.step for r in told(out, "step")] == [1]
-    assert of(out, e.Compute)[0].step == 2
+    assert [r.step for r in told(out, "step")] == [*range(1, 64)]
+    assert of(out, e.Compute)[0].step == 64
+
+
+def test_a_peer_that_could_keep_too_few_reports_is_refused() -> None:
+    with pytest.raises(ValueError, match="reports is 3: expected at least 64"):
+        PeerOptions(reports=3)
 
 
 def test_a_fault_is_told_again_to_a_broker_that_may_have_died_with_it(running: Make) -> None:
