@@ -145,7 +145,8 @@ class Damage:
         return ""
 
     def _restart_broker(self, fault: Fault) -> str:
-        return "" if self._world.restart_broker() else "since the broker is gone already"
+        self._world.restart_broker()
+        return ""
 
     def _later(self, fault: Fault, undo: Iterable[Callable[[], None]]) -> None:
         if fault.for_s > 0:

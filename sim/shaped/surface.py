@@ -141,10 +141,9 @@ class Surface:
         self._tell(spec.name, "join")
         self._cluster.join(spec.name, self._flags[spec.name])
 
-    def restart_broker(self) -> bool:
+    def restart_broker(self) -> None:
         self._tell("broker", "broker_restart")
         self._cluster.restart_broker()
-        return True
 
     def part(self, a: str, b: str) -> None:
         self._tell(a, "partition", f"from {b}")

@@ -100,6 +100,7 @@ class World(Clock):
         """The newest process of each peer that has come so far, dead ones too."""
         self._controls = 0
         self._corruptions = 0
+        self._restarts = 0
         for spec in peers:
             if spec.joins_s > 0:
                 self.after(spec.joins_s, lambda spec=spec: self.join(spec))  # type: ignore[misc]
@@ -206,15 +207,19 @@ class World(Clock):
         rng = random.Random(f"{self._seed} corrupt {self._corruptions}")
         self.network.corrupt(a, b, rng.random())
 
-    def restart_broker(self, away_s: float = RESTART_S) -> bool:
-        """The broker's process is gone from now on, without a word; another one begins so much
-        later, with its journal alone. False: it is away already, and nothing happens."""
-        if not self.broker.alive:
-            return False
+    def restart_broker(self, away_s: float = RESTART_S) -> None:
+        """The broker's process is gone from now on, without a word, also one that was about to
+        begin; another one begins so much later, with its journal alone."""
         self.mark(BROKER, "broker_restart")
         self.broker.die()
-        self.after(away_s, self.broker.start)
-        return True
+        self._restarts += 1
+        number = self._restarts
+
+        def start() -> None:
+            if number == self._restarts:
+                self.broker.start()
+
+        self.after(away_s, start)
 
     # ------------------------------------------------------------ for the shells
 

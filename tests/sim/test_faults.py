@@ -77,9 +77,8 @@ class Stage(Clock):
     def corrupt(self, a: str, b: str) -> None:
         self.note("corrupt", a, b)
 
-    def restart_broker(self) -> bool:
+    def restart_broker(self) -> None:
         self.note("broker_restart")
-        return len(self.done) < 2
 
     # ------------------------------------------------------------ what a test lets happen
 
@@ -148,7 +147,7 @@ def test_what_is_not_built_is_refused_by_name(fault, word):
         playing(fault)
 
 
-def test_the_broker_is_started_again_once_it_is_there():
+def test_the_broker_is_started_again_by_a_fault_of_nobody():
     table = FaultTable.from_table({"do": "broker_restart", "at": "1s"})
     assert table == f.broker_restart(at_s=1)
     assert sentence(f.broker_restart(at_step=2)) == "broker_restart at step 2"
@@ -156,10 +155,9 @@ def test_the_broker_is_started_again_once_it_is_there():
     stage.built("a")
     stage.computes("a", 2, "F0@0")
     assert [what for _, what in stage.done] == ["broker_restart"]
+    assert faults.fired()[1].at_s is None
     stage.run(9.0)
-    assert faults.missed() == (
-        "broker_restart at 9 s: it did not happen, since the broker is gone already",
-    )
+    assert not faults.missed()
 
 
 def test_an_unknown_peer_is_refused_with_the_nearest_name():
