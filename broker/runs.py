@@ -19,16 +19,16 @@ Rules.
 - Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
   `step_floor_s` and `step_factor` medians of the measured steps since the last report, with one
   more median for each batch of an evaluation, and `first_step_s` before a step was measured.
-- What must outlive the broker changes by events only (`happened`), each of which is a decision for
-  the journal. After a restart a run that was RUNNING or EXPORTING goes on with its holders, which
-  come back (`returning.py`); one that was BUILDING has begun no step and goes back to WAITING.
+- What must outlive the broker changes by events only (`durable.py`). After a restart a run that was
+  RUNNING or EXPORTING goes on with its holders, which come back (`returning.py`); one that was
+  BUILDING has begun no step and goes back to WAITING.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..dag.convert_plan import plan_from_proto, plan_to_proto
+from ..dag.convert_plan import plan_to_proto
 from ..dag.plan import PeerId, Plan
 from ..proto.broker_pb2 import (
     BUILDING,
@@ -45,12 +45,10 @@ from ..proto.broker_pb2 import (
     Exported,
     Fault,
     Leave,
-    PeerPeak,
     Phase,
     Ready,
     RunEvent,
     RunSpec,
-    RunState,
     Start,
     StepReport,
     WeightFile,
@@ -58,18 +56,17 @@ from ..proto.broker_pb2 import (
 )
 from ..proto.common_pb2 import Reason
 from ..proto.graph_pb2 import CORE
-from ..proto.journal_pb2 import Decision, RunHappened
-from .events import Instruction, Log, Publish, RunId, SetTimer, Tell, Watched
-from .history import History
+from ..proto.journal_pb2 import Decision
+from .durable import DurableRun
+from .events import Instruction, Log, RunId, SetTimer, Tell
 from .membership import Lost, Member, Membership, clean
 from .options import BrokerOptions
 from .returning import Returning
-from .steps import StepLedger, WrongStepError
+from .steps import WrongStepError
 from .wish import Wish
 
 __all__ = ["Run"]
 
-_ENDED = (DONE, FAILED, CANCELLED)
 COMMITTED_EVERY = 32
 """Steps after which holders are told what is committed: so many of their reports are kept twice."""
 _ALONE = (
@@ -78,12 +75,11 @@ _ALONE = (
 )
 
 
-class Run:
+class Run(DurableRun):
     """A run and its history. All methods return instructions; all but `watched` may change it.
 
-    plan, peers: of the current term, from BUILDING on. asked: version of the MakePlan whose answer
-    it waits for, only while WAITING. offered: the incarnations that were offered for it.
-    returning: holders that are awaited after a restart. Every decision is added to `decisions`.
+    asked: version of the MakePlan whose answer it waits for, only while WAITING. offered: the
+    incarnations that were offered for it. returning: holders that are awaited after a restart.
     """
 
     def __init__(
@@ -95,103 +91,17 @@ class Run:
         options: BrokerOptions,
         decisions: list[Decision],
     ) -> None:
-        self.id = run
-        self.number = number
-        self.spec = spec
+        super().__init__(run, number, spec, options, decisions)
         self.wish = wish
-        self.options = options
-        self.phase: Phase = WAITING
-        self.reason = Reason()
-        self.term = 0
-        self.plan: Plan | None = None
-        self.peers: tuple[PeerId, ...] = ()
         self.asked: int | None = None
         self.offered: dict[PeerId, tuple[str, int]] = {}
-        self.history = History(options.kept_events)
-        self.ledger: StepLedger | None = None  # Of the current term, from RUNNING on.
         self.returning = Returning((), 0.0)
-        self._decisions = decisions
         self._ready: dict[PeerId, Ready] = {}
         self._exports: dict[PeerId, Exported] = {}
         self._since = 0.0  # Begin of what the deadline counts from.
         self._armed: float | None = None
 
-    def __repr__(self) -> str:
-        phase = Phase.Name(self.phase)
-        return f"<Run {self.id} {phase} term {self.term}, {self.committed}/{self.spec.steps} steps>"
-
-    @property
-    def ended(self) -> bool:
-        return self.phase in _ENDED
-
-    @property
-    def committed(self) -> int:
-        """Number of committed steps."""
-        return self.ledger.committed if self.ledger else 0
-
-    @property
-    def running(self) -> bool:
-        return self.phase == RUNNING
-
-    @property
-    def active(self) -> bool:
-        """Whether peers are assigned to it."""
-        return not self.ended and self.phase != WAITING
-
-    @property
-    def state(self) -> RunState:
-        return RunState(
-            run=self.id,
-            phase=self.phase,
-            reason=self.reason if self.reason.code else None,
-            step=self.committed,
-            steps=self.spec.steps,
-            name=self.spec.name,
-            term=self.term,
-        )
-
     # ------------------------------------------------------------ events for watchers
-
-    def watched(self, start: int) -> Watched:
-        first, events = self.history.read(start)
-        return Watched(self.id, first, events, self.ended)
-
-    def _publish(
-        self, event: RunEvent, now: float, term: int | None = None, plan: Plan | None = None
-    ) -> Publish:
-        event.at_s, event.term = now, self.term if term is None else term
-        event.number = self.history.numbered
-        self.happened(event, plan)
-        decision = Decision(happened=RunHappened(run=self.id))
-        decision.happened.event.CopyFrom(event)
-        self._decisions.append(decision)
-        return Publish(self.id, event)
-
-    def happened(self, event: RunEvent, plan: Plan | None = None) -> None:
-        """Takes an event over into the state, now or when a journal is replayed; `plan` is the
-        event's, where that is at hand. Raises ValueError, PlanError for what cannot have been."""
-        if event.number != self.history.numbered:
-            raise ValueError(f"event {event.number} of {self.id}: expected {self.history.numbered}")
-        kind = event.WhichOneof("kind")
-        if kind == "plan":
-            self.term, self.plan = event.term, plan or plan_from_proto(event.plan)
-            self.peers = self.plan.peers
-        elif kind == "state":
-            self.phase, self.reason = event.state.phase, Reason()
-            self.reason.CopyFrom(event.state.reason)
-            if self.phase == RUNNING:
-                self.ledger = self._ledger(0, event.at_s)
-        elif kind == "step":
-            if self.ledger is None or event.step.step != self.committed:
-                raise ValueError(
-                    f"step {event.step.step} of {self.id}: expected step {self.committed} of a run "
-                    "that has begun"
-                )
-            self.ledger.commit(event.step, event.at_s)
-        self.history.add(event)
-
-    def _ledger(self, committed: int, at_s: float) -> StepLedger:
-        return StepLedger(self.peers, self.spec.steps, self.options.most_lead, at_s, committed)
 
     def _enter(self, phase: Phase, now: float, code: str = "", text: str = "") -> list[Instruction]:
         state = self.state
@@ -384,20 +294,6 @@ class Run:
         return out + self._enter(phase, now, code, text)
 
     # ------------------------------------------------------------ after a restart
-
-    def restored(self, state: RunState, plan: Plan | None, peaks: Iterable[PeerPeak]) -> None:
-        """As an earlier start of the broker left it; the history is restored already."""
-        self.phase, self.term = state.phase, state.term
-        self.reason.CopyFrom(state.reason)
-        if plan is None:
-            return
-        self.plan, self.peers = plan, plan.peers
-        if self.phase in (RUNNING, EXPORTING) or (self.ended and state.step):
-            self.ledger = self._ledger(state.step, 0.0)
-            self.ledger.held(peaks)
-            for event in self.history.events:
-                if event.HasField("step"):
-                    self.ledger.seen(event.step.seconds, event.at_s)
 
     def resume(self, now: float) -> list[Instruction]:
         """The broker was started again; nobody is here yet."""
