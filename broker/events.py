@@ -13,7 +13,10 @@ finished work into events, and carries the instructions of one `handle` out in t
     planner        PlanReady, PlanFailed,         Tell(assign) to the holders, or a failed run
                    PlanConsidered
     clock          TimerFired                     (whatever was due)
+    shell          Started                        Persist, SetTimer
     person         DrainAsked, StopAsked          Stop
+
+What was decided about an event is one Persist, in front of everything that tells anybody.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from ..proto.broker_pb2 import (
     RunState,
     Submitted,
 )
+from ..proto.journal_pb2 import Record
 from .scheduler.interface import PeerOffer
 
 __all__ = [
@@ -47,6 +51,7 @@ __all__ = [
     "MakePlan",
     "PeerKicked",
     "PeerSaid",
+    "Persist",
     "PlanConsidered",
     "PlanFailed",
     "PlanReady",
@@ -59,6 +64,7 @@ __all__ = [
     "RunId",
     "RunSubmitted",
     "SetTimer",
+    "Started",
     "Stop",
     "StopAsked",
     "StreamClosed",
@@ -77,6 +83,11 @@ RequestId = NewType("RequestId", str)
 """One client call; it gets exactly one Answer or Reject."""
 
 # ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The broker begins to work, with what its journal holds. Once, before every other event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +208,8 @@ class StopAsked:
 
 
 Event = (
-    StreamOpened
+    Started
+    | StreamOpened
     | PeerSaid
     | StreamClosed
     | PeerKicked
@@ -215,6 +227,14 @@ Event = (
 )
 
 # ---------------------------------------------------------------- instructions
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """A barrier: nothing after it leaves, of this event or of later ones, before the record is on
+    disk."""
+
+    record: Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,5 +347,15 @@ class Stop:
 
 
 Instruction = (
-    Tell | CloseStream | Answer | Reject | Publish | MakePlan | ConsiderPlan | SetTimer | Log | Stop
+    Persist
+    | Tell
+    | CloseStream
+    | Answer
+    | Reject
+    | Publish
+    | MakePlan
+    | ConsiderPlan
+    | SetTimer
+    | Log
+    | Stop
 )

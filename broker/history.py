@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
 
 from ..proto.broker_pb2 import RunEvent
@@ -23,6 +24,11 @@ class History:
         self.numbered += 1
         self.events.append(event)
         return event
+
+    def restore(self, events: Iterable[RunEvent], numbered: int) -> None:
+        """What was kept before; `numbered`: events so far, those that are no longer kept too."""
+        self.events.extend(events)
+        self.numbered = numbered
 
     def read(self, start: int) -> tuple[int, tuple[RunEvent, ...]]:
         """Events from `start` on, or from the oldest kept one, behind the number of the first."""

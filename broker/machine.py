@@ -9,6 +9,8 @@ Rules.
   that wait (`placing.py`); links are measured beside all that (`probing.py`).
 - Whoever speaks nonsense on a stream loses that stream, and nobody else notices.
 - Every client request is answered once, in the same call.
+- What it must not forget changes by decisions only (`decided.py`). Those of one event are one
+  Persist in front of all that tells anybody, so that a journal ends between two events.
 - After DrainAsked nothing new starts; Stop comes when nothing is active. StopAsked ends everything.
 """
 
@@ -22,6 +24,7 @@ from ..dag.plan import PeerId
 from ..proto.broker_pb2 import (
     BrokerMessage,
     Description,
+    Holding,
     PeerMessage,
     PeerState,
     Refused,
@@ -29,6 +32,7 @@ from ..proto.broker_pb2 import (
     Submitted,
 )
 from ..proto.common_pb2 import Reason
+from .decided import Decided
 from .events import (
     Answer,
     CloseStream,
@@ -39,6 +43,7 @@ from .events import (
     Log,
     PeerKicked,
     PeerSaid,
+    Persist,
     PlanConsidered,
     PlanFailed,
     PlanReady,
@@ -49,6 +54,7 @@ from .events import (
     RunCancelled,
     RunId,
     RunSubmitted,
+    Started,
     Stop,
     StopAsked,
     StreamClosed,
@@ -62,7 +68,6 @@ from .options import BrokerOptions
 from .placing import Placing
 from .probing import Probing
 from .reconsider import Reconsidering
-from .runs import Run
 from .speeds import speeds_of
 from .wish import SpecError, read_spec
 
@@ -75,22 +80,27 @@ MOST_MESSAGE_BYTES = 64 * 1024
 class BrokerMachine:
     """members: who is here. runs: by id, in order of submission, the newest ended ones included.
     ignored: number of messages without effect, by kind. boot: differs between two starts of one
-    broker, and so do its runs' ids.
+    broker without a journal, and so do its runs' ids. decided: what a journal holds.
     """
 
     def __init__(
-        self, broker_id: str, options: BrokerOptions | None = None, *, boot: str = ""
+        self,
+        broker_id: str,
+        options: BrokerOptions | None = None,
+        *,
+        boot: str = "",
+        decided: Decided | None = None,
     ) -> None:
         self.broker_id = broker_id
         self._boot = boot
         self.options = options or BrokerOptions()
         self.members = Membership(broker_id, self.options)
-        self.runs: dict[RunId, Run] = {}
+        self.decided = decided or Decided(self.options)
+        self.runs = self.decided.runs
         self.probing = Probing(self.options)
         self.placing = Placing(self.members, self.probing)
         self.reconsidering = Reconsidering(self.members, self.probing)
         self.ignored: Counter[str] = Counter()
-        self._submitted = 0
 
     def __repr__(self) -> str:
         peers, pool = len(self.members.members), len(self.members.pool)
@@ -113,10 +123,13 @@ class BrokerMachine:
                 self.ignored[str(instruction.fields[0][1])] += 1
         if self.placing.draining and not any(run.active for run in self.runs.values()):
             out.append(Stop("no run is active"))
-        return out
+        record = self.decided.taken()
+        return out if record is None else [Persist(record), *out]
 
     def _decide(self, event: Event, now: float) -> list[Instruction]:
         match event:
+            case Started():
+                return self._started(now)
             case StreamOpened(stream, peer):
                 return self.members.opened(stream, now, peer)
             case PeerSaid(stream, message):
@@ -152,6 +165,21 @@ class BrokerMachine:
             case StopAsked():
                 return self._stop(now)
 
+    def _started(self, now: float) -> list[Instruction]:
+        """The first event of all. After a restart, runs wait for their holders, and those that are
+        to be planned for peers that attach again."""
+        self.decided.start(now)
+        starts = self.decided.starts
+        self.placing.started(starts, now)
+        self.probing.started(starts)
+        out: list[Instruction] = []
+        for run in self.runs.values():
+            out += run.resume(now)
+            for peer in run.returning.away:
+                self.members.expected[peer] = Holding(run=run.id, term=run.term, step=run.committed)
+        fields = (("start", starts), ("runs", len(self.runs)))
+        return [Log("broker_started", fields), *out]
+
     # ------------------------------------------------------------ peers
 
     def _said(self, event: PeerSaid, message: PeerMessage, now: float) -> list[Instruction]:
@@ -173,8 +201,21 @@ class BrokerMachine:
                 return members.refuse(stream, "protocol", nonsense)
             return self._losing(*members.expel(member, "protocol", f"it sent {nonsense}"), now)
         if member is None:
-            return self._losing(*members.greeted(stream, message.hello, now), now)
+            out = self._losing(*members.greeted(stream, message.hello, now), now)
+            return out + self._back(members.heard(stream, now), now)
         return self._member_said(member, message, now)
+
+    def _back(self, member: Member | None, now: float) -> list[Instruction]:
+        """Somebody joined: perhaps a holder that a run waits for since the broker's restart."""
+        if member is None:
+            return []
+        for run in self.runs.values():
+            if member.id not in run.returning:
+                continue
+            if member.run == run.id and member.state == "assigned":
+                return run.back(member, now)
+            return run.lost(Lost(member, "it came back without the run", "lost"), self.members, now)
+        return []
 
     def _member_said(self, member: Member, message: PeerMessage, now: float) -> list[Instruction]:
         kind = message.WhichOneof("kind")
@@ -240,13 +281,11 @@ class BrokerMachine:
             text = f"{open_runs} runs have not ended, the limit: try again when some have"
             return [Reject(event.request, "RESOURCE_EXHAUSTED", text)]
         try:
-            wish = read_spec(event.spec)
+            read_spec(event.spec)
         except SpecError as error:
             return [Reject(event.request, "INVALID_ARGUMENT", str(error))]
         run_id = self._new_id()
-        self._submitted += 1
-        run = Run(run_id, self._submitted, event.spec, wish, self.options, event.by)
-        self.runs[run_id] = run
+        self.decided.add(run_id, event.spec, event.by)
         self.placing.changed()
         self._forget_old_runs()
         fields = (("run", run_id), ("name", event.spec.name), ("steps", event.spec.steps))
@@ -255,7 +294,7 @@ class BrokerMachine:
     def _new_id(self) -> RunId:
         # Differs between brokers and between starts of one, so that output folders do not collide,
         # and peers do not take a new run's terms for those of one that they have left.
-        seed = f"{self.broker_id}/{self._boot}/{self._submitted}"
+        seed = f"{self.broker_id}/{self._boot}/{self.decided.submitted}"
         digest = hashlib.sha256(seed.encode()).hexdigest()
         length = next(n for n in range(4, 65) if f"r-{digest[:n]}" not in self.runs)
         return RunId(f"r-{digest[:length]}")
@@ -263,7 +302,7 @@ class BrokerMachine:
     def _forget_old_runs(self) -> None:
         ended = [run.id for run in self.runs.values() if run.ended]
         for run in ended[: max(0, len(ended) - self.options.kept_runs)]:
-            del self.runs[run]
+            self.decided.forget(run)
 
     def _cancel(self, event: RunCancelled, now: float) -> list[Instruction]:
         request, run = event.request, self.runs.get(event.run)

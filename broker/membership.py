@@ -7,7 +7,8 @@ Rules.
   counter wins; the older incarnation is *fenced*: told Refused(again=False) and closed. Among equal
   counters the one that came last is the newest.
 - An incarnation that attaches again on another stream replaces its own stream; what it executed is
-  lost with the old stream. Whoever still holds a run when it joins is told to leave that first.
+  lost with the old stream. Whoever still holds a run when it joins is told to leave that first,
+  unless the broker was started again and the run waits for it (`expected`).
 - Two live processes that keep claiming one identity (more than `takeovers` changes of hands within
   `takeover_window_s`) are both refused, and the identity stays closed for one window.
 - A peer is in one state: `pool` (free), `assigned` (to one run), `draining` (told to leave a run
@@ -146,6 +147,8 @@ class Membership:
         self.members: dict[PeerId, Member] = {}
         self.streams: dict[StreamId, PeerId | None] = {}
         self.version = 0
+        self.expected: dict[PeerId, Holding] = {}
+        """What holders that a run waits for, since the broker was started again, come back with."""
         self._claims: dict[PeerId, _Claims] = {}
         self._proven: dict[StreamId, PeerId] = {}
         self._joins = 0
@@ -282,11 +285,13 @@ class Membership:
         )
         self.members[peer] = member
         self.streams[stream] = peer
+        resumed = self._resumed(member, hello.holding)
         self.version += 1
         welcome = Welcome(
             broker=self.broker_id,
             lease_s=self.options.lease_s,
             heartbeat_s=self.options.heartbeat_s,
+            resumed=resumed,
         )
         out: list[Instruction] = [
             Log(
@@ -299,7 +304,17 @@ class Membership:
             Tell(stream, BrokerMessage(welcome=welcome)),
             SetTimer(f"peer:{peer}", now + self.options.lease_s),
         ]
-        return out + self._free_of(member, hello.holding, now) if hello.holding.run else out
+        if not hello.holding.run or resumed is not None:
+            return out
+        return out + self._free_of(member, hello.holding, now)
+
+    def _resumed(self, member: Member, holding: Holding) -> Holding | None:
+        """What it goes on with, if it comes back with what it is expected to hold."""
+        expected = self.expected.pop(member.id, None)
+        if expected is None or (expected.run, expected.term) != (holding.run, holding.term):
+            return None
+        member.state, member.run = "assigned", RunId(holding.run)
+        return expected
 
     def _free_of(self, member: Member, holding: Holding, now: float) -> list[Instruction]:
         """It joined while it still holds a run, which ended here when its stream did, or which an

@@ -36,7 +36,7 @@ class BrokerOptions:
     most_lead: int = 1024
     """Steps that a report may lie ahead of the last commit. The norm keeps peers within a step or
     two of each other, but not their reports: those of one whose way to the broker is held up come
-    as late as its lease allows, or all that it keeps at once (PeerOptions.outbox)."""
+    as late as its lease allows, or all that it keeps at once (PeerOptions.reports)."""
     most_streams: int = 10_000
     """Streams at once."""
     most_waiting: int = 1_000

@@ -10,7 +10,8 @@ Rules.
 - A plan waits until the links of the peers that it could use are measured, but at most `probe_s`
   after the last of them joined or the run could first be planned. A plan that would use pairs
   nobody measured has them measured, once, and is made again.
-- Dial generations only grow, over all runs and probes.
+- Dial generations only grow, over all runs, probes and starts of the broker.
+- After a restart nothing is planned for one lease: peers that attach again shall be planned with.
 """
 
 from __future__ import annotations
@@ -43,6 +44,13 @@ class Placing:
         self._patience: dict[RunId, float] = {}  # Until when a run waits for probes.
         self._refined: dict[RunId, None] = {}  # Runs whose plan asked for exact links already.
         self._wake_at = math.inf  # When the first such wait is over.
+        self._begins_at = -math.inf  # When the first plan may be made.
+
+    def started(self, starts: int, now: float) -> None:
+        """The broker was started for so manieth time."""
+        self._generations = (starts - 1) << 32
+        if starts > 1:
+            self._begins_at = now + self.members.options.lease_s
 
     def changed(self) -> None:
         """A run came, or the broker began to drain."""
@@ -70,6 +78,10 @@ class Placing:
                 out += run.waits("broker", "the broker is leaving and starts nothing new", now)
             elif run.id == self.planning:
                 ahead = ahead or run
+            elif now < self._begins_at:
+                text = "waits for peers to attach again: the broker was started anew"
+                out += [*run.waits("restart", text, now), SetTimer("plan", self._begins_at)]
+                self._wake_at = self._begins_at
             elif ahead is not None:
                 text = f"waits behind run {ahead.id} (priority {ahead.wish.priority})"
                 out += run.waits("queue", text, now)

@@ -118,6 +118,10 @@ class Probing:
         self._refresh_at = math.inf
         self._boots: dict[PeerId, tuple[str, int]] = {}  # last seen, of those that left too
 
+    def started(self, starts: int) -> None:
+        """The broker was started for so manieth time: reports of older probes are none of ours."""
+        self._number = (starts - 1) << 32
+
     # ------------------------------------------------------------ what others ask
 
     def settled(self, peers: Iterable[PeerId]) -> bool:

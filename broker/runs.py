@@ -19,6 +19,9 @@ Rules.
 - Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
   `step_floor_s` and `step_factor` medians of the measured steps since the last report, with one
   more median for each batch of an evaluation, and `first_step_s` before a step was measured.
+- What must outlive the broker changes by events only (`durable.py`). After a restart a run that was
+  RUNNING or EXPORTING goes on with its holders, which come back (`returning.py`); one that was
+  BUILDING has begun no step and goes back to WAITING.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from ..proto.broker_pb2 import (
     WAITING,
     Assign,
     BrokerMessage,
+    Committed,
     DialOrder,
     Exported,
     Fault,
@@ -45,7 +49,6 @@ from ..proto.broker_pb2 import (
     Ready,
     RunEvent,
     RunSpec,
-    RunState,
     Start,
     StepReport,
     WeightFile,
@@ -53,23 +56,30 @@ from ..proto.broker_pb2 import (
 )
 from ..proto.common_pb2 import Reason
 from ..proto.graph_pb2 import CORE
-from .events import Instruction, Log, Publish, RunId, SetTimer, Tell, Watched
-from .history import History
+from ..proto.journal_pb2 import Decision
+from .durable import DurableRun
+from .events import Instruction, Log, RunId, SetTimer, Tell
 from .membership import Lost, Member, Membership, clean, dial
 from .options import BrokerOptions
-from .steps import StepLedger, WrongStepError
+from .returning import Returning
+from .steps import WrongStepError
 from .wish import Wish
 
 __all__ = ["Run"]
 
-_ENDED = (DONE, FAILED, CANCELLED)
+COMMITTED_EVERY = 32
+"""Steps after which holders are told what is committed: so many of their reports are kept twice."""
+_ALONE = (
+    "A run cannot go on without its holders yet: let the peer or another one join, then submit the "
+    "run again"
+)
 
 
-class Run:
+class Run(DurableRun):
     """A run and its history. All methods return instructions; all but `watched` may change it.
 
-    plan, peers: of the current term, from BUILDING on. asked: version of the MakePlan whose answer
-    it waits for, only while WAITING. offered: the incarnations that were offered for it.
+    asked: version of the MakePlan whose answer it waits for, only while WAITING. offered: the
+    incarnations that were offered for it. returning: holders that are awaited after a restart.
     """
 
     def __init__(
@@ -79,82 +89,34 @@ class Run:
         spec: RunSpec,
         wish: Wish,
         options: BrokerOptions,
+        decisions: list[Decision],
         owner: str = "",
     ) -> None:
-        self.id = run
-        self.number = number
-        self.owner = owner  # Who submitted it; empty where nobody has an identity.
-        self.spec = spec
+        super().__init__(run, number, spec, options, decisions, owner)
         self.wish = wish
-        self.options = options
-        self.phase: Phase = WAITING
-        self.reason = Reason()
-        self.term = 0
-        self.plan: Plan | None = None
-        self.peers: tuple[PeerId, ...] = ()
         self.asked: int | None = None
         self.offered: dict[PeerId, tuple[str, int]] = {}
-        self.history = History(options.kept_events)
-        self.ledger: StepLedger | None = None  # Of the current term, from RUNNING on.
+        self.returning = Returning((), 0.0)
         self._ready: dict[PeerId, Ready] = {}
         self._exports: dict[PeerId, Exported] = {}
         self._since = 0.0  # Begin of what the deadline counts from.
         self._armed: float | None = None
 
-    def __repr__(self) -> str:
-        phase = Phase.Name(self.phase)
-        return f"<Run {self.id} {phase} term {self.term}, {self.committed}/{self.spec.steps} steps>"
-
-    @property
-    def ended(self) -> bool:
-        return self.phase in _ENDED
-
-    @property
-    def committed(self) -> int:
-        """Number of committed steps."""
-        return self.ledger.committed if self.ledger else 0
-
-    @property
-    def running(self) -> bool:
-        return self.phase == RUNNING
-
-    @property
-    def active(self) -> bool:
-        """Whether peers are assigned to it."""
-        return not self.ended and self.phase != WAITING
-
-    @property
-    def state(self) -> RunState:
-        return RunState(
-            run=self.id,
-            phase=self.phase,
-            reason=self.reason if self.reason.code else None,
-            step=self.committed,
-            steps=self.spec.steps,
-            name=self.spec.name,
-            term=self.term,
-        )
-
     # ------------------------------------------------------------ events for watchers
 
-    def watched(self, start: int) -> Watched:
-        first, events = self.history.read(start)
-        return Watched(self.id, first, events, self.ended)
-
-    def _publish(self, event: RunEvent, now: float) -> Publish:
-        event.at_s, event.term = now, self.term
-        return Publish(self.id, self.history.add(event))
-
     def _enter(self, phase: Phase, now: float, code: str = "", text: str = "") -> list[Instruction]:
-        self.phase = phase
-        self.reason = Reason(code=code, text=text)
+        state = self.state
+        state.phase = phase
+        state.ClearField("reason")
+        if code:
+            state.reason.CopyFrom(Reason(code=code, text=text))
         self._since = now
         fields: list[tuple[str, str | int | float]] = [("run", self.id)]
         fields += [("phase", Phase.Name(phase)), ("term", self.term)]
         fields += [("step", self.committed), ("why", text)]
         return [
             Log("run_state", tuple(fields), "warning" if phase == FAILED else "info"),
-            self._publish(RunEvent(state=self.state), now),
+            self._publish(RunEvent(state=state), now),
         ]
 
     def note(self, text: str, now: float) -> list[Instruction]:
@@ -179,8 +141,9 @@ class Run:
         """The plan's peers are all in the pool. Uses dial generations from `generation` on, one for
         each pair. Of each pair the one that stands first in the plan dials, or the one that can."""
         assert self.phase == WAITING, self
-        self.term += 1
-        self.plan, self.peers, self.asked, self.offered = plan, plan.peers, None, {}
+        self.asked, self.offered = None, {}
+        wire = plan_to_proto(plan)
+        out: list[Instruction] = [self._publish(RunEvent(plan=wire), now, self.term + 1, plan)]
         joined = [members.members[p] for p in self.peers]
         dials: dict[PeerId, list[DialOrder]] = {p: [] for p in self.peers}
         for i, (a, b) in enumerate(pairs):
@@ -189,7 +152,6 @@ class Run:
             source, target, address = way
             order = DialOrder(peer=target.id, address=address, generation=generation + i)
             dials[source.id].append(order)
-        wire = plan_to_proto(plan)
         base = Assign(
             run=self.id,
             term=self.term,
@@ -199,7 +161,6 @@ class Run:
             data=self.spec.data,
             training=self.wish.training,
         )
-        out: list[Instruction] = [self._publish(RunEvent(plan=wire), now)]
         for member in joined:
             members.assign(member, self.id)
             assign = Assign()
@@ -222,10 +183,12 @@ class Run:
         self._ready[member.id] = message
         if len(self._ready) < len(self.peers):
             return []
-        self.ledger = StepLedger(self.peers, self.spec.steps, self.options.most_lead, now)
-        start = BrokerMessage(start=Start(run=self.id, term=self.term))
+        start = self._start()
         out: list[Instruction] = [Tell(m.stream, start) for m in self._holders(members)]
         return out + self._enter(RUNNING, now)
+
+    def _start(self) -> BrokerMessage:
+        return BrokerMessage(start=Start(run=self.id, term=self.term))
 
     def reported(
         self, member: Member, report: StepReport, members: Membership, now: float
@@ -246,8 +209,12 @@ class Run:
                 member.correction.report(report, expected.compute_s, member.planned_with)
         self._since = now
         out: list[Instruction] = []
-        while (done := self.ledger.commit(now)) is not None:
+        before = self.committed
+        while (done := self.ledger.due(now)) is not None:
             out.append(self._publish(RunEvent(step=done), now))
+        if self.committed // COMMITTED_EVERY > before // COMMITTED_EVERY:
+            kept = Committed(run=self.id, term=self.term, step=self.committed)
+            out += [Tell(m.stream, BrokerMessage(committed=kept)) for m in self._holders(members)]
         if self.committed == self.spec.steps:
             files = len(self._exporters)
             out += self._enter(EXPORTING, now, "exporting", f"{files} peers upload their weights")
@@ -287,10 +254,7 @@ class Run:
 
     def lost(self, lost: Lost, members: Membership, now: float) -> list[Instruction]:
         """A holder is no member any more."""
-        text = (
-            f"peer {lost.member.label} was lost {self._where}: {lost.cause}. A run cannot go on "
-            "without its holders yet: let the peer or another one join, then submit the run again"
-        )
+        text = f"peer {lost.member.label} was lost {self._where}: {lost.cause}. {_ALONE}"
         return self.fail("lost", text, members, now)
 
     def fault(
@@ -325,13 +289,36 @@ class Run:
             out += members.drain(member, now)
         self.asked, self.offered = None, {}
         self._ready, self._exports = {}, {}
+        for peer in self.returning.away:
+            members.expected.pop(peer, None)
+        self.returning = Returning((), now)
         return out + self._enter(phase, now, code, text)
+
+    # ------------------------------------------------------------ after a restart
+
+    def resume(self, now: float) -> list[Instruction]:
+        """The broker was started again; nobody is here yet."""
+        self._since = now
+        if self.phase == BUILDING:
+            text = "the broker was started again while it was built: it is planned anew"
+            return self._enter(WAITING, now, "restart", text)
+        if self.active:
+            self.returning = Returning(self.peers, now + self.options.lease_s)
+        return []
+
+    def back(self, member: Member, now: float) -> list[Instruction]:
+        """A holder attached again, still with its part. It may not have heard the Start."""
+        self.returning.back(member.id)
+        self._since = now
+        return [Tell(member.stream, self._start())]
 
     # ------------------------------------------------------------ time
 
     @property
     def deadline(self) -> float | None:
         """When the current phase has failed, unless something comes before."""
+        if self.returning:
+            return self.returning.until
         if self.phase == BUILDING:
             return self._since + self.options.build_s
         if self.phase == RUNNING:
@@ -363,6 +350,10 @@ class Run:
         deadline = self.deadline
         if deadline is None or now < deadline:
             return []
+        if self.returning:
+            away = _labels(self.returning.away, members)
+            text = f"{away} did not come back within a lease of the broker's restart, {self._where}"
+            return self.fail("lost", f"{text}. {_ALONE}", members, now)
         waited = now - self._since
         if self.phase == BUILDING:
             missing = [p for p in self.peers if p not in self._ready]

@@ -21,6 +21,7 @@ from ..net.local import is_loopback, joined, local_address, split
 from .admitting import add_admission
 from .blobs import BlobLimits, BlobStore
 from .events import DrainAsked, StopAsked
+from .journal import open_journal
 from .machine import BrokerMachine
 from .options import BrokerOptions
 from .secured import Secured
@@ -49,7 +50,8 @@ class BrokerConfig:
     insecure: bool = False
     """No identity, no encryption; loopback only."""
     state: Path | None = None
-    """Folder of blobs and of the broker's identity; None: a temporary one, removed at the end."""
+    """Folder of the journal, blobs and the broker's identity; None: a temporary one, removed at the
+    end, and a journal in memory."""
     drain_s: float = 10.0
     """Seconds that active runs get to end after the first Ctrl-C."""
     options: BrokerOptions = field(default_factory=BrokerOptions)
@@ -76,7 +78,8 @@ class Broker:
     """`async with Broker(config) as broker:` listens at `broker.address` until the block ends.
     `broker.secured` has its authority and admissions; None: it is insecure.
 
-    Raises BrokerConfigError when the port is taken, OSError when the state folder cannot be used.
+    Raises BrokerConfigError when the port is taken, JournalError when the journal cannot be used,
+    OSError when the rest of the state folder cannot.
     """
 
     def __init__(self, config: BrokerConfig) -> None:
@@ -90,14 +93,21 @@ class Broker:
     async def __aenter__(self) -> Broker:
         config = self.config
         log.info("broker_config %s", config)
+        options = replace(config.options, relays=not config.insecure)
+        self._journal, decided = await asyncio.to_thread(
+            open_journal, config.state and config.state / "journal.sqlite", options
+        )  # first: it holds the lock of the folder
         self.blobs = BlobStore(config.state and config.state / "blobs", config.limits)
-        await asyncio.to_thread(self.blobs.open)
+        try:
+            await asyncio.to_thread(self.blobs.open)
+        except BaseException:
+            self._journal.close()
+            raise
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         boot = secrets.token_hex(8)
-        options = replace(config.options, relays=not config.insecure)
-        machine = BrokerMachine(_broker_id(config.state), options, boot=boot)
-        self.shell = Shell(machine, self.blobs, self._tasks)
+        machine = BrokerMachine(_broker_id(config.state), options, boot=boot, decided=decided)
+        self.shell = Shell(machine, self.blobs, self._tasks, self._journal)
         self._server = grpc.aio.server(options=server_options())
         try:
             port = await (self._listen_insecurely() if config.insecure else self._listen())
@@ -153,6 +163,7 @@ class Broker:
 
     async def __aexit__(self, *exc: object) -> None:
         self.shell.post(StopAsked())
+        await self.shell.settled()
         await self._server.stop(grace=2.0)
         await self._close()
         log.info("broker_left address=%s", self.address)
@@ -163,6 +174,7 @@ class Broker:
         self.shell.close()
         await self._tasks.__aexit__(None, None, None)
         await asyncio.to_thread(self.blobs.close)
+        self._journal.close()
 
     async def drain(self, leave: asyncio.Event) -> None:
         """Starts nothing new and returns when no run is active, after `drain_s`, or at `leave`."""
@@ -183,6 +195,16 @@ class Broker:
                 waiting.cancel()
 
 
+async def _either(*events: asyncio.Event) -> None:
+    """Returns when one of them is set."""
+    waiting = [asyncio.ensure_future(e.wait()) for e in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waiting:
+            one.cancel()
+
+
 def _broker_id(state: Path | None) -> str:
     """The persistent id of this broker; a new one for a temporary state."""
     made = f"broker-{secrets.token_hex(4)}"
@@ -199,7 +221,8 @@ def _broker_id(state: Path | None) -> str:
 async def serve(config: BrokerConfig, *, ready: Callable[[Broker], None]) -> None:
     """Runs the daemon until it is told to end; calls `ready` with the broker when it listens.
 
-    Call it in the main thread. Raises BrokerConfigError, OSError.
+    Call it in the main thread. Raises BrokerConfigError, OSError, and JournalError when the journal
+    cannot be read or, later, written: what is decided then is told to nobody.
     """
     first, second = asyncio.Event(), asyncio.Event()
 
@@ -219,8 +242,11 @@ async def serve(config: BrokerConfig, *, ready: Callable[[Broker], None]) -> Non
     try:
         async with Broker(config) as broker:
             ready(broker)
-            await first.wait()
-            await broker.drain(second)
+            await _either(first, broker.shell.stopped)
+            if broker.shell.error is None:
+                await broker.drain(second)
+        if broker.shell.error is not None:
+            raise broker.shell.error
     finally:
         for number in signals:
             loop.remove_signal_handler(number)

@@ -49,8 +49,6 @@ from .events import (
     StreamClosed,
     StreamId,
     StreamOpened,
-    WatchAsked,
-    Watched,
 )
 from .guard import Guard
 from .reach import Reach
@@ -273,21 +271,21 @@ class RunsService:
                 "upload them before the run is submitted",
             )
         by = caller.subject if caller else ""
-        answer: Submitted = self._shell.ask(lambda request: RunSubmitted(request, spec, by))
+        answer: Submitted = await self._shell.ask(lambda request: RunSubmitted(request, spec, by))
         return answer
 
     async def cancel(self, wanted: RunRequest, caller: Party | None) -> RunState:
         run = RunId(wanted.run)
         by = caller.subject if caller and caller.role is not Role.OPERATOR else ""
-        answer: RunState = self._shell.ask(lambda request: RunCancelled(request, run, by))
+        answer: RunState = await self._shell.ask(lambda request: RunCancelled(request, run, by))
         return answer
 
     async def describe(self, _: DescribeRequest, caller: Party | None) -> Description:
-        answer: Description = self._shell.ask(DescribeAsked)
+        answer: Description = await self._shell.ask(DescribeAsked)
         return answer
 
     async def preview(self, spec: RunSpec, caller: Party | None) -> PreviewAnswer:
-        wanted: PreviewWanted = self._shell.ask(lambda request: PreviewAsked(request, spec))
+        wanted: PreviewWanted = await self._shell.ask(lambda request: PreviewAsked(request, spec))
         return await self._shell.preview(wanted)
 
     async def watch(
@@ -299,14 +297,14 @@ class RunsService:
             run, at = RunId(request.run), request.from_event
             while True:
                 # Nothing is queued for a slow watcher: it asks again from where it is.
-                watched: Watched = self._shell.ask(partial(WatchAsked, run=run, from_event=at))
+                watched, news = await self._shell.watch(run, at)
                 for event in watched.events:
                     yield event
                 at = watched.first + len(watched.events)
                 if watched.over:
                     return
                 if not watched.events:
-                    await self._shell.news(run)
+                    await news.wait()
         except _REFUSALS as error:
             await _refuse(context, error)
 

@@ -3,7 +3,8 @@
     Attach stream, client call, timer, finished plan  ->  event  ->  machine  ->  instructions
 
 Everything runs on one event loop; events are handled one after the other (`Shell.post`), and only
-planning and the disk are in threads. Every stream has a bounded queue: a peer that does not read
+planning and the disk are in threads. What was decided is in the journal before anybody hears of it
+(`barrier.py`). Every stream has a bounded queue: a peer that does not read
 loses its stream, and nobody else notices.
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 
 from ..proto.broker_pb2 import BrokerMessage, PreviewAnswer
 from ..proto.common_pb2 import Reason
+from .barrier import Barrier
 from .blobs import BlobError, BlobStore
 from .events import (
     Answer,
@@ -29,6 +31,7 @@ from .events import (
     Instruction,
     Log,
     MakePlan,
+    Persist,
     PlanConsidered,
     PlanFailed,
     PlanReady,
@@ -38,12 +41,16 @@ from .events import (
     RequestId,
     RunId,
     SetTimer,
+    Started,
     Stop,
     StreamClosed,
     StreamId,
     Tell,
     TimerFired,
+    WatchAsked,
+    Watched,
 )
+from .journal import Journal, JournalError
 from .machine import BrokerMachine
 
 __all__ = ["OUTBOX_MESSAGES", "Outbox", "RejectedError", "Shell"]
@@ -96,58 +103,112 @@ class Outbox:
 class Shell:
     """Turns what happens into events, and carries instructions out in order.
 
-    Its tasks belong to the TaskGroup that it is given; `close` ends its timers and threads.
+    Its tasks belong to the TaskGroup that it is given; `close` ends its timers and threads. The
+    machine was made from what the journal holds.
     """
 
-    def __init__(self, machine: BrokerMachine, blobs: BlobStore, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        machine: BrokerMachine,
+        blobs: BlobStore,
+        tasks: asyncio.TaskGroup,
+        journal: Journal,
+    ) -> None:
         self.machine = machine
         self.blobs = blobs
-        self.stopped = asyncio.Event()  # Set when the machine says Stop.
+        self.stopped = asyncio.Event()  # Set when the machine says Stop, or the journal fails.
         self.outboxes: dict[StreamId, Outbox] = {}
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
+        self._began = self._loop.time() - machine.decided.clock_s
         self._events: deque[Event] = deque()
         self._busy = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._answers: dict[RequestId, Answer | Reject] = {}
+        self._answers: dict[RequestId, asyncio.Future[Answer | Reject]] = {}
+        self._barrier = Barrier(journal, machine.decided.snapshot, self._pump)
+        self._settled = asyncio.Event()  # Set while nothing waits for the disk.
         self._news: dict[RunId, asyncio.Event] = {}
         self._requests = 0
         self._warm = False
         self.disk = ThreadPoolExecutor(4, "shoal-broker-disk")
         self._planner = ThreadPoolExecutor(1, "shoal-broker-plan")
+        self.post(Started())
 
     @property
     def now(self) -> float:
-        """Seconds since the broker's start."""
+        """The broker's clock, seconds; it goes on where the journal ends."""
         return self._loop.time() - self._began
+
+    @property
+    def error(self) -> JournalError | None:
+        """Why nothing leaves the broker any more."""
+        return self._barrier.error
 
     def post(self, event: Event) -> None:
         """Handles an event, and those that carrying it out brings about, one after the other."""
         self._events.append(event)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Carries out what may be, and handles what is there to be handled."""
         if self._busy:
             return
         self._busy = True
         try:
+            self._pass()
             while self._events:
-                for instruction in self.machine.handle(self._events.popleft(), self.now):
-                    self._carry_out(instruction)
+                self._barrier.add(self.machine.handle(self._events.popleft(), self.now))
+                self._pass()
         finally:
             self._busy = False
+        if self._barrier:
+            self._settled.clear()
+        else:
+            self._settled.set()
+        if self.error is not None and not self.stopped.is_set():
+            log.error("journal_failed why=%s", self.error)
+            self.stopped.set()
+            for request, answer in self._answers.items():
+                if not answer.done():
+                    answer.set_result(self._cannot(request))
 
-    def ask(self, event: Callable[[RequestId], Event]) -> Any:
-        """The machine's answer to a request. Raises RejectedError."""
+    def _pass(self) -> None:
+        for instruction in self._barrier.passing():
+            self._carry_out(instruction)
+
+    async def settled(self) -> None:
+        """Returns when nothing waits for the disk."""
+        await self._settled.wait()
+
+    async def ask(self, event: Callable[[RequestId], Event]) -> Any:
+        """The machine's answer to a request, once all that it tells is on disk. Raises
+        RejectedError."""
         self._requests += 1
         request = RequestId(f"q{self._requests}")
-        self.post(event(request))
-        answer = self._answers.pop(request)
+        if self.error is not None:
+            raise RejectedError(self._cannot(request))
+        waiting = self._answers[request] = self._loop.create_future()
+        try:
+            self.post(event(request))
+            answer = await waiting
+        finally:
+            del self._answers[request]
         if isinstance(answer, Reject):
             raise RejectedError(answer)
         return answer.message
 
-    async def news(self, run: RunId) -> None:
-        """Returns at the next Publish of a run."""
-        await self._news.setdefault(run, asyncio.Event()).wait()
+    def _cannot(self, request: RequestId) -> Reject:
+        return Reject(request, "UNAVAILABLE", f"the broker stops, as it {self.error}")
+
+    async def watch(self, run: RunId, start: int) -> tuple[Watched, asyncio.Event]:
+        """Events of a run from a number on, and what is set when there may be more. Raises
+        RejectedError."""
+        news = self._news.setdefault(run, asyncio.Event())  # before it is asked: none is missed
+        try:
+            return await self.ask(lambda request: WatchAsked(request, run, start)), news
+        except RejectedError:
+            self._news.pop(run, None)
+            raise
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
@@ -159,7 +220,9 @@ class Shell:
             case CloseStream(stream, why):
                 self._end_stream(stream, why)
             case Answer(request) | Reject(request):
-                self._answers[request] = instruction
+                waiting = self._answers.get(request)
+                if waiting is not None and not waiting.done():  # else the client has gone
+                    waiting.set_result(instruction)
             case Publish(run):
                 news = self._news.pop(run, None)
                 if news is not None:
@@ -177,6 +240,8 @@ class Shell:
                 _log(instruction)
             case Stop():
                 self.stopped.set()
+            case Persist():
+                raise AssertionError("the barrier keeps it")
 
     def _end_stream(self, stream: StreamId, why: str) -> None:
         outbox = self.outboxes.pop(stream, None)
@@ -249,6 +314,7 @@ class Shell:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self._barrier.close()
         self._planner.shutdown(wait=True, cancel_futures=True)
         self.disk.shutdown(wait=True, cancel_futures=True)
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from statistics import median
 
 from ..dag.plan import PeerId
-from ..proto.broker_pb2 import LinkUse, StepDone, StepReport
+from ..proto.broker_pb2 import LinkUse, PeerPeak, StepDone, StepReport
 
 __all__ = ["StepLedger", "WrongStepError"]
 
@@ -26,12 +27,19 @@ class WrongStepError(ValueError):
 class StepLedger:
     """Steps [0, steps) of one term, reported by `peers` in the order in which they are summed."""
 
-    def __init__(self, peers: tuple[PeerId, ...], steps: int, most_lead: int, now: float) -> None:
+    def __init__(
+        self,
+        peers: tuple[PeerId, ...],
+        steps: int,
+        most_lead: int,
+        now: float,
+        committed: int = 0,
+    ) -> None:
         self.peers = peers
         self.steps = steps
-        self.committed = 0
+        self.committed = committed
         self._most_lead = most_lead
-        self._next = dict.fromkeys(peers, 0)  # The step that each peer reports next.
+        self._next = dict.fromkeys(peers, committed)  # The step that each peer reports next.
         self._reports: dict[int, dict[PeerId, StepReport]] = {}  # Of uncommitted steps.
         self._seconds: deque[float] = deque(maxlen=64)  # Of the newest committed steps.
         self._committed_at = now
@@ -68,13 +76,12 @@ class StepLedger:
         self._reports.setdefault(step, {})[peer] = report
         return True
 
-    def commit(self, now: float) -> StepDone | None:
-        """The next step that every peer has reported, with sums over peers; None if there is none.
-        The outcome and the evaluation are the hub's, the only one that fills them."""
+    def due(self, now: float) -> StepDone | None:
+        """The step to commit, which every peer has reported, with sums over peers; None if there is
+        none. The outcome and the evaluation are the hub's, the only one that fills them."""
         reports = self._reports.get(self.committed, {})
         if len(reports) < len(self.peers):
             return None
-        del self._reports[self.committed]
         done = StepDone(step=self.committed, seconds=now - self._committed_at)
         uses: dict[tuple[str, str, str, str], LinkUse] = {}
         for peer in self.peers:  # in the plan's order, so that the sums are determined
@@ -83,7 +90,6 @@ class StepLedger:
             done.again_bytes = min(done.again_bytes + report.again_bytes, 2**64 - 1)
             done.compute_s += report.compute_s
             if report.peak_bytes > self._peaks[peer]:
-                self._peaks[peer] = report.peak_bytes
                 done.peaks.add(peer=peer, device_bytes=report.peak_bytes)
             for use in report.links[:MOST_USES]:
                 if peer in (use.source, use.destination):  # of others' links it knows nothing
@@ -93,10 +99,31 @@ class StepLedger:
             if report.HasField("evaluation") and not done.HasField("evaluation"):
                 done.evaluation.CopyFrom(report.evaluation)
         done.links.extend(uses.values())
-        self._seconds.append(done.seconds)
-        self._committed_at = now
-        self.committed += 1
         return done
+
+    def commit(self, done: StepDone, at_s: float) -> None:
+        """A step is committed, by `due` or by an earlier start of this broker."""
+        assert done.step == self.committed, f"step {done.step}, expected step {self.committed}"
+        self._reports.pop(done.step, None)
+        self.committed += 1
+        for peer, wanted in self._next.items():
+            self._next[peer] = max(wanted, self.committed)
+        self.held(done.peaks)
+        self.seen(done.seconds, at_s)
+
+    def held(self, peaks: Iterable[PeerPeak]) -> None:
+        """The most that peers have held so far, bytes."""
+        self._peaks.update((PeerId(p.peer), p.device_bytes) for p in peaks)
+
+    def seen(self, seconds: float, at_s: float) -> None:
+        """A step took so long, and was committed at a time."""
+        self._seconds.append(seconds)
+        self._committed_at = at_s
+
+    @property
+    def peaks(self) -> list[PeerPeak]:
+        """The most that each peer has reported, in the plan's order; none of 0."""
+        return [PeerPeak(peer=p, device_bytes=n) for p, n in self._peaks.items() if n]
 
 
 def _add(uses: dict[tuple[str, str, str, str], LinkUse], use: LinkUse) -> None:

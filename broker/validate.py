@@ -33,7 +33,11 @@ def validate(machine: BrokerMachine) -> None:
     for peer, member in members.items():
         if member.state == "assigned":
             assert holders.get(peer) == member.run, f"{peer} is assigned to {member.run} in vain"
+    awaited = [p for run in machine.runs.values() for p in run.returning.away]
+    assert awaited == list(machine.members.expected), "who is expected is who a run waits for"
     for peer, run_id in holders.items():
+        if peer in awaited:
+            continue
         assert peer in members, f"run {run_id} goes on without its holder {peer}"
         assert members[peer].state == "assigned", (
             f"{peer} holds stages and is {members[peer].state}"
@@ -55,6 +59,7 @@ def _validate_run(run: Run) -> None:
     assert run.committed <= run.spec.steps, run
     assert (run.deadline is not None) == run.active, f"{run}: a wait without an end (I9)"
     assert run.asked is None or run.phase == WAITING, run
+    assert run.active or not run.returning, f"{run} waits for holders"
     if run.active:
         assert run.plan is not None, run
         assert run.peers == run.plan.peers, run

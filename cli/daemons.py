@@ -34,7 +34,7 @@ def broker(
     ] = "",
     state: Annotated[
         Path | None,
-        typer.Option(help="Folder of identity and blobs; default: one in your home."),
+        typer.Option(help="Folder of identity, journal and blobs; default: one in your home."),
     ] = None,
 ) -> None:
     """Run the broker; prints the line that a peer pastes. Example: shoal broker"""

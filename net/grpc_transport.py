@@ -48,6 +48,8 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
     # An address that swallows what comes is given up after so long, and not after 20 s.
     ("grpc.min_reconnect_backoff_ms", 3_000),
+    # A broker that was away for long is found again soon.
+    ("grpc.max_reconnect_backoff_ms", 5_000),
     # A peer that vanished without a word is noticed within 20 s, with or without traffic.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),

@@ -14,6 +14,8 @@
   (or 20 steps, when that is longer). What follows is the broker's decision.
 - Weights asked for in mid-run are copied after the update of the step; a failed upload is tried
   again after the next one. At the end it is tried `export_tries` times, then it is a failure.
+- Without the broker it goes on. Its reports are kept (`reports.py`); data and uploads that fail
+  then are tried again when the broker is back, and nobody is blamed for standing still.
 - FAILED: everything here is discarded, the links are hung up, the broker knows why. The peer
   itself goes on. FINISHED and FAILED end with the broker's Leave or a newer term.
 
@@ -30,6 +32,7 @@ from ..dag.plan import PeerId
 from ..net.frame import FrameKey
 from ..proto import broker_pb2, common_pb2
 from . import events as e
+from .reports import Reports
 from .step import Steps, Verdict
 
 __all__ = ["Assignment", "Patience", "Phase"]
@@ -61,7 +64,12 @@ class Assignment:
     """See the module. Its methods return what is to be done, in order."""
 
     def __init__(
-        self, peer: PeerId, assign: broker_pb2.Assign, memory_bytes: int, patience: Patience
+        self,
+        peer: PeerId,
+        assign: broker_pb2.Assign,
+        memory_bytes: int,
+        patience: Patience,
+        most_reports: int,
     ) -> None:
         self.run: str = assign.run
         self.term: int = assign.term
@@ -72,6 +80,7 @@ class Assignment:
         """Set from READY on."""
         self.dropped = 0
         """Frames that were late or doubled."""
+        self.reports = Reports(most_reports)
         self._peer = peer
         self._assign = assign
         self._memory_bytes = memory_bytes
@@ -85,6 +94,10 @@ class Assignment:
         self._exports = False
         self._export_asked = False
         self._export_tries = 0
+        self._export_waits = False
+        """For the broker, which was away when it failed."""
+        self._data_waits: int | None = None
+        """The step whose data could not be had while the broker was away."""
         self._sent_bytes = self._again_bytes = 0
         self._last_step_s = 0.0
         self._watched = -1
@@ -181,9 +194,11 @@ class Assignment:
         wait = max(self._patience.stall_s, 20 * self._last_step_s)
         return [e.SetTimer("stall", now + wait)]
 
-    def stall_timer(self, now: float) -> list[e.Instruction]:
+    def stall_timer(self, now: float, away: bool) -> list[e.Instruction]:
         if self.phase is not Phase.RUNNING or self.steps is None:
             return []
+        if away:  # perhaps others keep all the reports that they may
+            return self._watch(now)
         out = self._watch(now) if self.steps.progress != self._watched else []
         if out or self.steps.in_flight:  # a device that computes for long is not stuck
             return out or self._watch(now)
@@ -200,6 +215,12 @@ class Assignment:
             return []
         self.steps.data_ready = max(self.steps.data_ready, step)
         return self._advance(now)
+
+    def data_failed(self, step: int, why: str, away: bool) -> list[e.Instruction]:
+        if away:
+            self._data_waits = step
+            return []
+        return self.fail("data", f"the data of step {step} could not be had: {why}")
 
     def frame(self, key: FrameKey, now: float) -> list[e.Instruction]:
         if self.steps is None:
@@ -253,6 +274,8 @@ class Assignment:
                 return []
             self.phase = Phase.EXPORTING
             return [e.UploadWeights(self.run, self.term, steps.steps)]
+        if self.reports.full and steps.position == 0 and not steps.evaluating:
+            return []
         action = steps.begin_next(now)
         if action is None:
             return []
@@ -279,7 +302,31 @@ class Assignment:
             again_bytes=self._again_bytes,
         )
         self._sent_bytes = self._again_bytes = 0
-        return e.Tell(broker_pb2.PeerMessage(step=report))
+        return self._tell(broker_pb2.PeerMessage(step=report))
+
+    # ------------------------------------------------------------ the broker's disk
+
+    def _tell(self, message: broker_pb2.PeerMessage) -> e.Tell:
+        self.reports.keep(message)
+        return e.Tell(message)
+
+    def committed(self, step: int, now: float) -> list[e.Instruction]:
+        """The broker has every step before this one on its disk."""
+        self.reports.committed(step)
+        return self._advance(now)
+
+    def resumed(self, step: int, now: float) -> list[e.Instruction]:
+        """The broker was started again, and lacks the steps from this one on."""
+        out: list[e.Instruction] = [e.Tell(m) for m in self.reports.again(step)]
+        if self._data_waits is not None:
+            out.append(e.Prefetch(self.run, self.term, self._data_waits))
+            self._data_waits = None
+        if self._export_waits:
+            self._export_waits = False
+            out += self.export_timer()
+        if self.phase is Phase.RUNNING:
+            out += self._watch(now)
+        return [*out, *self._advance(now)]
 
     # ------------------------------------------------------------ weights
 
@@ -292,11 +339,14 @@ class Assignment:
         if self.phase is Phase.EXPORTING and self.steps and step == self.steps.steps:
             self.phase = Phase.FINISHED
         message = broker_pb2.Exported(run=self.run, term=self.term, step=step, weights=blob)
-        return [e.Tell(broker_pb2.PeerMessage(exported=message))]
+        return [self._tell(broker_pb2.PeerMessage(exported=message))]
 
-    def export_failed(self, step: int, why: str, now: float) -> list[e.Instruction]:
+    def export_failed(self, step: int, why: str, now: float, away: bool) -> list[e.Instruction]:
         if self.phase is not Phase.EXPORTING or self.steps is None or step != self.steps.steps:
             self.export_asked()
+            return []
+        if away:
+            self._export_waits = True
             return []
         self._export_tries += 1
         if self._export_tries >= self._patience.export_tries:
@@ -333,7 +383,7 @@ class Assignment:
             reason=common_pb2.Reason(code=code, text=text),
             about=about,
         )
-        return e.Tell(broker_pb2.PeerMessage(fault=fault))
+        return self._tell(broker_pb2.PeerMessage(fault=fault))
 
     def __repr__(self) -> str:
         where = f" {self.steps!r}" if self.phase is Phase.RUNNING else ""

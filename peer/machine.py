@@ -8,8 +8,10 @@ Membership (this file):
 - Refused with `again` is a failed connection; without it the process ends (code 4): most often a
   newer process with the same id took over.
 - While a member it sends a Heartbeat every `heartbeat_s` of the Welcome.
-- Without the broker a run goes on. What it would tell is kept, the newest `outbox` messages, and
-  told after the next Welcome; its Hello then says what it still holds.
+- Without the broker a run goes on, up to `reports` steps that the broker does not have
+  (`reports.py`). Its Hello then says what it still holds. A broker that was started again lets it
+  go on, and is told what it lacks; any other wants it to leave. While it holds a run it dials more
+  often, since such a broker waits for one lease.
 
 Runs (`assignment.py`, `step.py`):
 - One assignment at a time. An Assign with a newer term of the same run replaces it; while another
@@ -28,9 +30,9 @@ The end:
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal
 from zlib import crc32
 
 from ..dag.flow import Role
@@ -47,6 +49,10 @@ __all__ = ["PROTOCOL_VERSION", "PeerMachine", "PeerOptions"]
 PROTOCOL_VERSION = 1
 _WELCOME_S = 10.0
 _RUNS_REMEMBERED = 64
+_LEAST_REPORTS = 64
+"""Twice the steps between two messages of the broker about what is committed."""
+_OF_A_LEASE = 0.25
+"""The longest pause between two connections of a peer that holds a run."""
 
 _Answer = (
     e.Built
@@ -74,9 +80,16 @@ class PeerOptions:
     late. None: as give_up_s."""
     drain_s: float = 30.0
     """How long the owner's first stop waits for the end of a step."""
-    outbox: int = 1024
-    """Messages kept while the broker is away: at a step per second, a quarter of an hour."""
+    reports: int = 1024
+    """Steps that it finishes without the broker: at a step per second, a quarter of an hour."""
     patience: Patience = field(default_factory=Patience)
+
+    def __post_init__(self) -> None:
+        if self.reports < _LEAST_REPORTS:
+            raise ValueError(
+                f"peer option reports is {self.reports}: expected at least {_LEAST_REPORTS}, as "
+                "the broker says only now and then which it has"
+            )
 
 
 class PeerMachine:
@@ -102,8 +115,6 @@ class PeerMachine:
         """Set once; nothing is done after it."""
         self.late_frames = 0
         """Frames of another run or term, or late or doubled ones."""
-        self.lost_messages = 0
-        """Messages that the full outbox pushed out while the broker was away."""
         self._traffic = Traffic()
         self._hello = broker_pb2.Hello(
             version=PROTOCOL_VERSION,
@@ -115,10 +126,10 @@ class PeerMachine:
         )
         self._state: Literal["new", "waiting", "connecting", "greeting", "member"] = "new"
         self._heartbeat_s = 1.0  # of the last Welcome
+        self._lease_s = math.inf  # the same
         self._failures = 0  # connections without a Welcome in a row
         self._was_member = False
         self._away_since: float | None = None  # since when it is no member; None while it is one
-        self._outbox: deque[e.Tell] = deque()
         self._terms: dict[str, int] = {}  # highest term seen of the latest runs, oldest first
         self._draining: Literal["", "owner", "broker"] = ""  # who asked for the end
         self._drain_step = -1  # the step that the owner's stop waits for
@@ -129,16 +140,15 @@ class PeerMachine:
         """What the event leads to. `now` is any steady clock, seconds, the same for all calls."""
         if self.exit is not None:
             return []
-        out: list[e.Instruction] = []
-        for instruction in self._dispatch(event, now):
-            tells = isinstance(instruction, e.Tell) and not instruction.message.HasField("hello")
-            if tells and self._state != "member":
-                tell = cast(e.Tell, instruction)
-                if not tell.message.HasField("link"):  # old news by the time that it is back
-                    self._keep(tell)
-            else:
-                out.append(instruction)
+        out = self._dispatch(event, now)
+        if self._away:  # an assignment keeps what the broker must know; the rest is old news then
+            out = [i for i in out if not isinstance(i, e.Tell) or i.message.HasField("hello")]
         return out
+
+    @property
+    def _away(self) -> bool:
+        """Whether the broker is, as far as this peer can tell."""
+        return self._state != "member"
 
     def _dispatch(self, event: e.Event, now: float) -> list[e.Instruction]:
         match event:
@@ -199,7 +209,7 @@ class PeerMachine:
             case e.DataReady(step=step):
                 return part.data_ready(step, now)
             case e.DataFailed(step=step, why=why):
-                return part.fail("data", f"the data of step {step} could not be had: {why}")
+                return part.data_failed(step, why, self._away)
             case e.Computed():
                 return part.computed(event, now)
             case e.ComputeFailed(step=step, action=action, why=why):
@@ -207,7 +217,7 @@ class PeerMachine:
             case e.ExportedWeights(step=step, blob=blob):
                 return part.exported(step, blob)
             case e.ExportFailed(step=step, why=why):
-                return part.export_failed(step, why, now)
+                return part.export_failed(step, why, now, self._away)
 
     def _frame(
         self, event: e.FrameArrived | e.FrameRefused | e.FrameQueued, key: FrameKey, now: float
@@ -272,7 +282,7 @@ class PeerMachine:
             case ("link", _, peer) if part:
                 return part.link_timer(PeerId(peer), now)
             case ("stall", _, _) if part:
-                return part.stall_timer(now)
+                return part.stall_timer(now, self._away)
             case ("export", _, _) if part:
                 return part.export_timer()
         return []
@@ -287,7 +297,7 @@ class PeerMachine:
         hello = broker_pb2.Hello()
         hello.CopyFrom(self._hello)
         part = self.assignment
-        if part is not None and part.alive:
+        if part is not None:  # a failed one too: the broker may not have its fault
             hello.holding.CopyFrom(broker_pb2.Holding(run=part.run, term=part.term, step=part.step))
         return e.Tell(broker_pb2.PeerMessage(hello=hello))
 
@@ -303,7 +313,10 @@ class PeerMachine:
         if give_up is not None and away >= give_up:
             text = f"no broker for {away:.0f} s ({self._failures + 1} attempts), the last: {why}"
             return [*self._drop_assignment(), self._exit(3, text)]
-        pause = min(self.options.backoff_s * 2.0**self._failures, self.options.backoff_max_s)
+        most = self.options.backoff_max_s
+        if self.assignment is not None:
+            most = min(most, _OF_A_LEASE * self._lease_s)
+        pause = min(self.options.backoff_s * 2.0**self._failures, most)
         self._failures = min(self._failures + 1, 32)
         # Spread by a hash, so that thousands of peers do not come back in the same instant.
         pause *= 0.75 + 0.5 * crc32(f"{self.peer} {self._failures}".encode()) / 2**32
@@ -334,13 +347,15 @@ class PeerMachine:
                 part = self.assignment
                 in_use = part.peers if part is not None and part.alive else None
                 return self.probes.begin(message.probe, in_use, now)
-            case "start" | "export":
-                body = message.start if kind == "start" else message.export
+            case "start" | "export" | "committed":
+                body = getattr(message, kind)
                 part = self.assignment
                 if part is None or not part.matches(body.run, body.term):
                     return []
                 if kind == "start":
                     return part.start(now)
+                if kind == "committed":
+                    return part.committed(body.step, now)
                 part.export_asked()
         return []
 
@@ -348,11 +363,13 @@ class PeerMachine:
         self._state = "member"
         self._was_member = True
         self._heartbeat_s = welcome.heartbeat_s or 1.0
+        self._lease_s = welcome.lease_s or math.inf
         self._failures = 0
         self._away_since = None
-        kept = list(self._outbox)
-        self._outbox.clear()
-        return [*self._heartbeat(now), *kept]
+        out, part, resumed = self._heartbeat(now), self.assignment, welcome.resumed
+        if part is not None and (part.run, part.term) == (resumed.run, resumed.term):
+            out += part.resumed(resumed.step, now)
+        return out
 
     def _heartbeat(self, now: float) -> list[e.Instruction]:
         if self._state != "member":
@@ -364,13 +381,6 @@ class PeerMachine:
         tell = e.Tell(broker_pb2.PeerMessage(heartbeat=beat))
         return [tell, e.SetTimer("heartbeat", now + self._heartbeat_s)]
 
-    def _keep(self, tell: e.Tell) -> None:
-        """For after the next Welcome; the oldest message makes room for the newest."""
-        self._outbox.append(tell)
-        if len(self._outbox) > self.options.outbox:
-            self._outbox.popleft()
-            self.lost_messages += 1
-
     # ------------------------------------------------------------ assignments
 
     def _assign(self, assign: broker_pb2.Assign) -> list[e.Instruction]:
@@ -379,7 +389,8 @@ class PeerMachine:
         self._remember(assign.run, assign.term)
         part = self.assignment
         memory = self._hello.profile.device_memory_bytes
-        new = Assignment(self.peer, assign, memory, self.options.patience)
+        options = self.options
+        new = Assignment(self.peer, assign, memory, options.patience, options.reports)
         if self._draining:
             return new.fail("draining", f"{self.peer} is about to leave and takes no new run")[:1]
         if part is not None and part.alive and part.run != assign.run:
@@ -463,12 +474,11 @@ class PeerMachine:
         """Raises AssertionError when the state contradicts the rules of this module."""
         away = self._state in ("waiting", "connecting", "greeting")
         assert away == (self._away_since is not None), "it does not know whether it is away"
-        assert len(self._outbox) <= self.options.outbox
-        assert self._state != "member" or not self._outbox, "kept messages were not told"
         assert len(self._terms) <= _RUNS_REMEMBERED
         self.probes.validate()
         if self.assignment is not None:
             assert self._terms[self.assignment.run] == self.assignment.term
+            assert len(self.assignment.reports) <= self.options.reports
             self.assignment.validate()
         assert self.exit is None or self.assignment is None, "it left and still holds a run"
 

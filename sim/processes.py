@@ -71,14 +71,11 @@ class LocalCluster:
             with uninterrupted():
                 self.folder = self.folder or Path(tempfile.mkdtemp(prefix="shoal-sim-"))
             self.folder.mkdir(parents=True, exist_ok=True)
-            state = str(self.folder / "broker")
             if self.secure:
                 # Credentials for a broker that is gone in a minute are not the user's to keep.
                 self._settings = os.environ.get(_SETTINGS, "")
                 os.environ[_SETTINGS] = str(self.folder / "config")
-            how = ["--host", "127.0.0.1"] if self.secure else ["--insecure"]
-            self._start("broker", ["broker", *how, "--port", "0", "--state", state])
-            self.address, self._token = self._join_line()
+            self._start_broker("0")
             for i, flags in enumerate(self.flags):
                 self.join(f"sim-{i + 1}", flags)
         except BaseException:
@@ -102,6 +99,21 @@ class LocalCluster:
         how = ["--token", self._token] if self.secure else ["--insecure"]
         self._start(name, [*arguments, *how, "--threads", str(self.threads), *flags])
         self._gone.discard(name)
+
+    def restart_broker(self) -> None:
+        """Kills the broker, and starts one again at its address with the state that it left."""
+        self.send("broker", signal.SIGKILL)
+        if (out := self.processes["broker"].stdout) is not None:
+            out.close()
+        self._start_broker(self.address.rpartition(":")[2])
+        self._gone.discard("broker")
+
+    def _start_broker(self, port: str) -> None:
+        assert self.folder is not None
+        state = str(self.folder / "broker")
+        how = ["--host", "127.0.0.1"] if self.secure else ["--insecure"]
+        self._start("broker", ["broker", *how, "--port", port, "--state", state])
+        self.address, self._token = self._join_line()
 
     def runs(self, name: str) -> bool:
         """Whether a process was started and has not ended."""

@@ -32,7 +32,18 @@ from .faults.faults import Faults
 from .monitor.monitor import Monitor
 from .monitor.shortest import Shortest, shortest
 from .monitor.violation import Broken, Violation
-from .scenario.sentences import Fault, corrupt, flap, join, kill, leave, partition, slow, stop
+from .scenario.sentences import (
+    Fault,
+    broker_restart,
+    corrupt,
+    flap,
+    join,
+    kill,
+    leave,
+    partition,
+    slow,
+    stop,
+)
 from .virtual.control import BROKER
 from .virtual.peer_shell import Device, PeerSpec
 from .virtual.wan import Wan
@@ -54,7 +65,7 @@ __all__ = [
 PHASES = ("forward", "backward", "clip", "update")
 SURVIVED = (
     *("partition", "slow link", "flapping link", "corrupt message", "stopped for a moment"),
-    *("broker away for a moment", "spare leaves", "spare dies", "peer joins"),
+    *("broker away for a moment", "broker restarted", "spare leaves", "spare dies", "peer joins"),
 )
 ENDING = (
     *("holder dies", "holder leaves", "holder's stream cut", "holder stopped"),
@@ -172,6 +183,7 @@ _FAULTS: Mapping[str, Make] = {
     "broker away for a moment": lambda rng, of, when: partition(
         of.holder, BROKER, for_s=rng.uniform(0.5, 5), **when
     ),
+    "broker restarted": lambda rng, of, when: broker_restart(**when),
     "spare leaves": lambda rng, of, when: leave(of.spare, **when),
     "spare dies": lambda rng, of, when: kill(of.spare, **when),
     "peer joins": lambda rng, of, when: join(of.late, **when),

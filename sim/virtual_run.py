@@ -27,7 +27,7 @@ from .trace import Trace
 from .virtual.clock import Observe
 from .virtual.peer_shell import Device, PeerSpec
 from .virtual.wan import Wan
-from .virtual.world import World
+from .virtual.world import RESTART_S, World
 
 __all__ = ["VirtualRun", "run_virtual", "spec_of", "specs_of", "wan_of"]
 
@@ -106,7 +106,9 @@ def run_virtual(
     late: list[bool] = []
 
     def cancel() -> None:
-        if run not in world.broker.ended:
+        if not world.broker.alive:
+            world.after(RESTART_S, cancel)
+        elif run not in world.broker.ended:
             late.append(True)
             world.broker.ask(lambda request: b.RunCancelled(request, b.RunId(run)))
 

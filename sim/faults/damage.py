@@ -56,6 +56,7 @@ class Damage:
             "slow": self._slow,
             "flap": self._flap,
             "corrupt": self._corrupt,
+            "broker_restart": self._restart_broker,
         }
 
     def do(self, fault: Fault) -> str:
@@ -141,6 +142,10 @@ class Damage:
     def _corrupt(self, fault: Fault) -> str:
         for pair in self.pairs(fault, both=False):
             self._world.corrupt(*pair)
+        return ""
+
+    def _restart_broker(self, fault: Fault) -> str:
+        self._world.restart_broker()
         return ""
 
     def _later(self, fault: Fault, undo: Iterable[Callable[[], None]]) -> None:

@@ -27,6 +27,7 @@ from ..scenario.naming import BROKER
 from ..scenario.sentences import (
     PHASES,
     Fault,
+    broker_restart,
     check_built,
     corrupt,
     flap,
@@ -51,6 +52,7 @@ __all__ = [
     "Fault",
     "Faults",
     "Fired",
+    "broker_restart",
     "corrupt",
     "faults_of",
     "flap",

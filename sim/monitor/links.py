@@ -67,11 +67,10 @@ class LinkCheck(Check):
                 self._plan(record.flow)
             case p.Tell():
                 machine = self.world.peers[who].machine
-                kept, most = len(machine._outbox), machine.options.outbox
-                if kept > most:
-                    raise Broken(
-                        "I8", f"{who} keeps {kept} messages for the broker, at most {most}"
-                    )
+                part, most = machine.assignment, machine.options.reports
+                if part is not None and len(part.reports) > most:
+                    kept = len(part.reports)
+                    raise Broken("I8", f"{who} keeps {kept} reports for the broker, at most {most}")
 
     def _plan(self, flow: Flow) -> None:
         if id(flow) in self._flows:

@@ -26,7 +26,8 @@ I8  a link's slots and credits, its queue of frames; an acknowledged frame    qu
     has arrived before; messages kept for the broker are bounded
 I9  a run ends: with its last step or with a reason, before the world has     waits of the client
     nothing more to do
-I10 (there is no journal yet)
+I10 what leaves the broker follows from what is in its journal; a broker     what a disk loses
+    that was started again knows just that, and every event that was told
 
 The machines' own rules (`validate`, their assertions) count as well, as "own".
 """
@@ -42,6 +43,7 @@ from ...proto import broker_pb2
 from ..virtual.clock import Observed, StalledError
 from ..virtual.control import BROKER
 from .codecs import CodecCheck
+from .journal import JournalCheck
 from .links import LinkCheck
 from .terms import TermCheck
 from .violation import EVENTS, Broken, Check, Violation
@@ -75,7 +77,8 @@ class Monitor:
         """How many records were checked so far."""
         self._world = world
         work = WorkCheck(world, losses, norms, tolerance)
-        self._all = (TermCheck(world), work, LinkCheck(world), CodecCheck(world))
+        journal = JournalCheck(world)
+        self._all = (TermCheck(world), work, LinkCheck(world), CodecCheck(world), journal)
         self._wanted: dict[type, tuple[tuple[Check, ...], bool]] = {}
         """By class of record: the checks that look at it, and whether it is an event."""
         self._events = 0

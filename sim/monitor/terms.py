@@ -42,7 +42,7 @@ class TermCheck(Check):
 
     def observe(self, seen: Observed) -> None:
         who, record = seen.who, seen.record
-        if isinstance(record, p.Started):  # another process under this name
+        if isinstance(record, p.Started | b.Started):  # another process under this name
             self._present.pop(who, None)
             self._before.pop(who, None)
         if not isinstance(record, EVENTS):
@@ -110,10 +110,9 @@ class TermCheck(Check):
                     if message.leave.term < known:
                         return True
                     del self._present[who]
-            case "start":
-                return (message.start.run, message.start.term) != present
-            case "export":
-                return (message.export.run, message.export.term) != present
+            case "start" | "export" | "committed" as kind:
+                body = getattr(message, kind)
+                return (body.run, body.term) != present
         return False
 
     def _stale_for_broker(self, record: object) -> bool:

@@ -108,6 +108,7 @@ class WorkCheck(Check):
         p.Exit,
         b.PeerSaid,
         b.Publish,
+        b.Started,
     )
 
     def __init__(
@@ -151,6 +152,8 @@ class WorkCheck(Check):
                 self._reported.setdefault((message.step.run, message.step.step), set()).add(peer)
             case b.Publish(run, event) if event.HasField("step"):
                 self._commit(run, event.step)
+            case b.Started():
+                self._restarted()
 
     def _part(self, who: str, run: str, term: int, does: str) -> _Part:
         part = self._parts.get(who)
@@ -172,6 +175,13 @@ class WorkCheck(Check):
         most = self.world.peers[who].spec.memory_bytes
         if used > most > 0:
             raise Broken("I4", f"{who} uses {used} bytes for {what}: it announced {most}")
+
+    def _restarted(self) -> None:
+        """Steps that an earlier process wrote down and did not come to publish."""
+        for run, known in self.world.broker.machine.runs.items():
+            for event in known.history.events:
+                if event.HasField("step") and event.step.step >= self._committed.get(run, 0):
+                    self._commit(run, event.step)
 
     def _commit(self, run: str, done: broker_pb2.StepDone) -> None:
         step, wanted = done.step, self._committed.get(run, 0)

@@ -84,7 +84,5 @@ def _not_built(scenario: Scenario) -> Iterator[str]:
     for i, peer in enumerate(scenario.peers):
         yield from (f"peers[{i}].{key}" for key in not_default(peer, ("data",)))
     for i, fault in enumerate(scenario.faults):
-        if fault.do == "broker_restart":
-            yield f"faults[{i}].do"
         if fault.phase in ("snapshot", "recovery"):
             yield f"faults[{i}].phase"

@@ -54,7 +54,8 @@ class FaultTable(Renamed):
     owner's Ctrl-C. join: one that is gone comes again. partition: nothing passes between `who` and
     `with`. slow: what passes between them takes `factor` times as long. flap: they are parted and
     come together again in turn, until `for` is over. corrupt: the next message from `who` to `with`
-    arrives changed."""
+    arrives changed. broker_restart: the broker's process ends without a word, and another begins
+    with its journal."""
     who: tuple[str, ...] = ()
     """Selectors of peers; every fault but broker_restart has some. "broker" may stand beside them
     where something is between."""

@@ -9,7 +9,7 @@ concerns is said by selectors (`naming.py`); one without a time happens at the s
 lets them happen.
 
 A phase is forward (F), backward (B), clip (N: the norm over all gradients) or update (U). Snapshots
-and recovery, and a broker that comes back, are not built yet: such faults are refused.
+and recovery are not built yet: faults in them are refused.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .mishaps import FaultTable as Fault
 __all__ = [
     "PHASES",
     "Fault",
+    "broker_restart",
     "check_built",
     "corrupt",
     "flap",
@@ -48,7 +49,6 @@ PHASES = {
 _NOT_BUILT = {
     "snapshot": "holders make no snapshots yet",
     "recovery": "a run cannot recover from a loss yet",
-    "broker_restart": "the broker keeps no journal yet, and would know nothing afterwards",
 }
 
 Who = str | Sequence[str]
@@ -109,6 +109,11 @@ def corrupt(who: Who, others: Who = (), **when: Any) -> Fault:
     return _fault("corrupt", who, others, **when)
 
 
+def broker_restart(**when: Any) -> Fault:
+    """The broker's process is gone, without a word, and another one begins with its journal."""
+    return _fault("broker_restart", (), **when)
+
+
 def _fault(
     do: str,
     who: Who,
@@ -155,6 +160,5 @@ def sentence(fault: Fault) -> str:
 
 def check_built(fault: Fault) -> None:
     """Raises SettingsError for a fault that needs what is not built yet."""
-    for key, word in (("do", fault.do), ("phase", fault.phase)):
-        if word in _NOT_BUILT:
-            raise SettingsError(key, f'is "{word}": {_NOT_BUILT[word]}')
+    if fault.phase in _NOT_BUILT:
+        raise SettingsError("phase", f'is "{fault.phase}": {_NOT_BUILT[fault.phase]}')

@@ -2,7 +2,7 @@
 with signals and with the forwarding process.
 
     kill, stop, go_on, leave      signals to a peer's processes
-    join                          its processes, started anew
+    join, restart_broker          its processes, or the broker's, started anew
     part, mend, slow, corrupt     the forwarding process holds bytes back, or changes one
     after, now                    seconds since the simulation began; calls come in a thread here
 
@@ -140,6 +140,10 @@ class Surface:
     def join(self, spec: PeerSpec) -> None:
         self._tell(spec.name, "join")
         self._cluster.join(spec.name, self._flags[spec.name])
+
+    def restart_broker(self) -> None:
+        self._tell("broker", "broker_restart")
+        self._cluster.restart_broker()
 
     def part(self, a: str, b: str) -> None:
         self._tell(a, "partition", f"from {b}")

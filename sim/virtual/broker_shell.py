@@ -1,4 +1,8 @@
-"""The broker's shell in the simulated world: its machine's instructions on virtual time."""
+"""The broker's shell in the simulated world: its machine's instructions on virtual time.
+
+Its process may die and be started again. What is left then is the journal, which the next machine
+is made from, and what clients have seen of their runs, who ask for the rest.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...broker import events as b
+from ...broker.decided import Decided
 from ...broker.machine import BrokerMachine
 from ...broker.options import BrokerOptions
 from ...broker.planning import answer as plan_answer
 from ...broker.planning import consider
-from ...proto import broker_pb2
+from ...proto import broker_pb2, journal_pb2
 from .clock import Observed, Timers
 from .control import BROKER, Control
 
@@ -28,33 +33,79 @@ _ENDED = (broker_pb2.DONE, broker_pb2.FAILED, broker_pb2.CANCELLED)
 class BrokerShell:
     """See the module."""
 
+    machine: BrokerMachine
+    """Of the newest process."""
+
     def __init__(self, world: World, options: BrokerOptions | None) -> None:
         self.world = world
-        self.machine = BrokerMachine("broker", options)
         self.published: dict[str, list[broker_pb2.RunEvent]] = {}
-        """Every event of each run."""
+        """Every event of each run, as a client that watches all of them has it."""
         self.ended: dict[str, broker_pb2.RunState] = {}
         """By run: the state that it ended in."""
-        self._timers = Timers(world, lambda name: self.handle(b.TimerFired(name)))
+        self.journal: list[bytes] = []
+        """The records on its disk."""
+        self.alive = False
+        """Whether its process is there."""
+        self._options = options or BrokerOptions()
+        self._life = 0  # counts processes
         self._streams: dict[str, Control] = {}
         self._answers: dict[str, b.Answer | b.Reject] = {}
         self._requests = 0
 
+    def start(self) -> None:
+        """A process begins with what is in the journal."""
+        assert not self.alive, "one process at a time"
+        records = map(journal_pb2.Record.FromString, self.journal)
+        self.machine = BrokerMachine(
+            "broker", self._options, decided=Decided(self._options, records)
+        )
+        self._life += 1
+        self._timers = Timers(self.world, self._of_this_life(b.TimerFired))
+        self.alive = True
+        self.handle(b.Started())
+        for run in list(self.published):
+            self._show(run)
+
+    def die(self) -> None:
+        """The process is gone without a word; the kernel closes its streams."""
+        self.alive = False
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.end_there("the broker's process ended")
+
+    def _of_this_life(self, event: Callable[[str], b.Event]) -> Callable[[str], None]:
+        """Handles what comes of an argument, as long as this process is there."""
+        life = self._life
+
+        def call(argument: str) -> None:
+            if life == self._life:
+                self.handle(event(argument))
+
+        return call
+
     def handle(self, event: b.Event) -> None:
-        world = self.world
-        if world.observe is not None:
-            world.observe(Observed(world.now, BROKER, event))
+        world, life = self.world, self._life
+        if not (self.alive and self._observed(event)):
+            return
         for instruction in self.machine.handle(event, world.now):
-            if world.observe is not None:
-                world.observe(Observed(world.now, BROKER, instruction))
+            if not self._observed(instruction) or life != self._life:
+                return
             self._carry_out(instruction)
 
+    def _observed(self, record: b.Event | b.Instruction) -> bool:
+        """Whether the process is still there after the observer has seen this."""
+        world = self.world
+        if world.observe is not None:
+            world.observe(Observed(world.now, BROKER, record))
+        return self.alive
+
     def ask(self, event: Callable[[b.RequestId], b.Event]) -> b.Answer | b.Reject:
-        """A client's call; the machine answers in the same breath."""
+        """A client's call; the machine answers in the same breath, if it is there."""
         self._requests += 1
         request = b.RequestId(f"request-{self._requests}")
         self.handle(event(request))
-        return self._answers.pop(request)
+        away = b.Reject(request, "UNAVAILABLE", "the broker's process is gone")
+        return self._answers.pop(request, away)
 
     # ------------------------------------------------------------ streams of peers
 
@@ -76,6 +127,8 @@ class BrokerShell:
     def _carry_out(self, instruction: b.Instruction) -> None:
         world = self.world
         match instruction:
+            case b.Persist(record):
+                self.journal.append(record.SerializeToString(deterministic=True))
             case b.Tell(id, message):
                 if id in self._streams:
                     stream = self._streams[id]
@@ -89,13 +142,16 @@ class BrokerShell:
             case b.Answer(request) | b.Reject(request):
                 self._answers[request] = instruction
             case b.Publish(run, event):
-                self._publish(run, event)
+                world.note(BROKER, f"{run} event {event.number}: {event.WhichOneof('kind')}")
+                self._show(run)
             case b.MakePlan():
                 answer = plan_answer(instruction, world.blobs[instruction.spec.graph.hash])
-                world.after(PLANNING_S, lambda: self.handle(answer))
+                planned = self._of_this_life(lambda _: answer)
+                world.after(PLANNING_S, lambda: planned(""))
             case b.ConsiderPlan():
                 found = consider(instruction, world.blobs[instruction.spec.graph.hash])
-                world.after(PLANNING_S, lambda: self.handle(found))
+                considered = self._of_this_life(lambda _: found)
+                world.after(PLANNING_S, lambda: considered(""))
             case b.SetTimer(name, at):
                 self._timers.set(name, at)
             case b.Log(name, fields):
@@ -103,10 +159,17 @@ class BrokerShell:
             case b.Stop(why):
                 world.note(BROKER, f"stops: {why}")
 
-    def _publish(self, run: str, event: broker_pb2.RunEvent) -> None:
+    def _show(self, run: str) -> None:
+        """The client asks for the events after those that it has."""
+        seen = self.published.setdefault(run, [])
+        known = self.machine.runs.get(b.RunId(run))
+        if known is not None:
+            for event in known.watched(seen[-1].number + 1 if seen else 0).events:
+                seen.append(event)
+                self._mark(run, event)
+
+    def _mark(self, run: str, event: broker_pb2.RunEvent) -> None:
         world, kind = self.world, event.WhichOneof("kind")
-        self.published.setdefault(run, []).append(event)
-        world.note(BROKER, f"{run} event {event.number}: {kind}")
         if kind == "step":
             world.mark(run, "loss", repr(event.step.outcome.loss))
         elif kind == "plan":

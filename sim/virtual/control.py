@@ -88,7 +88,10 @@ class Control:
             self.world.after(SILENT_S, give_up)
 
     def _reached(self) -> None:
-        if self.open_here:
+        if self.open_here and not self.world.broker.alive:
+            refused = self._back.next(lambda: self._end_for_peer("no broker answers there"))
+            self.world.carrier.send(BROKER, self.name, 0, _nothing, refused)
+        elif self.open_here:
             self.open_there = True
             self.world.broker.opened(self)
             attached = self._back.next(lambda: self.peer.attached(self))

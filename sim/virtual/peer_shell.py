@@ -52,6 +52,8 @@ OVERHEAD_S = 1e-4
 LAST_WORDS_S = 2.0
 """How long a process that ends well lets its frames leave, as the daemon does."""
 
+_AWAY = "the broker is away"
+
 _KINDS: dict[Kind, trace.Kind] = {
     Kind.FORWARD: "forward",
     Kind.BACKWARD: "backward",
@@ -371,6 +373,9 @@ class PeerShell:
             self.handle(answer)
 
         def sends() -> None:
+            nonlocal answer
+            if not world.broker.alive:
+                answer = p.BuildFailed(wanted.run, wanted.term, _AWAY, "blob")
             world.carrier.send(
                 BROKER, self.name, fetched, _nothing, lambda: world.after(OVERHEAD_S, built)
             )
@@ -384,8 +389,10 @@ class PeerShell:
         blob = common_pb2.BlobRef(hash=name, size_bytes=len(data))
 
         def stored() -> None:
-            world.blobs[name] = data
-            answer = p.ExportedWeights(wanted.run, wanted.term, wanted.step, blob)
+            answer: p.Event = p.ExportFailed(wanted.run, wanted.term, wanted.step, _AWAY)
+            if world.broker.alive:
+                world.blobs[name] = data
+                answer = p.ExportedWeights(wanted.run, wanted.term, wanted.step, blob)
             world.carrier.send(BROKER, self.name, 0, _nothing, lambda: self.handle(answer))
 
         world.after(

@@ -32,7 +32,19 @@ from .orders import Orders
 from .peer_shell import Device, PeerShell, PeerSpec
 from .wan import Wan
 
-__all__ = ["BROKER", "Device", "Observe", "Observed", "PeerSpec", "StalledError", "World"]
+__all__ = [
+    "BROKER",
+    "RESTART_S",
+    "Device",
+    "Observe",
+    "Observed",
+    "PeerSpec",
+    "StalledError",
+    "World",
+]
+
+RESTART_S = 1.0
+"""How long a broker that is started again at once is away: Python and its imports."""
 
 
 class World(Clock):
@@ -82,11 +94,13 @@ class World(Clock):
             )
         self.network = MemoryNetwork(self.after, lambda: self.now, self.carrier)
         self.broker = BrokerShell(self, broker_options)
+        self.broker.start()
         self.orders = Orders()
         self.peers: dict[str, PeerShell] = {}
         """The newest process of each peer that has come so far, dead ones too."""
         self._controls = 0
         self._corruptions = 0
+        self._restarts = 0
         for spec in peers:
             if spec.joins_s > 0:
                 self.after(spec.joins_s, lambda spec=spec: self.join(spec))  # type: ignore[misc]
@@ -99,8 +113,12 @@ class World(Clock):
         """Submits a run as soon as every peer that has come by now is a member; returns its id.
         Raises ValueError with the broker's reason when it refuses."""
         here = [name for name, peer in self.peers.items() if peer.alive]
-        members = self.broker.machine.members.members
-        self.until(lambda: all(name in members for name in here))
+
+        def all_are_members() -> bool:
+            members = self.broker.machine.members.members
+            return self.broker.alive and all(name in members for name in here)
+
+        self.until(all_are_members)
         answer = self.broker.ask(lambda request: b.RunSubmitted(request, spec))
         if isinstance(answer, b.Reject):
             raise ValueError(answer.reason)
@@ -189,8 +207,19 @@ class World(Clock):
         rng = random.Random(f"{self._seed} corrupt {self._corruptions}")
         self.network.corrupt(a, b, rng.random())
 
-    def restart_broker(self) -> None:
-        raise NotImplementedError("the broker has no journal yet: it cannot be restarted")
+    def restart_broker(self, away_s: float = RESTART_S) -> None:
+        """The broker's process is gone from now on, without a word, also one that was about to
+        begin; another one begins so much later, with its journal alone."""
+        self.mark(BROKER, "broker_restart")
+        self.broker.die()
+        self._restarts += 1
+        number = self._restarts
+
+        def start() -> None:
+            if number == self._restarts:
+                self.broker.start()
+
+        self.after(away_s, start)
 
     # ------------------------------------------------------------ for the shells
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shoal.broker.decided import Decided
 from shoal.broker.events import (
     Answer,
     CloseStream,
@@ -15,6 +16,7 @@ from shoal.broker.events import (
     Instruction,
     MakePlan,
     PeerSaid,
+    Persist,
     PlanReady,
     Publish,
     Reject,
@@ -23,6 +25,7 @@ from shoal.broker.events import (
     RunId,
     RunSubmitted,
     SetTimer,
+    Started,
     StreamClosed,
     StreamId,
     StreamOpened,
@@ -50,6 +53,7 @@ from shoal.proto.broker_pb2 import (
 )
 from shoal.proto.common_pb2 import BlobRef
 from shoal.proto.graph_pb2 import FULL
+from shoal.proto.journal_pb2 import Record
 
 HASH = "ab" * 32
 
@@ -92,11 +96,14 @@ class World:
     now: float = 0.0
     timers: dict[str, float] = field(default_factory=dict)
     streams: dict[str, StreamId] = field(default_factory=dict)
+    journal: list[Record] = field(default_factory=list)
     _count: int = 0
 
     def handle(self, event: Event) -> list[Instruction]:
         out = self.machine.handle(event, self.now)
         validate(self.machine)
+        assert not any(isinstance(i, Persist) for i in out[1:]), "one, in front of all else"
+        self.journal += [i.record for i in out if isinstance(i, Persist)]
         for item in out:
             if isinstance(item, SetTimer):
                 self.timers[item.name] = item.at
@@ -112,6 +119,13 @@ class World:
             out += self.handle(TimerFired(name))
         self.now = until
         return out
+
+    def restart(self) -> list[Instruction]:
+        """Another process with the journal alone."""
+        options = self.machine.options
+        self.machine = BrokerMachine("broker-1", options, decided=Decided(options, self.journal))
+        self.timers, self.streams = {}, {}
+        return self.handle(Started())
 
     # peers
 

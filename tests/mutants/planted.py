@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from shoal.broker.events import Persist
+from shoal.broker.machine import BrokerMachine
 from shoal.broker.runs import Run
 from shoal.broker.steps import StepLedger
 from shoal.compression.feedback import Feedback
@@ -26,6 +28,7 @@ from shoal.peer.assignment import Assignment
 from shoal.peer.data.reader import Reader
 from shoal.peer.exchange import Exchange
 from shoal.peer.machine import PeerMachine
+from shoal.peer.reports import Reports
 from shoal.peer.step import Program, Steps
 from shoal.peer.sync import norm
 from shoal.peer.sync.allreduce import add
@@ -37,7 +40,8 @@ AT = 1
 @dataclass(frozen=True)
 class Mutant:
     """`invariants`: those that the monitor may name. `brings`: what must happen besides training:
-    "old frame", "old report", "cut", "death", "pieces" (frames in several messages), "feedback"."""
+    "old frame", "old report", "cut", "death", "pieces" (frames in several messages), "feedback",
+    "restart" (of the broker)."""
 
     name: str
     plant: Callable[[], Any]
@@ -74,6 +78,41 @@ def stale_report() -> Iterator[None]:
         return stale(self, what, member, self.term, *phases)
 
     with patch.object(Run, "_stale", lenient):
+        yield
+
+
+# -------------------------------------------------------------------- the journal
+
+
+@mutant("a decision is told before it is on disk", "I10")
+def told_early() -> Iterator[None]:
+    handle = BrokerMachine.handle
+
+    def late(self: BrokerMachine, event: Any, now: float) -> Any:
+        out = handle(self, event, now)
+        return sorted(out, key=lambda i: isinstance(i, Persist))
+
+    with patch.object(BrokerMachine, "handle", late):
+        yield
+
+
+@mutant("a step is not journaled", "I10")
+def step_forgotten() -> Iterator[None]:
+    publish = Run._publish
+
+    def forgets(self: Run, event: Any, *args: Any) -> Any:
+        out = publish(self, event, *args)
+        if event.HasField("step") and event.step.step == AT:
+            self._decisions.pop()
+        return out
+
+    with patch.object(Run, "_publish", forgets):
+        yield
+
+
+@mutant("reports are not told again to a broker that lacks them", "I9", brings="restart")
+def reports_lost() -> Iterator[None]:
+    with patch.object(Reports, "again", lambda self, step: []):
         yield
 
 
@@ -154,16 +193,16 @@ def foreign_visit() -> Iterator[None]:
 
 @mutant("a step is committed when one report is still missing", "I2")
 def committed_early() -> Iterator[None]:
-    commit = StepLedger.commit
+    due = StepLedger.due
 
     def early(self: StepLedger, now: float) -> Any:
         reports = self._reports.get(self.committed, {})
         missing = [p for p in self.peers if p not in reports]
         if self.committed == AT and len(missing) == 1:
             reports[missing[0]] = next(iter(reports.values()))
-        return commit(self, now)
+        return due(self, now)
 
-    with patch.object(StepLedger, "commit", early):
+    with patch.object(StepLedger, "due", early):
         yield
 
 

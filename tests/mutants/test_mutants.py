@@ -15,7 +15,7 @@ from shoal.job import Job
 from shoal.net.memory import steady
 from shoal.peer import events as p
 from shoal.proto import broker_pb2
-from shoal.sim.faults.faults import Faults, flap, kill
+from shoal.sim.faults.faults import Faults, broker_restart, flap, kill
 from shoal.sim.monitor.monitor import Monitor, Violation
 from shoal.sim.monitor.violation import Broken
 from shoal.sim.virtual.clock import Observed
@@ -78,6 +78,7 @@ def play(lab: Any, brings: str) -> World:
     faults = {
         "cut": [flap("p0", "p1", for_s=2.0, at_step=1, phase="backward")],
         "death": [kill("p1", at_step=1, phase="backward")],
+        "restart": [broker_restart(at_step=1, phase="backward")],
     }
     Faults(world, faults.get(brings, [])).start()
     if brings.startswith("old"):
@@ -138,7 +139,16 @@ def test_a_planted_bug_is_caught(lab: Any, mutant: Mutant) -> None:
 
 def test_there_are_a_dozen_and_each_invariant_that_can_be_seen_has_one() -> None:
     assert len(MUTANTS) >= 12
-    assert {i for m in MUTANTS for i in m.invariants} >= {"I1", "I2", "I3", "I4", "I5", "I8", "I9"}
+    assert {i for m in MUTANTS for i in m.invariants} >= {
+        "I1",
+        "I2",
+        "I3",
+        "I4",
+        "I5",
+        "I8",
+        "I9",
+        "I10",
+    }
 
 
 def test_a_machine_with_a_clock_of_its_own_makes_two_worlds_differ(lab: Any) -> None:

@@ -41,6 +41,12 @@ def of(instructions: Iterable[e.Instruction], kind: type) -> list[Any]:
 WELCOME = said(welcome=broker_pb2.Welcome(broker="b", lease_s=9, heartbeat_s=3))
 
 
+def resumed(step: int) -> e.BrokerSaid:
+    """The Welcome of a broker that was started again and goes on with the run."""
+    holding = broker_pb2.Holding(run="r", term=1, step=step)
+    return said(welcome=broker_pb2.Welcome(broker="b", lease_s=9, heartbeat_s=3, resumed=holding))
+
+
 def two_stage_flow() -> Flow:
     """`me` holds stage 0, `other` stage 1; two microbatches. `other` is the hub."""
     spec, scalar = TensorSpec((2, 3), "float32"), TensorSpec((), "float32")
@@ -121,10 +127,10 @@ def member(machine: Make) -> Make:
 def running(member: Make) -> Make:
     """Makes machines that compute their first action, at time 0."""
 
-    def make(**options: Any) -> PeerMachine:
+    def make(steps: int = 2, **options: Any) -> PeerMachine:
         one = member(**options)
         one.handle(assign(), 0.0)
-        one.handle(built(), 0.0)
+        one.handle(built(steps=steps), 0.0)
         one.handle(e.LinkUp(OTHER), 0.0)
         one.handle(e.DataReady("r", 1, 0), 0.0)
         out = one.handle(said(start=broker_pb2.Start(run="r", term=1)), 0.0)
@@ -439,6 +445,13 @@ def test_a_wait_without_progress_ends_with_a_report_of_what_is_missing_i9(runnin
 # ---------------------------------------------------------------- without the broker
 
 
+def back(one: PeerMachine, welcome: e.BrokerSaid, now: float = 2.0) -> list[e.Instruction]:
+    """Lets a peer whose stream broke attach again."""
+    one.handle(e.TimerFired("connect"), now)
+    one.handle(e.Attached(), now)
+    return one.handle(welcome, now)
+
+
 def test_without_the_broker_the_run_goes_on_and_reports_wait(running: Make) -> None:
     one = running()
     one.handle(e.Detached("the stream broke"), 0.5)
@@ -448,19 +461,90 @@ def test_without_the_broker_the_run_goes_on_and_reports_wait(running: Make) -> N
     one.handle(e.TimerFired("connect"), 2.0)
     (hello,) = told(one.handle(e.Attached(), 2.0), "hello")
     assert (hello.holding.run, hello.holding.term, hello.holding.step) == ("r", 1, 1)
-    (report,) = told(one.handle(WELCOME, 2.0), "step")
+    (report,) = told(one.handle(resumed(0), 2.0), "step")
     assert (report.step, report.seconds) == (0, 1.0)
 
 
-def test_what_waits_for_the_broker_is_bounded_i8(running: Make) -> None:
-    one = running(outbox=1)
+def test_a_broker_that_was_started_again_is_told_what_it_lacks_in_order(running: Make) -> None:
+    one = running(steps=9)
+    for _ in range(2):
+        assert len(told(finish_step(one), "step")) == 1
+    one.handle(e.Detached("the stream broke"), 1.5)
+    finish_step(one)
+    assert [r.step for r in told(back(one, resumed(1)), "step")] == [1, 2]
+    one.handle(e.Detached("the stream broke"), 3.0)
+    assert [r.step for r in told(back(one, resumed(1), 4.0), "step")] == [1, 2], "told once more"
+
+
+def test_a_broker_that_does_not_go_on_with_the_run_is_told_nothing_of_it(running: Make) -> None:
+    one = running()
     one.handle(e.Detached("the stream broke"), 0.5)
     finish_step(one)
-    finish_step(one)
-    assert one.lost_messages == 1
+    assert not told(back(one, WELCOME), "step")
+
+
+def test_reports_of_committed_steps_are_not_kept(running: Make) -> None:
+    one = running(steps=9)
+    for _ in range(3):
+        finish_step(one)
+    one.handle(said(committed=broker_pb2.Committed(run="r", term=1, step=2)), 1.5)
+    assert one.assignment is not None
+    assert len(one.assignment.reports) == 1
+    one.handle(said(committed=broker_pb2.Committed(run="r", term=0, step=3)), 1.5)
+    assert len(one.assignment.reports) == 1, "of an older term (I3)"
+    one.handle(e.Detached("the stream broke"), 2.0)
+    assert [r.step for r in told(back(one, resumed(0), 3.0), "step")] == [2]
+
+
+def test_who_keeps_all_the_reports_that_it_may_pauses_until_the_broker_has_some_i8(
+    running: Make,
+) -> None:
+    one = running(steps=99, reports=64)
+    one.handle(e.Detached("the stream broke"), 0.5)
+    for step in range(63):
+        assert of(finish_step(one), e.Compute)[-1].step == step + 1
+    assert of(finish_step(one), e.Compute)[-1].step == 63, "it begins no other step"
+    one.handle(e.DataReady("r", 1, 64), 1.5)
+    assert of(one.handle(e.TimerFired("stall"), 900.0), e.SetTimer), "and blames nobody"
+    out = back(one, resumed(1), 901.0)
+    assert [r.step for r in told(out, "step")] == [*range(1, 64)]
+    assert of(out, e.Compute)[0].step == 64
+
+
+def test_a_peer_that_could_keep_too_few_reports_is_refused() -> None:
+    with pytest.raises(ValueError, match="reports is 3: expected at least 64"):
+        PeerOptions(reports=3)
+
+
+def test_a_fault_is_told_again_to_a_broker_that_may_have_died_with_it(running: Make) -> None:
+    one = running()
+    assert told(one.handle(e.ComputeFailed("r", 1, 0, Action.parse("F0@0"), "no"), 0.5), "fault")
+    one.handle(e.Detached("the stream broke"), 0.6)
     one.handle(e.TimerFired("connect"), 2.0)
-    one.handle(e.Attached(), 2.0)
-    assert [r.step for r in told(one.handle(WELCOME, 2.0), "step")] == [1]
+    assert told(one.handle(e.Attached(), 2.0), "hello")[0].holding.run == "r"
+    assert told(one.handle(resumed(0), 2.0), "fault")[0].reason.code == "compute"
+
+
+def test_data_that_cannot_be_had_without_the_broker_is_fetched_when_it_is_back(
+    running: Make,
+) -> None:
+    one = running()
+    one.handle(e.Detached("the stream broke"), 0.5)
+    assert one.handle(e.DataFailed("r", 1, 1, "nobody answers"), 1.0) == []
+    assert e.Prefetch("r", 1, 1) in back(one, resumed(0))
+    assert told(one.handle(e.DataFailed("r", 1, 1, "it is damaged"), 3.0), "fault")
+
+
+def test_who_holds_a_run_tries_often_enough_for_a_broker_that_waits_for_a_lease(
+    running: Make,
+) -> None:
+    one = running()
+    now = 0.5
+    for _ in range(12):
+        (timer,) = of(one.handle(e.Detached("refused"), now), e.SetTimer)
+        assert timer.at - now < 9 / 3
+        now = timer.at
+        one.handle(e.TimerFired("connect"), now)
 
 
 # ---------------------------------------------------------------- weights
@@ -487,6 +571,18 @@ def test_weights_of_the_end_are_tried_again_before_it_is_a_fault(running: Make) 
     assert one.handle(e.TimerFired("export"), 4.0) == [e.UploadWeights("r", 1, 2)]
     (fault,) = told(one.handle(e.ExportFailed("r", 1, 2, "no space"), 5.0), "fault")
     assert "no space" in fault.reason.text
+
+
+def test_an_upload_that_fails_without_the_broker_waits_for_it(running: Make) -> None:
+    one = running(patience=Patience(export_tries=1))
+    finish_step(one)
+    finish_step(one)
+    one.handle(e.Detached("the stream broke"), 2.0)
+    assert one.handle(e.ExportFailed("r", 1, 2, "nobody answers"), 3.0) == []
+    assert e.UploadWeights("r", 1, 2) in back(one, resumed(2), 60.0)
+    one.handle(e.ExportedWeights("r", 1, 2, BLOB), 61.0)
+    one.handle(e.Detached("the stream broke"), 62.0)
+    assert told(back(one, resumed(2), 63.0), "exported")[0].step == 2
 
 
 # ---------------------------------------------------------------- the end

@@ -77,6 +77,9 @@ class Stage(Clock):
     def corrupt(self, a: str, b: str) -> None:
         self.note("corrupt", a, b)
 
+    def restart_broker(self) -> None:
+        self.note("broker_restart")
+
     # ------------------------------------------------------------ what a test lets happen
 
     def see(self, who: str, record: Any) -> None:
@@ -136,13 +139,25 @@ def test_a_fault_reads_as_a_sentence():
     [
         (f.kill("a", at_step=1, phase="snapshot"), "no snapshots"),
         (f.kill("a", at_step=1, phase="recovery"), "cannot recover"),
-        (FaultTable.from_table({"do": "broker_restart", "at": "1s"}), "no journal"),
         (f.corrupt("a", "broker"), "cannot be corrupted"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(fault, word):
     with pytest.raises(SettingsError, match=word):
         playing(fault)
+
+
+def test_the_broker_is_started_again_by_a_fault_of_nobody():
+    table = FaultTable.from_table({"do": "broker_restart", "at": "1s"})
+    assert table == f.broker_restart(at_s=1)
+    assert sentence(f.broker_restart(at_step=2)) == "broker_restart at step 2"
+    stage, faults = playing(f.broker_restart(at_step=2), f.broker_restart(at_s=9))
+    stage.built("a")
+    stage.computes("a", 2, "F0@0")
+    assert [what for _, what in stage.done] == ["broker_restart"]
+    assert faults.fired()[1].at_s is None
+    stage.run(9.0)
+    assert not faults.missed()
 
 
 def test_an_unknown_peer_is_refused_with_the_nearest_name():

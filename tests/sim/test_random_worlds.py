@@ -64,7 +64,10 @@ def cells_of(seed: int, most: int) -> Sequence[tuple[str, str]]:
     """Two for each world: over `most` of them, each of CELLS about equally often as the second."""
     survived = [cell for cell in CELLS if cell[0] in SURVIVED]
     first = survived[(seed * 11) % len(survived)]
-    return first, CELLS[seed * len(CELLS) // min(most, len(CELLS)) % len(CELLS)]
+    second = CELLS[seed * len(CELLS) // min(most, len(CELLS)) % len(CELLS)]
+    if (first[0], second[0]) == ("broker restarted", "holder's stream cut"):
+        first = survived[0]  # while the broker is away, there is no stream to cut
+    return first, second
 
 
 def world_of(lab: Any, seed: int, most: int) -> Drawn:

@@ -403,7 +403,6 @@ def test_what_is_wrong_is_named_with_its_line(
     [
         ("peers[1].nat", TWO + 'nat = "outbound"\n' + LINK),
         ("peers[1].data", TWO + 'data = ["mnist"]\n' + LINK),
-        ("faults[0].do", TWO + LINK + fault("broker_restart", 'at = "3s"', who="")),
         ("faults[1].phase", TWO + LINK + fault("kill") + fault("kill", SNAPSHOT)),
         ("faults[0].phase", TWO + LINK + fault("kill", SNAPSHOT.replace("snapshot", "recovery"))),
     ],

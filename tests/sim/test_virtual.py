@@ -108,6 +108,18 @@ def test_the_broker_is_where_the_file_puts_it(tmp_path):
     assert there.latency_s[eu, broker] == pytest.approx(0.04)
 
 
+def test_a_broker_that_is_started_again_costs_no_step(gpt, tmp_path):
+    calm = run(gpt, tmp_path, PEERS)
+    restart = '[[faults]]\ndo = "broker_restart"\n'
+    faults = restart + 'at_step = 1\nphase = "backward"\n' + restart + 'at = "1s"\n'
+    found = run(gpt, tmp_path, PEERS + faults)
+    assert found.state.phase == broker_pb2.DONE
+    assert found.losses == pytest.approx(calm.losses, rel=1e-5)
+    assert not found.missed
+    assert found.world.broker.machine.decided.starts == 3
+    assert [m.what for m in found.trace.marks].count("broker_restart") == 2
+
+
 def test_a_scenario_trains_as_the_plain_loop_does(gpt, tmp_path):
     found = run(gpt, tmp_path, PEERS + FAULTS)
     assert found.state.phase == broker_pb2.DONE

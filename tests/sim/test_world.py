@@ -267,11 +267,6 @@ def test_peers_come_and_leave_when_their_owners_say(gpt):
     assert "a" in members
 
 
-def test_a_broker_without_a_journal_cannot_be_restarted(gpt):
-    with pytest.raises(NotImplementedError, match="journal"):
-        gpt.world(1).restart_broker()
-
-
 # ------------------------------------------------------------ observer and trace
 
 

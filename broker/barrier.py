@@ -1,0 +1,89 @@
+"""Between the machine and what leaves the broker: nothing passes a Persist before it is on disk.
+
+Instructions stay in their order, over events too: an answer to a later question may tell of an
+earlier decision. Records that wait while the disk is busy are written together, with one fsync.
+When the disk fails, nothing passes any more: what was decided and not kept was told to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from ..proto.journal_pb2 import Record
+from .events import Instruction, Persist
+from .journal import Journal, JournalError
+
+__all__ = ["Barrier"]
+
+
+class Barrier:
+    """`snapshot` gives records of all that was decided so far; `moved` is called, in the event
+    loop, when more may pass, or none ever will (`error`)."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        snapshot: Callable[[], Sequence[Record]],
+        moved: Callable[[], None],
+    ) -> None:
+        self.error: JournalError | None = None
+        self._journal, self._snapshot, self._moved = journal, snapshot, moved
+        self._loop = asyncio.get_running_loop()
+        self._held: deque[Instruction] = deque()
+        self._written = 0  # of the records in _held
+        self._writing = False
+        self._thread = ThreadPoolExecutor(1, "shoal-broker-journal")
+
+    def __bool__(self) -> bool:
+        """Whether something waits for the disk, and may still pass."""
+        return bool(self._held) and self.error is None
+
+    def add(self, instructions: Iterable[Instruction]) -> None:
+        """Those of one event, all of whose decisions `snapshot` has by now."""
+        self._held.extend(instructions)
+
+    def passing(self) -> Iterator[Instruction]:
+        """Takes out what may be carried out now, and has written what the rest waits for."""
+        held = self._held
+        while held and self.error is None:
+            if not isinstance(held[0], Persist):
+                yield held.popleft()
+            elif self._written:
+                self._written -= 1
+                held.popleft()
+            else:
+                self._write()
+                return
+
+    def _write(self) -> None:
+        if self._writing:
+            return
+        self._writing = True
+        records = [i.record for i in self._held if isinstance(i, Persist)]
+        # A snapshot has these records in it.
+        snapshot = self._snapshot() if self._journal.crowded else None
+        write = (self._journal.append, records) if snapshot is None else (
+            self._journal.replace, snapshot
+        )  # fmt: skip
+        done = self._loop.run_in_executor(self._thread, *write)
+        done.add_done_callback(lambda done: self._wrote(done, len(records)))
+
+    def _wrote(self, done: asyncio.Future[None], count: int) -> None:
+        self._writing = False
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            self._written = count
+        elif isinstance(error, JournalError):
+            self.error = error
+        else:  # a bug of ours is no reason to go on without a journal
+            self.error = JournalError(f"cannot write the journal: {type(error).__name__}: {error}")
+        self._moved()
+
+    def close(self) -> None:
+        """Ends the thread; what it writes is waited for."""
+        self._thread.shutdown(wait=True)

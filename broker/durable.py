@@ -1,0 +1,154 @@
+"""What of a run outlives the broker: what was submitted, and what followed from its events.
+
+All of it changes by events only: `_publish` makes one happen, which is a decision for the journal,
+and `happened` is the same when a journal is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..dag.convert_plan import plan_from_proto
+from ..dag.plan import PeerId, Plan
+from ..proto.broker_pb2 import (
+    CANCELLED,
+    DONE,
+    EXPORTING,
+    FAILED,
+    RUNNING,
+    WAITING,
+    PeerPeak,
+    Phase,
+    RunEvent,
+    RunSpec,
+    RunState,
+)
+from ..proto.common_pb2 import Reason
+from ..proto.journal_pb2 import Decision, RunHappened
+from .events import Publish, RunId, Watched
+from .history import History
+from .options import BrokerOptions
+from .steps import StepLedger
+
+__all__ = ["DurableRun"]
+
+_ENDED = (DONE, FAILED, CANCELLED)
+
+
+class DurableRun:
+    """plan, peers: of the current term, from BUILDING on. Every decision is added to
+    `decisions`."""
+
+    def __init__(
+        self,
+        run: RunId,
+        number: int,
+        spec: RunSpec,
+        options: BrokerOptions,
+        decisions: list[Decision],
+        owner: str = "",
+    ) -> None:
+        self.id = run
+        self.number = number
+        self.owner = owner  # Who submitted it; empty where nobody has an identity.
+        self.spec = spec
+        self.options = options
+        self.phase: Phase = WAITING
+        self.reason = Reason()
+        self.term = 0
+        self.plan: Plan | None = None
+        self.peers: tuple[PeerId, ...] = ()
+        self.history = History(options.kept_events)
+        self.ledger: StepLedger | None = None  # Of the current term, from RUNNING on.
+        self._decisions = decisions
+
+    def __repr__(self) -> str:
+        phase = Phase.Name(self.phase)
+        return f"<Run {self.id} {phase} term {self.term}, {self.committed}/{self.spec.steps} steps>"
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in _ENDED
+
+    @property
+    def committed(self) -> int:
+        """Number of committed steps."""
+        return self.ledger.committed if self.ledger else 0
+
+    @property
+    def running(self) -> bool:
+        return self.phase == RUNNING
+
+    @property
+    def active(self) -> bool:
+        """Whether peers are assigned to it."""
+        return not self.ended and self.phase != WAITING
+
+    @property
+    def state(self) -> RunState:
+        return RunState(
+            run=self.id,
+            phase=self.phase,
+            reason=self.reason if self.reason.code else None,
+            step=self.committed,
+            steps=self.spec.steps,
+            name=self.spec.name,
+            term=self.term,
+        )
+
+    # ------------------------------------------------------------ events for watchers
+
+    def watched(self, start: int) -> Watched:
+        first, events = self.history.read(start)
+        return Watched(self.id, first, events, self.ended)
+
+    def _publish(
+        self, event: RunEvent, now: float, term: int | None = None, plan: Plan | None = None
+    ) -> Publish:
+        event.at_s, event.term = now, self.term if term is None else term
+        event.number = self.history.numbered
+        self.happened(event, plan)
+        decision = Decision(happened=RunHappened(run=self.id))
+        decision.happened.event.CopyFrom(event)
+        self._decisions.append(decision)
+        return Publish(self.id, event)
+
+    def happened(self, event: RunEvent, plan: Plan | None = None) -> None:
+        """Takes an event over into the state, now or when a journal is replayed; `plan` is the
+        event's, where that is at hand. Raises ValueError, PlanError for what cannot have been."""
+        if event.number != self.history.numbered:
+            raise ValueError(f"event {event.number} of {self.id}: expected {self.history.numbered}")
+        kind = event.WhichOneof("kind")
+        if kind == "plan":
+            self.term, self.plan = event.term, plan or plan_from_proto(event.plan)
+            self.peers = self.plan.peers
+        elif kind == "state":
+            self.phase, self.reason = event.state.phase, Reason()
+            self.reason.CopyFrom(event.state.reason)
+            if self.phase == RUNNING:
+                self.ledger = self._ledger(0, event.at_s)
+        elif kind == "step":
+            if self.ledger is None or event.step.step != self.committed:
+                raise ValueError(
+                    f"step {event.step.step} of {self.id}: expected step {self.committed} of a run "
+                    "that has begun"
+                )
+            self.ledger.commit(event.step, event.at_s)
+        self.history.add(event)
+
+    def _ledger(self, committed: int, at_s: float) -> StepLedger:
+        return StepLedger(self.peers, self.spec.steps, self.options.most_lead, at_s, committed)
+
+    def restored(self, state: RunState, plan: Plan | None, peaks: Iterable[PeerPeak]) -> None:
+        """As an earlier start of the broker left it; the history is restored already."""
+        self.phase, self.term = state.phase, state.term
+        self.reason.CopyFrom(state.reason)
+        if plan is None:
+            return
+        self.plan, self.peers = plan, plan.peers
+        if self.phase in (RUNNING, EXPORTING) or (self.ended and state.step):
+            self.ledger = self._ledger(state.step, 0.0)
+            self.ledger.held(peaks)
+            for event in self.history.events:
+                if event.HasField("step"):
+                    self.ledger.seen(event.step.seconds, event.at_s)

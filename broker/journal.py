@@ -1,0 +1,243 @@
+"""The broker's journal: records of decisions, kept by SQLite in one file.
+
+    with Journal(state / "journal.sqlite") as journal:      # None: in memory, for a passing broker
+        decided = Decided(options, journal.records())
+        journal.append([record, …])                        # on disk when it returns
+
+- A record is a row: its number, which grows by one, its bytes, and a checksum of both. A row that
+  does not fit, and a gap, are found when the journal is read: a broker that went on without them
+  would contradict what it has told.
+- WAL with synchronous=FULL: `append` returns after an fsync, so that what was told survives a power
+  cut too. With NORMAL only the end of the process would be safe. Several records share one fsync.
+- `replace` puts a snapshot in the place of all that came before it. It is due when the journal has
+  several times the records of the last one (`crowded`), so its size stays within a factor of what
+  the broker remembers, and the work for it within a factor of the work for the records.
+- One broker at a time: the connection holds the file's lock until it is closed or the process ends.
+
+All methods block on the disk; `append` and `replace` may be called in one other thread.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from zlib import crc32
+
+from google.protobuf.message import DecodeError
+
+from ..proto.journal_pb2 import Record
+from .decided import Decided
+from .options import BrokerOptions
+
+__all__ = ["VERSION", "Journal", "JournalError", "open_journal"]
+
+VERSION = 1
+"""Of the schema and the meaning of records; a newer one is not read."""
+CROWDED = 4
+"""So many times the records of the last snapshot."""
+LEAST_RECORDS = 10_000
+"""A journal with fewer is never crowded."""
+_APPLICATION = 0x53484F41  # "SHOA", in the file's header
+_WAL_BYTES = 16 << 20
+_PAGE_BYTES = 4096
+
+
+class JournalError(ValueError):
+    """The journal cannot be used. One line: what is wrong, with which file, and what to do."""
+
+
+class Journal:
+    """See the module. Raises JournalError wherever the file cannot be had, read or written."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.count = 0
+        """Records in it."""
+        self._next = 1
+        self._snapshot = 0  # records of the last one
+        self._name = "the journal in memory" if path is None else f"the journal {path}"
+        try:
+            self._db = sqlite3.connect(
+                ":memory:" if path is None else path,
+                timeout=0.0,
+                isolation_level=None,  # transactions are begun by hand
+                check_same_thread=False,
+            )
+        except sqlite3.Error as error:
+            raise self._cannot("open", error) from error
+        try:
+            self._open()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self) -> None:
+        run = self._db.execute
+        try:
+            run("PRAGMA locking_mode = EXCLUSIVE")
+            run("BEGIN EXCLUSIVE")  # the lock stays from here on
+            version, application = (
+                int(run(f"PRAGMA {name}").fetchone()[0])
+                for name in ("user_version", "application_id")
+            )
+            tables = int(run("SELECT count(*) FROM sqlite_master").fetchone()[0])
+            if tables and application != _APPLICATION:
+                raise JournalError(
+                    f"{self._name} is a database of another program: give the broker a state "
+                    "folder of its own"
+                )
+            if version > VERSION:
+                raise JournalError(
+                    f"{self._name} has version {version}, this broker reads up to {VERSION}: "
+                    "install the shoal that wrote it, or a newer one"
+                )
+            if not tables:
+                run(
+                    "CREATE TABLE record (number INTEGER PRIMARY KEY, data BLOB NOT NULL, "
+                    "checksum INTEGER NOT NULL) STRICT"
+                )
+                run(f"PRAGMA application_id = {_APPLICATION}")
+                run(f"PRAGMA user_version = {VERSION}")
+            run("COMMIT")
+            run("PRAGMA journal_mode = WAL")
+            run("PRAGMA synchronous = FULL")
+            run(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+            first, last, self.count = run(
+                "SELECT coalesce(min(number), 1), coalesce(max(number), 0), count(*) FROM record"
+            ).fetchone()
+        except sqlite3.Error as error:
+            raise self._cannot("open", error) from error
+        self._first, self._next = first, last + 1
+
+    def close(self) -> None:
+        """The lock is free afterwards."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Journal {self.path or 'in memory'}, {self.count} records>"
+
+    # ------------------------------------------------------------ reading
+
+    def records(self) -> Iterator[Record]:
+        """All of them, in order. Raises JournalError at the first one that is not whole."""
+        wanted = self._first
+        try:
+            for number, data, checksum in self._db.execute(
+                "SELECT number, data, checksum FROM record ORDER BY number"
+            ):
+                if number != wanted or checksum != _checksum(number, data):
+                    raise self._damaged(wanted)
+                try:
+                    yield Record.FromString(data)
+                except DecodeError:
+                    raise self._damaged(wanted) from None
+                wanted += 1
+        except sqlite3.Error as error:
+            raise self._damaged(wanted, error) from error
+
+    def _damaged(self, number: int, error: Exception | None = None) -> JournalError:
+        whole = number - self._first
+        why = f" ({error})" if error is not None else ""
+        return JournalError(
+            f"{self._name} is damaged at record {number}{why}; the {whole} before it are whole: "
+            "put a copy in its place, or move it away to begin without the runs in it"
+        )
+
+    # ------------------------------------------------------------ writing
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a snapshot is due."""
+        return self.count > max(LEAST_RECORDS, CROWDED * self._snapshot)
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Adds records; they are on disk when it returns, all of them or, when it raises, none."""
+        rows = list(self._rows(records))
+        self._write(rows, replace=False)
+        self.count += len(rows)
+
+    def replace(self, snapshot: Sequence[Record]) -> None:
+        """Puts a snapshot in the place of every record that is there; all or nothing, too."""
+        rows = list(self._rows(snapshot))
+        self._write(rows, replace=True)
+        self._first, self.count, self._snapshot = rows[0][0], len(rows), len(rows)
+
+    def _rows(self, records: Iterable[Record]) -> Iterator[tuple[int, bytes, int]]:
+        for number, record in enumerate(records, self._next):
+            data = record.SerializeToString(deterministic=True)
+            yield number, data, _checksum(number, data)
+
+    def _write(self, rows: list[tuple[int, bytes, int]], *, replace: bool) -> None:
+        run = self._db.execute
+        try:
+            run("BEGIN")
+            if replace:
+                run("DELETE FROM record")
+            self._db.executemany("INSERT INTO record VALUES (?, ?, ?)", rows)
+            run("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:  # some errors have ended it already
+                run("ROLLBACK")
+            raise self._cannot("write", error) from error
+        self._next += len(rows)
+
+    def _cannot(self, what: str, error: sqlite3.Error) -> JournalError:
+        """The error in words, with the next step."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        text = f"cannot {what} {self._name} ({error}): "
+        match code:
+            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+                text += "another broker uses it: end that one, or give this one another --state"
+            case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
+                text += "is the disk full? Free some space, then start the broker again"
+            case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+                text += "the broker must be able to write to that folder: change its owner or mode"
+            case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+                text += (
+                    "the file is damaged: put a copy in its place, or move it away to begin "
+                    "without the runs in it"
+                )
+            case _:
+                text += "start the broker again with another --state"
+        return JournalError(text)
+
+
+def open_journal(path: Path | None, options: BrokerOptions) -> tuple[Journal, Decided]:
+    """The journal at a path, whose folder is made, and what it holds. Raises JournalError."""
+    if path is not None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise JournalError(
+                f"cannot make the folder of the journal {path} ({error.strerror}): the broker must "
+                "be able to write there; give it another --state"
+            ) from error
+    journal = Journal(path)
+    try:
+        return journal, Decided(options, journal.records())
+    except BaseException as error:
+        journal.close()
+        if isinstance(error, ValueError) and not isinstance(error, JournalError):
+            raise JournalError(
+                f"the journal {path} cannot be replayed: {error}. Install the shoal that wrote it, "
+                "or move the file away to begin without the runs in it"
+            ) from error
+        raise
+
+
+def _checksum(number: int, data: bytes) -> int:
+    return crc32(data, crc32(number.to_bytes(8, "little")))

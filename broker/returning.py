@@ -1,0 +1,40 @@
+"""Holders that a restarted broker waits for: a run goes on when all of them are back.
+
+A holder counts as back when it attaches and says that it holds the run in its present term. One
+that comes without it, or not within a lease of the restart, is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..dag.plan import PeerId
+
+__all__ = ["Returning"]
+
+
+class Returning:
+    """Of one run. `until`: when patience ends, on the broker's clock."""
+
+    def __init__(self, peers: Iterable[PeerId], until: float) -> None:
+        self.until = until
+        self._away = dict.fromkeys(peers)
+
+    def __repr__(self) -> str:
+        return f"<Returning: {', '.join(self._away)} until {self.until:g} s>"
+
+    def __bool__(self) -> bool:
+        """Whether somebody is awaited."""
+        return bool(self._away)
+
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._away
+
+    @property
+    def away(self) -> tuple[PeerId, ...]:
+        """Who is not back yet."""
+        return tuple(self._away)
+
+    def back(self, peer: PeerId) -> None:
+        """It came, with the run or without it."""
+        del self._away[peer]

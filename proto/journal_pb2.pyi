@@ -1,0 +1,80 @@
+from shoal.proto import broker_pb2 as _broker_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Record(_message.Message):
+    __slots__ = ("decisions",)
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("started", "added", "happened", "forgotten", "kept")
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    HAPPENED_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    started: BrokerStarted
+    added: RunAdded
+    happened: RunHappened
+    forgotten: RunForgotten
+    kept: RunKept
+    def __init__(self, started: _Optional[_Union[BrokerStarted, _Mapping]] = ..., added: _Optional[_Union[RunAdded, _Mapping]] = ..., happened: _Optional[_Union[RunHappened, _Mapping]] = ..., forgotten: _Optional[_Union[RunForgotten, _Mapping]] = ..., kept: _Optional[_Union[RunKept, _Mapping]] = ...) -> None: ...
+
+class BrokerStarted(_message.Message):
+    __slots__ = ("number", "submitted", "at_s")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    submitted: int
+    at_s: float
+    def __init__(self, number: _Optional[int] = ..., submitted: _Optional[int] = ..., at_s: _Optional[float] = ...) -> None: ...
+
+class RunAdded(_message.Message):
+    __slots__ = ("run", "number", "spec", "owner")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    number: int
+    spec: _broker_pb2.RunSpec
+    owner: str
+    def __init__(self, run: _Optional[str] = ..., number: _Optional[int] = ..., spec: _Optional[_Union[_broker_pb2.RunSpec, _Mapping]] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class RunHappened(_message.Message):
+    __slots__ = ("run", "event")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    event: _broker_pb2.RunEvent
+    def __init__(self, run: _Optional[str] = ..., event: _Optional[_Union[_broker_pb2.RunEvent, _Mapping]] = ...) -> None: ...
+
+class RunForgotten(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class RunKept(_message.Message):
+    __slots__ = ("added", "state", "plan", "events", "numbered", "peaks")
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    NUMBERED_FIELD_NUMBER: _ClassVar[int]
+    PEAKS_FIELD_NUMBER: _ClassVar[int]
+    added: RunAdded
+    state: _broker_pb2.RunState
+    plan: _broker_pb2.Plan
+    events: _containers.RepeatedCompositeFieldContainer[_broker_pb2.RunEvent]
+    numbered: int
+    peaks: _containers.RepeatedCompositeFieldContainer[_broker_pb2.PeerPeak]
+    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., state: _Optional[_Union[_broker_pb2.RunState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ...) -> None: ...

@@ -1,0 +1,226 @@
+"""The broker dies in the middle of everything, and nobody's training is any different (I10).
+
+The oracle is the same world without a death: losses, norms and exported weights must be the same,
+bit for bit, each step committed once, and events numbered without a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from shoal.broker import events as b
+from shoal.dag.convert_plan import plan_to_proto
+from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
+from shoal.job import Job
+from shoal.proto import broker_pb2
+from shoal.proto.broker_pb2 import DONE, FAILED, RunEvent
+from shoal.sim.monitor.monitor import Monitor
+from shoal.sim.virtual import broker_shell
+from shoal.sim.virtual.clock import Observed
+from shoal.sim.virtual.control import BROKER
+from shoal.sim.virtual.orders import Orders
+from shoal.sim.virtual.world import World
+
+JOB = Job.from_table(
+    {
+        "version": 1,
+        "name": "restart",
+        "model": {
+            "factory": "shoal.examples.gpt:gpt",
+            "args": {"layers": 1, "width": 8, "heads": 1, "length": 8, "dropout": 0.0},
+        },
+        "data": {"kind": "text", "length": 8},
+        "train": {"steps": 4, "batch": 4, "microbatch": 2, "lr": 1e-2, "eval_every": 2},
+    }
+)
+POINTS = 240
+
+
+@dataclass
+class Played:
+    """A run, the world that it was in, and the records that were observed: all, and the broker's
+    own numbers among them."""
+
+    world: World
+    run: str
+    records: int
+    brokers: list[int]
+
+    @property
+    def events(self) -> list[RunEvent]:
+        return self.world.events(self.run)
+
+    @property
+    def steps(self) -> list[tuple[Any, ...]]:
+        """Step, outcome and evaluation of each committed step, to the bit."""
+        done = [e.step for e in self.events if e.HasField("step")]
+        return [(s.step, s.outcome.SerializeToString(), s.evaluation.loss) for s in done]
+
+    @property
+    def weights(self) -> list[Any]:
+        return [list(e.weights.files) for e in self.events if e.HasField("weights")]
+
+    @property
+    def story(self) -> list[bytes]:
+        """Every event without its times and those of its peers."""
+        found = []
+        for event in self.events:
+            kept = RunEvent()
+            kept.CopyFrom(event)
+            kept.at_s = 0.0
+            if kept.HasField("step"):
+                kept.step.seconds = 0.0
+            found.append(kept.SerializeToString(deterministic=True))
+        return found
+
+
+class Lab:
+    """Plays the job again and again; what is a function of its arguments is worked out once."""
+
+    def __init__(self, laboratory: Any) -> None:
+        self.laboratory = laboratory(JOB)
+        self.orders = Orders()
+        n = len(self.laboratory.graph.operators)
+        p0, p1 = PeerId("p0"), PeerId("p1")
+        slots = (StageSlot(0, n // 2, (p0,)), StageSlot(n // 2, n, (p1,)))
+        plan = Plan(slots, ((Visit(0, p0), Visit(1, p1)),) * 2, 2)
+        self.spec = broker_pb2.RunSpec()
+        self.spec.CopyFrom(self.laboratory.spec)
+        self.spec.plan.CopyFrom(plan_to_proto(plan))
+        self.calm = self.play()
+        assert self.calm.world.broker.ended[self.calm.run].phase == DONE
+
+    def play(self, *kill_at: int, away_s: float = 1.0, **options: Any) -> Played:
+        """The broker dies at the records with these numbers, counted from the submission on."""
+        world = self.laboratory.world(2, log=False, **options)
+        world.orders = self.orders
+        monitor = Monitor(world)
+        world.until(lambda: len(world.broker.machine.members.pool) == 2)
+        run = world.submit(self.spec)
+        played = Played(world, run, 0, [])
+        also = world.observe
+
+        def observe(seen: Observed) -> None:
+            also(seen)
+            if run not in world.broker.ended:
+                played.records += 1
+                if seen.who == BROKER:
+                    played.brokers.append(played.records)
+                if played.records in kill_at:
+                    world.restart_broker(away_s)
+
+        world.observe = observe
+        monitor.finish(run)
+        return played
+
+    def assert_same(self, played: Played, where: str = "") -> None:
+        end = played.world.broker.ended[played.run]
+        assert end.phase == DONE, f"{where}{end.reason.text}"
+        assert played.steps == self.calm.steps, f"{where}a step is lost, doubled or different"
+        assert played.weights == self.calm.weights, f"{where}other weights"
+        numbers = [e.number for e in played.events]
+        assert numbers == list(range(len(numbers))), f"{where}gaps in {numbers}"
+
+
+@pytest.fixture(scope="module")
+def lab(laboratory: Any) -> Iterator[Lab]:
+    with pytest.MonkeyPatch.context() as patch:
+        known: dict[Any, Any] = {}
+        answer = broker_shell.plan_answer
+
+        def once(ask: b.MakePlan, graph: bytes) -> Any:
+            key = ask.run, ask.version, ask.peers
+            if key not in known:
+                known[key] = answer(ask, graph)
+            return known[key]
+
+        patch.setattr(broker_shell, "plan_answer", once)
+        yield Lab(laboratory)
+
+
+def test_clients_see_the_same_events_when_it_dies_while_training(lab: Lab) -> None:
+    first = next(i for i, e in enumerate(lab.calm.events) if e.HasField("step"))
+    at = lab.calm.records * 2 // 3
+    played = lab.play(at)
+    assert played.world.broker.machine.decided.starts == 2
+    assert 0 < first < len(played.story)
+    assert played.story == lab.calm.story
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_it_may_die_at_any_moment(lab: Lab, part: int) -> None:
+    """Before each event that it handles and each instruction that it carries out, and at evenly
+    spaced moments of everybody else's."""
+    count = lab.calm.records
+    moments = {1 + i * count // POINTS for i in range(POINTS)} | set(lab.calm.brokers)
+    for at in sorted(moments)[part::8]:
+        lab.assert_same(lab.play(at), f"killed at record {at} of {count}: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(20))
+def test_it_may_die_at_every_moment_and_once_more_later(lab: Lab, part: int) -> None:
+    """Two thousand worlds: each moment alone, and with a second death in the same breath, soon, or
+    when all is well again."""
+    count = lab.calm.records
+    for at in range(1 + part, count, 20):
+        lab.assert_same(lab.play(at), f"killed at record {at} of {count}: ")
+        for least, most in ((1, 10), (10, 100), (100, 400)):
+            again = at + least + (at * 7919) % (most - least)
+            lab.assert_same(lab.play(at, again), f"killed at records {at} and {again} of {count}: ")
+
+
+def test_a_holder_that_does_not_come_back_within_a_lease_is_lost(lab: Lab) -> None:
+    world = lab.laboratory.world(2, log=False)
+    monitor = Monitor(world)
+    run = world.submit(lab.spec)
+    monitor.until(lambda: any(e.HasField("step") for e in world.events(run)))
+    world.restart_broker()
+    world.kill("p1")
+    restarted = world.now + 1.0
+    last = monitor.finish(run)[-1].state
+    assert last.phase == FAILED
+    assert last.reason.code == "lost"
+    assert "p1 did not come back within a lease of the broker's restart" in last.reason.text
+    assert world.now - restarted == pytest.approx(world.broker.machine.options.lease_s, abs=0.1)
+    world.until(lambda: len(world.broker.machine.members.pool) == 1)
+
+
+def test_a_peer_that_came_back_as_another_process_has_lost_its_part(lab: Lab) -> None:
+    world = lab.laboratory.world(2, log=False)
+    monitor = Monitor(world)
+    run = world.submit(lab.spec)
+    monitor.until(lambda: any(e.HasField("step") for e in world.events(run)))
+    spec = world.peers["p1"].spec
+    world.restart_broker()
+    world.kill("p1")
+    world.join(spec)
+    last = monitor.finish(run)[-1].state
+    assert last.phase == FAILED
+    assert "it came back without the run" in last.reason.text
+
+
+def test_a_broker_that_is_away_for_long_finds_the_run_trained(lab: Lab) -> None:
+    played = lab.play(lab.calm.records // 2, away_s=600.0)
+    lab.assert_same(played)
+
+
+def test_runs_after_a_restart_have_ids_of_their_own(lab: Lab) -> None:
+    played = lab.play(lab.calm.records // 2)
+    world = played.world
+    again = world.submit(lab.spec)
+    assert again != played.run
+    assert world.finish(again)[-1].state.phase == DONE
+
+
+def test_the_same_death_gives_the_same_world_i6(lab: Lab) -> None:
+    at = lab.calm.records // 2
+    first, second = lab.play(at), lab.play(at)
+    assert [e.SerializeToString() for e in first.events] == [
+        e.SerializeToString() for e in second.events
+    ]
+    assert first.world.broker.journal == second.world.broker.journal
