@@ -67,6 +67,10 @@ def join(
     token: Token = None,
     token_file: TokenFile = None,
     insecure: Insecure = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="The owner's peer.toml; default: ~/.config/shoal/peer.toml, if there."),
+    ] = None,
     name: Annotated[str, typer.Option(help="Name for people; default: the host's.")] = "",
     place: Annotated[str, typer.Option(help="Site, for plans; may stay empty.")] = "",
     owner: Annotated[str, typer.Option(help="Whose it is; may stay empty.")] = "",
@@ -77,6 +81,10 @@ def join(
     memory: Annotated[
         str | None, typer.Option(help="What runs may use of each device, e.g. 10GiB.")
     ] = None,
+    up: Annotated[
+        str | None, typer.Option(help="Most that each peer sends to others, e.g. 20Mbit.")
+    ] = None,
+    down: Annotated[str | None, typer.Option(help="Most that it receives.")] = None,
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="CPU threads of one operator; default: torch's choice."),
@@ -106,21 +114,25 @@ def join(
     ] = None,
 ) -> None:
     """Join with one peer per device found here. Example: shoal join HOST:7077 --token shl1.…"""
-    from ..job.units import ByteCount
+    from ..job.units import ByteCount, Rate
     from ..peer.addresses import read_addresses
     from ..peer.config import JoinConfig
+    from ..peer.rights import read_rights
     from ..peer.supervisor import supervise
 
+    rights = read_rights(config)
     try:
-        config = JoinConfig(
+        settings = JoinConfig(
             broker=address,
             insecure=insecure,
             token="" if insecure else read_token(token, token_file),
-            name=name,
-            place=place,
-            owner=owner,
-            devices=tuple(device) if device else "all",
-            memory_bytes=None if memory is None else ByteCount(memory),
+            name=name or rights.name,
+            place=place or rights.place,
+            owner=owner or rights.owner,
+            devices=tuple(device or ()) or rights.device_names or "all",
+            memory_bytes=rights.memory if memory is None else ByteCount(memory),
+            up_bytes_per_s=rights.up if up is None else Rate(up),
+            down_bytes_per_s=rights.down if down is None else Rate(down),
             operator_set=ops.value,
             threads=threads,
             port=port,
@@ -133,7 +145,7 @@ def join(
     except ValueError as error:  # each check of these settings is about the flags
         complain(str(error))
         raise typer.Exit(WRONG) from None
-    raise typer.Exit(supervise(config))
+    raise typer.Exit(supervise(settings))
 
 
 @app.command()

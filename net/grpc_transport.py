@@ -24,6 +24,7 @@ import grpc.aio
 
 from ..dag.flow import Role
 from .buffers import keep_heap_warm
+from .cap import Cap
 from .connection import Connection
 from .frame import FrameKey, Payload
 from .identity.credential import Credential
@@ -67,6 +68,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 """For the server that carries the service."""
 
+_Caps = tuple["Cap | None", "Cap | None"]
 _METHOD = "Frames"
 _SERVICE = "shoal.v1.Peer"
 _HELLO_S = 10.0
@@ -89,7 +91,8 @@ class GrpcTransport:
 
     `attach(server)` adds the service to a server before that starts; without it the peer can only
     dial. `credential` gives the newest one, to show and to check others by; None: plain text, and
-    nobody is checked. `allowed` says how large a frame may be before its bytes come.
+    nobody is checked. `allowed` says how large a frame may be before its bytes come. `up` and
+    `down`: the owner's caps, which all connections share; links are held up as by a slow network.
     """
 
     def __init__(
@@ -99,6 +102,8 @@ class GrpcTransport:
         on_event: OnEvent,
         *,
         credential: Callable[[], Credential] | None = None,
+        up: Cap | None = None,
+        down: Cap | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         allowed: Allowed = lambda _: None,
     ) -> None:
@@ -106,6 +111,7 @@ class GrpcTransport:
             peer, boot, on_event, max_frame_bytes=max_frame_bytes, allowed=allowed
         )
         self._credential = credential
+        self._caps = up, down
         self._dials: dict[str, tuple[int, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # dials that end
         self._serving = 0
@@ -200,7 +206,7 @@ class GrpcTransport:
             connection = self._board.outgoing(peer, generation, wake.set)
             try:
                 call = channel.stream_stream(f"/{_SERVICE}/{_METHOD}")()
-                await _carry(connection, call, wake, f"{peer} at {address}")
+                await _carry(connection, call, wake, f"{peer} at {address}", self._caps)
                 if not call.done():
                     # What we said last is read before the stream ends; a refusal, for instance.
                     await call.done_writing()
@@ -230,22 +236,28 @@ class GrpcTransport:
         connection = self._board.incoming(wake.set, proven)
         self._serving += 1
         try:
-            await _carry(connection, context, wake, "the dialler")
+            await _carry(connection, context, wake, "the dialler", self._caps)
         finally:
             self._serving -= 1
             connection.closed(f"{connection.peer} closed the connection")
 
 
-async def _carry(connection: Connection, stream: Any, wake: asyncio.Event, who: str) -> None:
+async def _carry(
+    connection: Connection, stream: Any, wake: asyncio.Event, who: str, caps: _Caps
+) -> None:
     """Writes and reads until the connection is over and has said its last words. A stream that
     breaks ends the connection; only what the owner's callback raised comes out of this."""
-    reader = asyncio.get_running_loop().create_task(_read(connection, stream, who))
+    up, down = caps
+    reader = asyncio.get_running_loop().create_task(_read(connection, stream, who, down))
     reader.add_done_callback(lambda _: wake.set())
     try:
         while True:
             wake.clear()
             while (parts := connection.pull(time.monotonic())) is not None:
-                await stream.write(b"".join(parts))
+                message = b"".join(parts)
+                if up is not None:
+                    await up.take(len(message))
+                await stream.write(message)
             if connection.over or reader.done():
                 return
             await wake.wait()
@@ -259,12 +271,14 @@ async def _carry(connection: Connection, stream: Any, wake: asyncio.Event, who: 
             raise error
 
 
-async def _read(connection: Connection, stream: Any, who: str) -> None:
+async def _read(connection: Connection, stream: Any, who: str, down: Cap | None) -> None:
     """Gives the connection what comes; ends it when nothing can come any more."""
     try:
         async with asyncio.timeout(_HELLO_S):
             message = await stream.read()
         while message is not grpc.aio.EOF and not connection.over:
+            if down is not None:
+                await down.take(len(message))
             connection.receive(message)
             message = await stream.read()
         connection.closed(f"{who} closed the connection")

@@ -43,6 +43,10 @@ class PeerConfig:
     owner: str = ""
     memory_bytes: int | None = None
     """What runs may use of the device. None: a share of what is free, see profile.py."""
+    up_bytes_per_s: float | None = None
+    """The owner's cap of what it sends to peers. None: none."""
+    down_bytes_per_s: float | None = None
+    """The same for what it receives."""
     operator_set: Literal["full", "core"] = "full"
     """Operators that it offers to run."""
     threads: int | None = None
@@ -88,6 +92,9 @@ class PeerConfig:
         return cls(**table | {"state": Path(table["state"])})
 
 
+_CAPS = ("up_bytes_per_s", "down_bytes_per_s")
+
+
 @dataclass(frozen=True, kw_only=True)
 class JoinConfig:
     """`shoal join`: one peer per device of this host. Raises ValueError for wrong values."""
@@ -106,6 +113,8 @@ class JoinConfig:
     """ "all": every GPU, or the CPU where there is none."""
     memory_bytes: int | None = None
     """Per device; see PeerConfig."""
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
     operator_set: Literal["full", "core"] = "full"
     threads: int | None = None
     port: int = 0
@@ -142,7 +151,7 @@ class JoinConfig:
             split(self.address)
         if self.devices != "all" and not self.devices:
             raise ValueError('devices are empty: expected "all" or names such as "cpu", "cuda:0"')
-        for name in ("memory_bytes", "threads", "give_up_s", "first_s"):
+        for name in ("memory_bytes", "threads", "give_up_s", "first_s", *_CAPS):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is {value}: expected a number above 0")

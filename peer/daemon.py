@@ -29,6 +29,7 @@ from ..dag.flow import Role
 from ..dag.plan import PeerId
 from ..net import transport as net
 from ..net.blobs_client import BlobClient, BlobTransferError
+from ..net.cap import Cap
 from ..net.frame import Arrived, FrameKey, Payload
 from ..net.grpc_transport import SERVER_OPTIONS, GrpcTransport
 from ..net.identity.credential import Credential
@@ -99,6 +100,8 @@ def _look(config: PeerConfig) -> broker_pb2.Profile:
         owner=config.owner,
         core=config.operator_set == "core",
         memory_bytes=config.memory_bytes,
+        up_bytes_per_s=config.up_bytes_per_s or 0.0,
+        down_bytes_per_s=config.down_bytes_per_s or 0.0,
         speeds=DEFAULT_STATE.expanduser().with_name("speeds.json"),
         stretch=config.stretch,
     )
@@ -142,6 +145,8 @@ class Worker:
             me.boot,
             self._on_transport,
             credential=None if credentials is None else lambda: credentials.now,
+            up=_cap(config.up_bytes_per_s),
+            down=_cap(config.down_bytes_per_s),
             allowed=self._device.most_bytes,
         )
         self._transport.attach(self._server)
@@ -488,6 +493,10 @@ class Worker:
             if piece is None:
                 return
             yield piece
+
+
+def _cap(bytes_per_s: float | None) -> Cap | None:
+    return None if bytes_per_s is None else Cap(bytes_per_s)
 
 
 def _text(error: Exception) -> str:

@@ -66,13 +66,16 @@ def measure(
     owner: str = "",
     core: bool = False,
     memory_bytes: int | None = None,
+    up_bytes_per_s: float = 0.0,
+    down_bytes_per_s: float = 0.0,
     speeds: Path | None = None,
     stretch: float = 1.0,
 ) -> broker_pb2.Profile:
     """The profile of one device; takes about a second, and no time where the file `speeds` has
     what was measured before (peer/speeds_file.py). `memory_bytes`: the owner's limit in place of
-    the share. `stretch`: the device takes so many times as long, and stands for a machine of its
-    own. Raises ValueError for a device that is not here."""
+    the share; `up_bytes_per_s`, `down_bytes_per_s`: the owner's caps, 0 for none. `stretch`: the
+    device takes so many times as long, and stands for a machine of its own.
+    Raises ValueError for a device that is not here."""
     import torch
 
     from .speeds_file import known_speeds
@@ -97,6 +100,8 @@ def measure(
     if alone:
         found = replace(found.slower(stretch), busy=1.0)
     return broker_pb2.Profile(
+        up_bytes_per_s=up_bytes_per_s,
+        down_bytes_per_s=down_bytes_per_s,
         name=name,
         place=place,
         owner=owner,

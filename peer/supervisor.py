@@ -89,6 +89,8 @@ def peer_configs(config: JoinConfig, devices: Sequence[str]) -> list[PeerConfig]
             place=config.place,
             owner=config.owner,
             memory_bytes=config.memory_bytes,
+            up_bytes_per_s=config.up_bytes_per_s,
+            down_bytes_per_s=config.down_bytes_per_s,
             operator_set=config.operator_set,
             threads=config.threads,
             insecure=config.insecure,
