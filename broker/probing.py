@@ -253,6 +253,8 @@ class Probing:
             if known is None or known.boot != (member.boot, member.counter):
                 self._peers.pop(member.id, None)
                 self._join(member, now)
+            else:
+                known.address = member.address  # it attached again, and another one is reached
         self.landmarks = [p for p in self.landmarks if p in self._peers]
         for number, active in list(self._active.items()):
             active.owing = [p for p in active.owing if p in self._peers]

@@ -1,7 +1,8 @@
 """The broker's daemon: its settings, its life, and its end.
 
-The first SIGINT, SIGTERM or SIGHUP drains (active runs may end, with a countdown), the second
-leaves. What is left behind is the state folder, if one was given, and nothing else.
+With a state folder it leaves at the first SIGINT, SIGTERM or SIGHUP: its runs go on without it, and
+the next start takes them up. Without one the first drains (active runs may end, with a countdown)
+and the second leaves. What is left behind is the state folder, if one was given, and nothing else.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class BrokerConfig:
     """Folder of the journal, blobs and the broker's identity; None: a temporary one, removed at the
     end, and a journal in memory."""
     drain_s: float = 10.0
-    """Seconds that active runs get to end after the first Ctrl-C."""
+    """Seconds that active runs get to end after the first Ctrl-C, without a state folder."""
     options: BrokerOptions = field(default_factory=BrokerOptions)
     """Of the decisions."""
     limits: BlobLimits = field(default_factory=BlobLimits)
@@ -162,7 +163,13 @@ class Broker:
         return f"shoal join {self.address} --token {self.secured.printed_token()}"
 
     async def __aexit__(self, *exc: object) -> None:
-        self.shell.post(StopAsked())
+        if self.config.state is None:
+            self.shell.post(StopAsked())
+        elif going := [run.id for run in self.shell.machine.runs.values() if not run.ended]:
+            log.warning(
+                "broker_leaves runs=%s: they go on; the next start with this state takes them up",
+                ",".join(going),
+            )
         await self.shell.settled()
         await self._server.stop(grace=2.0)
         await self._close()
@@ -177,7 +184,10 @@ class Broker:
         self._journal.close()
 
     async def drain(self, leave: asyncio.Event) -> None:
-        """Starts nothing new and returns when no run is active, after `drain_s`, or at `leave`."""
+        """Starts nothing new and returns when no run is active, after `drain_s`, or at `leave`; at
+        once with a state folder, as runs go on without the broker then."""
+        if self.config.state is not None:
+            return
         self.shell.post(DrainAsked())
         until = self.shell.now + self.config.drain_s
         over = [asyncio.ensure_future(e.wait()) for e in (self.shell.stopped, leave)]

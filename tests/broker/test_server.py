@@ -451,6 +451,15 @@ async def test_draining_ends_when_no_run_is_active_or_when_asked_again() -> None
         await draining
 
 
+async def test_a_broker_with_a_state_folder_leaves_its_runs_as_they_are(tmp_path: Path) -> None:
+    async with running(state=tmp_path) as (broker, channel):
+        run = await submit(channel)
+        await broker.drain(asyncio.Event())  # at once
+    async with running(state=tmp_path) as (broker, channel):
+        described = await RunsStub(channel).Describe(DescribeRequest())
+        assert [(r.run, r.phase) for r in described.runs] == [(run, WAITING)]
+
+
 def test_options_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="at least two heartbeats"):
         BrokerOptions(lease_s=3.0, heartbeat_s=2.0)
