@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch._subclasses import FakeTensorMode
+
 from ..dag.convert import graph_from_bytes
 from ..dag.convert_plan import plan_from_proto
 from ..dag.cut import cut, tied_groups
@@ -27,7 +29,12 @@ from .scheduler.planners import plan as by_name
 from .scheduler.replan import migration
 from .wish import read_spec
 
-__all__ = ["answer", "consider", "frame_pairs", "make_plan"]
+__all__ = ["answer", "consider", "frame_pairs", "make_plan", "warm_up"]
+
+
+def warm_up() -> None:
+    """Loads what torch loads when shapes are inferred for the first time: two seconds."""
+    FakeTensorMode()
 
 
 def answer(ask: MakePlan, graph_bytes: bytes, planner: Planner = by_name) -> PlanReady | PlanFailed:

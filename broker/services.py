@@ -261,6 +261,7 @@ class RunsService:
         self._guard = guard
 
     async def submit(self, spec: RunSpec, caller: Party | None) -> Submitted:
+        self._shell.warm_up()  # somebody wants something planned
         whole = self._shell.blobs.whole
         named = (ref.hash for ref in _blobs_of(spec) if HASH.fullmatch(ref.hash))
         missing = [name for name in named if not whole(name)]

@@ -258,7 +258,7 @@ class Shell:
         the first run need not wait for."""
         if not self._warm:
             self._warm = True
-            self._planner.submit(importlib.import_module, f"{__package__}.planning")
+            self._planner.submit(_load_planning)
 
     async def _plan(self, ask: MakePlan) -> None:
         answer = await self._loop.run_in_executor(self._planner, self._planned, ask)
@@ -317,6 +317,10 @@ class Shell:
         self._barrier.close()
         self._planner.shutdown(wait=True, cancel_futures=True)
         self.disk.shutdown(wait=True, cancel_futures=True)
+
+
+def _load_planning() -> None:
+    importlib.import_module(f"{__package__}.planning").warm_up()
 
 
 def _log(entry: Log) -> None:

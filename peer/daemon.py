@@ -47,6 +47,7 @@ from .identity import Identity, IdentityError, Incarnation
 from .lane import Lane
 from .logs import note, note_heard, note_told
 from .machine import PeerMachine, PeerOptions
+from .optimizer import warm_up
 from .order import order_from_assign
 from .probe import probe_payload
 from .profile import measure
@@ -200,6 +201,8 @@ class Worker:
                 try:
                     if self._credentials is not None:
                         self._start(self._credentials.keep())
+                    # An optimizer's first making loads much of torch: better while nobody waits.
+                    self._compute.do(warm_up, lambda _: None, self._crash)
                     self._post(e.Started())
                     end = await self._exit
                     await self._last_words(end)

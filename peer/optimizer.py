@@ -17,7 +17,7 @@ from torch import nn
 from ..dag.split_weights import whole_name
 from ..job import Train
 
-__all__ = ["StageOptimizer", "clip_factor", "learning_rate"]
+__all__ = ["StageOptimizer", "clip_factor", "learning_rate", "warm_up"]
 
 
 def learning_rate(train: Train, step: int) -> float:
@@ -48,6 +48,11 @@ def clip_factor(norm: float, clip: float) -> float:
     """What the mean gradient is multiplied with so that its global norm is at most `clip` (0: off).
     A norm that is not finite gives itself on: hiding it would only move the failure."""
     return clip / norm if 0 < clip < norm else 1.0
+
+
+def warm_up() -> None:
+    """Loads what torch loads when the first optimizer of a process is made: two seconds."""
+    torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
 
 
 class StageOptimizer:
