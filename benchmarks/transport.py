@@ -11,6 +11,7 @@ memcpy  tensor -> buffer                                                        
 tcp     tensor -> kernel -> buffer                                                         2
 grpc    tensor -> message -> gRPC's slice -> kernel -> gRPC's slices -> message -> buffer  6
 mtls    the same, and within gRPC into TLS records and out of them, on both sides
+relay   mtls by the broker's port: twice as much kernel, and a process that passes bytes on
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from multiprocessing.connection import Connection as Pipe
 import grpc
 import numpy as np
 from table import Figure, arguments, report
+from transport_relay import answer_dials, relaying
 
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec
@@ -48,6 +50,7 @@ RATIOS = (
     ("grpc_over_tcp", "grpc", "tcp"),
     ("mtls_over_tcp", "mtls", "tcp"),
     ("mtls_over_plain", "mtls", "grpc"),
+    ("relay_over_direct", "relay", "mtls"),
 )
 """Of throughputs: (name, of which way, over which)."""
 
@@ -118,23 +121,26 @@ def payload_of(tensor: np.ndarray) -> Payload:
     return Payload("raw/1", b"", TensorSpec((tensor.nbytes,), "uint8"), (tensor.data,))
 
 
-def far(pipe: Pipe, credential: Credential) -> None:
-    """The other process: both gRPC transports until told to stop, a TCP socket in between."""
-    asyncio.run(_far(pipe, credential))
+def far(pipe: Pipe, from_relay: Pipe, credential: Credential) -> None:
+    """The other process: all transports until told to stop, a TCP socket in between."""
+    asyncio.run(_far(pipe, from_relay, credential))
 
 
-async def _far(pipe: Pipe, credential: Credential) -> None:
+async def _far(pipe: Pipe, from_relay: Pipe, credential: Credential) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     loop = asyncio.get_running_loop()
     ports = [listener.getsockname()[1]]
     async with AsyncExitStack() as stack:
-        for node in (Node("far", "near", None), Node("far", "near", credential)):
+        for known in (None, credential, credential):  # plain, direct, by relay
+            node = Node("far", "near", known)
             server, port = node.serve()
             await stack.enter_async_context(node.transport)
             await server.start()
             stack.push_async_callback(server.stop, None)
             node.expect()
             ports.append(port)
+        relayed: set[asyncio.Task[None]] = set()
+        answer_dials(from_relay, ports[-1], relayed)
         pipe.send(ports)
         connection, _ = await loop.run_in_executor(None, listener.accept)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -261,7 +267,8 @@ async def measure(
         )
         for _ in range(rounds)
     ]
-    for name, column in zip(("tcp_rtt", "rtt", "mtls_rtt"), zip(*trips, strict=True), strict=True):
+    ways = ("tcp_rtt", "rtt", "mtls_rtt", "relay_rtt")
+    for name, column in zip(ways, zip(*trips, strict=True), strict=True):
         figures.append(Figure(f"{name}_ms_64KiB", statistics.median(column) * 1e3, "ms", "lower"))
     return figures
 
@@ -281,19 +288,28 @@ async def run(rounds: int, sizes: dict[str, int]) -> list[Figure]:
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
     ours, others = credentials()
-    process = context.Process(target=far, args=(theirs, others))
+    relay_here, relay_there = context.Pipe()
+    relay_far, far_relay = context.Pipe()
+    relay = context.Process(target=relaying, args=(relay_there, relay_far, "far"))
+    process = context.Process(target=far, args=(theirs, far_relay, others))
+    relay.start()
     process.start()
     try:
-        tcp_port, plain_port, mtls_port = pipe.recv()
-        plain, mtls = Node("near", "far", None), Node("near", "far", ours)
+        tcp_port, plain_port, mtls_port, _ = pipe.recv()
+        plain, mtls, relayed = (Node("near", "far", known) for known in (None, ours, ours))
         with socket.create_connection(("127.0.0.1", tcp_port)) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            async with plain.transport, mtls.transport:
+            async with plain.transport, mtls.transport, relayed.transport:
                 plain.dial(plain_port)
                 mtls.dial(mtls_port)
+                relayed.dial(relay_here.recv())
                 near = Near(connection, process.pid)
-                return await measure(near, {"grpc": plain, "mtls": mtls}, rounds, sizes)
+                nodes = {"grpc": plain, "mtls": mtls, "relay": relayed}
+                return await measure(near, nodes, rounds, sizes)
     finally:
+        relay_here.send("end")
+        relay.join(10)
+        relay.kill()
         process.join(10)
         process.kill()
 
