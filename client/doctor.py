@@ -81,6 +81,7 @@ def examine(address: str, token: str, folders: list[Path]) -> Iterator[Finding]:
         try:
             credential = Credential.load(folder)
         except CredentialError as error:
+            found_any = True
             yield Finding(what="credential", how="wrong", text=str(error))
             continue
         if credential is not None and credential.authority == shown.authority:
@@ -112,6 +113,8 @@ def _fingerprint(pem: bytes) -> bytes:
 def _clock(shown: Shown) -> Finding:
     ahead_s = shown.ahead_s
     text = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the broker's"
+    if abs(ahead_s) < 2:  # the broker's answer knows whole seconds
+        text = "agrees with the broker's"
     if abs(ahead_s) <= SKEW_S:
         return Finding(what="clock", how="ok", text=text)
     more = f"at most {SKEW_S:.0f} s are taken: set the wrong one (`timedatectl set-ntp true`)"

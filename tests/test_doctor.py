@@ -1,0 +1,73 @@
+"""`shoal doctor`: each thing that stands in the way is named, and what works is not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from shoal.broker.server import Broker, BrokerConfig
+from shoal.client import doctor
+from shoal.client.doctor import Finding, examine
+from shoal.net.identity.authority import Authority, utc
+from shoal.net.identity.enroll import enroll
+from shoal.net.identity.token import Token
+
+
+async def found(address: str, token: str = "", *folders: Path) -> dict[str, Finding]:
+    """By what was looked at."""
+    findings = await asyncio.to_thread(lambda: list(examine(address, token, list(folders))))
+    return {f.what: f for f in findings}
+
+
+def wrong(findings: dict[str, Finding]) -> list[str]:
+    return [what for what, finding in findings.items() if finding.how == "wrong"]
+
+
+async def test_where_all_is_well_nothing_is_wrong(tmp_path: Path) -> None:
+    async with Broker(BrokerConfig(port=0)) as broker:
+        token = broker.join_line().split()[-1]
+        peer = await asyncio.to_thread(
+            enroll, broker.address, Token.parse(token), tmp_path / "peer", "home"
+        )
+        findings = await found(broker.address, token, tmp_path / "peer", tmp_path / "nothing")
+        assert wrong(findings) == []
+        assert peer.party.subject in findings["credential"].text
+        assert findings["token"].how == "ok"
+        assert "whole" in findings["token"].text
+        # No use was taken, and nobody joined.
+        assert (await found(broker.address))["credential"].how == "note"
+
+
+async def test_what_does_not_work_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = str(Authority.new(utc(0.0)).token())
+    async with Broker(BrokerConfig(port=0)) as broker:
+        assert wrong(await found(broker.address, other)) == ["token"]
+        assert wrong(await found(broker.address, other[:-3])) == ["token"]
+        token = Token.parse(broker.join_line().split()[-1])
+        await asyncio.to_thread(enroll, broker.address, token, tmp_path, "home")
+        (tmp_path / "key.pem").write_bytes(b"nonsense")
+        assert wrong(await found(broker.address, "", tmp_path)) == ["credential"]
+        shown = await asyncio.to_thread(doctor.shown_by, broker.address)
+        late = shown._replace(ahead_s=7200.0)
+        monkeypatch.setattr(doctor, "shown_by", lambda _: late)
+        findings = await found(broker.address)
+        assert wrong(findings) == ["clock"]
+        assert "7200 s ahead of the broker's" in findings["clock"].text
+
+
+async def test_it_ends_where_nothing_further_can_be_seen() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    findings = await found(f"127.0.0.1:{port}")
+    assert wrong(findings) == ["port"]
+    assert [*findings][-1] == "port"
+    assert wrong(await found("nowhere.invalid:7077")) == ["name"]
+    async with Broker(BrokerConfig(port=0, insecure=True)) as broker:
+        findings = await found(broker.address)
+        assert wrong(findings) == ["broker"]
+        assert "--insecure" in findings["broker"].text
+    with pytest.raises(ValueError, match="expected HOST:PORT"):
+        await found("nonsense")
