@@ -9,7 +9,9 @@ Rules.
   same invitation without using it once more: an answer can be lost on the way.
 - A subject is the readable name and a part of its key's hash; it belongs to that key for good.
 - Only a hash of each secret is kept.
-- Who was kicked is refused in every call at once, and its key never joins again.
+- Who was kicked is refused in every call at once, its key never joins again, and the tokens that it
+  used or gave out admit nobody any more.
+- A key that comes with a newer token of the same role keeps its subject: its certificate ended.
 """
 
 from __future__ import annotations
@@ -158,6 +160,8 @@ class Admission:
                 f"this broker speaks version {PROTOCOL} of joining, the other side "
                 f"{request.version}: install the shoal of the broker",
             )
+        if (len(request.invitation), len(request.secret)) != (8, 16):
+            raise AdmissionError("UNAUTHENTICATED", "that is no token: copy the whole line again")
         if not _NAME.fullmatch(request.name):
             raise AdmissionError(
                 "INVALID_ARGUMENT",
@@ -186,11 +190,11 @@ class Admission:
             )
         if known is not None and (known[1], known[2]) == (role, token.name):
             return self._admitted(Party(Role(role), known[0]), request.request, now_s)
-        if known is not None:
+        if known is not None and known[1] != role:
             raise AdmissionError(
                 "ALREADY_EXISTS",
-                f"this key joined as {known[1]} {known[0]} by another token: it renews that "
-                "certificate, or joins with a new key",
+                f"this key joined as {known[1]} {known[0]}, and the token is for a {role}: each "
+                "role needs a key of its own, in a folder of its own",
             )
         if used >= uses:
             raise AdmissionError(
@@ -198,6 +202,9 @@ class Admission:
                 f"the token was for {uses} {'use' if uses == 1 else 'uses'}, and all are taken: "
                 "ask for another (`shoal invite`)",
             )
+        if known is not None:  # its certificate ended, or it was given a newer token
+            self._use(token.name, "UPDATE parties SET invitation = ? WHERE key = ?", key)
+            return self._admitted(Party(Role(role), known[0]), request.request, now_s)
         subject = f"{request.name}-{base64.b32encode(key).decode().lower()[:8]}"
         self._write_party(subject, role, key, token.name, now_s)
         return self._admitted(Party(Role(role), subject), request.request, now_s)
@@ -225,6 +232,12 @@ class Admission:
             raise AdmissionError(
                 "ALREADY_EXISTS", f"{subject} is another key's: join with another name"
             ) from None
+
+    def _use(self, invitation: str, statement: str, key: bytes) -> None:
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(statement, (invitation, key))
+            self._db.execute("UPDATE invitations SET used = used + 1 WHERE id = ?", (invitation,))
 
     def renew(self, party: Party, request: bytes, now_s: float) -> Admitted:
         """A new certificate for the key that the party joined with. Raises AdmissionError."""
@@ -264,8 +277,8 @@ class Admission:
             raise AdmissionError("PERMISSION_DENIED", f"{party.subject} was kicked")
 
     def kick(self, subject: str, now_s: float) -> Role:
-        """Refuses a subject from now on; returns what it was. Raises AdmissionError for one that
-        never joined."""
+        """Refuses a subject from now on, and closes the tokens that it used or gave out; returns
+        what it was. Raises AdmissionError for one that never joined."""
         row = self._db.execute("SELECT role FROM parties WHERE subject = ?", (subject,)).fetchone()
         if row is None:
             raise AdmissionError(
@@ -273,7 +286,15 @@ class Admission:
                 f'nobody ever joined as "{_printable(subject)}": expected an id as `shoal peers` '
                 "shows it",
             )
-        self._db.execute("UPDATE parties SET kicked_s = ? WHERE subject = ?", (now_s, subject))
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("UPDATE parties SET kicked_s = ? WHERE subject = ?", (now_s, subject))
+            # Or it would come back with a new key.
+            self._db.execute(
+                "UPDATE invitations SET uses = used WHERE by = ? OR id = "
+                "(SELECT invitation FROM parties WHERE subject = ?)",
+                (subject, subject),
+            )
         self._kicked.add(subject)
         return Role(row[0])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 
@@ -27,19 +28,32 @@ from .guard import Guard
 from .services import unary_handler
 from .shell import Shell
 
-__all__ = ["add_admission"]
+__all__ = ["DOOR_OPTIONS", "add_admission", "add_door"]
+
+DOOR_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", 16 * 1024),  # a request has under 1 KiB
+    ("grpc.max_concurrent_streams", 4),
+    ("grpc.max_connection_age_ms", 30_000),
+    ("grpc.max_connection_age_grace_ms", 5_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.so_reuseport", 0),
+)
+"""For the server that strangers reach."""
 
 log = logging.getLogger(__name__)
 
 
 def add_admission(
-    server: grpc.aio.Server, shell: Shell, admission: Admission, guard: Guard
+    server: grpc.aio.Server,
+    shell: Shell,
+    admission: Admission,
+    guard: Guard,
+    address: Callable[[], str],
 ) -> None:
-    """Registers the service."""
-    service = _AdmissionService(shell, admission)
+    """Registers what needs a certificate. `address`: where others reach the broker."""
+    service = _AdmissionService(shell, admission, address)
     unary = partial(unary_handler, guard)
     methods = {
-        "Join": unary("Admission.Join", service.join, JoinRequest, Admitted),
         "Renew": unary("Admission.Renew", service.renew, RenewRequest, Admitted),
         "Invite": unary("Admission.Invite", service.invite, InviteRequest, Invitation),
         "Kick": unary("Admission.Kick", service.kick, KickRequest, Kicked),
@@ -48,16 +62,28 @@ def add_admission(
     server.add_generic_rpc_handlers((handler,))
 
 
+def add_door(server: grpc.aio.Server, shell: Shell, admission: Admission, guard: Guard) -> None:
+    """Registers joining, and nothing else."""
+    service = _AdmissionService(shell, admission)
+    join = unary_handler(guard, "Admission.Join", service.join, JoinRequest, Admitted)
+    handler = grpc.method_handlers_generic_handler("shoal.v1.Admission", {"Join": join})
+    server.add_generic_rpc_handlers((handler,))
+
+
 class _AdmissionService:
-    def __init__(self, shell: Shell, admission: Admission) -> None:
+    def __init__(
+        self, shell: Shell, admission: Admission, address: Callable[[], str] = lambda: ""
+    ) -> None:
         self._shell = shell
+        self._address = address
         self._admission = admission
 
     async def join(self, request: JoinRequest, _: Party | None) -> Admitted:
         try:
             admitted = self._admission.join(request, time.time())
         except AdmissionError as error:
-            log.warning("join_refused invitation=%s why=%s", request.invitation.hex(), error)
+            invitation = request.invitation[:8].hex()
+            log.warning("join_refused invitation=%s why=%s", invitation, error)
             raise
         log.info("joined subject=%s invitation=%s", admitted.subject, request.invitation.hex())
         return admitted
@@ -79,7 +105,7 @@ class _AdmissionService:
             "invited role=%s uses=%d lasts_s=%.0f by=%s invitation=%s",
             *(role.value, request.uses, request.lasts_s, caller.subject, token.name),
         )
-        return Invitation(token=str(token), ends_s=now_s + request.lasts_s)
+        return Invitation(token=str(token), ends_s=now_s + request.lasts_s, address=self._address())
 
     async def kick(self, request: KickRequest, caller: Party | None) -> Kicked:
         assert caller is not None, "the guard lets operators kick"

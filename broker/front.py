@@ -21,9 +21,11 @@ may be open, and an address that knocks at the door too often waits.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import socket
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
@@ -54,13 +56,27 @@ class FrontLimits:
     hello_bytes: int = 16 * 1024
     """Of the first message; a TLS hello has 300 to 2,000."""
     most_connections: int = 8192
-    """Open at once; each takes two descriptors and up to half a MiB while it is held up."""
+    """Open at once; each takes three descriptors and up to half a MiB while it is held up."""
+    of_an_address: int = 512
+    """Of these, from one address: a house of GPUs, with its relayed links."""
     knocks: int = 256
     """Joins and relayed dials in a row from one address: a house of GPUs behind one router."""
     knocks_per_s: float = 4.0
     """Afterwards."""
     most_addresses: int = 10_000
     """Whose knocks are counted; the ones longest ago are forgotten."""
+
+
+def source_of(address: str) -> str:
+    """What counts as one address: an IPv4 address, or the network of an IPv6 one (its first 64
+    bits), of which a host can have any number."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if found.version == 4:
+        return address
+    return str(ipaddress.ip_network((found, 64), strict=False))
 
 
 class Knocks:
@@ -101,13 +117,13 @@ class Front:
         self._relay = relay
         self.limits = limits or FrontLimits()
         self._knocks = Knocks(self.limits)
-        self._open = 0
+        self._open: Counter[str] = Counter()  # by source
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(
             self._connected,
-            self._host,
+            None if self._host == "::" else self._host,  # "::" is everything, IPv4 too
             self.port,
             limit=BUFFER_BYTES,
             backlog=_WAITING_CONNECTIONS,
@@ -130,20 +146,27 @@ class Front:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        self._open += 1
+        source = source_of(str((writer.get_extra_info("peername") or ("?",))[0]))
+        self._open[source] += 1
         try:
-            if self._open <= self.limits.most_connections:
-                await self._pass_on(reader, writer)
+            few = self._open[source] <= self.limits.of_an_address
+            if few and self._open.total() <= self.limits.most_connections:
+                _keep_alive(writer)
+                await self._pass_on(reader, writer, source)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, HelloError):
             pass  # a stranger, or one that went away: nothing is owed
         except asyncio.CancelledError:
             pass  # the front closes
         finally:
-            self._open -= 1
+            self._open[source] -= 1
+            if not self._open[source]:
+                del self._open[source]
             self._tasks.discard(task)
             close((reader, writer))
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str
+    ) -> None:
         line = b""
         async with asyncio.timeout(self.limits.hello_s):
             first = await reader.readexactly(5)
@@ -160,10 +183,10 @@ class Front:
             return
         name = server_name(hello)
         door, relayed = name == DOOR_NAME, name.endswith(_PEERS)
-        if (door or relayed) and not self._may_knock(writer):
+        if (door or relayed) and not self._may_knock(source):
             return
         if relayed:
-            await self._relay.dialled(name, hello, (reader, writer))
+            await self._relay.dialled(name, hello, (reader, writer), source)
             return
         path = self._door if door else self._main
         inner = await asyncio.open_unix_connection(path, limit=BUFFER_BYTES)
@@ -179,11 +202,10 @@ class Front:
             raise HelloError(f"a hello of {size} bytes: expected {self.limits.hello_bytes}")
         return first + await reader.readexactly(size)
 
-    def _may_knock(self, writer: asyncio.StreamWriter) -> bool:
-        address = str((writer.get_extra_info("peername") or ("?",))[0])
-        if self._knocks.allowed(address, time.monotonic()):
+    def _may_knock(self, source: str) -> bool:
+        if self._knocks.allowed(source, time.monotonic()):
             return True
-        log.warning("too_many_knocks address=%s: closed; it may knock again soon", address)
+        log.warning("too_many_knocks address=%s: closed; it may knock again soon", source)
         return False
 
     async def _answer_http(
@@ -210,4 +232,10 @@ class Front:
         await writer.drain()
 
     def __repr__(self) -> str:
-        return f"<Front on port {self.port}, {self._open} connections>"
+        return f"<Front on port {self.port}, {self._open.total()} connections>"
+
+
+def _keep_alive(writer: asyncio.StreamWriter) -> None:
+    """A host that vanished without a word is noticed by the kernel, if by nobody else."""
+    if (found := writer.get_extra_info("socket")) is not None:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -50,6 +50,11 @@ class Guard:
     def __init__(self, admission: Admission | None = None) -> None:
         self._admission = admission
 
+    def still(self, caller: Party | None) -> None:
+        """Asked while a long call goes on. Raises AdmissionError when the caller was kicked."""
+        if self._admission is not None and caller is not None:
+            self._admission.check(caller)
+
     def caller(self, method: str, context: ServicerContext[Any, Any]) -> Party | None:
         """Who calls SERVICE.METHOD; None without identities. Raises AdmissionError when it may
         not."""

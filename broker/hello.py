@@ -5,11 +5,15 @@ name only leads to a server that refuses.
 
 from __future__ import annotations
 
+import re
+
 __all__ = ["HelloError", "server_name"]
 
 _CLIENT_HELLO = 1
 _SERVER_NAME = 0
 _HOST_NAME = 0
+_HOST = re.compile(rb"[A-Za-z0-9.-]{1,253}")
+_VERSIONS, _TLS_1_3 = 43, 0x0304
 
 
 class HelloError(ValueError):
@@ -42,7 +46,7 @@ class _Bytes:
 
 def server_name(record: bytes) -> str:
     """The host name in a ClientHello that is whole in one record; empty when it names none. Raises
-    HelloError."""
+    HelloError, also for a client that does not offer TLS 1.3."""
     outer = _Bytes(record)
     outer.take(3)  # handshake, and a version that means nothing
     handshake = outer.part(2)
@@ -53,16 +57,33 @@ def server_name(record: bytes) -> str:
     hello.part(1)  # session
     hello.part(2)  # cipher suites
     hello.part(1)  # compression
-    if not hello.left:
-        return ""
     extensions = hello.part(2)
+    found, offers = "", False
     while extensions.left:
         kind, content = extensions.number(2), extensions.part(2)
-        if kind != _SERVER_NAME:
-            continue
-        names = content.part(2)
-        while names.left:
-            host, name = names.number(1), names.part(2)
-            if host == _HOST_NAME:
-                return name.take(name.left).decode("ascii", "replace")
+        if kind == _VERSIONS:
+            offers = _offers(content.part(1))
+        elif kind == _SERVER_NAME and not found:
+            found = _name(content.part(2))
+    if not offers:
+        raise HelloError("it does not offer TLS 1.3: older ones show certificates to everybody")
+    return found
+
+
+def _offers(versions: _Bytes) -> bool:
+    """Whether TLS 1.3 is among them."""
+    return _TLS_1_3 in [versions.number(2) for _ in range(versions.left // 2)]
+
+
+def _name(names: _Bytes) -> str:
+    while names.left:
+        host, name = names.number(1), names.part(2)
+        if host == _HOST_NAME:
+            return _host_name(name.take(name.left))
     return ""
+
+
+def _host_name(raw: bytes) -> str:
+    if not _HOST.fullmatch(raw):
+        raise HelloError(f"a server name of {len(raw)} bytes that is no host name")
+    return raw.decode("ascii")

@@ -8,7 +8,9 @@ can only dial then, and two such peers meet through the relay.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import re
 from collections.abc import Callable
 
 import grpc
@@ -17,6 +19,7 @@ import grpc.aio
 from ..net.identity.credential import Credential
 from ..net.identity.enroll import channel_options
 from ..net.identity.names import Role, dns_name
+from ..net.local import split
 
 __all__ = ["Reach"]
 
@@ -25,6 +28,9 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 3.0
 """A firewall that drops what comes answers nothing at all; the farthest link answers in one."""
 _AT_ONCE = 64
+_QUEUE_S = 2.0
+"""For a slot; the Hello must be heard within BrokerOptions.hello_s."""
+_NAME = re.compile(r"[A-Za-z0-9.-]{1,253}", re.ASCII)
 
 
 class Reach:
@@ -33,13 +39,28 @@ class Reach:
     def __init__(self, credential: Callable[[], Credential]) -> None:
         self._credential = credential
         self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._checking: set[str] = set()
 
     async def checked(self, peer: str, address: str) -> str:
         """The address, or nothing when it does not lead to the peer."""
         if not address:
             return ""
-        async with self._slots:
-            found = await self._reaches(peer, address)
+        if peer in self._checking or not _plain(address):
+            log.info("peer_not_tried peer=%s: it can only dial", peer)
+            return ""
+        self._checking.add(peer)
+        try:
+            async with asyncio.timeout(_QUEUE_S):
+                await self._slots.acquire()
+        except TimeoutError:  # many come at once: it need not wait, the relay serves
+            return ""
+        else:
+            try:
+                found = await self._reaches(peer, address)
+            finally:
+                self._slots.release()
+        finally:
+            self._checking.discard(peer)
         if not found:
             log.info("peer_not_reached peer=%s address=%s: it can only dial", peer, address)
         return address if found else ""
@@ -62,3 +83,17 @@ class Reach:
             except TimeoutError:
                 return False
         return True
+
+
+def _plain(address: str) -> bool:
+    """A name or an IP address with a port: gRPC would also take sockets of this host and names of
+    resolvers."""
+    try:
+        host, _ = split(address)
+    except ValueError:
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return _NAME.fullmatch(host) is not None
+    return True

@@ -31,6 +31,8 @@ class RelayLimits:
 
     answer_s: float = 10.0
     """For the peer that is dialled to come."""
+    unanswered: int = 16
+    """Dials of one address for one peer that wait for it."""
     of_a_peer: int = 256
     """Connections in one peer's name at once: its partners in a run, and as many again while they
     are replaced."""
@@ -46,6 +48,7 @@ class Relay:
         self._told: dict[str, Callable[[str], bool]] = {}
         self._waiting: dict[str, asyncio.Future[tuple[Stream, asyncio.Event]]] = {}
         self._open: Counter[str] = Counter()
+        self._unanswered: Counter[tuple[str, str]] = Counter()
 
     def here(self, peer: str, tell: Callable[[str], bool]) -> None:
         """`tell` sends a ticket to a peer whose control stream is open; False: it cannot."""
@@ -57,15 +60,18 @@ class Relay:
         if self._told.get(name) is tell:
             del self._told[name]
 
-    async def dialled(self, name: str, hello: bytes, stream: Stream) -> None:
-        """Somebody wants the peer of this DNS name; `hello` is what was read of the stream already.
-        Returns when it is over. Raises OSError, TimeoutError."""
+    async def dialled(self, name: str, hello: bytes, stream: Stream, source: str) -> None:
+        """Somebody at `source` wants the peer of this DNS name; `hello` is what was read of the
+        stream already. Returns when it is over. Raises OSError, TimeoutError."""
         tell, limits = self._told.get(name), self.limits
         if tell is None:
             log.info("relay_unknown name=%s", name)
             return
         if self._open[name] >= limits.of_a_peer or self._open.total() >= limits.at_once:
             log.warning("relay_full name=%s open=%d", name, self._open[name])
+            return
+        if self._unanswered[source, name] >= limits.unanswered:
+            log.warning("relay_too_many name=%s from=%s", name, source)
             return
         if (task := asyncio.current_task()) is not None:
             task.set_name(f"relay {name}")
@@ -75,15 +81,19 @@ class Relay:
         try:
             if not tell(ticket):
                 return
-            async with asyncio.timeout(limits.answer_s):
-                other, over = await found
+            self._unanswered[source, name] += 1
             try:
-                other[1].write(hello)
-                await join(stream, other)
+                async with asyncio.timeout(limits.answer_s):
+                    other, _ = await asyncio.shield(found)
             finally:
-                over.set()
+                self._unanswered[source, name] -= 1
+                self._unanswered += Counter()
+            other[1].write(hello)
+            await join(stream, other)
         finally:
             del self._waiting[ticket]
+            if found.done():  # whoever came waits for this
+                found.result()[1].set()
             self._open[name] -= 1
             self._open += Counter()  # drops the zeros
 

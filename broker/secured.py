@@ -98,11 +98,12 @@ class Secured:
         do everything, and lasts as long as the authority."""
         return self._signed(Role.OPERATOR, "local", timedelta.max)
 
-    def listen(self, server: grpc.aio.Server) -> None:
-        """Puts a server that was not started yet behind the port."""
-        for name, asks in (("main", True), ("door", False)):
+    def listen(self, server: grpc.aio.Server, door: grpc.aio.Server) -> None:
+        """Puts two servers that were not started yet behind the port: one for whoever has a
+        certificate, and one for who has none."""
+        for name, asks, behind in (("main", True, server), ("door", False, door)):
             credentials = server_credentials(self.credential, asks=asks)
-            server.add_secure_port(f"unix:{self._sockets / name}", credentials)
+            behind.add_secure_port(f"unix:{self._sockets / name}", credentials)
 
     async def open_port(self, host: str, port: int) -> int:
         """Listens, with the server started; returns the port. Raises OSError."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import secrets
 import signal
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import grpc.aio
 
 from ..net.identity.authority import AuthorityError
 from ..net.local import is_loopback, joined, local_address, split
-from .admitting import add_admission
+from .admitting import DOOR_OPTIONS, add_admission, add_door
 from .blobs import BlobLimits, BlobStore
 from .events import DrainAsked, StopAsked
 from .journal import open_journal
@@ -32,6 +33,8 @@ from .shell import Shell
 __all__ = ["Broker", "BrokerConfig", "BrokerConfigError", "serve"]
 
 log = logging.getLogger(__name__)
+
+_DESCRIPTORS = 65_536
 
 
 class BrokerConfigError(ValueError):
@@ -87,6 +90,7 @@ class Broker:
         self.config = config
         self.address = ""
         self.secured: Secured | None = None
+        self._door: grpc.aio.Server | None = None
 
     def __repr__(self) -> str:
         return repr(self.shell.machine).replace("<Broker", f"<Broker at {self.address}:")
@@ -115,7 +119,8 @@ class Broker:
         except BaseException:
             await self._close()
             raise
-        host = local_address() if config.host in ("0.0.0.0", "::") else config.host
+        everywhere = config.host in ("0.0.0.0", "::")
+        host = local_address() if everywhere else config.host
         self.address = config.public or joined(host, port)
         self.port = port
         log.info("broker_listens address=%s id=%s", self.address, machine.broker_id)
@@ -130,13 +135,18 @@ class Broker:
             raise BrokerConfigError(str(error)) from None
         self.secured = secured
         add_services(self._server, self.shell, secured.guard, secured.relay, secured.reach)
-        add_admission(self._server, self.shell, secured.admission, secured.guard)
-        secured.listen(self._server)
+        parts = self.shell, secured.admission, secured.guard
+        add_admission(self._server, *parts, address=lambda: self.address)
+        self._door = grpc.aio.server(options=DOOR_OPTIONS)
+        add_door(self._door, *parts)
+        secured.listen(self._server, self._door)
+        await self._door.start()
         await self._server.start()
         try:
             return await secured.open_port(config.host, config.port)
         except OSError as error:
             await self._server.stop(None)
+            await self._door.stop(None)
             raise self._taken(f": {error.strerror}") from None
 
     async def _listen_insecurely(self) -> int:
@@ -171,6 +181,8 @@ class Broker:
                 ",".join(going),
             )
         await self.shell.settled()
+        if self._door is not None:
+            await self._door.stop(grace=None)
         await self._server.stop(grace=2.0)
         await self._close()
         log.info("broker_left address=%s", self.address)
@@ -228,6 +240,14 @@ def _broker_id(state: Path | None) -> str:
         return made
 
 
+def _allow_descriptors() -> None:
+    """As many as the system lets this process have: each connection takes three."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 async def serve(config: BrokerConfig, *, ready: Callable[[Broker], None]) -> None:
     """Runs the daemon until it is told to end; calls `ready` with the broker when it listens.
 
@@ -239,6 +259,7 @@ async def serve(config: BrokerConfig, *, ready: Callable[[Broker], None]) -> Non
     def asked() -> None:
         (second if first.is_set() else first).set()
 
+    _allow_descriptors()
     # Logs go to stderr, unless the caller has arranged something else.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     loop = asyncio.get_running_loop()

@@ -53,7 +53,7 @@ from .events import (
 from .guard import Guard
 from .reach import Reach
 from .relay import Relay
-from .shell import Outbox, RejectedError, Shell
+from .shell import OUTBOX_MESSAGES, Outbox, RejectedError, Shell
 from .wish import HASH
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def server_options() -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
+        ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.so_reuseport", 0),  # a second broker on this port is an error, not a lottery
         ("grpc.keepalive_time_ms", 10_000),  # finds peers whose host went away
         ("grpc.keepalive_timeout_ms", 10_000),
@@ -209,7 +210,10 @@ class AttachService:
         reader = asyncio.create_task(self._read(stream, outbox, messages))
 
         def tell(ticket: str) -> bool:
-            return not outbox.closed and outbox.put(BrokerMessage(relayed=Relayed(ticket=ticket)))
+            # Who does not read gets no tickets: what the machine tells it needs the room.
+            if outbox.closed or len(outbox) > OUTBOX_MESSAGES // 4:
+                return False
+            return outbox.put(BrokerMessage(relayed=Relayed(ticket=ticket)))
 
         if self._relay is not None and caller is not None:
             self._relay.here(caller.subject, tell)
@@ -293,10 +297,11 @@ class RunsService:
         self, wanted: WatchRequest | MalformedError, context: ServicerContext
     ) -> AsyncIterator[RunEvent]:
         try:
-            self._guard.caller("Runs.Watch", context)
+            caller = self._guard.caller("Runs.Watch", context)
             request = _checked(wanted)
             run, at = RunId(request.run), request.from_event
             while True:
+                self._guard.still(caller)
                 # Nothing is queued for a slow watcher: it asks again from where it is.
                 watched, news = await self._shell.watch(run, at)
                 for event in watched.events:
@@ -335,8 +340,9 @@ class BlobsService:
         upload: Upload | None = None
         ref = BlobRef()
         try:
-            self._guard.caller("Blobs.Store", context)
+            caller = self._guard.caller("Blobs.Store", context)
             async for item in pieces:
+                self._guard.still(caller)
                 piece = _checked(item)
                 if not ref.hash:
                     ref.CopyFrom(piece.ref)
@@ -378,11 +384,12 @@ class BlobsService:
     ) -> AsyncIterator[BlobPiece]:
         run = asyncio.get_running_loop().run_in_executor
         try:
-            self._guard.caller("Blobs.Fetch", context)
+            caller = self._guard.caller("Blobs.Fetch", context)
             span = _checked(wanted)
             at = span.offset
             pieces = self._store.read(span.hash, at, span.length, PIECE_BYTES)
             while (data := await run(self._disk, next, pieces, None)) is not None:
+                self._guard.still(caller)
                 yield BlobPiece(offset=at, data=data)
                 at += len(data)
         except _REFUSALS as error:

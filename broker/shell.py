@@ -86,6 +86,9 @@ class Outbox:
         self._news.set()
         return True
 
+    def __len__(self) -> int:
+        return len(self._messages)
+
     def close(self) -> None:
         """Ends the stream after what is in it."""
         self.closed = True

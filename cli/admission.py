@@ -44,7 +44,9 @@ def invite(
         print_json({"token": made.token, "role": role.value, "uses": uses, "ends_s": made.ends_s})
         return
     how = "join" if role is As.PEER else "login"
-    typer.echo(f"shoal {how} {client.address} --token {made.token}")
+    # On the broker's own host it is 127.0.0.1 to us, and something else to whom this is for.
+    address = broker or made.address or client.address
+    typer.echo(f"shoal {how} {address} --token {made.token}")
 
 
 @app.command()
@@ -58,7 +60,10 @@ def kick(
 
     with clients.connect(broker) as client:
         role = client.kick(subject)
-    typer.echo(f"{subject} ({role}) is out, and its key never joins again")
+    typer.echo(
+        f"{subject} ({role}) is out; the tokens that it used or gave out are closed: others who "
+        "were to join with them need a new one (`shoal invite`)"
+    )
 
 
 @app.command()

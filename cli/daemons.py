@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -48,12 +49,16 @@ def broker(
         host = "127.0.0.1" if insecure else "0.0.0.0"
     if state is None and not insecure:
         state = Path("~/.local/share/shoal/broker").expanduser()
+    os.umask(0o077)  # weights, data and who was admitted are nobody else's
     config = BrokerConfig(host=host, port=port, public=public, insecure=insecure, state=state)
 
     def ready(broker: Broker) -> None:
         if broker.secured is not None:  # whoever runs a broker may use it, from this host
-            for address in (joined("127.0.0.1", broker.port), broker.address):
-                remember(address, broker.secured.operator())
+            try:
+                for address in (joined("127.0.0.1", broker.port), broker.address):
+                    remember(address, broker.secured.operator())
+            except OSError as error:
+                complain(f"{error.filename}: {error.strerror}: this user gets no credential here")
         # The line goes to stdout by itself, so that a script can read it; logs go to stderr.
         print(broker.join_line(), flush=True)
 
@@ -145,6 +150,7 @@ def join(
     except ValueError as error:  # each check of these settings is about the flags
         complain(str(error))
         raise typer.Exit(WRONG) from None
+    os.umask(0o077)  # what a peer keeps is its owner's
     raise typer.Exit(supervise(settings))
 
 

@@ -124,6 +124,8 @@ def login(address: str, token: str = "", name: str = "") -> Path:
         except NotAdmittedError as error:
             raise AccessError(str(error)) from None
         if credential.party.role is Role.PEER:
+            for part in ("certificate", "key"):  # the next token is for another key
+                (credential_folder(checked) / f"{part}.pem").unlink(missing_ok=True)
             raise AccessError(
                 "the token is one for peers: it is for `shoal join`; ask the operator for one with "
                 "`shoal invite --role submitter`"
@@ -166,14 +168,18 @@ def _checked(address: str) -> str:
 
 def access_to(address: str) -> Access:
     """The right that this user has at a broker; a credential at its half is renewed. Raises
-    AccessError, CredentialError."""
+    AccessError, CredentialError, and BrokerAwayError where a broker with identities was before."""
+    folder = credential_folder(address)
+    credential = Credential.load(folder)
     if is_loopback(split(address)[0]):
         try:
             shown_by(address)
-        except BrokerAwayError:
-            return Access(address, None)  # one without identities, or none: dialling will tell
-    folder = credential_folder(address)
-    credential = Credential.load(folder)
+        except BrokerAwayError as error:
+            if credential is None:
+                return Access(address, None)  # one without identities, or none: dialling will tell
+            # Whoever has taken the port in its place gets nothing in plain text.
+            more = f"if the broker there has no identities any more, remove {folder}"
+            raise BrokerAwayError(f"{error}; {more}") from None
     if credential is None:
         raise AccessError(
             f"this user has no credential for the broker at {address}: ask its operator for a "

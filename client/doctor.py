@@ -26,6 +26,8 @@ from ..net.identity.enroll import (
 )
 from ..net.identity.token import Token, TokenError, fingerprint_of
 from ..net.local import is_loopback, local_address, split
+from ..proto.broker_pb2 import BlobQuery
+from ..proto.broker_pb2_grpc import BlobsStub
 
 __all__ = ["Finding", "examine"]
 
@@ -133,18 +135,23 @@ def _token(text: str, fingerprint: bytes, address: str) -> Finding:
 
 
 def _credential(credential: Credential, address: str, folder: Path) -> Finding:
-    """Also whether the broker takes it: a handshake, without a call."""
+    """Also whether the broker takes it."""
     who = f"{credential.party} in {folder}"
     if credential.ends <= utc(time.time()):
         text = f"{who} ended on {credential.ends:%Y-%m-%d %H:%M} UTC: a new token is needed"
         return Finding(what="credential", how="wrong", text=text)
     options = channel_options(address)
     with grpc.secure_channel(address, credential.for_channel(), options=options) as channel:
+        stub = BlobsStub(channel)  # type: ignore[no-untyped-call]  # generated
         try:
             grpc.channel_ready_future(channel).result(_PATIENCE_S)
+            stub.Have(BlobQuery(), timeout=_PATIENCE_S)  # asks for nothing
         except grpc.FutureTimeoutError:
             text = f"{who}: no TLS connection within {_PATIENCE_S:.0f} s; does a proxy break it up?"
             return Finding(what="credential", how="wrong", text=text)
+        except grpc.RpcError as error:
+            why = error.details() if isinstance(error, grpc.Call) else error
+            return Finding(what="credential", how="wrong", text=f"{who} is refused: {why}")
     text = f"{who}, until {credential.ends:%Y-%m-%d %H:%M} UTC"
     return Finding(what="credential", how="ok", text=text)
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import grpc
 
 from ..job import Job
+from ..net.identity.enroll import BrokerAwayError
 from ..proto import broker_pb2
 from ..proto.admission_pb2 import Invitation, InviteRequest, KickRequest
 from ..proto.admission_pb2_grpc import AdmissionStub
@@ -107,6 +108,8 @@ class Client:
             self.access = access_to(address)
         except AccessError as error:
             raise Refused(str(error)) from None
+        except BrokerAwayError as error:
+            raise BrokerUnreachable(str(error)) from None
         self.channel = self.access.channel(
             [
                 ("grpc.max_receive_message_length", 64 * 2**20),

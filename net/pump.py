@@ -10,22 +10,31 @@ __all__ = ["BUFFER_BYTES", "Stream", "close", "join"]
 BUFFER_BYTES = 256 * 1024
 """Of a stream's reader; a writer that is held up keeps as much again."""
 
+LINGER_S = 10.0
+"""For what is still on its way once one side has ended: nobody keeps a connection half open."""
+
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def join(one: Stream, other: Stream) -> None:
     """Passes bytes on, both ways, until both sides have ended or one breaks; closes neither. A
-    side that is not read holds the other up, within BUFFER_BYTES. Raises OSError when one breaks.
-    """
+    side that is not read holds the other up, within BUFFER_BYTES; when one has ended, the other
+    gets LINGER_S to do so. Raises OSError when one breaks."""
     tasks = [
         asyncio.create_task(_pass_on(one[0], other[1])),
         asyncio.create_task(_pass_on(other[0], one[1])),
     ]
     try:
-        await asyncio.gather(*tasks)
+        _, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if left:
+            await asyncio.wait(left, timeout=LINGER_S)
+        for task in tasks:
+            if task.done():
+                task.result()
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -37,7 +37,7 @@ async def obtain(config: PeerConfig) -> Credential:
     not answer, as long as the settings say. Raises NoCredentialError, CredentialError, EnrollError.
     """
     known = Credential.load(config.state)
-    if known is not None and known.ends > utc(time.time()):
+    if known is not None and known.ends > utc(time.time()) and _fits(known, config.token):
         return known
     if not config.token:
         raise NoCredentialError(
@@ -62,6 +62,12 @@ async def obtain(config: PeerConfig) -> Credential:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
+def _fits(known: Credential, token: str) -> bool:
+    """Whether the token is of the authority that the credential has; the line of another network
+    is not answered with the certificate of this one."""
+    return not token or known.fingerprint == Token.parse(token).fingerprint
+
+
 class Credentials:
     """The newest credential of a running peer. `renewed` is called with each new one."""
 
@@ -76,18 +82,32 @@ class Credentials:
         self.now = first
         self._config, self._renewed = config, renewed
 
+    def _next(self) -> Credential:
+        """A new one: by the old one, or by the token when the host slept past its end."""
+        config = self._config
+        dialled = to_dial(config.via, config.broker)
+        if self.now.ends > utc(time.time()):
+            return renew(dialled, self.now, config.state)
+        if not config.token:
+            raise NoCredentialError(
+                f"the certificate ended on {self.now.ends:%Y-%m-%d %H:%M} UTC while nobody could "
+                "renew it: join again with a token"
+            )
+        token = Token.parse(config.token)
+        return enroll(config.broker, token, config.state, config.name, via=dialled)
+
     async def keep(self) -> None:
-        """Renews for as long as it is let; ends never. A broker that is away is asked again."""
+        """Renews for as long as it is let; a broker that is away is asked again. Raises
+        NoCredentialError when it is too late and there is no token."""
         pause_s = _FIRST_PAUSE_S
         while True:
             wait_s = (self.now.renew_at() - utc(time.time())).total_seconds()
             if wait_s > 0:
                 await asyncio.sleep(min(wait_s, _LOOK_S))
                 continue
-            dialled = to_dial(self._config.via, self._config.broker)
             try:
-                self.now = await asyncio.to_thread(renew, dialled, self.now, self._config.state)
-            except EnrollError as error:
+                self.now = await asyncio.to_thread(self._next)
+            except (EnrollError, OSError) as error:
                 note(_log, logging.WARNING, "not renewed", why=error, ends=self.now.ends)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LOOK_S)

@@ -41,7 +41,7 @@ from .addresses import to_dial
 from .cache import BlobCache
 from .config import DEFAULT_STATE, PeerConfig
 from .control import ControlStream, broker_channel
-from .credentials import Credentials, listen, obtain
+from .credentials import Credentials, NoCredentialError, listen, obtain
 from .device import TorchDevice
 from .identity import Identity, IdentityError, Incarnation
 from .lane import Lane
@@ -200,7 +200,7 @@ class Worker:
                 await self._server.start()
                 try:
                     if self._credentials is not None:
-                        self._start(self._credentials.keep())
+                        self._start(self._keep(self._credentials))
                     # An optimizer's first making loads much of torch: better while nobody waits.
                     self._compute.do(warm_up, lambda _: None, self._crash)
                     self._post(e.Started())
@@ -242,6 +242,14 @@ class Worker:
     @property
     def _newest(self) -> Credential | None:
         return None if self._credentials is None else self._credentials.now
+
+    async def _keep(self, credentials: Credentials) -> None:
+        try:
+            await credentials.keep()
+        except NoCredentialError as error:
+            note(_log, logging.ERROR, "not renewed", why=error)
+            if not self._exit.done():
+                self._exit.set_result(e.Exit(4, str(error)))
 
     def _renewed(self, credential: Credential) -> None:
         """The channel for blobs would dial again with the old one; what is on its way may end."""

@@ -74,9 +74,16 @@ def read_rights(path: Path | None = None) -> Rights:
     """What the file says; everything left out when there is none, which is an error only for one
     that was named. Raises SettingsError with file and line, OSError."""
     found = path or peer_toml()
-    if path is None and not found.exists():
+    if path is None and not _is_there(found):
         return Rights()
     return read_toml(Rights, found)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:  # a service whose user's home is closed to it
+        return False
 
 
 assert set(_NOT_BUILT) <= {f.name for f in fields(Rights)}

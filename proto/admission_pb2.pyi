@@ -45,12 +45,14 @@ class InviteRequest(_message.Message):
     def __init__(self, role: _Optional[str] = ..., uses: _Optional[int] = ..., lasts_s: _Optional[float] = ...) -> None: ...
 
 class Invitation(_message.Message):
-    __slots__ = ("token", "ends_s")
+    __slots__ = ("token", "ends_s", "address")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     ENDS_S_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     token: str
     ends_s: float
-    def __init__(self, token: _Optional[str] = ..., ends_s: _Optional[float] = ...) -> None: ...
+    address: str
+    def __init__(self, token: _Optional[str] = ..., ends_s: _Optional[float] = ..., address: _Optional[str] = ...) -> None: ...
 
 class KickRequest(_message.Message):
     __slots__ = ("subject",)

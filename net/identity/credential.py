@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from .names import Party, party_of
+from .token import fingerprint_of
 
 __all__ = [
     "Credential",
@@ -106,6 +107,8 @@ class Credential:
             parts = [(folder / f"{n}.pem").read_bytes() for n in ("certificate", "authority")]
         except FileNotFoundError:
             return None
+        if not (folder / "key.pem").exists():
+            raise CredentialError(f"{folder} has a certificate, no key: remove it and join again")
         found = cls(pem_of(load_key(folder)), *parts)
         key = serialization.load_pem_private_key(found.key, None).public_key()
         if found._leaf.public_key() != key:
@@ -127,6 +130,12 @@ class Credential:
             return x509.load_pem_x509_certificate(self.certificate)
         except ValueError as error:
             raise CredentialError(f"the certificate cannot be read: {error}") from None
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """Of the authority; what a token of its broker has."""
+        authority = x509.load_pem_x509_certificate(self.authority)
+        return fingerprint_of(authority.public_bytes(serialization.Encoding.DER))
 
     @cached_property
     def party(self) -> Party:

@@ -81,7 +81,8 @@ def test_a_lost_answer_costs_no_use_and_a_replay_gains_nothing(admission):
     [
         ({"secret": bytes(16)}, "UNAUTHENTICATED", "no such token"),
         ({"invitation": bytes(8)}, "UNAUTHENTICATED", "no such token"),
-        ({"invitation": b""}, "UNAUTHENTICATED", "no such token"),
+        ({"invitation": b""}, "UNAUTHENTICATED", "that is no token"),
+        ({"secret": bytes(1 << 20)}, "UNAUTHENTICATED", "that is no token"),
         ({"version": 2}, "FAILED_PRECONDITION", "speaks version 1 of joining, the other side 2"),
         ({"name": ""}, "INVALID_ARGUMENT", "is no name"),
         ({"name": "../../etc"}, "INVALID_ARGUMENT", "is no name"),
@@ -157,6 +158,27 @@ def test_who_was_kicked_stays_out_after_a_restart_too(tmp_path: Path):
     admission.close()
 
 
+def test_who_was_kicked_does_not_come_back_by_a_token_that_it_used_or_gave_out(admission):
+    used = invited(admission, uses=5)
+    peer = admission.join(asked(used, REQUESTS[0]), NOW)
+    operator = admission.join(asked(invited(admission, role=Role.OPERATOR), REQUESTS[1]), NOW)
+    given = admission.invite(Role.OPERATOR, 9, HOUR, operator.subject, NOW)
+    other = invited(admission)
+    for subject in (peer.subject, operator.subject):
+        admission.kick(subject, NOW)
+    for token in (used, given):
+        assert refused(admission, asked(token, REQUESTS[2]))[0] == "UNAUTHENTICATED"
+    assert admission.join(asked(other, REQUESTS[2]), NOW).subject
+
+
+def test_a_key_whose_certificate_ended_comes_back_by_a_new_token_as_who_it_was(admission):
+    first = admission.join(asked(invited(admission)), NOW)
+    token = invited(admission)
+    again = admission.join(asked(token), NOW + 1800)
+    assert again.subject == first.subject
+    assert admission.open_for(token, NOW + 1800) == 0  # it took the use
+
+
 @pytest.mark.parametrize(
     ("role", "uses", "lasts", "said"),
     [
@@ -203,7 +225,8 @@ class Doors(RuleBasedStateMachine):
         super().__init__()
         self.admission = Admission(AUTHORITY, None)
         self.now = NOW
-        self.tokens: list[tuple[Token, int, float, set[int]]] = []
+        self.tokens: list[tuple[Token, int, float]] = []
+        self.left: list[int] = []  # uses, by token
         self.joined: dict[int, tuple[str, int]] = {}
         self.kicked: set[int] = set()
 
@@ -213,7 +236,8 @@ class Doors(RuleBasedStateMachine):
     @rule(uses=st.integers(1, 3), hours=st.integers(1, 5))
     def invite(self, uses: int, hours: int) -> None:
         token = self.admission.invite(Role.PEER, uses, hours * HOUR, "test", self.now)
-        self.tokens.append((token, uses, self.now + 3600.0 * hours, set()))
+        self.tokens.append((token, uses, self.now + 3600.0 * hours))
+        self.left.append(uses)
 
     @rule(hours=st.floats(0.1, 3))
     def wait(self, hours: float) -> None:
@@ -224,17 +248,19 @@ class Doors(RuleBasedStateMachine):
         if not self.tokens:
             return
         at = which % len(self.tokens)
-        token, uses, ends, keys = self.tokens[at]
+        token, _, ends = self.tokens[at]
         again = self.joined.get(key, ("", -1))[1] == at
-        fresh = key not in self.joined and len(keys) < uses
-        expected = ends > self.now and key not in self.kicked and (again or fresh)
+        # A key that joined by another token takes a use of this one, and keeps its subject.
+        expected = ends > self.now and key not in self.kicked and (again or self.left[at] > 0)
         try:
             admitted = self.admission.join(asked(token, REQUESTS[key]), self.now)
         except AdmissionError:
             assert not expected
         else:
             assert expected
-            keys.add(key)
+            if not again:
+                self.left[at] -= 1
+            assert self.joined.get(key, (admitted.subject,))[0] == admitted.subject
             self.joined[key] = (admitted.subject, at)
 
     @rule(key=st.integers(0, 5))
@@ -242,6 +268,7 @@ class Doors(RuleBasedStateMachine):
         if key in self.joined:
             self.admission.kick(self.joined[key][0], self.now)
             self.kicked.add(key)
+            self.left[self.joined[key][1]] = 0
 
     @invariant()
     def nobody_who_was_kicked_passes(self) -> None:

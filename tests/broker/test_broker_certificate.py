@@ -26,12 +26,14 @@ def shown_at(path: Path) -> str:
 
 async def test_both_ways_in_show_the_newest_certificate_and_none_keeps_the_old():
     async with Secured(None) as secured:
-        server = grpc.aio.server()
-        secured.listen(server)
+        server, door = grpc.aio.server(), grpc.aio.server()
+        secured.listen(server, door)
         await server.start()
+        await door.start()
         for _ in range(2):
             for name in ("main", "door", "main"):
                 shown = await asyncio.to_thread(shown_at, secured._sockets / name)
                 assert shown == secured.credential().certificate.decode()
             secured._own = secured._signed(Role.BROKER, "broker")
         await server.stop(None)
+        await door.stop(None)

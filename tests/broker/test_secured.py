@@ -7,7 +7,7 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from shoal.broker.front import FrontLimits, Knocks
+from shoal.broker.front import FrontLimits, Knocks, source_of
 from shoal.broker.hello import HelloError, server_name
 from shoal.broker.options import BrokerOptions
 from shoal.broker.server import Broker, BrokerConfig
@@ -53,6 +53,8 @@ from shoal.proto.broker_pb2_grpc import AttachStub, BlobsStub, RunsStub
 from .conftest import make_spec
 
 HOUR = timedelta(hours=1)
+NOT_CONNECTED = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+"""A handshake that failed; on a busy machine the call gives up before gRPC says so."""
 
 
 @asynccontextmanager
@@ -146,8 +148,7 @@ async def test_through_the_door_there_is_only_joining():
     async with running() as broker, channel(broker, None) as stubs:
         for name, call in calls(stubs).items():
             code, why = await status(asyncio.wait_for(call(), 10))
-            assert (name, code) == (name, "UNAUTHENTICATED")
-            assert "join with a token first" in why
+            assert (name, code) == (name, "UNIMPLEMENTED"), why
 
 
 async def test_no_certificate_another_authority_and_an_expired_one_get_no_connection():
@@ -163,10 +164,10 @@ async def test_no_certificate_another_authority_and_an_expired_one_get_no_connec
         for name, credential in hostile.items():
             async with channel(broker, credential) as stubs:
                 code, _ = await status(RunsStub(stubs).Describe(DescribeRequest(), timeout=5))
-                assert (name, code) == (name, "UNAVAILABLE")
+                assert code in NOT_CONNECTED, name
         async with channel(broker, None, "broker.shoal") as stubs:
             code, _ = await status(RunsStub(stubs).Describe(DescribeRequest(), timeout=5))
-            assert code == "UNAVAILABLE"
+            assert code in NOT_CONNECTED
         async with channel(broker, made(broker, Role.OPERATOR)) as stubs:
             assert await RunsStub(stubs).Describe(DescribeRequest())
 
@@ -178,7 +179,7 @@ async def test_a_certificate_without_its_key_is_nothing():
         wrong = Credential(thief.key, stolen.certificate, stolen.authority)
         async with channel(broker, wrong) as stubs:
             code, _ = await status(RunsStub(stubs).Describe(DescribeRequest(), timeout=5))
-            assert code == "UNAVAILABLE"
+            assert code in NOT_CONNECTED
 
 
 async def test_a_peer_says_hello_in_its_own_name_only():
@@ -293,6 +294,12 @@ async def test_the_same_state_gives_the_same_line_and_the_same_authority(tmp_pat
 # ---------------------------------------------------------------- the port
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Lets everything else run until something holds; the test's timeout ends it otherwise."""
+    while not holds():  # noqa: ASYNC110 (what it waits for has no event of its own)
+        await asyncio.sleep(0)
+
+
 async def raw(broker: Broker, *said: bytes) -> bytes:
     host, _, port = broker.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -301,6 +308,8 @@ async def raw(broker: Broker, *said: bytes) -> bytes:
         await writer.drain()
     try:
         return await asyncio.wait_for(reader.read(), 10)
+    except ConnectionResetError:  # closed before what was said had been read
+        return b""
     finally:
         writer.close()
 
@@ -331,6 +340,59 @@ async def test_noise_is_closed_and_costs_nobody_anything(said):
     async with running() as broker:
         assert await raw(broker, said) == b""
         assert await raw(broker, b"GET /authority.pem HTTP/1.1\r\n\r\n")
+
+
+async def test_one_who_ignores_the_end_is_not_kept_half_open(monkeypatch):
+    """A bad handshake: the server hangs up, and the stranger does not."""
+    monkeypatch.setattr("shoal.net.pump.LINGER_S", 0.1)
+    async with running() as broker:
+        host, _, port = broker.address.rpartition(":")
+        for name in (b"broker.shoal", b"door.shoal"):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            alert = b"\x15\x03\x03\x00\x02\x02\x28"
+            writer.write(hello_for(name.decode()) + alert)
+            while await asyncio.wait_for(reader.read(1024), 10):
+                pass  # what the server says, to its end
+            await until(lambda: not broker.secured._front._open)
+            writer.close()
+
+
+async def test_one_address_has_only_so_many_connections():
+    async with running() as broker:
+        front = broker.secured._front
+        front.limits = FrontLimits(of_an_address=2)
+        host, _, port = broker.address.rpartition(":")
+        held = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        await until(lambda: front._open.total() == 2)
+        assert await raw(broker, b"GET /authority.pem HTTP/1.1\r\n\r\n") == b""
+        for _, writer in held:
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("address", "source"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("?", "?"),
+    ],
+)
+def test_a_network_of_ipv6_counts_as_one_address(address, source):
+    assert source_of(address) == source
+
+
+async def test_a_name_that_is_none_and_an_old_tls_are_closed():
+    async with running() as broker:
+        whole = hello_for("broker.shoal")
+        for hello in (
+            whole.replace(b"broker.shoal", b"broker\n\x1b[3m\x00"),
+            whole.replace(b"\x03\x04", b"\x03\x03"),  # no TLS 1.3
+        ):
+            assert hello != whole
+            with pytest.raises(HelloError):
+                server_name(hello)
+            assert await raw(broker, hello) == b""
 
 
 async def test_a_slow_drip_ends_in_time():
@@ -367,13 +429,17 @@ async def test_an_address_that_knocks_too_often_waits_and_those_inside_do_not():
             assert await RunsStub(stubs).Describe(DescribeRequest())
 
 
-def test_the_name_of_a_real_hello_is_read_and_no_cut_one_is():
-    context = ssl.create_default_context()
+def hello_for(name: str) -> bytes:
+    """The first message of a real client."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = context.wrap_bio(incoming, outgoing, server_hostname="door.shoal")
+    client = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname=name)
     with pytest.raises(ssl.SSLWantReadError):
         client.do_handshake()
-    hello = outgoing.read()
+    return outgoing.read()
+
+
+def test_the_name_of_a_real_hello_is_read_and_no_cut_one_is():
+    hello = hello_for("door.shoal")
     assert server_name(hello) == "door.shoal"
     for size in range(len(hello)):
         with pytest.raises(HelloError):

@@ -293,6 +293,16 @@ def test_what_real_processes_cannot_do_is_named_with_its_line(
     assert says in output
 
 
+@pytest.mark.parametrize("world", ["--virtual", "--ghost"])
+def test_relays_are_not_modelled_and_that_is_said_with_its_line(folder: Path, world: str) -> None:
+    behind = SCENARIO.replace('place = "us"', 'place = "us"\nnat = "outbound"')
+    (folder / "home.toml").write_text(behind)
+    code, output = call("home.toml", world)
+    assert code == 2
+    assert "home.toml:12: `peers[1].nat` is" in output
+    assert "relays are not modelled" in output
+
+
 def test_a_trace_whose_time_runs_backwards_is_wrong_input(folder: Path) -> None:
     (folder / "home.toml").write_text(SCENARIO + '[churn]\ntrace = "seen.csv"\n')
     (folder / "seen.csv").write_text("10,b,down\n5,b,up\n")

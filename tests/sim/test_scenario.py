@@ -401,7 +401,6 @@ def test_what_is_wrong_is_named_with_its_line(
 @pytest.mark.parametrize(
     ("key", "body"),
     [
-        ("peers[1].nat", TWO + 'nat = "outbound"\n' + LINK),
         ("peers[1].data", TWO + 'data = ["mnist"]\n' + LINK),
         ("faults[1].phase", TWO + LINK + fault("kill") + fault("kill", SNAPSHOT)),
         ("faults[0].phase", TWO + LINK + fault("kill", SNAPSHOT.replace("snapshot", "recovery"))),
