@@ -12,7 +12,7 @@ import torch
 
 from ..broker import events as b
 from ..dag.convert import graph_from_bytes
-from ..job import Job, SettingsError
+from ..job import Job
 from ..proto import broker_pb2
 from .following import Following
 from .front import Front, Packed
@@ -46,10 +46,10 @@ def run_modelled(
     for a job or a fault that cannot be, OSError for a churn trace that cannot be read."""
     scenario, ghost = setting.scenario, setting.world == "ghost"
     assert scenario is not None, "a modelled world without a scenario"
-    for i, peer in enumerate(scenario.peers):
+    for peer in scenario.peers:
         if peer.nat != "open":
-            raise SettingsError(
-                f"peers[{i}].nat",
+            raise scenario.wrong(
+                f"peers[{peer.entry}].nat",
                 f'is "{peer.nat}": relays are not modelled; run it as real processes (--real)',
             )
     shown.say(f"capturing {setting.job.name}")
