@@ -35,7 +35,13 @@ scheduler = "uniform"
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("public", [["--public", "none"], []], ids=["by relay", "dialled"])
+@pytest.mark.parametrize(
+    "public",
+    [
+        pytest.param(["--public", "none"], id="by relay"),
+        pytest.param([], id="dialled", marks=pytest.mark.slow),
+    ],
+)
 def test_the_losses_are_those_of_the_plain_loop(tmp_path: Path, public: list[str]) -> None:
     (tmp_path / "text.txt").write_text("all fish swim in one sea. " * 60)
     (tmp_path / "job.toml").write_text(JOB)
