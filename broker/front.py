@@ -37,7 +37,7 @@ from ..net.pump import BUFFER_BYTES, close, join
 from .hello import HelloError, server_name
 from .relay import Relay
 
-__all__ = ["Front", "FrontLimits", "Knocks"]
+__all__ = ["Front", "FrontLimits", "Knocks", "source_of"]
 
 log = logging.getLogger(__name__)
 
