@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.net.identity.authority import SLACK, Authority, AuthorityError, public_key_of
@@ -44,6 +44,7 @@ def test_a_token_is_read_as_it_was_written(fingerprint):
     assert token.secret.hex() not in repr(token)
 
 
+@settings(max_examples=500)
 @given(st.data())
 def test_no_slip_of_the_hand_gives_another_token(data):
     text = str(AUTHORITY.token())
