@@ -37,7 +37,7 @@ JOB = Job.from_table(
         "train": {"steps": 4, "batch": 4, "microbatch": 2, "lr": 1e-2, "eval_every": 2},
     }
 )
-POINTS = 240
+POINTS = 120
 
 
 @dataclass

@@ -170,7 +170,13 @@ def write_job(folder: Path, stages: int) -> None:
     (folder / "job.toml").write_text(JOB % stages)
 
 
-@pytest.mark.parametrize("public", [(), ("--public", "none")], ids=["half open", "outbound only"])
+@pytest.mark.parametrize(
+    "public",
+    [
+        pytest.param((), id="half open"),
+        pytest.param(("--public", "none"), id="outbound only", marks=pytest.mark.slow),
+    ],
+)
 def test_peers_that_reach_only_the_broker_train_to_the_same_losses(
     networks: Networks, tmp_path: Path, wanted: list[float], public: Sequence[str]
 ) -> None:
