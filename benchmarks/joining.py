@@ -1,6 +1,6 @@
 """From `shoal join` to the first useful work, with identities and mutual TLS.
 
-    python benchmarks/joining.py [--json FILE] [--peers N]
+    python benchmarks/joining.py [--json FILE]
 
 A broker runs and a job waits for two peers. Then two hosts join for the first time, with a token:
 no key, no certificate, no measured speeds. The clock runs from the start of their processes to the

@@ -26,7 +26,14 @@ from shoal.net.identity.credential import Credential
 from shoal.net.identity.enroll import channel_options
 from shoal.net.identity.names import Party, dns_name
 from shoal.net.identity.names import Role as PartyRole
-from shoal.net.transport import FrameAcknowledged, FrameArrived, LinkUp, TransportEvent
+from shoal.net.transport import (
+    FrameAcknowledged,
+    FrameArrived,
+    LinkDown,
+    LinkRefused,
+    LinkUp,
+    TransportEvent,
+)
 from shoal.peer.relayed import answer
 from shoal.proto.broker_pb2 import Hello, PeerMessage, Profile
 from shoal.proto.broker_pb2_grpc import AttachStub
@@ -159,7 +166,11 @@ async def test_one_who_dials_through_the_relay_is_checked_as_anybody():
                 before = len(b.relayed)
                 hostile.transport.dial("b", broker.address, 1)
                 await b.told(before + 1)
+                await hostile.heard(LinkRefused if hostile is liar else LinkDown)
+                assert not any(isinstance(e, LinkUp) for e in hostile.events)
         assert not any(isinstance(e, LinkUp) for e in b.events)
+        refusals = [e.why for e in b.events if isinstance(e, LinkRefused)]
+        assert refusals == ["a hello of a by the certificate of c"]
         a.transport.dial("b", broker.address, 2)
         await a.heard(LinkUp)
 
@@ -175,8 +186,10 @@ async def test_who_answers_in_anothers_place_is_found_out():
         relay._told[name_of_b] = relay._told[name_of_c]
         a.transport.dial("b", broker.address, 1)
         await c.told(1)
+        await a.heard(LinkDown)
         a.transport.hang_up("b")
-        assert not any(isinstance(e, LinkUp) for e in (*a.events, *c.events))
+        assert not any(isinstance(e, LinkUp) for e in a.events)
+        assert c.events == []  # TLS ended it before a hello was said
 
 
 async def test_a_connection_that_breaks_is_dialled_again_through_the_relay():
@@ -197,17 +210,35 @@ async def test_a_ticket_is_good_once_and_only_a_real_one():
     async with network("a", "b") as (broker, (a, b)):
         b.answers = False
         assert broker.secured is not None
-        relay = broker.secured.relay
-        relay.limits = RelayLimits(answer_s=0.3)
         a.transport.dial("b", broker.address, 1)
         await b.told(1)
         host, _, port = broker.address.rpartition(":")
+        real = b"SHOAL-RELAY " + b.relayed[0].encode() + b"\n"
         for ticket in (b"0" * 32, b"", b"\xff" * 40, b.relayed[0].encode()[:-1]):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(b"SHOAL-RELAY " + ticket + b"\n")
             assert await asyncio.wait_for(reader.read(), 10) == b""
             writer.close()
+        first, one = await asyncio.open_connection(host, int(port))
+        one.write(real)
+        assert (await asyncio.wait_for(first.readexactly(1), 10)) == b"\x16"  # the dialler's hello
+        second, other = await asyncio.open_connection(host, int(port))
+        other.write(real)
+        assert await asyncio.wait_for(second.read(), 10) == b""
         a.transport.hang_up("b")
+        one.close()
+        other.close()
+
+
+async def test_a_dial_that_nobody_answers_ends():
+    async with network("a", "b") as (broker, (a, b)):
+        b.answers = False
+        assert broker.secured is not None
+        broker.secured.relay.limits = RelayLimits(answer_s=0.1)
+        a.transport.dial("b", broker.address, 1)
+        await a.heard(LinkDown)
+        a.transport.hang_up("b")
+        assert b.relayed
 
 
 @pytest.mark.parametrize("limits", [RelayLimits(of_a_peer=1), RelayLimits(at_once=1)])
