@@ -57,7 +57,8 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     if spec.HasField("plan"):
         plan = _with_ids(plan_from_proto(spec.plan), ask.peers)
     else:
-        plan = planner(plan_request(spec, read_spec(spec), graph, ask.peers, ask.network))
+        request = plan_request(spec, read_spec(spec), graph, ask.peers, ask.network)
+        plan = planner(request if ask.before is None else _as_before(request, ask.before))
     form = planned_graph(_bound(graph, plan.microbatch_size), plan)
     plan.validate(len(form.operators))
     if spec.HasField("plan"):
@@ -69,6 +70,16 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
             "set only: expected peers with the full set, or head_parts 0"
         )
     return PlanReady(ask.run, ask.version, plan, frame_pairs(form, plan))
+
+
+def _as_before(request: PlanRequest, before: Plan) -> PlanRequest:
+    """The request for a plan that a running one can move to. Raises NoPlan."""
+    had = (before.microbatch_size, before.head_parts)
+    kept = [r for r in (request, *request.others) if (r.microbatch_size, r.head_parts) == had]
+    if not kept:
+        text = f"microbatches of {had[0]} with the head in {had[1]} parts, as before, are not asked"
+        raise NoPlan(text)
+    return replace(kept[0], others=())
 
 
 def _with_codecs(ask: MakePlan, form: Graph, plan: Plan) -> Plan:

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..dag.plan import PeerId
-from ..proto.graph_pb2 import CORE
 from .membership import Member, Membership
 from .runs import Run
 
@@ -39,11 +38,11 @@ def in_order(runs: Iterable[Run]) -> list[Run]:
     return sorted(runs, key=lambda run: (-run.wish.priority, run.number))
 
 
-def consider(run: Run, members: Membership) -> Offered | Waits:
+def consider(run: Run, members: Membership, now: float) -> Offered | Waits:
     """Whether the pool has what a run needs."""
     if run.wish.wanted:
         return _by_hand(run, members)
-    able = suited(run, members)
+    able = suited(run, members, now)
     free = tuple(m for m in able if m.state == "pool")
     need, joined = run.wish.least, len(members.members)
     if len(free) >= need:
@@ -68,9 +67,11 @@ def consider(run: Run, members: Membership) -> Offered | Waits:
     return Waits("peers", text, blocks=len(able) >= need)
 
 
-def suited(run: Run, members: Membership) -> list[Member]:
-    """Members that could take part if they were free, in order of joining."""
-    return [m for m in members.members.values() if _suits(run, m)]
+def suited(run: Run, members: Membership, now: float) -> list[Member]:
+    """Members that could take part if they were free, in order of joining; without those that are
+    left out for a fault."""
+    everybody = members.members.values()
+    return [m for m in everybody if run.suits(m) and not run.blamed.out(m.id, now)]
 
 
 def resolve(wanted: PeerId, members: Membership) -> list[Member]:
@@ -87,7 +88,7 @@ def _by_hand(run: Run, members: Membership) -> Offered | Waits:
     blocks = True
     for wanted in run.wish.wanted:
         named = resolve(wanted, members)
-        if len(named) == 1 and _suits(run, named[0]) and named[0] not in found:
+        if len(named) == 1 and run.suits(named[0]) and named[0] not in found:
             found.append(named[0])
             if named[0].state != "pool":
                 problems.append(f"{wanted} works for run {named[0].run}")
@@ -106,7 +107,3 @@ def _by_hand(run: Run, members: Membership) -> Offered | Waits:
     need = len(run.wish.wanted)
     text = f"its plan needs {need} peers, has {need - len(problems)} of them: {'; '.join(problems)}"
     return Waits("peers", text, blocks)
-
-
-def _suits(run: Run, member: Member) -> bool:
-    return run.wish.core or member.profile.operator_set != CORE
