@@ -349,6 +349,13 @@ class Membership:
         """Free peers in order of joining."""
         return tuple(m for m in self.members.values() if m.state == "pool")
 
+    def mine(self, peer: PeerId, run: RunId) -> Member | None:
+        """A peer that has a part in a run now; None for any other."""
+        member = self.members.get(peer)
+        if member is None or member.state != "assigned" or member.run != run:
+            return None
+        return member
+
     def assign(self, member: Member, run: RunId) -> None:
         assert member.state == "pool", f"{member.id} is {member.state} for {member.run}"
         member.state, member.run = "assigned", run

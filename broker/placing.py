@@ -24,7 +24,7 @@ from .events import Instruction, Log, MakePlan, PlanFailed, PlanReady, RunId, Se
 from .membership import Member, Membership, dial
 from .probing import Probing
 from .runs import Run
-from .waiting import Waits, consider, in_order, suited
+from .waiting import Offered, Waits, by_hand, consider, in_order, suited
 
 __all__ = ["Placing"]
 
@@ -138,7 +138,8 @@ class Placing:
         out = run.waits("planning", text, now)
         offers = tuple(m.offer for m in members)
         network = self.probing.network([m.id for m in members], now)
-        before = run.plan if run.term else None
+        named = bool(run.wish.wanted) and isinstance(by_hand(run, self.members), Offered)
+        before = run.plan if run.term and not named else None
         return [*out, MakePlan(run.id, self._versions, run.spec, offers, network, before)]
 
     def _answered(self, run: Run | None, event: PlanReady | PlanFailed) -> Run | None:

@@ -54,14 +54,14 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     spec = ask.spec
     if graph.operator_set != "full":
         raise GraphError(f"its operator set is {graph.operator_set}: expected the full form")
-    if spec.HasField("plan"):
+    if by_hand := spec.HasField("plan") and ask.before is None:
         plan = _with_ids(plan_from_proto(spec.plan), ask.peers)
     else:
         request = plan_request(spec, read_spec(spec), graph, ask.peers, ask.network)
         plan = planner(request if ask.before is None else _as_before(request, ask.before))
     form = planned_graph(_bound(graph, plan.microbatch_size), plan)
     plan.validate(len(form.operators))
-    if spec.HasField("plan"):
+    if by_hand:
         plan = _with_codecs(ask, form, plan)
     core = [str(o) for o in ask.peers if o.operator_set == "core" and o.peer in plan.peers]
     if plan.head_parts and core:

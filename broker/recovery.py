@@ -64,10 +64,10 @@ def replacements(
     assert plan is not None, run
     found: dict[PeerId, PeerId] = {}
     holders = [p for p in plan.peers if p not in gone]
-    if any(_mine(p, run, members) is None for p in holders):
+    if any(members.mine(p, run.id) is None for p in holders):
         return None  # others are gone too, which is not known here yet
     found_set = run.goes_on_from()
-    warm = [m for p in plan.warm if p not in gone and (m := _mine(p, run, members))]
+    warm = [m for p in plan.warm if p not in gone and (m := members.mine(p, run.id))]
     free = [m for m in members.pool if run.suits(m)]
     for old in gone:
         if old not in plan.peers:
@@ -89,13 +89,10 @@ def replacements(
     return found
 
 
-def _mine(peer: PeerId, run: Terms, members: Membership) -> Member | None:
-    member = members.members.get(peer)
-    return member if member and member.state == "assigned" and member.run == run.id else None
-
-
 def _slow(member: Member, old: PeerId, run: Terms) -> bool:
     speed = member.offer.flops_per_s
+    if run.wish.wanted:
+        return False  # its plan was written by hand: it is kept as far as it can be
     return 0 < speed * SLOWER < run.speed_of.get(old, 0.0)
 
 

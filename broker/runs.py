@@ -280,7 +280,7 @@ class Run(Terms):
         if stale:
             return stale
         about = ""
-        other = self._mine(PeerId(fault.about), members)
+        other = members.mine(PeerId(fault.about), self.id)
         if fault.about:
             about = f" about peer {other.label if other else clean(fault.about, 128)}"
         what = clean(fault.reason.text, 2000) or clean(fault.reason.code, 60) or "no reason given"
@@ -360,7 +360,7 @@ class Run(Terms):
     ) -> list[Instruction]:
         assert not self.ended, self
         out: list[Instruction] = []
-        for member in (m for p in self.parts if (m := self._mine(p, members))):
+        for member in (m for p in self.parts if (m := members.mine(p, self.id))):
             leave = Leave(run=self.id, term=self.term, reason=Reason(code=code, text=text))
             out.append(Tell(member.stream, BrokerMessage(leave=leave)))
             out += members.drain(member, now)
@@ -465,7 +465,7 @@ class Run(Terms):
 
     def _holders(self, members: Membership) -> list[Member]:
         """The holders that are still members and assigned to this run, in the plan's order."""
-        return [m for p in self.peers if (m := self._mine(p, members))]
+        return [m for p in self.peers if (m := members.mine(p, self.id))]
 
     def _stale(self, what: str, member: Member, term: int, *phases: Phase) -> list[Instruction]:
         """A log line when a message may have no effect: another term, phase or peer (I3)."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from ..dag.convert_plan import plan_to_proto
 from ..dag.plan import Keeper, PeerId, Plan
@@ -114,7 +115,8 @@ class Terms(DurableRun):
         before = self.parts
         wire = plan_to_proto(plan)
         out: list[Instruction] = [self._publish(RunEvent(plan=wire), now, self.term + 1, plan)]
-        self.pairs = tuple(pairs)
+        # Not known after a restart of the broker: then all.
+        self.pairs = tuple(pairs) or tuple(combinations(plan.peers, 2))
         step = found.step if found else 0
         every = self.wish.recovery.snapshot_every
         self.cadence = Cadence(0 if every == "auto" else every, step)
@@ -170,7 +172,7 @@ class Terms(DurableRun):
     def _with_keepers(self, plan: Plan, found: Set | None, members: Membership) -> Plan:
         if not self.snapshots:
             return plan
-        warm = [m for p in self.parts if (m := self._mine(p, members))]
+        warm = [m for p in self.parts if (m := members.mine(p, self.id))]
         free = [m for m in members.pool if self.suits(m)]
         wanted = self.wish.recovery.warm_spares
         spares = 1 if wanted == "auto" else wanted
@@ -187,20 +189,13 @@ class Terms(DurableRun):
         """Whether a peer could take part, by its operators."""
         return self.wish.core or member.profile.operator_set != CORE
 
-    def _mine(self, peer: PeerId, members: Membership) -> Member | None:
-        """A peer that has a part in this run now."""
-        member = members.members.get(peer)
-        if member is None or member.state != "assigned" or member.run != self.id:
-            return None
-        return member
-
     def _release(
         self, peers: Sequence[PeerId], text: str, members: Membership, now: float
     ) -> list[Instruction]:
         """They leave the run, which goes on."""
         out: list[Instruction] = []
         for peer in peers:
-            if (member := self._mine(peer, members)) is not None:
+            if (member := members.mine(peer, self.id)) is not None:
                 leave = Leave(run=self.id, term=self.term, goes_on=True)
                 leave.reason.CopyFrom(Reason(code="released", text=text))
                 out += [Tell(member.stream, BrokerMessage(leave=leave))]
@@ -255,7 +250,7 @@ class Terms(DurableRun):
             cadence.ordered(due, now)
         order = SnapshotOrder(run=self.id, term=self.term, step=due or 0, needed=needed)
         order.keepers.extend(broker_pb2.Keeper(holder=h, peer=p) for h, p in keepers.items())
-        here = (m for p in self.parts if (m := self._mine(p, members)))
+        here = (m for p in self.parts if (m := members.mine(p, self.id)))
         return [*out, *(Tell(m.stream, BrokerMessage(snapshot=order)) for m in here)]
 
     # ------------------------------------------------------------ replays

@@ -27,7 +27,9 @@ def validate(machine: BrokerMachine) -> None:
     for run in machine.runs.values():
         _validate_run(run)
         if run.active:
-            for peer in run.peers:
+            for peer in run.parts:
+                if peer not in run.peers and not machine.members.mine(peer, run.id):
+                    continue  # it kept snapshots, and is gone
                 assert peer not in holders, f"{peer} holds stages of {holders[peer]} and {run.id}"
                 holders[peer] = run.id
     for peer, member in members.items():

@@ -14,7 +14,7 @@ from ..dag.plan import PeerId
 from .membership import Member, Membership
 from .runs import Run
 
-__all__ = ["Offered", "Waits", "consider", "in_order", "resolve", "suited"]
+__all__ = ["Offered", "Waits", "by_hand", "consider", "in_order", "resolve", "suited"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,10 @@ def in_order(runs: Iterable[Run]) -> list[Run]:
 def consider(run: Run, members: Membership, now: float) -> Offered | Waits:
     """Whether the pool has what a run needs."""
     if run.wish.wanted:
-        return _by_hand(run, members)
+        verdict = by_hand(run, members)
+        # Once it has begun, a peer that is gone is not waited for.
+        if not run.term or isinstance(verdict, Offered) or verdict.blocks:
+            return verdict
     able = suited(run, members, now)
     free = tuple(m for m in able if m.state == "pool")
     need, joined = run.wish.least, len(members.members)
@@ -82,7 +85,8 @@ def resolve(wanted: PeerId, members: Membership) -> list[Member]:
     return [m for m in members.members.values() if m.profile.name == wanted]
 
 
-def _by_hand(run: Run, members: Membership) -> Offered | Waits:
+def by_hand(run: Run, members: Membership) -> Offered | Waits:
+    """Whether the pool has the peers that a hand-written plan names."""
     found: list[Member] = []
     problems: list[str] = []
     blocks = True

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
@@ -70,39 +68,53 @@ def weights(world: Any) -> list[Any]:
 
 
 def test_exp(laboratory: Any) -> None:
-    import random, time
+    import random
+    import time
+
     lab = Lab(laboratory)
     calm = lab.play()
     print(calm.broker.ended[calm.run].phase, calm.count, len(steps(calm)))
     for e in calm.events(calm.run):
-        if e.HasField("state") or e.note: print(e.at_s, e.state.phase, e.state.reason.text, e.note)
+        if e.HasField("state") or e.note:
+            print(e.at_s, e.state.phase, e.state.reason.text, e.note)
     rng = random.Random(0)
     for name in ("p1", "p0", "p2"):
-      for i in range(20):
-        at = rng.randrange(calm.count)
-        t=time.time()
-        world = lab.play(**{name: at})
-        end = world.broker.ended[world.run]
-        ok = end.phase == DONE and steps(world) == steps(calm) and weights(world) == weights(calm)
-        print(name, at, end.phase, ok, round(time.time()-t,2), round(world.now,2))
-        if not ok:
-            for e in world.events(world.run):
-                if e.HasField("state") or e.note: print("   ", e.at_s, e.term, e.state.phase, e.state.reason.text, e.note)
+        for i in range(20):
+            at = rng.randrange(calm.count)
+            t = time.time()
+            world = lab.play(**{name: at})
+            end = world.broker.ended[world.run]
+            ok = (
+                end.phase == DONE
+                and steps(world) == steps(calm)
+                and weights(world) == weights(calm)
+            )
+            print(name, at, end.phase, ok, round(time.time() - t, 2), round(world.now, 2))
+            if not ok:
+                for e in world.events(world.run):
+                    if e.HasField("state") or e.note:
+                        print("   ", e.at_s, e.term, e.state.phase, e.state.reason.text, e.note)
 
 
 def test_dbg(laboratory: Any) -> None:
     import random
+
     lab = Lab(laboratory)
     calm = lab.play()
     rng = random.Random(0)
     ats = [rng.randrange(calm.count) for _ in range(9)]
     lab.laboratory
     import shoal.sim.virtual.world as w
+
     orig = w.World.finish
+
     def fin(self, run, limit_s=100.0):
-        try: return orig(self, run, limit_s)
+        try:
+            return orig(self, run, limit_s)
         finally:
             for e in self.events(run):
-                if e.HasField("state") or e.note: print("   ", e.at_s, e.term, e.state.phase, e.state.reason.text, e.note)
+                if e.HasField("state") or e.note:
+                    print("   ", e.at_s, e.term, e.state.phase, e.state.reason.text, e.note)
+
     w.World.finish = fin
     lab.play(p1=ats[8])
