@@ -31,6 +31,7 @@ Rules.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from ..dag.plan import PeerId, Plan
 from ..proto.broker_pb2 import (
@@ -340,6 +341,8 @@ class Run(Terms):
             pairs = tuple((new if a == old else a, new if b == old else b) for a, b in pairs)
             self.took_over(old, new)
         text = "; ".join((text, *names))
+        if names:
+            plan = replace(plan, reasons=(*names, "the rest is as before"))
         return self._build(plan, pairs, members, generation, code, text, now)
 
     def _collect(self, code: str, text: str, members: Membership, now: float) -> list[Instruction]:
