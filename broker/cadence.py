@@ -2,8 +2,8 @@
 
 One set at a time: the next is ordered when the last is whole. It is of a step a little ahead of
 what is committed, so that the order is with everybody before they are past it; when it was not,
-the next one is further ahead. With `every` = 0 the time between two orders is at least twice what a
-set took to be whole, so that copies use half of what the uplinks leave at most.
+the next one is further ahead. With `every` = 0 nothing is ordered, once a set is whole, for as long
+as its copies were on their way: they use half of the time at most.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Cadence:
         """The step of the newest whole set."""
         self._first = first
         self._lead = 0
-        self._ordered_at = 0.0
+        self._taken_at: float | None = None
         self._not_before = -math.inf
 
     def due(self, committed: int, steps: int, now: float) -> int | None:
@@ -45,8 +45,13 @@ class Cadence:
                 return None
         return step if step < steps else None
 
-    def ordered(self, step: int, now: float) -> None:
-        self.pending, self._ordered_at = step, now
+    def ordered(self, step: int) -> None:
+        self.pending, self._taken_at = step, None
+
+    def taken(self, step: int, now: float) -> None:
+        """A holder has its snapshot; its copy is on its way."""
+        if step == self.pending and self._taken_at is None:
+            self._taken_at = now
 
     def missed(self, step: int) -> None:
         """Somebody was past it already, or could not keep it."""
@@ -58,9 +63,8 @@ class Cadence:
         """The pending set is whole; returns its step."""
         assert self.pending is not None, "no set is pending"
         self.whole, self.pending = self.pending, None
-        if not self.every:
-            took = now - self._ordered_at
-            self._not_before = now + took * (1 / _SHARE - 1)
+        if not self.every and self._taken_at is not None:
+            self._not_before = now + (now - self._taken_at) * (1 / _SHARE - 1)
         return self.whole
 
     def __repr__(self) -> str:

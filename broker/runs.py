@@ -262,11 +262,12 @@ class Run(Terms):
         self.sets.gone(peer)
         text = f"peer {lost.member.label} was lost {self._where}: {lost.cause}"
         exporting = self.phase == EXPORTING
-        if peer not in self.peers or (exporting and not self._owes_weights(peer)):
+        if peer not in self.peers or (exporting and not self.owes_weights(peer)):
             return [*self.note(text, now), *self.order_snapshots(members, now)]
         return self._go_on((peer,), lost.code, text, members, generation, now)
 
-    def _owes_weights(self, peer: PeerId) -> bool:
+    def owes_weights(self, peer: PeerId) -> bool:
+        """Whether the run cannot end without this peer."""
         return peer in self._exporters and peer not in self._exports
 
     def fault(
@@ -325,10 +326,9 @@ class Run(Terms):
         for peer in self.returning.away:
             members.expected.pop(peer, None)
         away, self.returning = self.returning.away, Returning((), now)
-        if not self.wish.recovery.ladder:
-            return self.fail(
-                code, f"{text}. The run's ladder names nothing to do then", members, now
-            )
+        if self.committed and not self.goes_on_from() and not self._begins_anew:
+            text += ". No snapshot of it is left, and its ladder has no checkpoint"
+            return self.fail(code, text, members, now)
         found = replacements(self, (*gone, *(p for p in away if p not in gone)), members, now)
         if found is None:
             return self._collect(code, text, members, now)
@@ -344,6 +344,11 @@ class Run(Terms):
         if names:
             plan = replace(plan, reasons=(*names, "the rest is as before"))
         return self._build(plan, pairs, members, generation, code, text, now)
+
+    @property
+    def _begins_anew(self) -> bool:
+        """Whether it may go back to the weights that it began with."""
+        return "checkpoint" in self.wish.recovery.ladder
 
     def _collect(self, code: str, text: str, members: Membership, now: float) -> list[Instruction]:
         """Everybody goes back to the pool, and all are planned anew."""

@@ -218,6 +218,8 @@ class Terms(DurableRun):
         snapshot = report.snapshot
         if report.held:
             self.sets.held(member.id, snapshot)
+            if (snapshot.term, snapshot.holder) == (self.term, member.id):
+                self.cadence.taken(snapshot.step, now)
             return self.order_snapshots(members, now)
         self.sets.not_held(member.id, snapshot)
         if snapshot.term == self.term:
@@ -247,7 +249,7 @@ class Terms(DurableRun):
         self.sets.not_needed(needed)
         self._needed, self._keepers = needed, keepers
         if due is not None:
-            cadence.ordered(due, now)
+            cadence.ordered(due)
         order = SnapshotOrder(run=self.id, term=self.term, step=due or 0, needed=needed)
         order.keepers.extend(broker_pb2.Keeper(holder=h, peer=p) for h, p in keepers.items())
         here = (m for p in self.parts if (m := members.mine(p, self.id)))
