@@ -43,6 +43,7 @@ from pathlib import Path
 import torch
 from table import Figure, report
 
+from shoal.broker.events import RunId
 from shoal.broker.options import BrokerOptions
 from shoal.dag.capture import capture
 from shoal.dag.convert import graph_to_bytes
@@ -107,7 +108,7 @@ class Found:
 @cache
 def graph_of(layers: int, width: int, length: int) -> Graph:
     with torch.device("meta"):
-        module = gpt(layers, width, max(1, width // 64), length, 0.0)
+        module = gpt(layers, width, max(1, width // 32), length, 0.0)
     text = torch.zeros(2, length, dtype=torch.int64, device="meta")
     return capture(module, {"x": text, "y": text}).graph
 
@@ -140,7 +141,13 @@ class Played:
             return common_pb2.BlobRef(hash=name, size_bytes=len(data))
 
         n = case.microbatches
-        train = {"steps": steps, "batch": n, "microbatch": 1, "lr": 1e-3, "eval_every": 0}
+        train: dict[str, object] = {
+            "steps": steps,
+            "batch": n,
+            "microbatch": 1,
+            "lr": 1e-3,
+            "eval_every": 0,
+        }
         train |= {"schedule": "constant", "warmup": 0}
         model = {"factory": "shoal.examples.gpt:gpt", "args": {"layers": case.layers}}
         data = {"kind": "text", "length": case.length}
@@ -214,7 +221,7 @@ class Played:
         self.world.after(after_s, what)
 
     def _holders(self) -> list[str]:
-        run = self.world.broker.machine.runs[self.run]
+        run = self.world.broker.machine.runs[RunId(self.run)]
         return [p for p in run.peers if self.world.peers[p].alive]
 
     def _fail_one(self) -> None:
@@ -311,7 +318,7 @@ def checkfree(steps: int) -> list[Figure]:
 
 _FAST = Case(
     layers=6,
-    width=192,
+    width=224,
     length=64,
     microbatches=4,
     pool=7,
