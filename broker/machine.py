@@ -224,6 +224,8 @@ class BrokerMachine:
         if kind == "goodbye":
             why = message.goodbye.reason.text
             return self._losing(*self.members.goodbye(member, why), now)
+        if kind == "opening":
+            return self.members.opening(member, message.opening)
         if kind == "link":
             return self.probing.reported(member.id, message.link, now)
         about = getattr(message, str(kind)).run
@@ -367,4 +369,5 @@ def _state(member: Member, now: float) -> PeerState:
         run=member.run or "",
         silent_s=max(0.0, now - member.heard_at),
         membership=member.state,
+        closed=member.closed,
     )

@@ -29,7 +29,7 @@ from ..dag.flow import Role
 from ..dag.plan import PeerId
 from ..net import transport as net
 from ..net.blobs_client import BlobClient, BlobTransferError
-from ..net.cap import Cap
+from ..net.cap import Cap, Meter
 from ..net.frame import Arrived, FrameKey, Payload
 from ..net.grpc_transport import SERVER_OPTIONS, GrpcTransport
 from ..net.identity.credential import Credential
@@ -43,12 +43,16 @@ from .config import DEFAULT_STATE, PeerConfig
 from .control import ControlStream, broker_channel
 from .credentials import Credentials, NoCredentialError, listen, obtain
 from .device import TorchDevice
+from .host import Host
+from .hours import Hours
 from .identity import Identity, IdentityError, Incarnation
 from .lane import Lane
 from .logs import note, note_heard, note_told
 from .machine import PeerMachine, PeerOptions
+from .opening import Terms
 from .optimizer import warm_up
 from .order import order_from_assign
+from .owner import Owner
 from .probe import probe_payload
 from .profile import measure
 from .relayed import RELAY, answer
@@ -103,6 +107,9 @@ def _look(config: PeerConfig) -> broker_pb2.Profile:
         memory_bytes=config.memory_bytes,
         up_bytes_per_s=config.up_bytes_per_s or 0.0,
         down_bytes_per_s=config.down_bytes_per_s or 0.0,
+        stay_s=config.stay_s or 0.0,
+        hours=str(Hours.parse(config.hours)) if config.hours else "",
+        monthly_bytes=config.monthly_bytes or 0,
         speeds=DEFAULT_STATE.expanduser().with_name("speeds.json"),
         stretch=config.stretch,
     )
@@ -140,14 +147,27 @@ class Worker:
             else StretchedDevice(config.device, stretch=config.stretch)
         )
         self._spans = Spans(config.trace, me.peer, config.name)
+        self._meter = Meter()
+        self._owner = (
+            None
+            if config.host_state is None
+            else Owner(
+                Host(config.host_state),
+                self._meter,
+                peer=me.peer,
+                name=config.name,
+                broker=config.broker,
+                monthly_bytes=config.monthly_bytes,
+            )
+        )
         credentials = self._credentials
         self._transport = GrpcTransport(
             me.peer,
             me.boot,
             self._on_transport,
             credential=None if credentials is None else lambda: credentials.now,
-            up=_cap(config.up_bytes_per_s),
-            down=_cap(config.down_bytes_per_s),
+            up=Cap(config.up_bytes_per_s, meter=self._meter),
+            down=Cap(config.down_bytes_per_s, meter=self._meter),
             allowed=self._device.most_bytes,
         )
         self._transport.attach(self._server)
@@ -169,7 +189,13 @@ class Worker:
         self._listens = joined(host, port)
         address = "" if config.address == "none" else config.address or self._listens
         options = PeerOptions(
-            give_up_s=config.give_up_s, first_s=config.first_s, drain_s=config.drain_s
+            give_up_s=config.give_up_s,
+            first_s=config.first_s,
+            drain_s=config.drain_s,
+            terms=Terms(
+                hours=Hours.parse(config.hours) if config.hours else None,
+                monthly_bytes=config.monthly_bytes,
+            ),
         )
         self.machine = PeerMachine(
             me.peer, me.boot, profile, counter=me.counter, address=address, options=options
@@ -196,13 +222,16 @@ class Worker:
         try:
             async with self._transport:
                 self._channel = broker_channel(self._broker, self._newest)
-                self._blobs = BlobClient(self._channel)
+                self._blobs = BlobClient(self._channel, meter=self._meter)
                 await self._server.start()
                 try:
                     if self._credentials is not None:
                         self._start(self._keep(self._credentials))
                     # An optimizer's first making loads much of torch: better while nobody waits.
                     self._compute.do(warm_up, lambda _: None, self._crash)
+                    if self._owner is not None:  # before anybody can give it work
+                        self._post(await asyncio.to_thread(self._owner.look, ""))
+                        self._start(self._owner.watch(self._post, self._closed))
                     self._post(e.Started())
                     end = await self._exit
                     await self._last_words(end)
@@ -243,6 +272,11 @@ class Worker:
     def _newest(self) -> Credential | None:
         return None if self._credentials is None else self._credentials.now
 
+    def _closed(self) -> str:
+        """Why its owner keeps it out of runs, for people; empty: it takes part."""
+        closed = self.machine.opening.closed
+        return "" if closed is None else closed.text
+
     async def _keep(self, credentials: Credentials) -> None:
         try:
             await credentials.keep()
@@ -259,7 +293,7 @@ class Worker:
 
         self._start(closing(self._channel))
         self._channel = broker_channel(self._broker, credential)
-        self._blobs = BlobClient(self._channel)
+        self._blobs = BlobClient(self._channel, meter=self._meter)
 
     # ------------------------------------------------------------ events
 
@@ -407,6 +441,7 @@ class Worker:
                 self._streaming = self._start(self._attach())
             case e.Tell(message):
                 note_told(_log, self.me.peer, message)
+                self._meter.add(message.ByteSize())
                 if self._stream is not None:
                     self._stream.tell(message)
             case e.SetTimer(name, at):
@@ -417,6 +452,7 @@ class Worker:
                 self._exit.set_result(instruction)
 
     def _heard(self, message: broker_pb2.BrokerMessage) -> None:
+        self._meter.add(message.ByteSize())
         if message.HasField("relayed"):  # nothing to decide
             self._start(answer(message.relayed.ticket, self._broker, self._listens))
         else:
@@ -504,10 +540,6 @@ class Worker:
             if piece is None:
                 return
             yield piece
-
-
-def _cap(bytes_per_s: float | None) -> Cap | None:
-    return None if bytes_per_s is None else Cap(bytes_per_s)
 
 
 def _text(error: Exception) -> str:
