@@ -171,12 +171,14 @@ class PlanReady:
 
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
-    """`code` "peers" or "memory" may heal when peers come back to the pool; others never do."""
+    """`code` "peers" or "memory" may heal when others are in the pool; others never do.
+    `short_bytes`: of device memory; 0: not known, or another thing is short."""
 
     run: RunId
     version: int
     reason: str
     code: str = "plan"
+    short_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def answer(ask: MakePlan, graph_bytes: bytes, planner: Planner = by_name) -> Pla
     try:
         return make_plan(ask, graph_from_bytes(graph_bytes), planner)
     except NoPlan as error:
-        return PlanFailed(ask.run, ask.version, error.reason, error.code)
+        return PlanFailed(ask.run, ask.version, error.reason, error.code, error.short_bytes)
     except PlanError as error:
         return PlanFailed(ask.run, ask.version, f"the plan of the run: {error}", "plan")
     except GraphError as error:

@@ -43,12 +43,14 @@ class NoPlan(ValueError):  # noqa: N818 (an answer, named in the design)
     """These peers cannot run this job. The text names the resource that is short, and by how much.
 
     `code`: "memory" and "peers" can be healed by more or other peers, "model" and "plan" cannot.
+    `short_bytes`: of device memory, the least that more peers would have to bring; 0: not known.
     """
 
-    def __init__(self, reason: str, code: str = "plan") -> None:
+    def __init__(self, reason: str, code: str = "plan", short_bytes: int = 0) -> None:
         super().__init__(reason)
         self.reason = reason
         self.code = code
+        self.short_bytes = short_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,11 +179,12 @@ def stage_reasons(judge: Judge, best: Candidate) -> Iterator[str]:
 
 def no_plan(judge: Judge) -> NoPlan:
     """What is short, by how much, and the smallest changes that were found to help."""
-    text = shortage(judge)
+    short = shortage(judge)
     helps = list(_helps(judge)) if judge.operators < MOST_OPERATORS else []
-    if helps:
-        text += "; what would be enough: " + ", or ".join(helps)
-    return NoPlan(text, "memory")
+    if not helps:
+        return short
+    text = f"{short.reason}; what would be enough: {', or '.join(helps)}"
+    return NoPlan(text, short.code, short.short_bytes)
 
 
 def _helps(judge: Judge) -> Iterator[str]:
