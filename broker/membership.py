@@ -36,6 +36,7 @@ from ..proto.broker_pb2 import (
     Opening,
     Profile,
     Refused,
+    Resolved,
     Welcome,
 )
 from ..proto.common_pb2 import Reason
@@ -49,6 +50,9 @@ __all__ = ["PROTOCOL", "RELAY", "Lost", "Member", "Membership", "State", "clean"
 
 PROTOCOL = 1
 """The version of the protocol that this broker speaks."""
+
+MOST_DATA = 64
+"""Data sets of one peer."""
 
 State = Literal["pool", "assigned", "draining", "resting"]
 
@@ -77,6 +81,9 @@ class Member:
     closed: Reason | None = None  # Why its owner keeps it out of runs; None: it takes part.
     correction: Correction = field(default_factory=Correction)
     planned_with: float = 1.0  # The correction's factor when it was assigned.
+    manifests: dict[str, None] = field(default_factory=dict)  # Of data that it has, by hash.
+    answers: dict[tuple[str, str, str], Resolved | None] = field(default_factory=dict)
+    # What it said of its data, by the way of reading it; None: asked, see datasets.py.
 
     @property
     def free(self) -> State:
@@ -106,6 +113,7 @@ class Member:
             host=self.profile.host,
             cores=self.profile.cores * speeds.busy,
             threads=self.profile.threads,
+            manifests=tuple(self.manifests),
         )
 
 
@@ -467,6 +475,12 @@ def _problem(hello: Hello) -> tuple[str, str] | None:
                 f"{field_name} of the Hello is {clean(value, 60)!r}: expected {least} to {most} "
                 "printable characters"
             )
+    data = hello.profile.data
+    if len(data) > MOST_DATA or any(not 1 <= len(d.name) <= 64 for d in data):
+        return "hello", (
+            f"profile.data of the Hello has {len(data)} data sets: expected at most {MOST_DATA}, "
+            "each with a name of 1 to 64 characters"
+        )
     if hello.profile.operator_set not in (FULL, CORE):
         return "hello", (
             f"profile.operator_set of the Hello is {hello.profile.operator_set}: expected FULL "

@@ -21,12 +21,13 @@ import math
 from collections.abc import Iterable, Sequence
 
 from ..dag.plan import PeerId, PlanError
+from .datasets import lacks_data
 from .events import Instruction, Log, MakePlan, PlanFailed, PlanReady, RunId, SetTimer
 from .lacking import Lack
 from .membership import Member, Membership, dial
 from .probing import Probing
 from .runs import Run
-from .waiting import Waits, consider, in_order, suited
+from .waiting import Offered, Waits, consider, in_order, suited
 
 __all__ = ["Placing"]
 
@@ -89,7 +90,7 @@ class Placing:
             elif ahead is not None:
                 text = f"waits behind run {ahead.id} (priority {ahead.wish.priority})"
                 out += run.waits("queue", text, now)
-            elif isinstance(verdict := consider(run, self.members), Waits):
+            elif isinstance(verdict := self._consider(run), Waits):
                 out += run.waits(verdict.code, verdict.reason, now)
                 ahead = run if verdict.blocks else None
             elif (lack := self._lacks.get(run.id)) and not lack.open_to(verdict.members):
@@ -107,6 +108,12 @@ class Placing:
                 out += self._ask(run, verdict.members, now)
                 ahead = run
         return out
+
+    def _consider(self, run: Run) -> Offered | Waits:
+        verdict = consider(run, self.members)
+        if isinstance(verdict, Waits):
+            return verdict
+        return lacks_data(run, self.members) or verdict
 
     def _measured_at(self, run: Run, members: Sequence[Member], now: float) -> float:
         """Until when the run's plan waits for probes, at most; `now`: no longer."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from torch._subclasses import FakeTensorMode
 
+from ..dag.beside import beside_data
 from ..dag.convert import graph_from_bytes
 from ..dag.convert_plan import plan_from_proto
 from ..dag.cut import cut, tied_groups
@@ -62,6 +63,7 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     plan.validate(len(form.operators))
     if spec.HasField("plan"):
         plan = _with_codecs(ask, form, plan)
+    _check_beside(ask, form, plan)
     core = [str(o) for o in ask.peers if o.operator_set == "core" and o.peer in plan.peers]
     if plan.head_parts and core:
         raise PlanError(
@@ -69,6 +71,19 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
             "set only: expected peers with the full set, or head_parts 0"
         )
     return PlanReady(ask.run, ask.version, plan, frame_pairs(form, plan))
+
+
+def _check_beside(ask: MakePlan, form: Graph, plan: Plan) -> None:
+    """Raises PlanError for a plan that has data read where it is not; a hand-written one can."""
+    has = {o.peer for o in ask.peers if ask.spec.data.hash in o.manifests}
+    for i in beside_data(form, tuple(ask.spec.local)):
+        stage = next(s for s in plan.stages if s.start <= i < s.stop)
+        strangers = [p for p in stage.holders if p not in has]
+        if strangers:
+            raise PlanError(
+                f"it has operator {form.operators[i].name} on {strangers[0]}, which lacks the data "
+                "that must not leave its peer"
+            )
 
 
 def _with_codecs(ask: MakePlan, form: Graph, plan: Plan) -> Plan:

@@ -160,6 +160,7 @@ class Run(DurableRun):
             weights=self.spec.weights,
             data=self.spec.data,
             training=self.wish.training,
+            submitter=self.owner,
         )
         for member in joined:
             members.assign(member, self.id)

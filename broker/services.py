@@ -23,6 +23,8 @@ from ..proto.broker_pb2 import (
     BlobQuery,
     BlobRange,
     BrokerMessage,
+    DataAnswer,
+    DataRequest,
     DescribeRequest,
     Description,
     PeerMessage,
@@ -39,6 +41,7 @@ from ..proto.common_pb2 import BlobRef
 from .admission import AdmissionError
 from .blobs import BlobError, Upload
 from .events import (
+    DataAsked,
     DescribeAsked,
     PeerSaid,
     PreviewAsked,
@@ -145,6 +148,7 @@ def add_services(
             "Cancel": unary("Runs.Cancel", runs.cancel, RunRequest, RunState),
             "Describe": unary("Runs.Describe", runs.describe, DescribeRequest, Description),
             "Preview": unary("Runs.Preview", runs.preview, RunSpec, PreviewAnswer),
+            "Resolve": unary("Runs.Resolve", runs.resolve, DataRequest, DataAnswer),
             "Watch": grpc.unary_stream_rpc_method_handler(
                 runs.watch, _parser(WatchRequest), RunEvent.SerializeToString
             ),
@@ -292,6 +296,13 @@ class RunsService:
     async def preview(self, spec: RunSpec, caller: Party | None) -> PreviewAnswer:
         wanted: PreviewWanted = await self._shell.ask(lambda request: PreviewAsked(request, spec))
         return await self._shell.preview(wanted)
+
+    async def resolve(self, wanted: DataRequest, caller: Party | None) -> DataAnswer:
+        by = caller.subject if caller else ""
+        answer: DataAnswer = await self._shell.ask(
+            lambda request: DataAsked(request, wanted.name, wanted.options, by)
+        )
+        return answer
 
     async def watch(
         self, wanted: WatchRequest | MalformedError, context: ServicerContext

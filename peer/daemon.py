@@ -37,6 +37,7 @@ from ..net.identity.enroll import BrokerAwayError, NotAdmittedError
 from ..net.local import joined, local_address, split
 from ..proto import broker_pb2
 from . import events as e
+from . import relayed
 from .addresses import to_dial
 from .cache import BlobCache
 from .config import DEFAULT_STATE, PeerConfig
@@ -52,10 +53,11 @@ from .machine import PeerMachine, PeerOptions
 from .opening import Terms
 from .optimizer import warm_up
 from .order import order_from_assign
+from .own_data import Catalogue, answer, host_secret, offers
 from .owner import Owner
 from .probe import probe_payload
 from .profile import measure
-from .relayed import RELAY, answer
+from .relayed import RELAY
 from .spans import Spans
 from .stretch import StretchedDevice
 
@@ -110,6 +112,7 @@ def _look(config: PeerConfig) -> broker_pb2.Profile:
         stay_s=config.stay_s or 0.0,
         hours=str(Hours.parse(config.hours)) if config.hours else "",
         monthly_bytes=config.monthly_bytes or 0,
+        data=offers(config.data),
         speeds=DEFAULT_STATE.expanduser().with_name("speeds.json"),
         stretch=config.stretch,
     )
@@ -184,6 +187,8 @@ class Worker:
         """Run and term that stand on the device; None while they are being built, or gone."""
         self._blobs: BlobClient | None = None
         self._cache = BlobCache(me.scratch, self._fetch)
+        secret = host_secret(config.host_state or config.state) if config.data else b""
+        self._own_data = Catalogue(me.scratch / "own", config.data, secret)
         self._fetching: set[Future[bytes | None]] = set()
 
         self._listens = joined(host, port)
@@ -454,9 +459,19 @@ class Worker:
     def _heard(self, message: broker_pb2.BrokerMessage) -> None:
         self._meter.add(message.ByteSize())
         if message.HasField("relayed"):  # nothing to decide
-            self._start(answer(message.relayed.ticket, self._broker, self._listens))
+            self._start(relayed.answer(message.relayed.ticket, self._broker, self._listens))
+        elif message.HasField("resolve"):
+            self._start(self._resolve(message.resolve))
         else:
             self._post(e.BrokerSaid(message))
+
+    async def _resolve(self, ask: broker_pb2.Resolve) -> None:
+        """The manifest of this host's own data; no part in a run."""
+        assert self._blobs is not None
+        message = await answer(self._own_data, ask, self._blobs)
+        note_told(_log, self.me.peer, message)
+        if self._stream is not None:
+            self._stream.tell(message)
 
     async def _attach(self) -> None:
         stream = ControlStream(
@@ -479,7 +494,9 @@ class Worker:
                     assign,
                     blob=self._cache.whole,
                     read=self._cache.read,
-                    shard=self._cache.path,
+                    shard=lambda name: (
+                        self._own_data.path(name, assign.submitter) or self._cache.path(name)
+                    ),
                 )
                 return self._device.build(order)
 

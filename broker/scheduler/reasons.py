@@ -64,6 +64,8 @@ def _why_spare(
             f"too little memory for any stage: {size_text(offer.device_memory_bytes)}, the "
             f"smallest operator needs {size_text(least)}"
         )
+    if tried and all(map(judge.misplaced, tried)):
+        return "the parts that it could take must stay with the data, which it does not have"
     fitting = [c for c in tried if judge.fits(c)]
     if not fitting:
         room = size_text(offer.device_memory_bytes)
