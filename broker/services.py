@@ -343,6 +343,7 @@ class BlobsService:
         self._guard = guard
         self._store = shell.blobs
         self._disk = shell.disk
+        self._sweeper = shell.sweeper
 
     async def store(
         self, pieces: AsyncIterator[BlobPiece | MalformedError], context: ServicerContext
@@ -357,7 +358,12 @@ class BlobsService:
                 piece = _checked(item)
                 if not ref.hash:
                     ref.CopyFrom(piece.ref)
-                    upload = await self._begin(ref, piece.offset)
+                    try:
+                        upload = await self._begin(ref, piece.offset)
+                    except BlobError as error:
+                        if error.code != "RESOURCE_EXHAUSTED" or not await self._sweeper.sweep():
+                            raise
+                        upload = await self._begin(ref, piece.offset)
                     if upload is None:
                         return ref
                 assert upload is not None, "a ref came, so an upload began"

@@ -339,4 +339,4 @@ def test_data_of_a_peer_has_a_name_and_only_it_can_be_kept_there(tmp_path: Path)
     assert "`data.source` is empty: " in said
     assert "the name of a data set of a peer" in said
     said = problem(tmp_path, '[train]\nsteps = 3\n[data]\nkeep_local = "labels"')
-    assert 'job.toml:6: `data.keep_local` is "labels" with where = "submitter"' in said
+    assert 'job.toml:7: `data.keep_local` is "labels" with where = "submitter"' in said
