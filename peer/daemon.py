@@ -17,8 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -44,6 +43,7 @@ from .config import DEFAULT_STATE, PeerConfig
 from .control import ControlStream, broker_channel
 from .credentials import Credentials, NoCredentialError, listen, obtain
 from .device import TorchDevice
+from .fetching import Fetching
 from .host import Host
 from .hours import Hours
 from .identity import Identity, IdentityError, Incarnation
@@ -58,6 +58,7 @@ from .owner import Owner
 from .probe import probe_payload
 from .profile import measure
 from .relayed import RELAY
+from .sharing import Fellows, serve_blobs
 from .spans import Spans
 from .stretch import StretchedDevice
 
@@ -164,12 +165,13 @@ class Worker:
             )
         )
         credentials = self._credentials
+        up = Cap(config.up_bytes_per_s, meter=self._meter)
         self._transport = GrpcTransport(
             me.peer,
             me.boot,
             self._on_transport,
             credential=None if credentials is None else lambda: credentials.now,
-            up=Cap(config.up_bytes_per_s, meter=self._meter),
+            up=up,
             down=Cap(config.down_bytes_per_s, meter=self._meter),
             allowed=self._device.most_bytes,
         )
@@ -186,10 +188,14 @@ class Worker:
         self._built: tuple[str, int] | None = None
         """Run and term that stand on the device; None while they are being built, or gone."""
         self._blobs: BlobClient | None = None
-        self._cache = BlobCache(me.scratch, self._fetch)
+        self._fellows = Fellows(lambda: self._newest, self._meter)
+        self._fetching = Fetching(self._loop, lambda: self._blobs, self._fellows)
+        self._cache = BlobCache(
+            me.scratch, self._fetching.from_all, alone=self._fetching.from_broker
+        )
+        serve_blobs(self._server, self._cache, self._shares_with, up)
         secret = host_secret(config.host_state or config.state) if config.data else b""
         self._own_data = Catalogue(me.scratch / "own", config.data, secret)
-        self._fetching: set[Future[bytes | None]] = set()
 
         self._listens = joined(host, port)
         address = "" if config.address == "none" else config.address or self._listens
@@ -242,6 +248,7 @@ class Worker:
                     await self._last_words(end)
                 finally:
                     await self._cancel()
+                    await _close(self._fellows.become({}))
                     await self._channel.close()
                     await self._server.stop(grace=None)
         finally:
@@ -266,8 +273,7 @@ class Worker:
     async def _cancel(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
-        for future in list(self._fetching):  # a lane waits for it
-            future.cancel()
+        self._fetching.cancel()  # a lane waits for it
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -487,6 +493,11 @@ class Worker:
         self._post(e.Detached(why))
 
     def _build(self, run: str, term: int, assign: broker_pb2.Assign) -> None:
+        reached = {
+            d.peer: to_dial(self.config.via, d.address) for d in assign.dials if d.address != RELAY
+        }
+        self._start(_close(self._fellows.become(reached)))
+
         def build() -> e.Built:
             with self._spans.span("build", run):
                 order = order_from_assign(
@@ -539,24 +550,17 @@ class Worker:
 
         self._start(upload())
 
-    def _fetch(self, name: str, offset: int, length: int) -> Iterator[bytes]:
-        """Pieces of a blob, for a lane: the client lives in the event loop."""
-        assert self._blobs is not None
-        pieces = self._blobs.pieces(name, offset, length)
+    def _shares_with(self, peer: str | None) -> bool:
+        """Whether a peer gets blobs from here: only those of the run do, where any has a name."""
+        part = self.machine.assignment
+        if part is None or self.machine.opening.closed is not None:
+            return False
+        return self._credentials is None or peer in part.peers
 
-        async def following() -> bytes | None:
-            return await anext(pieces, None)
 
-        while True:
-            future = asyncio.run_coroutine_threadsafe(following(), self._loop)
-            self._fetching.add(future)
-            try:
-                piece = future.result()
-            finally:
-                self._fetching.discard(future)
-            if piece is None:
-                return
-            yield piece
+async def _close(channels: Iterable[grpc.aio.Channel]) -> None:
+    for channel in channels:
+        await channel.close()
 
 
 def _text(error: Exception) -> str:
