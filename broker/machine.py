@@ -8,7 +8,8 @@ Rules.
   a run goes on without a lost member; an ended run gives its members back; the pool is offered to
   the runs that wait (`placing.py`); links are measured beside all that (`probing.py`).
 - Whoever speaks nonsense on a stream loses that stream, and nobody else notices.
-- Every client request is answered once, in the same call.
+- Every client request is answered once, in the same call; one about data of peers, once these have
+  looked at it (`datasets.py`).
 - What it must not forget changes by decisions only (`decided.py`). Those of one event are one
   Persist in front of all that tells anybody, so that a journal ends between two events.
 - After DrainAsked nothing new starts; Stop comes when nothing is active. StopAsked ends everything.
@@ -35,10 +36,12 @@ from ..proto.broker_pb2 import (
     Submitted,
 )
 from ..proto.common_pb2 import Reason
+from .datasets import DataSets
 from .decided import Decided
 from .events import (
     Answer,
     CloseStream,
+    DataAsked,
     DescribeAsked,
     DrainAsked,
     Event,
@@ -102,6 +105,7 @@ class BrokerMachine:
         self.decided = decided or Decided(self.options)
         self.runs = self.decided.runs
         self.probing = Probing(self.options)
+        self.data = DataSets(self.members, self.options)
         self.placing = Placing(self.members, self.probing)
         self.reconsidering = Reconsidering(self.members, self.probing)
         self.ignored: Counter[str] = Counter()
@@ -117,6 +121,7 @@ class BrokerMachine:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """What to do about an event. Never raises for anything that came from outside."""
         out = self._decide(event, now)
+        out += self.data.advance(self.runs.values(), now)
         out += self.probing.advance(self.members, self.placing.next_generation, now)
         out += self.placing.place(self.runs.values(), now)
         out += self.reconsidering.look(self.runs.values(), now)
@@ -150,6 +155,8 @@ class BrokerMachine:
                 return [Answer(request, self._describe(now))]
             case PreviewAsked(request, spec):
                 return [self._preview(request, spec, now)]
+            case DataAsked():
+                return self.data.asked(event, now)
             case WatchAsked(request, run, start):
                 if run not in self.runs:
                     return [self._unknown(request, run)]
@@ -176,6 +183,7 @@ class BrokerMachine:
         starts = self.decided.starts
         self.placing.started(starts, now)
         self.probing.started(starts)
+        self.data.started(starts)
         out: list[Instruction] = []
         for run in self.runs.values():
             out += run.resume(now)
@@ -249,6 +257,10 @@ class BrokerMachine:
         if kind == "goodbye":
             why = message.goodbye.reason.text
             return self._losing(*self.members.goodbye(member, why), now)
+        if kind == "resolved":
+            return self.data.resolved(member, message.resolved)
+        if kind == "opening":
+            return self.members.opening(member, message.opening)
         if kind == "link":
             return self.probing.reported(member.id, message.link, now)
         if kind == "snapshot":
@@ -295,6 +307,8 @@ class BrokerMachine:
         kind, _, who = name.partition(":")
         if kind == "run" and RunId(who) in self.runs:
             return self.runs[RunId(who)].timer(self.members, self.placing.next_generation, now)
+        if kind == "data":
+            return self.data.timer(who)
         return self._losing(*self.members.timer(name, now), now)
 
     # ------------------------------------------------------------ clients
@@ -387,11 +401,15 @@ class BrokerMachine:
 
 
 def _state(member: Member, now: float) -> PeerState:
-    return PeerState(
+    state = PeerState(
         peer=member.id,
         profile=member.profile,
         address=member.address,
         run=member.run or "",
         silent_s=max(0.0, now - member.heard_at),
         membership=member.state,
+        closed=member.closed,
     )
+    for data in state.profile.data:
+        data.ClearField("users")  # whom an owner trusts is not everybody's business
+    return state

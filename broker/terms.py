@@ -129,6 +129,7 @@ class Terms(DurableRun):
             weights=self.spec.weights,
             data=self.spec.data,
             training=self.wish.training,
+            submitter=self.owner,
             first_step=step,
         )
         if found is not None:

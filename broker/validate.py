@@ -17,9 +17,10 @@ def validate(machine: BrokerMachine) -> None:
     for peer, member in members.items():
         assert member.id == peer
         assert machine.members.streams.get(member.stream) == peer, f"{peer} has no stream"
-        assert (member.run is None) == (member.state == "pool"), (
+        assert (member.run is None) == (member.state in ("pool", "resting")), (
             f"{peer}: {member.state}, {member.run}"
         )
+        assert member.run is not None or member.state == member.free, f"{peer}: {member.closed}"
     named = [p for p in machine.members.streams.values() if p is not None]
     assert sorted(named) == sorted(members), "every stream with a peer is the one of that member"
 

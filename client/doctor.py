@@ -26,6 +26,7 @@ from ..net.identity.enroll import (
 )
 from ..net.identity.token import Token, TokenError, fingerprint_of
 from ..net.local import is_loopback, local_address, split
+from ..peer.host import Host
 from ..proto.broker_pb2 import BlobQuery
 from ..proto.broker_pb2_grpc import BlobsStub
 
@@ -45,11 +46,15 @@ class Finding:
     """What was found, and for something wrong what to do."""
 
 
-def examine(address: str, token: str, folders: list[Path]) -> Iterator[Finding]:
+def examine(
+    address: str, token: str, folders: list[Path], owned: Path | None = None
+) -> Iterator[Finding]:
     """Looks at one thing after the other; ends early where nothing further can be seen. `folders`:
-    of the credentials that this host has for peers and for its user. Raises ValueError when the
-    address is none."""
+    of the credentials that this host has for peers and for its user; `owned`: where the owner of
+    this host pauses it. Raises ValueError when the address is none."""
     host, port = split(address)
+    if owned is not None:
+        yield from _owner(Host(owned))
     yield from _proxies(host)
     try:
         found = {a[4][0] for a in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
@@ -93,6 +98,18 @@ def examine(address: str, token: str, folders: list[Path]) -> Iterator[Finding]:
         text = "this host has none for the broker: join or log in with a token first"
         yield Finding(what="credential", how="note", text=text)
     yield _reachable(host)
+
+
+def _owner(host: Host) -> Iterator[Finding]:
+    """What its owner has set: peers that take part in nothing look as if something were wrong."""
+    since = host.paused_since
+    if since is not None:
+        text = f"this host is paused since {since:%Y-%m-%d %H:%M}: `shoal unpause` ends it"
+        yield Finding(what="owner", how="note", text=text)
+        return
+    for one in host.standings():
+        if one.closed and not one.ended:
+            yield Finding(what="owner", how="note", text=f"{one.name} is closed: {one.closed}")
 
 
 def _proxies(host: str) -> Iterator[Finding]:

@@ -198,28 +198,63 @@ def test_a_plan_that_lacks_only_unused_peers_stands(world) -> None:
     assert world.state(run).phase == BUILDING
 
 
-def test_no_plan_ends_the_run_when_all_peers_were_asked(world) -> None:
+NEEDS = "needs 2 GiB more: the model needs 3 GiB, the 1 stage offers 1 GiB"
+
+
+def lacking(world, run, out, short_bytes=2 << 30):
+    """The answer of a planner that found too little memory."""
+    version = world.only(out, MakePlan).version
+    return world.handle(PlanFailed(run, version, NEEDS, "memory", short_bytes))
+
+
+@pytest.mark.parametrize("code", ["model", "plan", "internal"])
+def test_no_plan_ends_the_run_when_no_peer_could_change_that(world, code) -> None:
     world.join("a")
     run, out = world.submit()
-    text = "stage 0 needs 3.0 GiB, a has 1.0 GiB"
-    world.handle(PlanFailed(run, world.only(out, MakePlan).version, text, "memory"))
+    world.handle(PlanFailed(run, world.only(out, MakePlan).version, "no such planner", code))
     assert world.state(run).phase == FAILED
-    assert world.state(run).reason.text == text
+    assert world.state(run).reason.text == "no such planner"
 
 
-def test_no_plan_waits_for_peers_that_work_elsewhere(world) -> None:
-    busy = world.start("a")
-    world.join("b")
+def test_a_run_waits_for_memory_and_says_how_much_more(world) -> None:
+    world.join("a")
     run, out = world.submit()
-    text = "stage 0 needs 3.0 GiB, b has 1.0 GiB"
-    out = world.handle(PlanFailed(run, world.only(out, MakePlan).version, text, "memory"))
+    out = lacking(world, run, out)
     assert world.state(run).phase == WAITING
-    assert "1 more peers work for other runs" in world.state(run).reason.text
+    assert world.state(run).reason.text == NEEDS
+    assert not [i for i in out if isinstance(i, MakePlan)], "the same peers have the same memory"
+    world.close("a")
+    ask = world.only(world.join("a", counter=2), MakePlan)  # it may offer more now
+    lacking(world, run, [ask])
+    ask = world.only(world.join("b"), MakePlan)
+    assert [o.peer for o in ask.peers] == ["a", "b"]
+
+
+def test_a_run_that_lacks_memory_waits_for_peers_that_work_elsewhere(world) -> None:
+    busy = world.start("a", "b")
+    world.join("c")
+    run, out = world.submit()
+    out = lacking(world, run, out)
+    assert world.state(run).reason.text == f"{NEEDS}; 2 more peers work for other runs"
+    # They have the memory, so nobody overtakes it.
+    behind, out = world.submit()
     assert not [i for i in out if isinstance(i, MakePlan)]
-    version = world.only(world.cancel(busy), MakePlan).version  # the pool changed
-    world.handle(PlanFailed(run, version, text, "memory"))
-    ask = world.only(world.drained("a", busy), MakePlan)
-    assert (ask.run, [o.peer for o in ask.peers]) == (run, ["a", "b"])
+    assert "waits behind" in world.state(behind).reason.text
+    assert not [i for i in world.cancel(busy) if isinstance(i, MakePlan)], "not free yet"
+    out = world.drained("a", busy)
+    ask = world.only(out, MakePlan)
+    assert (ask.run, [o.peer for o in ask.peers]) == (run, ["a", "c"])
+
+
+def test_a_run_that_lacks_more_memory_than_there_is_is_overtaken(world) -> None:
+    world.start("a")
+    world.join("b")
+    run, out = world.submit(world.spec(priority=5))
+    small, _ = world.submit()
+    assert "waits behind" in world.state(small).reason.text
+    out = lacking(world, run, out, short_bytes=9 << 30)
+    assert world.only(out, MakePlan).run == small
+    assert world.state(run).reason.text.startswith(NEEDS)
 
 
 def test_core_peers_are_not_offered_to_a_run_without_a_core_graph(world) -> None:

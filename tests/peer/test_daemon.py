@@ -22,8 +22,10 @@ from shoal.client import submission
 from shoal.dag.convert import graph_to_bytes
 from shoal.job import Job
 from shoal.net.blobs_client import BlobClient
+from shoal.peer import owner
 from shoal.peer.config import PeerConfig
 from shoal.peer.daemon import Worker, work
+from shoal.peer.host import Host
 from shoal.peer.identity import Identity
 from shoal.proto import broker_pb2, broker_pb2_grpc
 from shoal.sim.shaped.forwarder import Forwarder
@@ -92,6 +94,14 @@ class Cluster:
         asked = broker_pb2.DescribeRequest()
         while len((await stub.Describe(asked)).peers) < count:
             pass  # the broker has no call that waits for peers; each round is one of its own
+
+    async def until(self, name: str, membership: str) -> broker_pb2.PeerState:
+        """Waits until a peer is that."""
+        stub: Any = broker_pb2_grpc.RunsStub(self.channel)
+        while True:
+            for peer in (await stub.Describe(broker_pb2.DescribeRequest())).peers:
+                if (peer.profile.name, peer.membership) == (name, membership):
+                    return peer
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +179,29 @@ async def test_a_peer_that_is_stopped_ends_the_run_with_a_reason(cluster: Cluste
     assert stopped.me.peer in last.reason.text
     assert await cluster.ends[stopped.config.name] == 0
     assert other.machine.exit is None, "the other peer goes on"
+
+
+async def test_a_paused_peer_leaves_its_run_and_rests_until_it_is_unpaused(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "LOOKED_S", 0.05)
+    host = Host(cluster.folder / "host")
+    cluster.join("p0", host_state=host.folder, monthly_bytes=10**12, stay_s=3600.0)
+    cluster.join("p1")
+    await cluster.members(2)
+    run = await cluster.submit(steps=100_000)
+    async for event in cluster.watch(run):
+        if event.WhichOneof("kind") == "step" and event.step.step == 2:
+            break
+    host.pause()
+    mine = await cluster.until("p0", "resting")
+    assert mine.closed.code == "paused"
+    assert 0 < mine.profile.stay_s < 3600
+    (standing,) = host.standings()
+    assert standing.moved_bytes > 1000, "frames, weights and what it says"
+    assert standing.closed == "its owner has paused it"
+    host.unpause()
+    assert not (await cluster.until("p0", "pool")).HasField("closed")
 
 
 @asynccontextmanager
