@@ -76,6 +76,7 @@ from .probing import Probing
 from .reconsider import Reconsidering
 from .sets import MOST_SNAPSHOTS
 from .speeds import speeds_of
+from .terms import NEVER
 from .wish import SpecError, read_spec
 
 __all__ = ["MOST_MESSAGE_BYTES", "BrokerMachine"]
@@ -237,7 +238,7 @@ class BrokerMachine:
         if not report.held:
             return []
         # Nobody goes on from it any more.
-        order = SnapshotOrder(run=report.snapshot.run, needed=report.snapshot.step + 1)
+        order = SnapshotOrder(run=report.snapshot.run, needed=NEVER)
         return [Tell(member.stream, BrokerMessage(snapshot=order))]
 
     def _returned(self, member: Member, now: float) -> list[Instruction]:
@@ -291,6 +292,8 @@ class BrokerMachine:
         """Instructions about members that are gone, and what that means for their runs."""
         out = list(out)
         for gone in lost:
+            for open_run in self.runs.values():
+                open_run.sets.gone(gone.member.id)
             run = self.runs.get(gone.member.run) if gone.member.run else None
             if run is not None and gone.member.state == "assigned":
                 out += run.lost(gone, self.members, self.placing.next_generation, now)

@@ -83,9 +83,7 @@ class Placing:
                 out += run.waits("broker", "the broker is leaving and starts nothing new", now)
             elif run.id == self.planning:
                 ahead = ahead or run
-            elif any(
-                m.state == "draining" and m.run == run.id for m in self.members.members.values()
-            ):
+            elif self._comes_free(run):
                 text = f"{run.reason.text.partition(' (waits')[0]} (waits for its peers to be free)"
                 out += run.waits(run.reason.code or "lost", text, now)
                 ahead = run

@@ -66,7 +66,7 @@ def replacements(
     holders = [p for p in plan.peers if p not in gone]
     if any(members.mine(p, run.id) is None for p in holders):
         return None  # others are gone too, which is not known here yet
-    found_set = run.goes_on_from()
+    found_set = run.goes_on_from(members)
     warm = [m for p in plan.warm if p not in gone and (m := members.mine(p, run.id))]
     free = [m for m in members.pool if run.suits(m)]
     for old in gone:
@@ -101,10 +101,7 @@ def _reached(
     member: Member, old: PeerId, found: dict[PeerId, PeerId], run: Terms, members: Membership
 ) -> bool:
     """Whether there is a way to all with whom the part exchanges frames."""
-    plan = run.plan
-    assert plan is not None, run
-    pairs = run.pairs or tuple((old, p) for p in plan.peers if p != old)
-    for pair in pairs:
+    for pair in run.pairs:
         if old in pair:
             other = pair[0] if pair[1] == old else pair[1]
             there = members.members.get(found.get(other, other))

@@ -27,6 +27,7 @@ __all__ = ["PIECES", "Outbox", "Pieces"]
 
 _PATIENT = frozenset({Role.SNAPSHOT, Role.PROBE})
 _PATIENT_TURN = 16
+_PATIENT_SHARE = 4
 _REMEMBERED_KEYS = 4096
 _QUEUED_FRAMES = 65536
 
@@ -217,7 +218,10 @@ class Outbox:
             if frame.whole:
                 lane.queue.popleft()
             return frame.header.numbered(frame.number)
-        size = min(self._rate.chunk_bytes(now), frame.header.size_bytes - frame.sent)
+        most = self._rate.chunk_bytes(now)
+        if lane.patient:  # what comes next may be urgent
+            most = max(MIN_CHUNK_BYTES, most // _PATIENT_SHARE)
+        size = min(most, frame.header.size_bytes - frame.sent)
         parts = tuple(_slices(frame.buffers, frame.sent, size))
         piece = Chunk(frame.number, frame.sent, size, parts)
         frame.sent += size

@@ -114,7 +114,7 @@ def test_missing_required_keys_are_named(tmp_path: Path) -> None:
         ("sync", 'kind = "local"'),
         ("sync", "every = 8"),
         ("recovery", 'lease = "11s"'),
-        ("recovery", 'ladder = ["checkpoint"]'),
+        ("recovery", 'ladder = ["snapshot", "neighbour"]'),
         ("data", 'where = "url"'),
         ("data", 'kind = "module"'),
         ("data", 'partition = {kind = "iid"}'),
