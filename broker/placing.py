@@ -197,6 +197,7 @@ class Placing:
             self._patience[run.id] = now + self.probing.options.probe_s
             self.probing.wanted(unknown, now)
             return [_dropped(event, f"{len(unknown)} of its links are measured first")]
+        run.local = event.local
         fields = (("run", run.id), ("stages", len(plan.stages)), ("why", "; ".join(plan.reasons)))
         return [
             Log("run_planned", fields),

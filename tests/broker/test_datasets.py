@@ -161,7 +161,7 @@ def test_a_run_is_planned_once_a_peer_with_its_data_is_free(world) -> None:
     out = world.join("b", data=has())
     assert world.state(run).reason.text == "b reads the data 'scans'"
     ask = world.only(resolve(world, out, "b"), MakePlan)
-    assert [(o.peer, o.manifests) for o in ask.peers] == [("a", ()), ("b", (MANIFEST,))]
+    assert [(o.peer, o.manifests) for o in ask.peers] == [("a", ()), ("b", ((MANIFEST, ("x",)),))]
     out = world.handle(PlanReady(run, ask.version, world.plan("b", "a")))
     assert [m.assign.submitter for m in world.told(out, "b") if m.HasField("assign")] == [""]
 
