@@ -163,9 +163,7 @@ def test_other_data_of_that_name_is_not_its_data(world) -> None:
 
 
 def test_it_waits_behind_the_run_that_has_the_data(world) -> None:
-    first = world.start("a")
-    world.close("a")
-    world.join("a", counter=2, data=has())
+    world.join("a", data=has())
     first, out = world.submit(make_spec(world))
     ask = world.only(resolve(world, out, "a"), MakePlan)
     world.handle(PlanReady(first, ask.version, world.plan("a")))
