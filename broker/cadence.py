@@ -3,7 +3,7 @@
 One set at a time: the next is ordered when the last is whole. It is of a step a little ahead of
 what is committed, so that the order is with everybody before they are past it; when it was not,
 the next one is further ahead. With `every` = 0 nothing is ordered, once a set is whole, for as long
-as its copies were on their way: they use half of the time at most.
+as its copies were on their way, which use half of the time at most, and at least for a second.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ __all__ = ["Cadence"]
 
 _MOST_LEAD = 64
 _SHARE = 0.5
+_PAUSE_S = 1.0
+"""Between two sets, however small they are."""
 _LEAST_S, _LONGER = 300.0, 10.0
 """A set that is not whole after so long, or so many times as long as the last one, is given up."""
 
@@ -60,7 +62,9 @@ class Cadence:
         """Whether the pending set takes far longer than sets do: a copy of it was lost."""
         if self.pending is None or self._taken_at is None:
             return False
-        return now - self._taken_at > max(_LEAST_S, _LONGER * self._took)
+        return now - self._taken_at > max(_PAUSE_S = 1.0
+"""Between two sets, however small they are."""
+_LEAST_S, _LONGER * self._took)
 
     def missed(self, step: int) -> None:
         """Somebody was past it already, or could not keep it."""
@@ -74,7 +78,7 @@ class Cadence:
         self.whole, self.pending = self.pending, None
         self._took = 0.0 if self._taken_at is None else now - self._taken_at
         if not self.every:
-            self._not_before = now + self._took * (1 / _SHARE - 1)
+            self._not_before = now + max(_PAUSE_S, self._took * (1 / _SHARE - 1))
         return self.whole
 
     def __repr__(self) -> str:

@@ -295,9 +295,7 @@ class Terms(DurableRun):
         cadence, keepers = self.cadence, instead(self.plan, members)
         if cadence.pending is not None:
             if self.sets.copied(cadence.pending, self.term, self.plan, keepers):
-                step = cadence.copied(now)
-                fields = (("run", self.id), ("term", self.term), ("step", step))
-                out.append(Log("snapshot_whole", fields))
+                cadence.copied(now)
             elif keepers != self._keepers or cadence.overdue(now):
                 cadence.missed(cadence.pending)
         needed = self._needed
