@@ -50,12 +50,14 @@ from shoal.dag.convert import graph_to_bytes
 from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.graph import Graph
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.speed import Speeds
 from shoal.examples.gpt import gpt
 from shoal.job import Job
 from shoal.net.memory import steady
+from shoal.net.outbox import PIECES
 from shoal.peer.data.manifest import Column, Manifest, Shard
 from shoal.proto import broker_pb2, common_pb2
-from shoal.sim.ghost.device import Ghosts
+from shoal.sim.ghost.device import GhostDevice, Ghosts
 from shoal.sim.ghost.hashes import expected
 from shoal.sim.virtual.world import PeerSpec, World
 
@@ -128,6 +130,12 @@ def plan_of(graph: Graph, layers: int, microbatches: int) -> Plan:
     )
 
 
+def card(flops_per_s: float) -> Speeds:
+    """A device of so many FLOP/s in products; its memory is that of a T4."""
+    fast = dict.fromkeys(("product", "convolution", "attention"), flops_per_s)
+    return Speeds(**fast, memory=2.5e11, special=1e11, call_s=1e-5)
+
+
 class Played:
     """A case in a world of its own."""
 
@@ -171,7 +179,7 @@ class Played:
         )
         names = [f"p{i}" for i in range(STAGES + case.pool)]
         self.specs = {
-            name: PeerSpec(name=name, flops_per_s=case.flops_per_s, memory_bytes=64 << 30)
+            name: PeerSpec(name=name, hardware=card(case.flops_per_s), memory_bytes=64 << 30)
             for name in names
         }
         beat = case.heartbeat_s
@@ -184,7 +192,7 @@ class Played:
             broker_options=BrokerOptions(
                 heartbeat_s=beat, lease_s=5 * beat, step_floor_s=1e6, first_step_s=1e6, probe_s=0.0
             ),
-            device=Ghosts(),
+            device=_device(),
             log=False,
         )
         self._rng = random.Random(f"failures {case.seed}")
@@ -255,6 +263,18 @@ class Played:
             if building is not None and running is not None and step is not None:
                 found.append((building - at, running - at, step - at))
         return tuple(found)
+
+
+def _device() -> Callable[[PeerSpec], GhostDevice]:
+    """Ghosts whose frames leave in pieces as long as those of real peers: snapshots share links."""
+    ghosts = Ghosts()
+
+    def made(spec: PeerSpec) -> GhostDevice:
+        device = ghosts(spec)
+        device.pieces = PIECES
+        return device
+
+    return made
 
 
 def played(case: Case, steps: int = 10**6, limit_s: float = math.inf) -> Found:

@@ -76,6 +76,7 @@ class Placing:
             return []
         self._wake_at = math.inf
         self._placed = seen
+        runs = list(runs)
         out: list[Instruction] = []
         ahead: Run | None = None  # A run that nobody behind it may overtake.
         for run in in_order(r for r in runs if not r.ended and not r.active):
@@ -96,13 +97,12 @@ class Placing:
                 out += run.waits("queue", text, now)
             elif isinstance(verdict := self._consider(run, now), Waits):
                 out += run.waits(verdict.code, verdict.reason, now)
+                out += [*self._wakes(run, now), *self._reclaimed(runs, now)]
                 ahead = run if verdict.blocks else None
-                if (until := run.blamed.first_back(now)) is not None:
-                    self._wake_at = min(self._wake_at, until)
-                    out.append(SetTimer("plan", self._wake_at))
             elif (lack := self._lacks.get(run.id)) and not lack.open_to(verdict.members):
                 waits = lack.waits(suited(run, self.members, now))
                 out += run.waits(waits.code, waits.reason, now)
+                out += [*self._wakes(run, now), *self._reclaimed(runs, now)]
                 ahead = run if waits.blocks else None
             elif self.planning is not None:
                 out += run.waits("queue", f"waits for the plan of run {self.planning}", now)
@@ -115,6 +115,18 @@ class Placing:
                 out += self._ask(run, verdict.members, now)
                 ahead = run
         return out
+
+    def _wakes(self, run: Run, now: float) -> list[Instruction]:
+        """Looks again when a peer that is left out for a fault may be asked."""
+        until = run.blamed.first_back(now)
+        if until is None:
+            return []
+        self._wake_at = min(self._wake_at, until)
+        return [SetTimer("plan", self._wake_at)]
+
+    def _reclaimed(self, runs: Iterable[Run], now: float) -> list[Instruction]:
+        """Peers that only keep snapshots for other runs come back to the pool."""
+        return [i for run in runs if run.active for i in run.give_up_warm(self.members, now)]
 
     def _comes_free(self, run: Run) -> bool:
         """Whether peers that had a part in it are about to be back in the pool."""

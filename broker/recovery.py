@@ -4,7 +4,8 @@
   ones, then the pool in order of joining. It must be able to hold the part, be reached by all that
   the part exchanges frames with, and be at most SLOWER times as slow: otherwise a plan over all
   that is left may well be better, and is asked for.
-- A peer that was blamed for a fault is left out for a while, that doubles each time.
+- A peer that was blamed for a fault is left out for a while, that doubles each time; so is one that
+  is lost again and again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ SLOWER = 2.0
 _AWAY_S = 30.0
 _MOST_AWAY_S = 3600.0
 _TRIES = 4
+_FLAPS_S = 5.0
 
 
 class Blamed:
@@ -36,6 +38,7 @@ class Blamed:
         self._step = -1
         self._until: dict[PeerId, float] = {}
         self._away_s: dict[PeerId, float] = {}
+        self._losses: dict[PeerId, int] = {}
 
     def again(self, peers: Iterable[PeerId], step: int, now: float) -> bool:
         """They are blamed; whether it is worth another try: with other peers each time, the same
@@ -46,6 +49,12 @@ class Blamed:
             away = self._away_s[peer] = min(_MOST_AWAY_S, 2 * self._away_s.get(peer, _AWAY_S / 2))
             self._until[peer] = now + away
         return self.tries <= _TRIES
+
+    def lost(self, peer: PeerId, now: float) -> None:
+        """Its stream ended, say. The first time that is nobody's fault."""
+        n = self._losses[peer] = self._losses.get(peer, 0) + 1
+        if n > 1:
+            self._until[peer] = now + min(_MOST_AWAY_S, _FLAPS_S * 2 ** (n - 2))
 
     def out(self, peer: PeerId, now: float) -> bool:
         """Whether it is left out now."""

@@ -74,6 +74,8 @@ FAULTS_OF_ONE = frozenset(
     {"blob", "busy", "compute", "draining", "frame", "link", "memory", "snapshot", "stalled"}
 )
 """Codes of faults that another peer need not have. Others would come again wherever it runs."""
+FAULTS_OF_NETWORKS = frozenset({"deadline", "link", "stalled"})
+"""Those that pass: a run waits, where it would end for others."""
 COMMITTED_EVERY = 32
 """Steps after which holders are told what is committed: so many of their reports are kept twice."""
 
@@ -269,6 +271,7 @@ class Run(Terms):
         """A peer with a part in it is no member any more."""
         peer = lost.member.id
         text = f"peer {lost.member.label} was lost {self._where}: {lost.cause}"
+        self.blamed.lost(peer, now)
         if not self.needs(peer):
             return [*self.note(text, now), *self.order_snapshots(members, now)]
         return self._go_on((peer,), lost.code, text, members, generation, now)
@@ -320,9 +323,14 @@ class Run(Terms):
         now: float,
     ) -> list[Instruction]:
         """These peers are here and do not do their part: others shall."""
+        everybody = set(peers) >= set(self.peers)
+        if everybody:  # they wait for each other: once more, from the start of the term
+            peers = ()
         if not self.blamed.again(peers, self.committed, now):
             text += f". That was tried {self.blamed.tries} times at this step"
-            return self.fail(code, text, members, now)
+            if code not in FAULTS_OF_NETWORKS:
+                return self.fail(code, text, members, now)
+            return self._collect(code, text, members, now)
         out = self._release(peers, text, members, now)
         return out + self._go_on(peers, code, text, members, generation, now)
 
@@ -340,7 +348,8 @@ class Run(Terms):
         for peer in self.returning.away:
             members.expected.pop(peer, None)
         away, self.returning = self.returning.away, Returning((), now)
-        if self.committed and not self.goes_on_from(members) and not self._begins_anew:
+        nothing = not self.wish.recovery.ladder
+        if nothing or (self.committed and not self.goes_on_from(members) and not self._begins_anew):
             text += ". No snapshot of it is left, and its ladder has no checkpoint"
             return self.fail(code, text, members, now)
         found = replacements(self, (*gone, *(p for p in away if p not in gone)), members, now)
@@ -349,7 +358,7 @@ class Run(Terms):
         plan, pairs, names = self.plan, self.pairs, []
         for old, new in found.items():
             stages = ", ".join(str(k) for k in plan.stages_of(old))
-            kind = "warm" if new in plan.warm else "from the pool"
+            kind = "warm" if new in self.plan.warm else "from the pool"
             names.append(f"stage {stages} -> {members.members[new].label} ({kind})")
             plan = substituted(plan, old, new)
             pairs = tuple((new if a == old else a, new if b == old else b) for a, b in pairs)

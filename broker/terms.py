@@ -231,6 +231,14 @@ class Terms(DurableRun):
                 out += members.drain(member, now)
         return out
 
+    def give_up_warm(self, members: Membership, now: float) -> list[Instruction]:
+        """Another run has work for them. Holders keep each other's snapshots from here on."""
+        if self.plan is None or self.phase != RUNNING:
+            return []
+        text = "another run has work for it"
+        out = self._release(self.plan.warm, text, members, now)
+        return out + self.order_snapshots(members, now) if out else out
+
     def took_over(self, old: PeerId, new: PeerId) -> None:
         """States of codecs name both ends: who has the part of whom since a snapshot was taken."""
         self._names.setdefault(self.term, {})
@@ -290,10 +298,8 @@ class Terms(DurableRun):
         cadence, keepers = self.cadence, instead(self.plan, members)
         if cadence.pending is not None:
             if self.sets.copied(cadence.pending, self.term, self.plan, keepers):
-                step = cadence.copied(now)
-                fields = (("run", self.id), ("term", self.term), ("step", step))
-                out.append(Log("snapshot_whole", fields))
-            elif keepers != self._keepers:
+                cadence.copied(now)
+            elif keepers != self._keepers or cadence.overdue(now):
                 cadence.missed(cadence.pending)
         needed = self._needed
         if cadence.whole is not None and cadence.whole <= self.committed:

@@ -62,11 +62,13 @@ def consider(run: Run, members: Membership, now: float) -> Offered | Waits:
     if busy:
         text += f"; {busy} more work{'s' if busy == 1 else ''} for another run"
     text += _rest(resting)
-    if len(able) < joined:
+    if core := sum(not run.suits(m) for m in members.members.values()):
         text += (
-            f"; {joined - len(able)} with the core operator set cannot take part, because the "
+            f"; {core} with the core operator set cannot take part, because the "
             "run brings no core graph"
         )
+    if left_out := joined - len(able) - core:
+        text += f"; {left_out} left out for a while, for a fault"
     if len(able) < need:
         text += ": start more with `shoal join`"
     # Nobody knows when an owner opens a peer again.

@@ -38,7 +38,7 @@ def test_one_set_is_pending_and_none_is_of_a_step_that_is_over(every, first, dee
         assert restored or committed < due < STEPS
         assert restored or due > (cadence.whole or 0)
         assert restored or not every or due % every == 0
-        cadence.ordered(due, now)
+        cadence.ordered(due)
         pending = due
 
 
@@ -53,7 +53,7 @@ def test_after_misses_another_set_is_ordered_ever_further_ahead(every, misses) -
                 break
         assert due is not None, "never again"
         leads.append(due - committed)
-        cadence.ordered(due, 0.0)
+        cadence.ordered(due)
         cadence.missed(due)
     assert max(leads) <= 64 + max(every, 1)
     if not every:
@@ -68,7 +68,8 @@ def test_left_alone_copies_take_at_most_half_of_the_time(took) -> None:
         while (due := cadence.due(committed, 10**6, now)) is None:
             now += 0.1
             committed += 1
-        cadence.ordered(due, now)
+        cadence.ordered(due)
+        cadence.taken(due, now)
         now += seconds
         committed = due
         cadence.copied(now)
@@ -84,7 +85,7 @@ def test_a_set_of_every_nth_step() -> None:
         due = cadence.due(committed, 45, float(committed))
         if due is not None:
             found.append((committed, due))
-            cadence.ordered(due, float(committed))
+            cadence.ordered(due)
         if cadence.pending == committed:
             cadence.copied(float(committed))
     assert [due for _, due in found] == [10, 20, 30, 40]

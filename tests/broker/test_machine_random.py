@@ -292,13 +292,16 @@ def test_any_events_in_any_order_keep_the_invariants(seed) -> None:
 
 def test_the_random_events_reach_every_phase_and_state() -> None:
     seen: set[str] = set()
-    for seed in range(12):
+    phases = set(Phase.keys()) - {"PHASE_UNSPECIFIED"}
+    wanted = phases | {"pool", "assigned", "draining", "replay", "resumed"}
+    for seed in range(60):
         driver = Driver(seed)
         for _ in range(400):
             driver.step()
         seen |= driver.seen
-    phases = set(Phase.keys()) - {"PHASE_UNSPECIFIED"}
-    assert seen == phases | {"pool", "assigned", "draining", "replay", "resumed"}
+        if seen >= wanted:
+            break
+    assert seen == wanted
 
 
 @settings(max_examples=200)

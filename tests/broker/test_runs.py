@@ -459,7 +459,7 @@ def test_the_run_ends_with_a_lost_holder_where_its_ladder_is_empty(world) -> Non
     world.handle(PlanReady(run, world.only(out, MakePlan).version, world.plan("a", "b")))
     out = world.close("a")
     assert world.state(run).phase == FAILED
-    assert "The run's ladder names nothing to do then" in world.state(run).reason.text
+    assert "its ladder has no checkpoint" in world.state(run).reason.text
     assert not world.told(out, "b")[0].leave.goes_on
 
 
