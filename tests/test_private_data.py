@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shoal.broker.options import BrokerOptions
 from shoal.broker.server import Broker, BrokerConfig
 from shoal.client import Client, Refused, connect
 from shoal.job import Job
@@ -89,7 +90,8 @@ async def lab(tmp_path: Path) -> AsyncIterator[Lab]:
     x = rng.normal(size=(40, 6)).astype(np.float32)
     file = tmp_path / "patients.npz"
     np.savez(file, x=x, y=(x.sum(1) > 0).astype(np.int64))
-    async with Broker(BrokerConfig(port=0, insecure=True)) as broker:
+    options = BrokerOptions(probe_s=0.0)
+    async with Broker(BrokerConfig(port=0, insecure=True, options=options)) as broker:
         made = Lab(broker, tmp_path, file)
         yield made
         for worker in made.workers:
@@ -105,7 +107,7 @@ def losses(steps: list[broker_pb2.StepDone]) -> list[float]:
     return [s.outcome.loss for s in steps] + [s.evaluation.loss for s in steps]
 
 
-@pytest.mark.parametrize("leaves", [(), ("y",)])
+@pytest.mark.parametrize("leaves", [(), pytest.param(("y",), marks=pytest.mark.slow)])
 async def test_the_losses_are_those_of_data_that_was_handed_over(
     lab: Lab, leaves: tuple[str, ...]
 ) -> None:
@@ -151,6 +153,7 @@ async def test_what_cannot_be_is_said_in_one_line_before_anything_starts(lab: La
         assert str(lab.folder) not in str(refused.value), "paths of a peer are its own"
 
 
+@pytest.mark.slow  # held by tests/broker/test_datasets.py, too
 async def test_a_run_whose_data_has_left_waits_for_it_and_says_so(lab: Lab) -> None:
     own = {"patients": {"path": str(lab.file)}}
     await lab.join("clinic", data=own)

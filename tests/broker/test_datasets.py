@@ -209,7 +209,7 @@ def test_after_a_restart_peers_are_asked_again(world) -> None:
     assert world.machine.placing.planning == run
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_whatever_happens_every_submitter_is_answered_once(make_world, seed: int) -> None:
     """Peers that come, go, rest, answer well, badly or never; runs that wait for their data."""
