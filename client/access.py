@@ -34,6 +34,7 @@ from ..net.identity.enroll import (
 from ..net.identity.names import Role
 from ..net.identity.token import Token
 from ..net.local import is_loopback, split
+from ..net.proxy import proxy_options
 from .records import replacing
 
 __all__ = [
@@ -67,13 +68,14 @@ class Access:
 
     def channel(self, options: list[tuple[str, int]]) -> grpc.Channel:
         if self._credential is None:
-            return grpc.insecure_channel(self.address, options=options)
+            both = [*options, *proxy_options(self.address)]
+            return grpc.insecure_channel(self.address, options=both)
         both = [*options, *channel_options(self.address)]
         return grpc.secure_channel(self.address, self._credential.for_channel(), options=both)
 
     def aio_channel(self) -> grpc.aio.Channel:
         if self._credential is None:
-            return grpc.aio.insecure_channel(self.address)
+            return grpc.aio.insecure_channel(self.address, options=proxy_options(self.address))
         options = channel_options(self.address)
         return grpc.aio.secure_channel(
             self.address, self._credential.for_channel(), options=options

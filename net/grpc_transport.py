@@ -33,6 +33,7 @@ from .identity.names import Role as PartyRole
 from .identity.names import dns_name, party_of
 from .inbox import Allowed
 from .messages import MAX_CHUNK_BYTES, MAX_MESSAGE_BYTES
+from .proxy import proxy_options
 from .switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
 from .transport import OnEvent
 
@@ -195,7 +196,8 @@ class GrpcTransport:
     async def _dial_once(self, peer: str, address: str, generation: int) -> bool:
         """One connection from dial to end; whether it moved a frame."""
         if self._credential is None:
-            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            options = (*CHANNEL_OPTIONS, *proxy_options(address))
+            channel = grpc.aio.insecure_channel(address, options=options)
         else:
             # Whoever answers there must prove to be this very peer.
             options = (*CHANNEL_OPTIONS, *channel_options(address, dns_name(PartyRole.PEER, peer)))

@@ -14,6 +14,7 @@ from shoal.client.doctor import Finding, examine
 from shoal.net.identity.authority import Authority, utc
 from shoal.net.identity.enroll import enroll
 from shoal.net.identity.token import Token
+from shoal.tests.net.proxies import ConnectProxy
 
 
 async def found(address: str, token: str = "", *folders: Path) -> dict[str, Finding]:
@@ -56,6 +57,26 @@ async def test_what_does_not_work_is_named(tmp_path: Path, monkeypatch: pytest.M
         findings = await found(broker.address)
         assert wrong(findings) == ["clock"]
         assert "7200 s ahead of the broker's" in findings["clock"].text
+
+
+async def test_a_proxy_of_the_environment_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    far = "broker.invalid:7077"
+    async with Broker(BrokerConfig(port=0)) as broker, ConnectProxy({far: broker.address}) as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url)
+        token = broker.join_line().split()[-1]
+        findings = await found(far, token)
+        assert wrong(findings) == []
+        assert [findings[what].how for what in ("proxy", "port", "token")] == ["note", "ok", "ok"]
+        assert "name" not in findings  # only the proxy knows it
+        assert proxy.asked == [far, far]
+        findings = await found("broker.invalid:443")
+        assert wrong(findings) == ["proxy"]
+        assert "403 Forbidden" in findings["proxy"].text
+        assert "--port 443" in findings["proxy"].text
+        # This machine itself is reached without it.
+        assert "proxy" not in await found(broker.address)
+        monkeypatch.setenv("https_proxy", "socks5://127.0.0.1:1")
+        assert wrong(await found(far)) == ["proxy"]
 
 
 async def test_it_ends_where_nothing_further_can_be_seen() -> None:
