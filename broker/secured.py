@@ -21,7 +21,7 @@ import grpc.aio
 
 from ..net.identity.authority import Authority, utc
 from ..net.identity.credential import Credential, server_credentials, write_private
-from ..net.identity.names import Party, Role
+from ..net.identity.names import OWNER, Party, Role
 from ..net.identity.token import Token, TokenError
 from .admission import Admission, AdmissionLimits
 from .front import Front, FrontLimits
@@ -96,7 +96,7 @@ class Secured:
     def operator(self) -> Credential:
         """For the person who runs the broker, on its own host, beside the authority's key: it can
         do everything, and lasts as long as the authority."""
-        return self._signed(Role.OPERATOR, "local", timedelta.max)
+        return self._signed(Role.OPERATOR, OWNER, timedelta.max)
 
     def listen(self, server: grpc.aio.Server, door: grpc.aio.Server) -> None:
         """Puts two servers that were not started yet behind the port: one for whoever has a

@@ -83,7 +83,9 @@ class Proxy(NamedTuple):
         more = "many let only port 443 out: a broker can listen there (`shoal broker --port 443`)"
         if words[1:2] == ["407"]:
             more = "it wants a name and a password: https_proxy=http://NAME:PASSWORD@HOST:PORT"
-        raise ProxyRefusedError(f"the proxy {self} does not let through to {target} ({said}); {more}")
+        raise ProxyRefusedError(
+            f"the proxy {self} does not let through to {target} ({said}); {more}"
+        )
 
 
 def proxy_for(address: str) -> Proxy | None:
