@@ -128,8 +128,8 @@ def _parsed(text: str) -> Proxy:
         raise ProxyError(f"the proxy {shown} is no address: {error}") from None
     if url.scheme != "http" or not host:
         raise ProxyError(
-            f"the proxy {shown} is none that Shoal can use: expected http://HOST:PORT in https_proxy "
-            "(HTTP with CONNECT), or no_proxy with the broker's host to go around it"
+            f"the proxy {shown} is none that Shoal can use: expected http://HOST:PORT in "
+            "https_proxy (HTTP with CONNECT), or no_proxy with the broker's host to go around it"
         )
     user = urllib.parse.unquote(url.netloc.rpartition("@")[0])
     return Proxy(host, port, user)

@@ -66,10 +66,8 @@ class ControlStream:
             except TimeoutError:
                 reached = False
             if not reached:
-                return (
-                    f"no broker answers at {self.address}{through(self.address)}; is `shoal broker` "
-                    "running there?"
-                )
+                way = f"{self.address}{through(self.address)}"
+                return f"no broker answers at {way}; is `shoal broker` running there?"
             stub = broker_pb2_grpc.AttachStub(channel)  # type: ignore[no-untyped-call]  # generated
             call = stub.Attach()
             self._opened()

@@ -47,7 +47,7 @@ async def test_a_peers_token_takes_nothing_away() -> None:
             assert other.secured is not None
             strange = invited(other.secured, Role.SUBMITTER)
         for token in (invited(secured, Role.PEER), strange):
-            with pytest.raises(AccessError, match="for `shoal join`|not the broker that gave out"):
+            with pytest.raises(AccessError, match=r"for `shoal join`|not the broker that gave out"):
                 await asyncio.to_thread(login, at, token)
             assert kept(at) == before
         assert before.party == (Role.OPERATOR, OWNER)
