@@ -26,6 +26,7 @@ from .events import DrainAsked, StopAsked
 from .journal import open_journal
 from .machine import BrokerMachine
 from .options import BrokerOptions
+from .public import PublicAddress
 from .secured import Secured
 from .services import add_services, server_options
 from .shell import Shell
@@ -134,7 +135,8 @@ class Broker:
         except AuthorityError as error:
             raise BrokerConfigError(str(error)) from None
         self.secured = secured
-        add_services(self._server, self.shell, secured.guard, secured.relay, secured.reach)
+        public = PublicAddress(config.public) if config.public else None
+        add_services(self._server, self.shell, secured.guard, secured.relay, secured.reach, public)
         parts = self.shell, secured.admission, secured.guard
         add_admission(self._server, *parts, address=lambda: self.address)
         self._door = grpc.aio.server(options=DOOR_OPTIONS)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import typer
+
 from .base import Broker, Json, app, print_json, state_row, verb
+
+if TYPE_CHECKING:
+    from ..proto.broker_pb2 import PublicAddress
 
 __all__ = ["peers", "runs", "status"]
 
@@ -33,6 +40,32 @@ def runs(broker: Broker = None, json: Json = False) -> None:
     _describe(broker, json, peers=False, runs=True)
 
 
+def _public_row(public: PublicAddress) -> dict[str, str]:
+    return {
+        "address": public.address,
+        "confirmed_by": public.confirmed_by,
+        "tried_by": public.tried_by,
+        "problem": public.problem,
+    }
+
+
+def _public_line(public: PublicAddress) -> str:
+    from ..client.text import safe
+
+    if public.confirmed_by:
+        return f"public address {public.address}: confirmed by {public.confirmed_by}"
+    if public.problem:
+        return (
+            f"WARNING: nobody has reached the public address {public.address} so far; "
+            f"{public.tried_by} could not: {safe(public.problem)}; is the port forwarded to the "
+            "broker's host, and does its firewall let it in?"
+        )
+    return (
+        f"public address {public.address}: not confirmed yet; the first peer that joins from "
+        "another host tries it"
+    )
+
+
 def _describe(broker: str | None, json: bool, *, peers: bool, runs: bool) -> None:
     from .. import client as clients
 
@@ -57,10 +90,13 @@ def _describe(broker: str | None, json: bool, *, peers: bool, runs: bool) -> Non
     run_rows = [state_row(state) for state in found.runs]
     if json:
         parts = {"peers": peer_rows} if peers else {}
-        print_json({**parts, **({"runs": run_rows} if runs else {})})
+        public = {"public": _public_row(found.public)} if peers and found.HasField("public") else {}
+        print_json({**parts, **({"runs": run_rows} if runs else {}), **public})
         return
     from ..client.progress import print_table
 
+    if peers and runs and found.HasField("public"):
+        typer.echo(_public_line(found.public))
     if peers:
         print_table(f"{len(peer_rows)} peers at {client.address}", PEER_COLUMNS, peer_rows)
     if runs:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 import grpc
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 
 from ..net.identity.authority import utc
 from ..net.identity.credential import Credential, CredentialError
@@ -23,7 +21,7 @@ from ..net.identity.enroll import (
     channel_options,
     shown_by,
 )
-from ..net.identity.token import Token, TokenError, fingerprint_of
+from ..net.identity.token import Token, TokenError, fingerprint_of_pem
 from ..net.local import local_address, split
 from ..net.proxy import ProxyError, ProxyRefusedError, dial, proxy_for
 from ..proto.broker_pb2 import BlobQuery
@@ -71,7 +69,7 @@ def examine(address: str, token: str, folders: list[Path]) -> Iterator[Finding]:
     except BrokerAwayError as error:
         yield Finding(what="broker", how="wrong", text=str(error))
         return
-    fingerprint = _fingerprint(shown.authority)
+    fingerprint = fingerprint_of_pem(shown.authority)
     yield Finding(what="broker", how="ok", text=f"authority {fingerprint.hex()[:16]}…")
     yield _clock(shown)
     if token:
@@ -115,11 +113,6 @@ def _port(host: str, port: int) -> Finding:
         why = "a firewall may be in between" if isinstance(error, TimeoutError) else str(error)
         text = f"{port} does not answer ({why}): is `shoal broker` running, is the port forwarded?"
         return Finding(what="port", how="wrong", text=text)
-
-
-def _fingerprint(pem: bytes) -> bytes:
-    certificate = x509.load_pem_x509_certificate(pem)
-    return fingerprint_of(certificate.public_bytes(serialization.Encoding.DER))
 
 
 def _clock(shown: Shown) -> Finding:

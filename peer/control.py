@@ -14,7 +14,7 @@ from ..net.identity.enroll import channel_options
 from ..net.proxy import proxy_options, through
 from ..proto import broker_pb2, broker_pb2_grpc
 
-__all__ = ["ControlStream", "broker_channel"]
+__all__ = ["ControlStream", "broker_channel", "reaches"]
 
 ChannelOptions = Sequence[tuple[str, int]]
 
@@ -114,6 +114,16 @@ def broker_channel(
         return grpc.aio.insecure_channel(address, options=(*options, *proxy_options(address)))
     both = (*options, *channel_options(address))
     return grpc.aio.secure_channel(address, credential.for_channel(), options=both)
+
+
+async def reaches(address: str, credential: Credential) -> bool:
+    """Whether who answers at HOST:PORT proves to be the broker of the credential."""
+    async with broker_channel(address, credential) as channel:
+        try:
+            async with asyncio.timeout(_REACH_S):
+                return await _reach(channel)
+        except TimeoutError:
+            return False
 
 
 async def _reach(channel: grpc.aio.Channel) -> bool:

@@ -40,6 +40,7 @@ from . import events as e
 from .addresses import to_dial
 from .cache import BlobCache
 from .config import DEFAULT_STATE, PeerConfig
+from .confirm import confirm
 from .control import ControlStream, broker_channel
 from .credentials import Credentials, NoCredentialError, listen, obtain
 from .device import TorchDevice
@@ -419,8 +420,18 @@ class Worker:
     def _heard(self, message: broker_pb2.BrokerMessage) -> None:
         if message.HasField("relayed"):  # nothing to decide
             self._start(answer(message.relayed.ticket, self._broker, self._listens))
+        elif message.HasField("confirm"):
+            self._start(self._confirm(message.confirm.address))
         else:
             self._post(e.BrokerSaid(message))
+
+    async def _confirm(self, address: str) -> None:
+        """The broker's owner wants to know whether its public address is right."""
+        if (credential := self._newest) is None:
+            return
+        found = await confirm(address, to_dial(self.config.via, address), credential)
+        if self._stream is not None:
+            self._stream.tell(broker_pb2.PeerMessage(confirmed=found))
 
     async def _attach(self) -> None:
         stream = ControlStream(

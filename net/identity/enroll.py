@@ -29,7 +29,7 @@ from ..local import split
 from ..proxy import ProxyRefusedError, dial, proxy_options
 from .credential import Credential, load_key, pem_of, request_of
 from .names import BROKER_NAME, DOOR_NAME
-from .token import Token, fingerprint_of
+from .token import Token, fingerprint_of_pem
 
 __all__ = [
     "BrokerAwayError",
@@ -138,9 +138,7 @@ def enroll(address: str, token: Token, folder: Path, name: str, *, via: str = ""
     of the address. Raises BrokerAwayError, NotAdmittedError, CredentialError, OSError."""
     dialled = via or address
     shown = shown_by(dialled)
-    certificate = x509.load_pem_x509_certificate(shown.authority)
-    der = certificate.public_bytes(serialization.Encoding.DER)
-    if fingerprint_of(der) != token.fingerprint:
+    if fingerprint_of_pem(shown.authority) != token.fingerprint:
         raise NotAdmittedError(
             f"{address} is not the broker that gave out this token: its authority is another one; "
             "check the address, and ask the operator for a new line if the broker was set up anew"
