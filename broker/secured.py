@@ -105,8 +105,9 @@ class Secured:
             credentials = server_credentials(self.credential, asks=asks)
             behind.add_secure_port(f"unix:{self._sockets / name}", credentials)
 
-    async def open_port(self, host: str, port: int) -> int:
-        """Listens, with the server started; returns the port. Raises OSError."""
+    async def open_port(self, host: str, port: int, *, swarm: int = 0) -> int:
+        """Listens, with the server started; returns the port. `swarm`: where the node of the
+        swarm's directory listens on loopback; 0: there is none. Raises OSError."""
         front = Front(
             host,
             port,
@@ -114,6 +115,7 @@ class Secured:
             door=self._sockets / "door",
             authority=self.authority.pem,
             relay=self.relay,
+            swarm=swarm,
             limits=self._front_limits,
         )
         await front.__aenter__()

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import grpc.aio
 
+from ..net.discovery.directory import DirectoryError
+from ..net.discovery.record import check_multiaddr, check_swarm
 from ..net.identity.authority import AuthorityError
 from ..net.local import is_loopback, joined, local_address, split
 from .admitting import DOOR_OPTIONS, add_admission, add_door
@@ -30,6 +32,7 @@ from .public import PublicAddress
 from .secured import Secured
 from .services import add_services, server_options
 from .shell import Shell
+from .swarm import Swarm
 
 __all__ = ["Broker", "BrokerConfig", "BrokerConfigError", "serve"]
 
@@ -52,6 +55,10 @@ class BrokerConfig:
     """0: any free one."""
     public: str = ""
     """HOST:PORT under which others reach it. Empty: found out, as far as this host knows."""
+    swarm: str = ""
+    """Name under which peers find the broker wherever it is. Empty: by its address only."""
+    bootstrap: tuple[str, ...] = ()
+    """Multiaddrs of nodes through which others of the swarm are found, besides those known."""
     insecure: bool = False
     """No identity, no encryption; loopback only."""
     state: Path | None = None
@@ -72,10 +79,28 @@ class BrokerConfig:
                 split(self.public)
             except ValueError as error:
                 raise BrokerConfigError(f"public: {error}") from None
+        self._check_swarm()
         if self.insecure and not is_loopback(self.host):
             raise BrokerConfigError(
                 f"--insecure binds to loopback only, and {self.host} is not: anybody who "
                 "reaches it could use your peers; use 127.0.0.1"
+            )
+
+    def _check_swarm(self) -> None:
+        if not self.swarm:
+            if self.bootstrap:
+                raise BrokerConfigError("--bootstrap is a way into a swarm: expected --swarm, too")
+            return
+        try:
+            check_swarm(self.swarm)
+            for way in self.bootstrap:
+                check_multiaddr(way)
+        except ValueError as error:
+            raise BrokerConfigError(str(error)) from None
+        if self.insecure or self.state is None:
+            raise BrokerConfigError(
+                "--swarm needs an identity that stays, as a record is believed by its authority: "
+                "expected a state folder, and no --insecure"
             )
 
 
@@ -91,6 +116,7 @@ class Broker:
         self.config = config
         self.address = ""
         self.secured: Secured | None = None
+        self.swarm: Swarm | None = None
         self._door: grpc.aio.Server | None = None
 
     def __repr__(self) -> str:
@@ -115,6 +141,8 @@ class Broker:
         machine = BrokerMachine(_broker_id(config.state), options, boot=boot, decided=decided)
         self.shell = Shell(machine, self.blobs, self._tasks, self._journal)
         self._server = grpc.aio.server(options=server_options())
+        if config.swarm and config.state is not None:
+            self.swarm = Swarm(config.swarm, config.state / "swarm", config.bootstrap, boot)
         try:
             port = await (self._listen_insecurely() if config.insecure else self._listen())
         except BaseException:
@@ -125,6 +153,15 @@ class Broker:
         self.address = config.public or joined(host, port)
         self.port = port
         log.info("broker_listens address=%s id=%s", self.address, machine.broker_id)
+        if self.swarm is not None:
+            assert self.secured is not None
+            try:
+                await self.swarm.start(self.address, self.secured.authority, self._tasks)
+            except BaseException as error:
+                await self._leave()
+                if isinstance(error, DirectoryError):
+                    raise BrokerConfigError(str(error)) from None
+                raise
         return self
 
     async def _listen(self) -> int:
@@ -136,7 +173,11 @@ class Broker:
             raise BrokerConfigError(str(error)) from None
         self.secured = secured
         public = PublicAddress(config.public) if config.public else None
-        add_services(self._server, self.shell, secured.guard, secured.relay, secured.reach, public)
+        swarm = self.swarm
+        add_services(
+            *(self._server, self.shell, secured.guard, secured.relay, secured.reach, public),
+            ways=None if swarm is None else swarm.offered,
+        )
         parts = self.shell, secured.admission, secured.guard
         add_admission(self._server, *parts, address=lambda: self.address)
         self._door = grpc.aio.server(options=DOOR_OPTIONS)
@@ -145,7 +186,8 @@ class Broker:
         await self._door.start()
         await self._server.start()
         try:
-            return await secured.open_port(config.host, config.port)
+            at = 0 if swarm is None else swarm.port
+            return await secured.open_port(config.host, config.port, swarm=at)
         except OSError as error:
             await self._server.stop(None)
             await self._door.stop(None)
@@ -172,7 +214,8 @@ class Broker:
         """What a peer's owner pastes."""
         if self.secured is None:
             return f"shoal join {self.address} --insecure"
-        return f"shoal join {self.address} --token {self.secured.printed_token()}"
+        found = "" if self.swarm is None else f" {self.swarm.flags()}"
+        return f"shoal join {self.address}{found} --token {self.secured.printed_token()}"
 
     async def __aexit__(self, *exc: object) -> None:
         if self.config.state is None:
@@ -183,11 +226,16 @@ class Broker:
                 ",".join(going),
             )
         await self.shell.settled()
+        await self._leave()
+        log.info("broker_left address=%s", self.address)
+
+    async def _leave(self) -> None:
+        if self.swarm is not None:
+            await self.swarm.stop()
         if self._door is not None:
             await self._door.stop(grace=None)
         await self._server.stop(grace=2.0)
         await self._close()
-        log.info("broker_left address=%s", self.address)
 
     async def _close(self) -> None:
         if self.secured is not None:

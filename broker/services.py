@@ -129,11 +129,14 @@ def add_services(
     relay: Relay | None = None,
     reach: Reach | None = None,
     public: PublicAddress | None = None,
+    *,
+    ways: Callable[[str], None] | None = None,
 ) -> None:
     """Registers all three services. `guard` None: everybody may call everything; `reach` None:
-    addresses are taken as the peers say them; `public` None: none was named."""
+    addresses are taken as the peers say them; `public` None: none was named; `ways` gets the ways
+    into the swarm that peers offer."""
     guard = guard or Guard()
-    attach = AttachService(shell, guard, relay, reach, public)
+    attach = AttachService(shell, guard, relay, reach, public, ways)
     runs = RunsService(shell, guard, public)
     blobs = BlobsService(shell, guard)
     unary = partial(unary_handler, guard)
@@ -196,9 +199,11 @@ class AttachService:
         relay: Relay | None,
         reach: Reach | None,
         public: PublicAddress | None,
+        ways: Callable[[str], None] | None,
     ) -> None:
         self._shell = shell
         self._public = public
+        self._ways = ways
         self._guard = guard
         self._relay = relay
         self._reach = reach
@@ -255,6 +260,10 @@ class AttachService:
                 if said.HasField("confirmed"):  # nothing to decide
                     if self._public is not None and caller is not None:
                         self._public.answered(caller.subject, said.confirmed)
+                    continue
+                if said.HasField("way"):
+                    if self._ways is not None:
+                        self._ways(said.way.multiaddr)
                     continue
                 if self._reach is not None and said.HasField("hello"):
                     hello = said.hello

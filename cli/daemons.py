@@ -15,6 +15,20 @@ from .token import Token, TokenFile, read_token
 __all__ = ["broker", "join", "login"]
 
 
+SwarmName = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Find each other by this name, wherever the broker is."),
+]
+Bootstrap = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MULTIADDR",
+        envvar="SHOAL_BOOTSTRAP",
+        help="A way into the swarm, from the line of the broker; may be given several times.",
+    ),
+]
+
+
 class Ops(Enum):
     """Operator sets of a peer."""
 
@@ -37,6 +51,8 @@ def broker(
         Path | None,
         typer.Option(help="Folder of identity, journal and blobs; default: one in your home."),
     ] = None,
+    swarm: SwarmName = "",
+    bootstrap: Bootstrap = None,
 ) -> None:
     """Run the broker; prints the line that a peer pastes. Example: shoal broker"""
     import asyncio
@@ -50,7 +66,15 @@ def broker(
     if state is None and not insecure:
         state = Path("~/.local/share/shoal/broker").expanduser()
     os.umask(0o077)  # weights, data and who was admitted are nobody else's
-    config = BrokerConfig(host=host, port=port, public=public, insecure=insecure, state=state)
+    config = BrokerConfig(
+        host=host,
+        port=port,
+        public=public,
+        insecure=insecure,
+        state=state,
+        swarm=swarm,
+        bootstrap=tuple(bootstrap or ()),
+    )
 
     def ready(broker: Broker) -> None:
         if broker.secured is not None:  # whoever runs a broker may use it, from this host

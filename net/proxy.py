@@ -100,7 +100,7 @@ def proxy_for(address: str) -> Proxy | None:
 
 
 def _excepted(host: str, address: str, found: dict[str, str]) -> bool:
-    if urllib.request.proxy_bypass_environment(address, found):
+    if urllib.request.proxy_bypass(address):
         return True
     try:
         here = ipaddress.ip_address(host)

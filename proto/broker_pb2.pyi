@@ -40,7 +40,7 @@ FAILED: Phase
 CANCELLED: Phase
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link", "confirmed")
+    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link", "confirmed", "way")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class PeerMessage(_message.Message):
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     ready: Ready
@@ -61,7 +62,8 @@ class PeerMessage(_message.Message):
     drained: Drained
     link: LinkReport
     confirmed: Confirmed
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ...) -> None: ...
+    way: Way
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., way: _Optional[_Union[Way, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "peer", "boot", "counter", "profile", "address", "holding")
@@ -258,6 +260,12 @@ class Confirmed(_message.Message):
     inside: bool
     problem: str
     def __init__(self, address: _Optional[str] = ..., reached: _Optional[bool] = ..., inside: _Optional[bool] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class Way(_message.Message):
+    __slots__ = ("multiaddr",)
+    MULTIADDR_FIELD_NUMBER: _ClassVar[int]
+    multiaddr: str
+    def __init__(self, multiaddr: _Optional[str] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("loss", "weight", "grad_norm", "lr", "metrics")

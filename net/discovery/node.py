@@ -58,7 +58,7 @@ _FIND_EVERY_S = 30.0
 _MOST_WAYS = 32
 
 
-class _OnlyOurs(RecordValidatorBase):
+class _OnlyOurs(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types for us
     """Of everything that could be stored, one kind is."""
 
     def __init__(self, config: NodeConfig, key: str) -> None:
@@ -74,10 +74,10 @@ class _OnlyOurs(RecordValidatorBase):
             said = read(data, config.swarm, bytes.fromhex(config.fingerprint), time.time())
         except Exception:  # whatever somebody sent
             return False
-        return abs(said.ends_s - record.expiration_time) < 1.0
+        return abs(said.ends_s - float(record.expiration_time)) < 1.0
 
 
-class _TiedP2P(P2P):  # type: ignore[misc]  # hivemind has no types for us
+class _TiedP2P(P2P):  # type: ignore[misc]  # as above
     """With its sockets in our folder and a daemon that ends with us."""
 
     @staticmethod

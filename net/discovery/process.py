@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 _ANSWER_S = 20.0
 """For one question; the node has limits of its own below it."""
 _END_S = 5.0
+_START_S, _LOOK_S = 90.0, 0.1
+"""hivemind takes seconds to load, on a busy host many."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _LONGEST_LINE = 1 << 16
 
@@ -186,10 +188,26 @@ class NodeProcess:
                 self._process.wait()
         shutil.rmtree(self.config.sockets, ignore_errors=True)
 
+    async def started(self, patience_s: float = _START_S) -> NodeState:
+        """The node, when it is there for the first time. Raises DirectoryError when it ends before,
+        or takes longer than `patience_s`."""
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                return await self.directory.look()
+            except DirectoryError as error:
+                code = None if self._process is None else self._process.poll()
+                if code is not None or time.monotonic() > until:
+                    how = "did not come up" if code is None else f"ended with code {code}"
+                    raise DirectoryError(f"the swarm's node {how}: {error}") from None
+            await asyncio.sleep(_LOOK_S)
+
     @property
     def pid(self) -> int | None:
         """Of the process, while it runs."""
-        return None if self._process is None or self._process.poll() is not None else self._process.pid
+        return (
+            None if self._process is None or self._process.poll() is not None else self._process.pid
+        )
 
     def keep(self) -> None:
         """Starts it again when it has ended, after a pause that grows. Call it now and then."""
