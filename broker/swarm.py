@@ -1,9 +1,9 @@
 """Makes the broker findable by the name of its swarm, wherever it is.
 
-A record that says where it is, and through which nodes others find that out, is left in the swarm's
-directory: at the start, when anything in it has changed, and every few minutes. Peers offer nodes of
-their own as ways in; those that can be reached from here stand in the record, so that a broker that
-moves, and who looks for it, find each other through them.
+A record that says where it is, and through which nodes others find that out, is left in the
+swarm's directory: at the start, when anything in it has changed, and every few minutes. Peers offer
+nodes of their own as ways in; those that can be reached from here stand in the record, so that a
+broker that moves, and who looks for it, find each other through them.
 
 What others leave there is looked at too: a later start of a broker with the same identity takes the
 name over (`net/discovery/record.py`).

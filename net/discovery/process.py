@@ -1,5 +1,5 @@
-"""The directory over hivemind's DHT. It runs in a process of its own, since hivemind loads torch and
-starts a daemon (p2pd) for the network; we speak with it over a Unix socket in a private folder.
+"""The directory over hivemind's DHT, in a process of its own: hivemind loads torch and starts a
+daemon for the network (p2pd). We speak with it over a Unix socket in a private folder.
 
 Nothing of it outlives us. The process ends when its standard input does, and the kernel ends it
 with its parent; the daemon is tied to that process in the same way. So a SIGKILL of any of them, or
@@ -205,9 +205,9 @@ class NodeProcess:
     @property
     def pid(self) -> int | None:
         """Of the process, while it runs."""
-        return (
-            None if self._process is None or self._process.poll() is not None else self._process.pid
-        )
+        if self._process is None or self._process.poll() is not None:
+            return None
+        return self._process.pid
 
     def keep(self) -> None:
         """Starts it again when it has ended, after a pause that grows. Call it now and then."""
