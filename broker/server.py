@@ -19,9 +19,11 @@ from pathlib import Path
 import grpc.aio
 
 from ..net.discovery.directory import DirectoryError
+from ..net.discovery.process import check_available
 from ..net.discovery.record import check_multiaddr, check_swarm
 from ..net.identity.authority import AuthorityError
 from ..net.local import is_loopback, joined, local_address, split
+from ..proto.admission_pb2 import Invitation
 from .admitting import DOOR_OPTIONS, add_admission, add_door
 from .blobs import BlobLimits, BlobStore
 from .events import DrainAsked, StopAsked
@@ -126,6 +128,11 @@ class Broker:
         config = self.config
         log.info("broker_config %s", config)
         options = replace(config.options, relays=not config.insecure)
+        if config.swarm:
+            try:
+                check_available()
+            except DirectoryError as error:
+                raise BrokerConfigError(str(error)) from None
         self._journal, decided = await asyncio.to_thread(
             open_journal, config.state and config.state / "journal.sqlite", options
         )  # first: it holds the lock of the folder
@@ -179,7 +186,7 @@ class Broker:
             ways=None if swarm is None else swarm.offered,
         )
         parts = self.shell, secured.admission, secured.guard
-        add_admission(self._server, *parts, address=lambda: self.address)
+        add_admission(self._server, *parts, found=self._found)
         self._door = grpc.aio.server(options=DOOR_OPTIONS)
         add_door(self._door, *parts)
         secured.listen(self._server, self._door)
@@ -214,8 +221,17 @@ class Broker:
         """What a peer's owner pastes."""
         if self.secured is None:
             return f"shoal join {self.address} --insecure"
-        found = "" if self.swarm is None else f" {self.swarm.flags()}"
-        return f"shoal join {self.address}{found} --token {self.secured.printed_token()}"
+        found = self._found()
+        flags = [f"--swarm {found.swarm}"] if found.swarm else []
+        flags += [f"--bootstrap {way}" for way in found.ways]
+        token = f"--token {self.secured.printed_token()}"
+        return " ".join(["shoal join", self.address, *flags, token])
+
+    def _found(self) -> Invitation:
+        """The part of an invitation that says where others find the broker."""
+        if self.swarm is None:
+            return Invitation(address=self.address)
+        return Invitation(address=self.address, swarm=self.swarm.name, ways=self.swarm.ways)
 
     async def __aexit__(self, *exc: object) -> None:
         if self.config.state is None:

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _PRINTED_WAYS = 3
 _LOOK_S = 5.0
+_FIRST_LOOK_S = 8.0
+"""So that the line that the broker prints names those who are there."""
 _REFRESH_S = 300.0
 """A record lasts an hour."""
 _TRY_AGAIN_S = 60.0
@@ -82,6 +84,9 @@ class Swarm:
             way=way,
             neighbours=lambda: node.directory.state.neighbours if node.directory.state else 0,
         )
+        with suppress(TimeoutError):  # nobody else is there, most likely: it goes on below
+            async with asyncio.timeout(_FIRST_LOOK_S):
+                await self._beacon.turn(wait_s=0.0)
         self._shining = tasks.create_task(self._shine(node, self._beacon))
 
     async def _shine(self, node: NodeProcess, beacon: Beacon) -> None:
@@ -94,11 +99,10 @@ class Swarm:
         if self._beacon is not None:
             self._beacon.offered(way)
 
-    def flags(self) -> str:
-        """Of the line that a peer's owner pastes."""
-        assert self._beacon is not None, "it has started"
-        ways = " ".join(f"--bootstrap {way}" for way in self._beacon.ways[:_PRINTED_WAYS])
-        return f"--swarm {self.name} {ways}"
+    @property
+    def ways(self) -> list[str]:
+        """Into the swarm, for the line that a peer's owner pastes."""
+        return [] if self._beacon is None else self._beacon.ways[:_PRINTED_WAYS]
 
     async def stop(self) -> None:
         if self._shining is not None:
@@ -147,7 +151,7 @@ class Beacon:
         """Into the swarm, the broker's own first."""
         return [self._way, *(way for way, open_ in self._offers.items() if open_)][:MOST_NODES]
 
-    async def turn(self) -> None:
+    async def turn(self, wait_s: float = _LOOK_S) -> None:
         """Looks, and then waits for news or for some seconds."""
         self._news.clear()
         try:
@@ -158,7 +162,7 @@ class Beacon:
                 log.warning("swarm_not_published swarm=%s why=%s", self._claim.swarm, error)
             self._failed = str(error)
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_S):
+            async with asyncio.timeout(wait_s):
                 await self._news.wait()
 
     async def look(self) -> None:

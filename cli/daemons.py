@@ -92,9 +92,20 @@ def broker(
 @app.command()
 @verb
 def join(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the broker is.")],
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="[HOST:PORT]", help="Where the broker is; with --swarm, where it was last."
+        ),
+    ] = "",
     token: Token = None,
     token_file: TokenFile = None,
+    swarm: SwarmName = "",
+    bootstrap: Bootstrap = None,
+    swarm_port: Annotated[
+        int,
+        typer.Option(help="Port on which this host helps others to find the broker; 0: any."),
+    ] = 0,
     insecure: Insecure = False,
     config: Annotated[
         Path | None,
@@ -153,6 +164,9 @@ def join(
     try:
         settings = JoinConfig(
             broker=address,
+            swarm=swarm,
+            bootstrap=tuple(bootstrap or ()),
+            swarm_port=swarm_port,
             insecure=insecure,
             token="" if insecure else read_token(token, token_file),
             name=name or rights.name,

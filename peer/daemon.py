@@ -44,6 +44,7 @@ from .confirm import confirm
 from .control import ControlStream, broker_channel
 from .credentials import Credentials, NoCredentialError, listen, obtain
 from .device import TorchDevice
+from .finder import finder_of
 from .identity import Identity, IdentityError, Incarnation
 from .lane import Lane
 from .logs import note, note_heard, note_told
@@ -61,6 +62,10 @@ __all__ = ["Worker", "work"]
 _log = logging.getLogger(__name__)
 _OLD_CHANNEL_S = 600.0
 """What a channel gets to finish once a certificate was renewed."""
+_HEAD_START_S = 1.0
+"""For the broker where it was, before what was found elsewhere counts."""
+_SEEK_S = 3.0
+"""For the broker to be looked up, when it is not where it was."""
 _LAST_WORDS_S = 2.0
 """For what was told and sent to leave, at the end."""
 
@@ -128,11 +133,15 @@ class Worker:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+        self._named = config.broker
+        """HOST:PORT at which the broker is, as far as this peer knows."""
         self._credentials = (
-            None if credential is None else Credentials(credential, config, self._renewed)
+            None
+            if credential is None
+            else Credentials(credential, config, self._renewed, lambda: self._named)
         )
+        self._finder = None if credential is None else finder_of(config, credential.fingerprint)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._broker = to_dial(config.via, config.broker)
         host = config.host or local_address(split(self._broker)[0])
         port = listen(self._server, host, config.port, self._credentials)
         self._device = (
@@ -147,6 +156,7 @@ class Worker:
             me.boot,
             self._on_transport,
             credential=None if credentials is None else lambda: credentials.now,
+            resolve=lambda address: self._broker if address == RELAY else address,
             up=_cap(config.up_bytes_per_s),
             down=_cap(config.down_bytes_per_s),
             allowed=self._device.most_bytes,
@@ -241,6 +251,11 @@ class Worker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
+    def _broker(self) -> str:
+        """The address to dial for the broker."""
+        return to_dial(self.config.via, self._named)
+
+    @property
     def _newest(self) -> Credential | None:
         return None if self._credentials is None else self._credentials.now
 
@@ -252,14 +267,23 @@ class Worker:
             if not self._exit.done():
                 self._exit.set_result(e.Exit(4, str(error)))
 
-    def _renewed(self, credential: Credential) -> None:
+    def _renewed(self, _: Credential) -> None:
         """The channel for blobs would dial again with the old one; what is on its way may end."""
+        self._open_channel()
+
+    def _moved(self, address: str) -> None:
+        note(_log, logging.INFO, "looks for the broker", peer=self.me.peer, at=address)
+        self._named = address
+        self._open_channel()
+
+    def _open_channel(self) -> None:
+        """Another one in the place of the one that is open."""
 
         async def closing(old: grpc.aio.Channel) -> None:
             await old.close(grace=_OLD_CHANNEL_S)
 
         self._start(closing(self._channel))
-        self._channel = broker_channel(self._broker, credential)
+        self._channel = broker_channel(self._broker, self._newest)
         self._blobs = BlobClient(self._channel)
 
     # ------------------------------------------------------------ events
@@ -391,9 +415,9 @@ class Worker:
                     lambda error: self._post(e.ExportFailed(run, term, step, _text(error))),
                 )
             case e.Dial(peer, address, generation):
-                there = self._broker if address == RELAY else to_dial(self.config.via, address)
+                there = to_dial(self.config.via, address)
                 # What the broker reaches need not be reached from here: then by relay.
-                relay = self._broker if self._credentials is not None else ""
+                relay = RELAY if self._credentials is not None else ""
                 self._transport.dial(peer, there, generation, relay)
             case e.Expect(peer):
                 self._transport.expect(peer)
@@ -434,17 +458,62 @@ class Worker:
             self._stream.tell(broker_pb2.PeerMessage(confirmed=found))
 
     async def _attach(self) -> None:
-        stream = ControlStream(
-            self._broker,
-            opened=lambda: self._post(e.Attached()),
-            heard=self._heard,
-            credential=self._newest,
-        )
-        self._stream = stream
-        why = await stream.run()
-        if self._stream is stream:
-            self._stream = None
+        why, reached, elsewhere = await self._attempt()
+        if elsewhere:
+            self._moved(elsewhere)
+            why, reached, _ = await self._attempt()
+        if not reached and self._named != self.config.broker:
+            self._moved(self.config.broker)  # what was found may be old: both are tried in turn
         self._post(e.Detached(why))
+
+    async def _attempt(self) -> tuple[str, bool, str]:
+        """One stream to its end: why it ended, whether the broker was reached, and where else it
+        turned out to be before that."""
+        opened = asyncio.Event()
+
+        def attached() -> None:
+            opened.set()
+            self._post(e.Attached())
+
+        stream = ControlStream(self._broker, attached, self._heard, self._newest)
+        self._stream = stream
+        running = asyncio.ensure_future(stream.run())
+        seeking = asyncio.ensure_future(self._seek(stream, opened))
+        try:
+            await asyncio.wait((running, seeking), return_when=asyncio.FIRST_COMPLETED)
+            if not running.done() and not seeking.result():
+                await asyncio.wait((running,))
+            if running.done() and not opened.is_set():
+                await asyncio.wait((seeking,), timeout=_SEEK_S)
+            elsewhere = seeking.result() if seeking.done() else ""
+            why = running.result() if running.done() else f"the broker is at {elsewhere} now"
+        finally:
+            for task in (running, seeking):
+                task.cancel()
+            await asyncio.gather(running, seeking, return_exceptions=True)
+            if self._stream is stream:
+                self._stream = None
+        return why, opened.is_set(), elsewhere
+
+    async def _seek(self, stream: ControlStream, opened: asyncio.Event) -> str:
+        """Where else the broker is, if it is not reached soon where it was. Once it is, the stream
+        is told of this host's node of the swarm. Empty: nothing was found, or needed."""
+        if self._finder is None:
+            return ""
+        elsewhere = asyncio.ensure_future(self._finder.elsewhere(self._named))
+        reached = asyncio.ensure_future(opened.wait())
+        try:
+            await asyncio.wait((reached,), timeout=_HEAD_START_S)
+            await asyncio.wait((reached, elsewhere), return_when=asyncio.FIRST_COMPLETED)
+            if not reached.done():
+                return elsewhere.result()
+        finally:
+            for task in (reached, elsewhere):
+                task.cancel()
+            await asyncio.gather(reached, elsewhere, return_exceptions=True)
+        way = broker_pb2.Way(multiaddr=await self._finder.way())
+        stream.tell(broker_pb2.PeerMessage(way=way))
+        return ""
 
     def _build(self, run: str, term: int, assign: broker_pb2.Assign) -> None:
         def build() -> e.Built:

@@ -19,6 +19,7 @@ import ctypes
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -315,7 +316,10 @@ async def _run(config: NodeConfig) -> int:
         loop.call_soon_threadsafe(stop.set)
 
     threading.Thread(target=listen, name="rope", daemon=True).start()
-    return await _Node(config).run(stop)
+    code = await _Node(config).run(stop)
+    if os.getppid() != config.parent:  # who would have removed it was killed
+        shutil.rmtree(config.sockets, ignore_errors=True)
+    return code
 
 
 if __name__ == "__main__":
