@@ -210,7 +210,10 @@ def hostile(way: str, sea: Sea, record: bytes) -> Iterator[list[bool]]:
     """While it answers; gives what of its own the honest node has accepted."""
     key = f"shoal:fish:{sea.authority.fingerprint.hex()}"
     program = str(Path(__file__).with_name("hostile_node.py"))
-    command = [sys.executable, program, way, key, base64.b64encode(record).decode()]
+    said = newest([record], "fish", sea.authority.fingerprint, time.time())
+    assert said is not None
+    coded = base64.b64encode(record).decode()
+    command = [sys.executable, program, way, key, coded, str(said.ends_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdin is not None
