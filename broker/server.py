@@ -12,6 +12,7 @@ import logging
 import resource
 import secrets
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +20,9 @@ from pathlib import Path
 import grpc.aio
 
 from ..net.discovery.directory import DirectoryError
-from ..net.discovery.process import check_available
 from ..net.discovery.record import check_multiaddr, check_swarm
-from ..net.identity.authority import AuthorityError
-from ..net.local import is_loopback, joined, local_address, split
+from ..net.identity.authority import Authority, AuthorityError, utc
+from ..net.local import free_port, is_loopback, joined, local_address, split
 from ..proto.admission_pb2 import Invitation
 from .admitting import DOOR_OPTIONS, add_admission, add_door
 from .blobs import BlobLimits, BlobStore
@@ -119,6 +119,7 @@ class Broker:
         self.address = ""
         self.secured: Secured | None = None
         self.swarm: Swarm | None = None
+        self._port = config.port
         self._door: grpc.aio.Server | None = None
 
     def __repr__(self) -> str:
@@ -128,11 +129,6 @@ class Broker:
         config = self.config
         log.info("broker_config %s", config)
         options = replace(config.options, relays=not config.insecure)
-        if config.swarm:
-            try:
-                check_available()
-            except DirectoryError as error:
-                raise BrokerConfigError(str(error)) from None
         self._journal, decided = await asyncio.to_thread(
             open_journal, config.state and config.state / "journal.sqlite", options
         )  # first: it holds the lock of the folder
@@ -145,31 +141,49 @@ class Broker:
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         boot = secrets.token_hex(8)
+        if config.swarm:
+            try:
+                await self._enter_swarm(boot)
+            except BaseException:
+                await self._close_swarm()
+                await self._tasks.__aexit__(None, None, None)
+                await asyncio.to_thread(self.blobs.close)
+                self._journal.close()
+                raise
         machine = BrokerMachine(_broker_id(config.state), options, boot=boot, decided=decided)
         self.shell = Shell(machine, self.blobs, self._tasks, self._journal)
         self._server = grpc.aio.server(options=server_options())
-        if config.swarm and config.state is not None:
-            self.swarm = Swarm(config.swarm, config.state / "swarm", config.bootstrap, boot)
         try:
             port = await (self._listen_insecurely() if config.insecure else self._listen())
         except BaseException:
             await self._close()
             raise
-        everywhere = config.host in ("0.0.0.0", "::")
-        host = local_address() if everywhere else config.host
-        self.address = config.public or joined(host, port)
-        self.port = port
+        self.address, self.port = self._address(port), port
         log.info("broker_listens address=%s id=%s", self.address, machine.broker_id)
         if self.swarm is not None:
-            assert self.secured is not None
-            try:
-                await self.swarm.start(self.address, self.secured.authority, self._tasks)
-            except BaseException as error:
-                await self._leave()
-                if isinstance(error, DirectoryError):
-                    raise BrokerConfigError(str(error)) from None
-                raise
+            await self.swarm.shine(self._tasks)
         return self
+
+    def _address(self, port: int) -> str:
+        """Where others reach it."""
+        host = self.config.host
+        everywhere = host in ("0.0.0.0", "::")
+        return self.config.public or joined(local_address() if everywhere else host, port)
+
+    async def _enter_swarm(self, boot: str) -> None:
+        """Before anything else runs: a node takes seconds, and holders of a run have one lease to
+        come back. Raises BrokerConfigError where there can be none."""
+        config = self.config
+        assert config.state is not None, "the config was checked"
+        try:
+            authority = Authority.open(config.state / "authority", utc(time.time()))
+            self._port = config.port or free_port(config.host)
+            self.swarm = Swarm(
+                *(config.swarm, config.state / "swarm", config.bootstrap, authority, boot)
+            )
+            await self.swarm.start(self._address(self._port))
+        except (DirectoryError, AuthorityError) as error:
+            raise BrokerConfigError(str(error)) from None
 
     async def _listen(self) -> int:
         config = self.config
@@ -194,7 +208,7 @@ class Broker:
         await self._server.start()
         try:
             at = 0 if swarm is None else swarm.port
-            return await secured.open_port(config.host, config.port, swarm=at)
+            return await secured.open_port(config.host, self._port, swarm=at)
         except OSError as error:
             await self._server.stop(None)
             await self._door.stop(None)
@@ -246,14 +260,17 @@ class Broker:
         log.info("broker_left address=%s", self.address)
 
     async def _leave(self) -> None:
-        if self.swarm is not None:
-            await self.swarm.stop()
         if self._door is not None:
             await self._door.stop(grace=None)
         await self._server.stop(grace=2.0)
         await self._close()
 
+    async def _close_swarm(self) -> None:
+        if self.swarm is not None:
+            await self.swarm.stop()
+
     async def _close(self) -> None:
+        await self._close_swarm()
         if self.secured is not None:
             await self.secured.__aexit__(None, None, None)
         self.shell.close()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,7 +22,7 @@ from ..net.discovery.directory import Directory, DirectoryError
 from ..net.discovery.process import NodeConfig, NodeProcess
 from ..net.discovery.record import MOST_NODES, Claim, check_multiaddr, endpoint_of, newest, sign
 from ..net.identity.authority import Authority
-from ..net.local import split
+from ..net.local import free_port, split
 
 __all__ = ["Beacon", "Swarm"]
 
@@ -47,24 +46,31 @@ class Swarm:
     """The broker's part in its swarm: a node of the directory, behind the broker's own port, and
     what it says there. `boot`: random id of this start."""
 
-    def __init__(self, name: str, folder: Path, bootstrap: tuple[str, ...], boot: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        bootstrap: tuple[str, ...],
+        authority: Authority,
+        boot: str,
+    ) -> None:
         self.name = name
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.port = free_port("127.0.0.1")
         """Of loopback, where the front passes on what is for the node."""
-        self._folder, self._bootstrap, self._boot = folder, bootstrap, boot
+        self._folder, self._bootstrap = folder, bootstrap
+        self._authority, self._boot = authority, boot
         self._node: NodeProcess | None = None
         self._beacon: Beacon | None = None
         self._shining: asyncio.Task[None] | None = None
 
-    async def start(self, address: str, authority: Authority, tasks: asyncio.TaskGroup) -> None:
-        """Call it when the broker listens at HOST:PORT. Raises DirectoryError where no node can
-        run."""
+    async def start(self, address: str) -> None:
+        """Starts the node of a broker that is to listen at HOST:PORT. Raises DirectoryError where
+        none can run."""
         host, port = split(address)
         node = NodeProcess(
             NodeConfig(
                 swarm=self.name,
-                fingerprint=authority.fingerprint.hex(),
+                fingerprint=self._authority.fingerprint.hex(),
                 folder=str(self._folder),
                 host="127.0.0.1",
                 port=self.port,
@@ -79,15 +85,20 @@ class Swarm:
         self._beacon = Beacon(
             node.directory,
             Claim(self.name, self._boot),
-            authority,
+            self._authority,
             address=address,
             way=way,
             neighbours=lambda: node.directory.state.neighbours if node.directory.state else 0,
         )
+
+    async def shine(self, tasks: asyncio.TaskGroup) -> None:
+        """Call it when the broker listens: from now on it is found."""
+        assert self._node is not None
+        assert self._beacon is not None
         with suppress(TimeoutError):  # nobody else is there, most likely: it goes on below
             async with asyncio.timeout(_FIRST_LOOK_S):
                 await self._beacon.turn(wait_s=0.0)
-        self._shining = tasks.create_task(self._shine(node, self._beacon))
+        self._shining = tasks.create_task(self._shine(self._node, self._beacon))
 
     async def _shine(self, node: NodeProcess, beacon: Beacon) -> None:
         while True:

@@ -70,9 +70,13 @@ class BlobClient:
     """
 
     def __init__(self, channel: grpc.aio.Channel, *, attempts: int = 5, stall_s: float = 60.0):
-        self._stub: Any = BlobsStub(channel)  # type: ignore[no-untyped-call]  # generated
+        self.use(channel)
         self._attempts = attempts
         self._stall_s = stall_s
+
+    def use(self, channel: grpc.aio.Channel) -> None:
+        """From now on every call goes over this one; transfers that break go on there."""
+        self._stub: Any = BlobsStub(channel)  # type: ignore[no-untyped-call]  # generated
 
     # ------------------------------------------------------------ storing
 

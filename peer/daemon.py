@@ -282,9 +282,10 @@ class Worker:
         async def closing(old: grpc.aio.Channel) -> None:
             await old.close(grace=_OLD_CHANNEL_S)
 
-        self._start(closing(self._channel))
-        self._channel = broker_channel(self._broker, self._newest)
-        self._blobs = BlobClient(self._channel)
+        assert self._blobs is not None, "it runs"
+        old, self._channel = self._channel, broker_channel(self._broker, self._newest)
+        self._blobs.use(self._channel)  # a transfer that breaks goes on there
+        self._start(closing(old))
 
     # ------------------------------------------------------------ events
 
@@ -478,7 +479,7 @@ class Worker:
         stream = ControlStream(self._broker, attached, self._heard, self._newest)
         self._stream = stream
         running = asyncio.ensure_future(stream.run())
-        seeking = asyncio.ensure_future(self._seek(stream, opened))
+        seeking = asyncio.ensure_future(self._seek(stream, running, opened))
         try:
             await asyncio.wait((running, seeking), return_when=asyncio.FIRST_COMPLETED)
             if not running.done() and not seeking.result():
@@ -495,7 +496,9 @@ class Worker:
                 self._stream = None
         return why, opened.is_set(), elsewhere
 
-    async def _seek(self, stream: ControlStream, opened: asyncio.Event) -> str:
+    async def _seek(
+        self, stream: ControlStream, running: asyncio.Future[str], opened: asyncio.Event
+    ) -> str:
         """Where else the broker is, if it is not reached soon where it was. Once it is, the stream
         is told of this host's node of the swarm. Empty: nothing was found, or needed."""
         if self._finder is None:
@@ -503,7 +506,8 @@ class Worker:
         elsewhere = asyncio.ensure_future(self._finder.elsewhere(self._named))
         reached = asyncio.ensure_future(opened.wait())
         try:
-            await asyncio.wait((reached,), timeout=_HEAD_START_S)
+            both = reached, running
+            await asyncio.wait(both, timeout=_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait((reached, elsewhere), return_when=asyncio.FIRST_COMPLETED)
             if not reached.done():
                 return elsewhere.result()

@@ -15,7 +15,7 @@ from .logs import note
 __all__ = ["Finder", "finder_of"]
 
 _log = logging.getLogger(__name__)
-_PAUSE_S = 2.0
+_PAUSE_S = 1.0
 
 
 class Finder:
