@@ -49,6 +49,7 @@ def in_swarm(config: JoinConfig) -> Iterator[tuple[JoinConfig, NodeProcess | Non
         swarm=config.swarm,
         fingerprint=fingerprint.hex(),
         folder=str(folder / "swarm"),
+        host="127.0.0.1" if config.address == "none" else "0.0.0.0",  # nobody is to dial
         port=config.swarm_port,
         public_host=known or local_address(towards),
         bootstrap=config.bootstrap,

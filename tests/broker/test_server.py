@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -329,6 +330,25 @@ async def test_blobs_go_up_and_down_whole_and_by_range(tmp_path: Path) -> None:
         assert broker.shell.machine.broker_id == name
 
 
+async def test_a_transfer_goes_on_over_another_channel() -> None:
+    """Of a broker that has moved: the channel to where it was is closed while somebody tries."""
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        gone = f"127.0.0.1:{nobody.getsockname()[1]}"
+    async with running() as (_, channel):
+        ref = await BlobClient(channel).store(b"x" * 1000)
+        old = grpc.aio.insecure_channel(gone)
+        client = BlobClient(old)
+        storing = asyncio.create_task(client.store(b"y" * 1000))
+        fetching = asyncio.create_task(client.fetch(ref.hash))
+        while old.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            await old.wait_for_state_change(old.get_state())
+        client.use(channel)
+        closing = asyncio.create_task(old.close(grace=10))
+        assert (await storing).size_bytes == 1000
+        assert await fetching == b"x" * 1000
+        await closing
+
+
 async def test_an_upload_that_broke_goes_on_where_it_ended() -> None:
     data = os.urandom(2_500_000)
     ref = blob_ref(data)
@@ -429,7 +449,7 @@ async def test_it_leaves_no_thread_no_folder_and_no_port() -> None:
     left = [t.name for t in threading.enumerate() if t.ident not in before]
     assert [name for name in left if name.startswith("shoal-broker")] == []
     async with running(port=int(broker.address.rpartition(":")[2])):
-        pass
+        client.use(channel)
 
 
 async def test_draining_ends_when_no_run_is_active_or_when_asked_again() -> None:
