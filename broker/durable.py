@@ -59,7 +59,7 @@ class DurableRun:
         self.plan: Plan | None = None
         self.peers: tuple[PeerId, ...] = ()
         self.history = History(options.kept_events)
-        self.ledger: StepLedger | None = None  # Of the current term, from RUNNING on.
+        self.ledger: StepLedger | None = None  # Of the newest term that was RUNNING.
         self._decisions = decisions
 
     def __repr__(self) -> str:
@@ -126,7 +126,7 @@ class DurableRun:
             self.phase, self.reason = event.state.phase, Reason()
             self.reason.CopyFrom(event.state.reason)
             if self.phase == RUNNING:
-                self.ledger = self._ledger(0, event.at_s)
+                self.ledger = self._ledger(self.committed, event.at_s)
         elif kind == "step":
             if self.ledger is None or event.step.step != self.committed:
                 raise ValueError(
@@ -146,7 +146,7 @@ class DurableRun:
         if plan is None:
             return
         self.plan, self.peers = plan, plan.peers
-        if self.phase in (RUNNING, EXPORTING) or (self.ended and state.step):
+        if self.phase in (RUNNING, EXPORTING) or state.step:
             self.ledger = self._ledger(state.step, 0.0)
             self.ledger.held(peaks)
             for event in self.history.events:

@@ -308,6 +308,8 @@ class MakePlan:
     peers: tuple[PeerOffer, ...]
     network: Network | None = None
     """Between these peers, in their order; None: nothing is known of their links."""
+    before: Plan | None = None
+    """The run's plan so far: the next one keeps its microbatches and its form of the graph."""
 
 
 @dataclass(frozen=True, slots=True)

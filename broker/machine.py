@@ -5,8 +5,8 @@ Rules.
 - Nothing happens outside of an event. The same events at the same times give the same instructions,
   byte for byte (I6); only dictionaries and lists are iterated over, in order of insertion.
 - Membership knows peers (`membership.py`), a Run knows itself (`runs.py`), and they meet only here:
-  a lost member ends its run; an ended run gives its members back; the pool is offered to the runs
-  that wait (`placing.py`); links are measured beside all that (`probing.py`).
+  a run goes on without a lost member; an ended run gives its members back; the pool is offered to
+  the runs that wait (`placing.py`); links are measured beside all that (`probing.py`).
 - Whoever speaks nonsense on a stream loses that stream, and nobody else notices.
 - Every client request is answered once, in the same call.
 - What it must not forget changes by decisions only (`decided.py`). Those of one event are one
@@ -24,11 +24,14 @@ from ..dag.plan import PeerId
 from ..proto.broker_pb2 import (
     BrokerMessage,
     Description,
+    Hello,
     Holding,
     PeerMessage,
     PeerState,
     Refused,
     RunSpec,
+    SnapshotOrder,
+    SnapshotReport,
     Submitted,
 )
 from ..proto.common_pb2 import Reason
@@ -68,6 +71,7 @@ from .options import BrokerOptions
 from .placing import Placing
 from .probing import Probing
 from .reconsider import Reconsidering
+from .sets import MOST_SNAPSHOTS
 from .speeds import speeds_of
 from .wish import SpecError, read_spec
 
@@ -202,19 +206,40 @@ class BrokerMachine:
             return self._losing(*members.expel(member, "protocol", f"it sent {nonsense}"), now)
         if member is None:
             out = self._losing(*members.greeted(stream, message.hello, now), now)
-            return out + self._back(members.heard(stream, now), now)
+            return out + self._back(members.heard(stream, now), message.hello, now)
         return self._member_said(member, message, now)
 
-    def _back(self, member: Member | None, now: float) -> list[Instruction]:
-        """Somebody joined: perhaps a holder that a run waits for since the broker's restart."""
+    def _back(self, member: Member | None, hello: Hello, now: float) -> list[Instruction]:
+        """Somebody joined: perhaps a holder that a run waits for since the broker's restart, or one
+        that keeps snapshots."""
         if member is None:
             return []
+        out: list[Instruction] = []
+        for snapshot in hello.snapshots[:MOST_SNAPSHOTS]:
+            report = SnapshotReport(snapshot=snapshot, held=True)
+            out += self._snapshot_said(member, report, now)
+        return out + self._returned(member, now)
+
+    def _snapshot_said(
+        self, member: Member, report: SnapshotReport, now: float
+    ) -> list[Instruction]:
+        run = self.runs.get(RunId(report.snapshot.run))
+        if run is not None and not run.ended:
+            return run.snapshot_reported(member, report, self.members, now)
+        if not report.held:
+            return []
+        # Nobody goes on from it any more.
+        order = SnapshotOrder(run=report.snapshot.run, needed=report.snapshot.step + 1)
+        return [Tell(member.stream, BrokerMessage(snapshot=order))]
+
+    def _returned(self, member: Member, now: float) -> list[Instruction]:
         for run in self.runs.values():
             if member.id not in run.returning:
                 continue
             if member.run == run.id and member.state == "assigned":
                 return run.back(member, now)
-            return run.lost(Lost(member, "it came back without the run", "lost"), self.members, now)
+            lost = Lost(member, "it came back without the run", "lost")
+            return run.lost(lost, self.members, self.placing.next_generation, now)
         return []
 
     def _member_said(self, member: Member, message: PeerMessage, now: float) -> list[Instruction]:
@@ -226,6 +251,8 @@ class BrokerMachine:
             return self._losing(*self.members.goodbye(member, why), now)
         if kind == "link":
             return self.probing.reported(member.id, message.link, now)
+        if kind == "snapshot":
+            return self._snapshot_said(member, message.snapshot, now)
         about = getattr(message, str(kind)).run
         if kind == "drained":  # also of a run that only an earlier start of this broker knew
             if self.members.drained(member, about):
@@ -244,7 +271,7 @@ class BrokerMachine:
         if kind == "exported":
             return run.exported(member, message.exported, self.members, now)
         assert kind == "fault", kind
-        return run.fault(member, message.fault, self.members, now)
+        return run.fault(member, message.fault, self.members, self.placing.next_generation, now)
 
     def _losing(
         self, out: list[Instruction], lost: Sequence[Lost], now: float
@@ -254,7 +281,7 @@ class BrokerMachine:
         for gone in lost:
             run = self.runs.get(gone.member.run) if gone.member.run else None
             if run is not None and gone.member.state == "assigned":
-                out += run.lost(gone, self.members, now)
+                out += run.lost(gone, self.members, self.placing.next_generation, now)
         return out
 
     def _kick(self, peer: PeerId, now: float) -> list[Instruction]:
@@ -267,7 +294,7 @@ class BrokerMachine:
     def _timer(self, name: str, now: float) -> list[Instruction]:
         kind, _, who = name.partition(":")
         if kind == "run" and RunId(who) in self.runs:
-            return self.runs[RunId(who)].timer(self.members, now)
+            return self.runs[RunId(who)].timer(self.members, self.placing.next_generation, now)
         return self._losing(*self.members.timer(name, now), now)
 
     # ------------------------------------------------------------ clients

@@ -317,12 +317,13 @@ class Membership:
         return expected
 
     def _free_of(self, member: Member, holding: Holding, now: float) -> list[Instruction]:
-        """It joined while it still holds a run, which ended here when its stream did, or which an
-        earlier start of this broker began: it is free once it has given that up."""
+        """It joined while it still has a part in a run, which went on without it when its stream
+        ended, or which an earlier start of this broker began: it is free once it has given that
+        up."""
         member.state, member.run, member.draining_since = "draining", RunId(holding.run), now
-        text = "the run ended when this peer lost its stream to the broker"
+        text = "the run went on without this peer when it lost its stream to the broker"
         reason = Reason(code="lost", text=text)
-        leave = Leave(run=holding.run, term=holding.term, reason=reason)
+        leave = Leave(run=holding.run, term=holding.term, reason=reason, goes_on=True)
         return [
             Tell(member.stream, BrokerMessage(leave=leave)),
             SetTimer(f"peer:{member.id}", self._due(member)),
@@ -347,6 +348,13 @@ class Membership:
     def pool(self) -> tuple[Member, ...]:
         """Free peers in order of joining."""
         return tuple(m for m in self.members.values() if m.state == "pool")
+
+    def mine(self, peer: PeerId, run: RunId) -> Member | None:
+        """A peer that has a part in a run now; None for any other."""
+        member = self.members.get(peer)
+        if member is None or member.state != "assigned" or member.run != run:
+            return None
+        return member
 
     def assign(self, member: Member, run: RunId) -> None:
         assert member.state == "pool", f"{member.id} is {member.state} for {member.run}"

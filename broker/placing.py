@@ -24,7 +24,7 @@ from .events import Instruction, Log, MakePlan, PlanFailed, PlanReady, RunId, Se
 from .membership import Member, Membership, dial
 from .probing import Probing
 from .runs import Run
-from .waiting import Waits, consider, in_order, suited
+from .waiting import Offered, Waits, by_hand, consider, in_order, suited
 
 __all__ = ["Placing"]
 
@@ -78,6 +78,12 @@ class Placing:
                 out += run.waits("broker", "the broker is leaving and starts nothing new", now)
             elif run.id == self.planning:
                 ahead = ahead or run
+            elif any(
+                m.state == "draining" and m.run == run.id for m in self.members.members.values()
+            ):
+                text = f"{run.reason.text.partition(' (waits')[0]} (waits for its peers to be free)"
+                out += run.waits(run.reason.code or "lost", text, now)
+                ahead = run
             elif now < self._begins_at:
                 text = "waits for peers to attach again: the broker was started anew"
                 out += [*run.waits("restart", text, now), SetTimer("plan", self._begins_at)]
@@ -85,9 +91,12 @@ class Placing:
             elif ahead is not None:
                 text = f"waits behind run {ahead.id} (priority {ahead.wish.priority})"
                 out += run.waits("queue", text, now)
-            elif isinstance(verdict := consider(run, self.members), Waits):
+            elif isinstance(verdict := consider(run, self.members, now), Waits):
                 out += run.waits(verdict.code, verdict.reason, now)
                 ahead = run if verdict.blocks else None
+                if (until := run.blamed.first_back(now)) is not None:
+                    self._wake_at = min(self._wake_at, until)
+                    out.append(SetTimer("plan", self._wake_at))
             elif self.planning is not None:
                 out += run.waits("queue", f"waits for the plan of run {self.planning}", now)
                 ahead = run
@@ -99,6 +108,11 @@ class Placing:
                 out += self._ask(run, verdict.members, now)
                 ahead = run
         return out
+
+    def _comes_free(self, run: Run) -> bool:
+        """Whether peers that had a part in it are about to be back in the pool."""
+        everybody = self.members.members.values()
+        return any(m.state == "draining" and m.run == run.id for m in everybody)
 
     def _measured_at(self, run: Run, members: Sequence[Member], now: float) -> float:
         """Until when the run's plan waits for probes, at most; `now`: no longer."""
@@ -124,7 +138,9 @@ class Placing:
         out = run.waits("planning", text, now)
         offers = tuple(m.offer for m in members)
         network = self.probing.network([m.id for m in members], now)
-        return [*out, MakePlan(run.id, self._versions, run.spec, offers, network)]
+        named = bool(run.wish.wanted) and isinstance(by_hand(run, self.members), Offered)
+        before = run.plan if run.term and not named else None
+        return [*out, MakePlan(run.id, self._versions, run.spec, offers, network, before)]
 
     def _answered(self, run: Run | None, event: PlanReady | PlanFailed) -> Run | None:
         """The run that this answers, no longer asked for; None for an answer nobody waits for."""
@@ -167,12 +183,10 @@ class Placing:
             self._patience[run.id] = now + self.probing.options.probe_s
             self.probing.wanted(unknown, now)
             return [_dropped(event, f"{len(unknown)} of its links are measured first")]
-        first = self._generations + 1
-        self._generations += len(pairs)
         fields = (("run", run.id), ("stages", len(plan.stages)), ("why", "; ".join(plan.reasons)))
         return [
             Log("run_planned", fields),
-            *run.waiting_to_building(plan, pairs, self.members, first, now),
+            *run.planned(plan, pairs, self.members, self.next_generation, now),
         ]
 
     def _still_free(self, run: Run, peer: PeerId) -> bool:
@@ -185,9 +199,14 @@ class Placing:
         run = self._answered(found, event)
         if run is None:
             return [_dropped(event, "nobody waits for it")]
-        others = [m for m in suited(run, self.members) if m.id not in run.offered]
+        others = [m for m in suited(run, self.members, now) if m.id not in run.offered]
         busy = sum(m.state != "pool" for m in others)
-        if event.code not in ("peers", "memory") or run.wish.wanted or not others:
+        heals = event.code in ("peers", "memory")
+        if run.term and heals and run.wish.recovery.when_short == "pause":
+            self._placed = (self.members.version, self._changes, self.probing.version)
+            text = f"paused at step {run.committed} until more peers join: {event.reason}"
+            return run.waits(event.code, text, now)
+        if not heals or run.wish.wanted or not others:
             return run.fail(event.code, event.reason, self.members, now)
         # More peers are here than were offered. Those that joined meanwhile are asked for at once;
         # while all of them work, the pool must change first.

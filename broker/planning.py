@@ -54,13 +54,14 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     spec = ask.spec
     if graph.operator_set != "full":
         raise GraphError(f"its operator set is {graph.operator_set}: expected the full form")
-    if spec.HasField("plan"):
+    if by_hand := spec.HasField("plan") and ask.before is None:
         plan = _with_ids(plan_from_proto(spec.plan), ask.peers)
     else:
-        plan = planner(plan_request(spec, read_spec(spec), graph, ask.peers, ask.network))
+        request = plan_request(spec, read_spec(spec), graph, ask.peers, ask.network)
+        plan = planner(request if ask.before is None else _as_before(request, ask.before))
     form = planned_graph(_bound(graph, plan.microbatch_size), plan)
     plan.validate(len(form.operators))
-    if spec.HasField("plan"):
+    if by_hand:
         plan = _with_codecs(ask, form, plan)
     core = [str(o) for o in ask.peers if o.operator_set == "core" and o.peer in plan.peers]
     if plan.head_parts and core:
@@ -69,6 +70,16 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
             "set only: expected peers with the full set, or head_parts 0"
         )
     return PlanReady(ask.run, ask.version, plan, frame_pairs(form, plan))
+
+
+def _as_before(request: PlanRequest, before: Plan) -> PlanRequest:
+    """The request for a plan that a running one can move to. Raises NoPlan."""
+    had = (before.microbatch_size, before.head_parts)
+    kept = [r for r in (request, *request.others) if (r.microbatch_size, r.head_parts) == had]
+    if not kept:
+        text = f"microbatches of {had[0]} with the head in {had[1]} parts, as before, are not asked"
+        raise NoPlan(text)
+    return replace(kept[0], others=())
 
 
 def _with_codecs(ask: MakePlan, form: Graph, plan: Plan) -> Plan:

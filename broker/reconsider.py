@@ -105,7 +105,7 @@ class Reconsidering:
     def _facts(self, run: Run, now: float) -> ConsiderPlan:
         assert run.plan is not None
         mine = [self.members.members[p] for p in run.peers if p in self.members.members]
-        free = [m for m in suited(run, self.members) if m.state == "pool"]
+        free = [m for m in suited(run, self.members, now) if m.state == "pool"]
         offered: dict[str, Member] = {m.id: m for m in (*mine, *free)}
         peers = [m.id for m in offered.values()]
         return ConsiderPlan(

@@ -1,10 +1,11 @@
 """One run: its phases, steps and events.
 
     WAITING --plan--> BUILDING --all ready--> RUNNING --last step committed--> EXPORTING --> DONE
-       |                 |                       |                                 |
-       +-----------------+-----------+-----------+---------------------------------+
-                                     v
-                            FAILED or CANCELLED
+       ^                 ^                       |                                 |
+       |                 +---- another peer takes the part of one that is lost ----+
+       +---------------------- there is none: planned anew ------------------------+
+
+    and from each of them FAILED or CANCELLED
 
 Rules.
 
@@ -14,21 +15,24 @@ Rules.
   StepDone events. All events are numbered and kept for watchers (`history.py`).
 - The export is complete when every peer that is the first holder of some stage sent its weights
   with all updates in them; they may come before the last report of another peer.
-- A lost peer or a fault ends the run: FAILED, with a reason that names peer, step and cause. All
-  other holders are told to leave. (Going on without it is a later capability.)
+- A lost holder is an event (`recovery.py`): a peer of the pool takes its part and everyone goes on
+  from the newest snapshots (`terms.py`), or all are planned anew. So too for a holder that reports
+  a fault, or makes no progress; it is left out for a while. What would fail on any peer ends the
+  run, as does a fault at every peer that was tried. A lost peer that only keeps snapshots ends
+  nothing.
 - Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
   `step_floor_s` and `step_factor` medians of the measured steps since the last report, with one
   more median for each batch of an evaluation, and `first_step_s` before a step was measured.
 - What must outlive the broker changes by events only (`durable.py`). After a restart a run that was
   RUNNING or EXPORTING goes on with its holders, which come back (`returning.py`); one that was
-  BUILDING has begun no step and goes back to WAITING.
+  BUILDING goes back to WAITING.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-from ..dag.convert_plan import plan_to_proto
 from ..dag.plan import PeerId, Plan
 from ..proto.broker_pb2 import (
     BUILDING,
@@ -38,10 +42,8 @@ from ..proto.broker_pb2 import (
     FAILED,
     RUNNING,
     WAITING,
-    Assign,
     BrokerMessage,
     Committed,
-    DialOrder,
     Exported,
     Fault,
     Leave,
@@ -55,27 +57,28 @@ from ..proto.broker_pb2 import (
     Weights,
 )
 from ..proto.common_pb2 import Reason
-from ..proto.graph_pb2 import CORE
 from ..proto.journal_pb2 import Decision
-from .durable import DurableRun
 from .events import Instruction, Log, RunId, SetTimer, Tell
-from .membership import Lost, Member, Membership, clean, dial
+from .membership import Lost, Member, Membership, clean
 from .options import BrokerOptions
+from .recovery import replacements, suited_left
+from .resume import substituted
 from .returning import Returning
 from .steps import WrongStepError
+from .terms import Terms
 from .wish import Wish
 
 __all__ = ["Run"]
 
+FAULTS_OF_ONE = frozenset(
+    {"blob", "busy", "compute", "draining", "frame", "link", "memory", "snapshot", "stalled"}
+)
+"""Codes of faults that another peer need not have. Others would come again wherever it runs."""
 COMMITTED_EVERY = 32
 """Steps after which holders are told what is committed: so many of their reports are kept twice."""
-_ALONE = (
-    "A run cannot go on without its holders yet: let the peer or another one join, then submit the "
-    "run again"
-)
 
 
-class Run(DurableRun):
+class Run(Terms):
     """A run and its history. All methods return instructions; all but `watched` may change it.
 
     asked: version of the MakePlan whose answer it waits for, only while WAITING. offered: the
@@ -92,8 +95,7 @@ class Run(DurableRun):
         decisions: list[Decision],
         owner: str = "",
     ) -> None:
-        super().__init__(run, number, spec, options, decisions, owner)
-        self.wish = wish
+        super().__init__(run, number, spec, wish, options, decisions, owner)
         self.asked: int | None = None
         self.offered: dict[PeerId, tuple[str, int]] = {}
         self.returning = Returning((), 0.0)
@@ -130,47 +132,36 @@ class Run(DurableRun):
             return []
         return self._enter(WAITING, now, code, text)
 
-    def waiting_to_building(
+    def planned(
         self,
         plan: Plan,
         pairs: Sequence[tuple[PeerId, PeerId]],
         members: Membership,
-        generation: int,
+        generation: Callable[[], int],
         now: float,
     ) -> list[Instruction]:
-        """The plan's peers are all in the pool. Uses dial generations from `generation` on, one for
-        each pair. Of each pair the one that stands first in the plan dials, or the one that can."""
+        """The plan's peers are all in the pool. Uses a dial generation for each pair."""
         assert self.phase == WAITING, self
+        text = f"{len(plan.peers)} peers fetch and build {len(plan.stages)} stages"
+        return self._build(plan, pairs, members, generation, "building", text, now)
+
+    def _build(
+        self,
+        plan: Plan,
+        pairs: Sequence[tuple[PeerId, PeerId]],
+        members: Membership,
+        generation: Callable[[], int],
+        code: str,
+        text: str,
+        now: float,
+    ) -> list[Instruction]:
         self.asked, self.offered = None, {}
-        wire = plan_to_proto(plan)
-        out: list[Instruction] = [self._publish(RunEvent(plan=wire), now, self.term + 1, plan)]
-        joined = [members.members[p] for p in self.peers]
-        dials: dict[PeerId, list[DialOrder]] = {p: [] for p in self.peers}
-        for i, (a, b) in enumerate(pairs):
-            way = dial(members.members[a], members.members[b], self.options.relays)
-            assert way is not None, f"{a} and {b} were planned and cannot reach each other"
-            source, target, address = way
-            order = DialOrder(peer=target.id, address=address, generation=generation + i)
-            dials[source.id].append(order)
-        base = Assign(
-            run=self.id,
-            term=self.term,
-            plan=wire,
-            full_graph=self.spec.graph,
-            weights=self.spec.weights,
-            data=self.spec.data,
-            training=self.wish.training,
-        )
-        for member in joined:
-            members.assign(member, self.id)
-            assign = Assign()
-            assign.CopyFrom(base)
-            core = member.profile.operator_set == CORE
-            assign.graph.CopyFrom(self.spec.core_graph if core else self.spec.graph)
-            assign.dials.extend(dials[member.id])
-            out.append(Tell(member.stream, BrokerMessage(assign=assign)))
-        text = f"{len(joined)} peers fetch and build {len(plan.stages)} stages"
-        return out + self._enter(BUILDING, now, "building", text)
+        self._ready, self._exports = {}, {}
+        out = self.begin_term(plan, pairs, members, generation, now)
+        if self.term > 1:
+            found = self.goes_on_from()
+            text += f", going on at step {found.step}" if found else ", from the starting weights"
+        return out + self._enter(BUILDING, now, code, text)
 
     # ------------------------------------------------------------ BUILDING to EXPORTING
 
@@ -185,7 +176,10 @@ class Run(DurableRun):
             return []
         start = self._start()
         out: list[Instruction] = [Tell(m.stream, start) for m in self._holders(members)]
-        return out + self._enter(RUNNING, now)
+        out += self._enter(RUNNING, now)
+        if self.committed == self.spec.steps:  # only weights are missing, behind a replay
+            return out + self._export(members, now)
+        return out + self.order_snapshots(members, now)
 
     def _start(self) -> BrokerMessage:
         return BrokerMessage(start=Start(run=self.id, term=self.term))
@@ -193,14 +187,16 @@ class Run(DurableRun):
     def reported(
         self, member: Member, report: StepReport, members: Membership, now: float
     ) -> list[Instruction]:
-        stale = self._stale("step", member, report.term, RUNNING)
+        stale = self._stale("step", member, report.term, RUNNING, EXPORTING)
         if stale:
             return stale
         assert self.ledger is not None, self
         try:
-            if not self.ledger.report(member.id, report):
-                text = f"step {report.step} was reported before"
-                return [self._ignored("step_again", member, text)]
+            if not self.ledger.report(member.id, report):  # a replay, or told twice
+                self._since = now
+                if report.HasField("outcome"):
+                    return self.replayed_loss(report.step, report.outcome.loss, now)
+                return []
         except WrongStepError as error:
             return self.fail("protocol", f"peer {member.label} reported {error}", members, now)
         assert self.plan is not None, self
@@ -212,14 +208,20 @@ class Run(DurableRun):
         before = self.committed
         while (done := self.ledger.due(now)) is not None:
             out.append(self._publish(RunEvent(step=done), now))
+            self.told_loss(done.step, done.outcome.loss)
         if self.committed // COMMITTED_EVERY > before // COMMITTED_EVERY:
             kept = Committed(run=self.id, term=self.term, step=self.committed)
             out += [Tell(m.stream, BrokerMessage(committed=kept)) for m in self._holders(members)]
         if self.committed == self.spec.steps:
-            files = len(self._exporters)
-            out += self._enter(EXPORTING, now, "exporting", f"{files} peers upload their weights")
-            out += self._finish_export(members, now)
-        return out
+            return out + self._export(members, now)
+        return out + self.order_snapshots(members, now)
+
+    def _export(self, members: Membership, now: float) -> list[Instruction]:
+        text = f"{len(self._exporters)} peers upload their weights"
+        return [
+            *self._enter(EXPORTING, now, "exporting", text),
+            *self._finish_export(members, now),
+        ]
 
     def exported(
         self, member: Member, message: Exported, members: Membership, now: float
@@ -252,25 +254,108 @@ class Run(DurableRun):
 
     # ------------------------------------------------------------ ends
 
-    def lost(self, lost: Lost, members: Membership, now: float) -> list[Instruction]:
-        """A holder is no member any more."""
-        text = f"peer {lost.member.label} was lost {self._where}: {lost.cause}. {_ALONE}"
-        return self.fail("lost", text, members, now)
+    def lost(
+        self, lost: Lost, members: Membership, generation: Callable[[], int], now: float
+    ) -> list[Instruction]:
+        """A peer with a part in it is no member any more."""
+        peer = lost.member.id
+        self.sets.gone(peer)
+        text = f"peer {lost.member.label} was lost {self._where}: {lost.cause}"
+        exporting = self.phase == EXPORTING
+        if peer not in self.peers or (exporting and not self.owes_weights(peer)):
+            return [*self.note(text, now), *self.order_snapshots(members, now)]
+        return self._go_on((peer,), lost.code, text, members, generation, now)
+
+    def owes_weights(self, peer: PeerId) -> bool:
+        """Whether the run cannot end without this peer."""
+        return peer in self._exporters and peer not in self._exports
 
     def fault(
-        self, member: Member, fault: Fault, members: Membership, now: float
+        self,
+        member: Member,
+        fault: Fault,
+        members: Membership,
+        generation: Callable[[], int],
+        now: float,
     ) -> list[Instruction]:
         stale = self._stale("fault", member, fault.term, BUILDING, RUNNING, EXPORTING)
         if stale:
             return stale
         about = ""
+        other = members.mine(PeerId(fault.about), self.id)
         if fault.about:
-            other = members.members.get(PeerId(fault.about))
             about = f" about peer {other.label if other else clean(fault.about, 128)}"
         what = clean(fault.reason.text, 2000) or clean(fault.reason.code, 60) or "no reason given"
         where = f"at step {fault.step}" if self.phase == RUNNING else self._where
         text = f"peer {member.label} reports a fault {where}{about}: {what}"
-        return self.fail(clean(fault.reason.code, 60) or "fault", text, members, now)
+        code = clean(fault.reason.code, 60) or "fault"
+        if code == "snapshot":
+            self.sets.spoilt(self.goes_on_from())
+        if code not in FAULTS_OF_ONE:
+            return self.fail(code, text, members, now)
+        out_of = other or member
+        return self._without((out_of.id,), code, text, members, generation, now)
+
+    def _without(
+        self,
+        peers: Sequence[PeerId],
+        code: str,
+        text: str,
+        members: Membership,
+        generation: Callable[[], int],
+        now: float,
+    ) -> list[Instruction]:
+        """These peers are here and do not do their part: others shall."""
+        if not self.blamed.again(peers, self.committed, now):
+            text += f". That was tried {self.blamed.tries} times at this step"
+            return self.fail(code, text, members, now)
+        out = self._release(peers, text, members, now)
+        return out + self._go_on(peers, code, text, members, generation, now)
+
+    def _go_on(
+        self,
+        gone: Sequence[PeerId],
+        code: str,
+        text: str,
+        members: Membership,
+        generation: Callable[[], int],
+        now: float,
+    ) -> list[Instruction]:
+        """Without these holders."""
+        assert self.plan is not None, self
+        for peer in self.returning.away:
+            members.expected.pop(peer, None)
+        away, self.returning = self.returning.away, Returning((), now)
+        if self.committed and not self.goes_on_from() and not self._begins_anew:
+            text += ". No snapshot of it is left, and its ladder has no checkpoint"
+            return self.fail(code, text, members, now)
+        found = replacements(self, (*gone, *(p for p in away if p not in gone)), members, now)
+        if found is None:
+            return self._collect(code, text, members, now)
+        plan, pairs, names = self.plan, self.pairs, []
+        for old, new in found.items():
+            stages = ", ".join(str(k) for k in plan.stages_of(old))
+            kind = "warm" if new in plan.warm else "from the pool"
+            names.append(f"stage {stages} -> {members.members[new].label} ({kind})")
+            plan = substituted(plan, old, new)
+            pairs = tuple((new if a == old else a, new if b == old else b) for a, b in pairs)
+            self.took_over(old, new)
+        text = "; ".join((text, *names))
+        if names:
+            plan = replace(plan, reasons=(*names, "the rest is as before"))
+        return self._build(plan, pairs, members, generation, code, text, now)
+
+    @property
+    def _begins_anew(self) -> bool:
+        """Whether it may go back to the weights that it began with."""
+        return "checkpoint" in self.wish.recovery.ladder
+
+    def _collect(self, code: str, text: str, members: Membership, now: float) -> list[Instruction]:
+        """Everybody goes back to the pool, and all are planned anew."""
+        if self.wish.recovery.when_short == "fail" and not suited_left(self, members, now):
+            return self.fail(code, f"{text}, and too few peers are left", members, now)
+        out = self._release(self.parts, text, members, now)
+        return out + self._enter(WAITING, now, code, text)
 
     def fail(self, code: str, text: str, members: Membership, now: float) -> list[Instruction]:
         return self._end(FAILED, code, text, members, now)
@@ -283,7 +368,7 @@ class Run(DurableRun):
     ) -> list[Instruction]:
         assert not self.ended, self
         out: list[Instruction] = []
-        for member in self._holders(members):
+        for member in (m for p in self.parts if (m := members.mine(p, self.id))):
             leave = Leave(run=self.id, term=self.term, reason=Reason(code=code, text=text))
             out.append(Tell(member.stream, BrokerMessage(leave=leave)))
             out += members.drain(member, now)
@@ -345,15 +430,18 @@ class Run(DurableRun):
         self._armed = deadline
         return [SetTimer(f"run:{self.id}", deadline)]
 
-    def timer(self, members: Membership, now: float) -> list[Instruction]:
+    def timer(
+        self, members: Membership, generation: Callable[[], int], now: float
+    ) -> list[Instruction]:
         self._armed = None
         deadline = self.deadline
         if deadline is None or now < deadline:
             return []
         if self.returning:
-            away = _labels(self.returning.away, members)
-            text = f"{away} did not come back within a lease of the broker's restart, {self._where}"
-            return self.fail("lost", f"{text}. {_ALONE}", members, now)
+            away = self.returning.away
+            who = _labels(away, members)
+            text = f"{who} did not come back within a lease of the broker's restart, {self._where}"
+            return self._go_on(away, "lost", text, members, generation, now)
         waited = now - self._since
         if self.phase == BUILDING:
             missing = [p for p in self.peers if p not in self._ready]
@@ -370,7 +458,8 @@ class Run(DurableRun):
                 f"step {self.committed} made no progress for {waited:.0f} s (steps so far: "
                 f"{known}): no report came from {{}}"
             )
-        return self.fail("deadline", text.format(_labels(missing, members)), members, now)
+        text = text.format(_labels(missing, members))
+        return self._without(missing, "deadline", text, members, generation, now)
 
     # ------------------------------------------------------------ shared
 
@@ -384,8 +473,7 @@ class Run(DurableRun):
 
     def _holders(self, members: Membership) -> list[Member]:
         """The holders that are still members and assigned to this run, in the plan's order."""
-        found = (members.members.get(p) for p in self.peers)
-        return [m for m in found if m is not None and m.state == "assigned" and m.run == self.id]
+        return [m for p in self.peers if (m := members.mine(p, self.id))]
 
     def _stale(self, what: str, member: Member, term: int, *phases: Phase) -> list[Instruction]:
         """A log line when a message may have no effect: another term, phase or peer (I3)."""

@@ -11,11 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..dag.plan import PeerId
-from ..proto.graph_pb2 import CORE
 from .membership import Member, Membership
 from .runs import Run
 
-__all__ = ["Offered", "Waits", "consider", "in_order", "resolve", "suited"]
+__all__ = ["Offered", "Waits", "by_hand", "consider", "in_order", "resolve", "suited"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +38,14 @@ def in_order(runs: Iterable[Run]) -> list[Run]:
     return sorted(runs, key=lambda run: (-run.wish.priority, run.number))
 
 
-def consider(run: Run, members: Membership) -> Offered | Waits:
+def consider(run: Run, members: Membership, now: float) -> Offered | Waits:
     """Whether the pool has what a run needs."""
     if run.wish.wanted:
-        return _by_hand(run, members)
-    able = suited(run, members)
+        verdict = by_hand(run, members)
+        # Once it has begun, a peer that is gone is not waited for.
+        if not run.term or isinstance(verdict, Offered) or verdict.blocks:
+            return verdict
+    able = suited(run, members, now)
     free = tuple(m for m in able if m.state == "pool")
     need, joined = run.wish.least, len(members.members)
     if len(free) >= need:
@@ -68,9 +70,11 @@ def consider(run: Run, members: Membership) -> Offered | Waits:
     return Waits("peers", text, blocks=len(able) >= need)
 
 
-def suited(run: Run, members: Membership) -> list[Member]:
-    """Members that could take part if they were free, in order of joining."""
-    return [m for m in members.members.values() if _suits(run, m)]
+def suited(run: Run, members: Membership, now: float) -> list[Member]:
+    """Members that could take part if they were free, in order of joining; without those that are
+    left out for a fault."""
+    everybody = members.members.values()
+    return [m for m in everybody if run.suits(m) and not run.blamed.out(m.id, now)]
 
 
 def resolve(wanted: PeerId, members: Membership) -> list[Member]:
@@ -81,13 +85,14 @@ def resolve(wanted: PeerId, members: Membership) -> list[Member]:
     return [m for m in members.members.values() if m.profile.name == wanted]
 
 
-def _by_hand(run: Run, members: Membership) -> Offered | Waits:
+def by_hand(run: Run, members: Membership) -> Offered | Waits:
+    """Whether the pool has the peers that a hand-written plan names."""
     found: list[Member] = []
     problems: list[str] = []
     blocks = True
     for wanted in run.wish.wanted:
         named = resolve(wanted, members)
-        if len(named) == 1 and _suits(run, named[0]) and named[0] not in found:
+        if len(named) == 1 and run.suits(named[0]) and named[0] not in found:
             found.append(named[0])
             if named[0].state != "pool":
                 problems.append(f"{wanted} works for run {named[0].run}")
@@ -106,7 +111,3 @@ def _by_hand(run: Run, members: Membership) -> Offered | Waits:
     need = len(run.wish.wanted)
     text = f"its plan needs {need} peers, has {need - len(problems)} of them: {'; '.join(problems)}"
     return Waits("peers", text, blocks)
-
-
-def _suits(run: Run, member: Member) -> bool:
-    return run.wish.core or member.profile.operator_set != CORE

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
 from ..dag.plan import PeerId, Plan, ScheduleName
 from ..job import MOST_CHOICES, MOST_MICROBATCHES, Job, SettingsError
-from ..job.tables import Codec, Train
+from ..job.tables import Codec, Recovery, Train
 from ..proto.broker_pb2 import RunSpec
 from ..proto.common_pb2 import BlobRef
 from .scheduler.interface import CodecOptions, PlanOptions
@@ -46,7 +46,7 @@ class Wish:
     are those with fewer microbatches than plan.pipelines.
     wanted: peers that a hand-written plan names, in its order; empty: the broker plans.
     core: whether a peer with the core operator set can take part.
-    replan: whether its plan may change while it runs.
+    replan: whether its plan may change while it runs. recovery: what may be done after a loss.
     """
 
     priority: int
@@ -56,6 +56,7 @@ class Wish:
     wanted: tuple[PeerId, ...]
     core: bool
     replan: bool = True
+    recovery: Recovery = field(default_factory=Recovery)
 
     @property
     def least(self) -> int:
@@ -113,6 +114,7 @@ def read_spec(spec: RunSpec) -> Wish:
         wanted=tuple(dict.fromkeys(PeerId(h) for stage in spec.plan.stages for h in stage.holders)),
         core=spec.HasField("core_graph"),
         replan=asked.replan,
+        recovery=job.recovery,
     )
 
 

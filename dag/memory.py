@@ -62,6 +62,10 @@ class StageMemory:
         """`slots`: numbers of optimizer state per trainable number."""
         return self.weights + (1 + slots) * self.trainable
 
+    def snapshot(self, slots: int) -> int:
+        """What must be copied to go on after a step."""
+        return self.weights + slots * self.trainable
+
     @property
     def exchange(self) -> int:
         """Where it has several holders."""

@@ -14,6 +14,7 @@ __all__ = [
     "Alternative",
     "CodecChoice",
     "CodecUse",
+    "Keeper",
     "LinkPrediction",
     "PeerId",
     "PeerPrediction",
@@ -144,6 +145,14 @@ class Spare:
 
 
 @dataclass(frozen=True, slots=True)
+class Keeper:
+    """`peer` keeps copies of the snapshots of `holder`."""
+
+    holder: PeerId
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Who runs what. `routes[m]` are the visits of microbatch m; `evaluation_routes[m]` those of
     held-out microbatch m (forward only)."""
@@ -159,11 +168,26 @@ class Plan:
     evaluation_routes: tuple[Route, ...] = ()
     head_parts: int = 0
     """Column blocks that the vocabulary head is split into before the graph is cut; 0: whole."""
+    keepers: tuple[Keeper, ...] = ()
+    """Planners leave it empty; the broker fills it when the plan begins."""
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
         """Every holder once, in order of the first stage that it holds."""
         return tuple(dict.fromkeys(p for s in self.stages for p in s.holders))
+
+    @property
+    def warm(self) -> tuple[PeerId, ...]:
+        """Peers that hold no stage and keep snapshots."""
+        holders = set(self.peers)
+        return tuple(dict.fromkeys(k.peer for k in self.keepers if k.peer not in holders))
+
+    def kept_by(self, peer: PeerId) -> tuple[PeerId, ...]:
+        """Holders of whose snapshots a peer keeps copies."""
+        return tuple(k.holder for k in self.keepers if k.peer == peer)
+
+    def keepers_of(self, holder: PeerId) -> tuple[PeerId, ...]:
+        return tuple(k.peer for k in self.keepers if k.holder == holder)
 
     def stages_of(self, peer: PeerId) -> tuple[int, ...]:
         return tuple(i for i, s in enumerate(self.stages) if peer in s.holders)
@@ -174,7 +198,8 @@ class Plan:
         Raises PlanError when the stages are not consecutive non-empty intervals that cover all
         operators, a stage has no holder, one twice or fewer than rows, a route leaves a stage out
         or visits a peer that does not hold the stage, there is no route, a microbatch has no
-        sample, a spare holds a stage, or a link has two codecs for one role.
+        sample, a spare holds a stage, a link has two codecs for one role, or a keeper keeps what is
+        its own, of no holder, or twice.
         """
         if not self.stages:
             raise PlanError("the plan has no stage: expected at least one")
@@ -216,6 +241,14 @@ class Plan:
         for spare in self.spares:
             if spare.peer in self.peers:
                 raise PlanError(f"{spare.peer} is a spare and holds a stage")
+        for keeper in self.keepers:
+            if keeper.holder not in self.peers or keeper.peer == keeper.holder:
+                raise PlanError(
+                    f"{keeper.peer} keeps snapshots of {keeper.holder}: expected those of another "
+                    "peer that holds a stage"
+                )
+        if len(set(self.keepers)) < len(self.keepers):
+            raise PlanError("a peer keeps the snapshots of one holder twice")
         links = [(c.source, c.destination, c.role) for c in self.codecs]
         if len(set(links)) < len(links):
             source, destination, role = next(x for x in links if links.count(x) > 1)

@@ -186,7 +186,7 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         "train": ("stop",),
         "plan": ("peers", "exclude", "pin", "skip", "swap"),
         "sync": tuple(f.name for f in fields(Sync)),
-        "recovery": tuple(f.name for f in fields(Recovery)),
+        "recovery": ("lease",),
         "output": ("every", "keep"),
     }
     for table, keys in anything.items():
@@ -210,5 +210,7 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         yield "data.kind", '"text", "tokens" and "arrays" are'
     if job.plan.schedule == "zero-bubble":
         yield "plan.schedule", '"auto", "gpipe", "1f1b" and "interleaved" are'
+    if "neighbour" in job.recovery.ladder:
+        yield "recovery.ladder", '"replica", "snapshot" and "checkpoint" are'
     if "://" in job.output.to:
         yield "output.to", "a local folder is"

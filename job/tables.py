@@ -409,6 +409,16 @@ class Recovery(Settings):
     when_short: Literal["pause", "fail"] = "pause"
     """What a run does while too few peers are there."""
 
+    def check(self) -> None:
+        known = ("replica", "snapshot", "neighbour", "checkpoint")
+        for rung in self.ladder:
+            if rung not in known:
+                raise SettingsError("ladder", f"has {rung!r}: expected some of {', '.join(known)}")
+        if self.snapshot_every != "auto":
+            _at_least(self, 1, "snapshot_every")
+        if self.warm_spares != "auto":
+            _at_least(self, 0, "warm_spares")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Settings):

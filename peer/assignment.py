@@ -2,9 +2,11 @@
 
     BUILDING --Built--> READY --Start--> RUNNING --last step--> EXPORTING --stored--> FINISHED
         \\_________________________ any failure ___________________________/
-                                      FAILED
+    WARM                              FAILED
 
 - BUILDING: links are dialled or expected, parameters fetched, the stages built. READY is told once.
+  A term that goes on from a snapshot waits for those that others give first (`keeping.py`).
+- WARM: it holds no stage, and keeps snapshots of those that do.
 - RUNNING: the action lists (`step.py`). After each update a StepReport; the peer that combines an
   evaluation reports after it. The data of the next step is fetched while this one computes.
 - An arrived frame that the plan does not name ends the assignment here: its sender follows another
@@ -27,11 +29,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ..dag.flow import Transfer
+from ..dag.flow import Role, Transfer
 from ..dag.plan import PeerId
 from ..net.frame import FrameKey
 from ..proto import broker_pb2, common_pb2
 from . import events as e
+from .keeping import Keeping
 from .reports import Reports
 from .step import Steps, Verdict
 
@@ -53,6 +56,7 @@ class Patience:
 
 class Phase(Enum):
     BUILDING = "building"
+    WARM = "warm"
     READY = "ready"
     RUNNING = "running"
     EXPORTING = "exporting"
@@ -70,6 +74,7 @@ class Assignment:
         memory_bytes: int,
         patience: Patience,
         most_reports: int,
+        keeping: Keeping | None = None,
     ) -> None:
         self.run: str = assign.run
         self.term: int = assign.term
@@ -81,13 +86,17 @@ class Assignment:
         self.dropped = 0
         """Frames that were late or doubled."""
         self.reports = Reports(most_reports)
+        self.keeping = keeping if keeping is not None else Keeping(peer)
+        """The peer's snapshots, which outlive this."""
         self._peer = peer
         self._assign = assign
         self._memory_bytes = memory_bytes
         self._patience = patience
-        holders = (PeerId(h) for slot in assign.plan.stages for h in slot.holders)
-        self.peers = tuple(p for p in dict.fromkeys(holders) if p != peer)
-        """The other holders, in order of the first stage that they hold."""
+        holders = dict.fromkeys(PeerId(h) for slot in assign.plan.stages for h in slot.holders)
+        self._holds = peer in holders
+        self.peers = tuple(p for p in holders if p != peer) if self._holds else ()
+        """Whom it has links with: other holders, in order of the first stage that they hold, and
+        from `begin` on who gives it snapshots, or gets some."""
         self._up: dict[PeerId, bool] = dict.fromkeys(self.peers, False)
         self._down_since: dict[PeerId, float] = {}
         """Needed links that are down while running, and since when."""
@@ -120,8 +129,11 @@ class Assignment:
 
     def begin(self) -> list[e.Instruction]:
         dials = {PeerId(d.peer): d for d in self._assign.dials}
+        snapshots = self.keeping.begin(self._assign)
+        self.peers = tuple(dict.fromkeys((*self.peers, *self.keeping.counterparts)))
+        self._up = dict.fromkeys(self.peers, False)
         strangers = [p for p in dials if p not in self._up]
-        if not any(self._peer in slot.holders for slot in self._assign.plan.stages):
+        if not self._holds and not self.peers:
             return self.fail("plan", f"the plan names no stage for {self._peer}")
         if strangers:
             return self.fail("plan", f"told to dial {strangers[0]}, which holds no stage")
@@ -131,7 +143,14 @@ class Assignment:
                 out.append(e.Dial(peer, dials[peer].address, dials[peer].generation))
             else:
                 out.append(e.Expect(peer))
-        return [*out, e.Build(self.run, self.term, self._assign)]
+        out += snapshots
+        if not self._holds:
+            self.phase = Phase.WARM
+            return out
+        return out if self.keeping.awaits else [*out, self._build()]
+
+    def _build(self) -> e.Build:
+        return e.Build(self.run, self.term, self._assign)
 
     def built(self, event: e.Built) -> list[e.Instruction]:
         assert self.phase is Phase.BUILDING, f"built in phase {self.phase.value}"
@@ -158,7 +177,7 @@ class Assignment:
         for peer in self.steps.neighbours():
             if not self._up[peer]:
                 out += self._miss(peer, now)
-        return [*out, *self._watch(now), *self._advance(now)]
+        return [*out, *self._watch(now), *self._take_snapshot(), *self._advance(now)]
 
     # ------------------------------------------------------------ links and patience
 
@@ -223,6 +242,8 @@ class Assignment:
         return self.fail("data", f"the data of step {step} could not be had: {why}")
 
     def frame(self, key: FrameKey, now: float) -> list[e.Instruction]:
+        if key.role is Role.SNAPSHOT:
+            return self._snapshot_came(key)
         if self.steps is None:
             return self.fail("frame", f"{_name(key)} came before {self._peer} was ready")
         verdict = self.steps.judge(key)
@@ -261,7 +282,7 @@ class Assignment:
             out.append(self._report(steps))
         if done.stepped:
             steps.leave_step()
-        return out + self._advance(now)
+        return out + self._take_snapshot() + self._advance(now)
 
     def _advance(self, now: float) -> list[e.Instruction]:
         """The next action if it can run, with the next step's data; the export when all is done."""
@@ -328,6 +349,33 @@ class Assignment:
             out += self._watch(now)
         return [*out, *self._advance(now)]
 
+    # ------------------------------------------------------------ snapshots
+
+    def snapshot_ordered(self, step: int) -> list[e.Instruction]:
+        """A snapshot is to be taken when so many updates are in."""
+        if not self._holds:
+            return []
+        self.keeping.wanted = step
+        return self._take_snapshot()
+
+    def _take_snapshot(self) -> list[e.Instruction]:
+        """The ordered one, if it is time."""
+        wanted, steps = self.keeping.wanted, self.steps
+        if wanted is None or steps is None or self.phase in (Phase.BUILDING, Phase.READY):
+            return []
+        if wanted > steps.updates and not steps.over:
+            return []
+        if wanted == steps.updates and steps.unchanged and self.phase is Phase.RUNNING:
+            return self.keeping.take(wanted)
+        return self.keeping.missed(wanted, f"step {steps.step} has begun at {self._peer}")
+
+    def _snapshot_came(self, key: FrameKey) -> list[e.Instruction]:
+        if not self.keeping.expects(key):
+            return self.frame_refused(key, f"the plan of {self._peer} does not name it")
+        awaited = self.phase is Phase.BUILDING and self.keeping.awaits
+        out = self.keeping.arrived(key)
+        return [*out, self._build()] if awaited and not self.keeping.awaits else out
+
     # ------------------------------------------------------------ weights
 
     def export_asked(self) -> None:
@@ -373,6 +421,7 @@ class Assignment:
         """What frees everything that this assignment holds; nothing, when it failed before."""
         if not self.alive:
             return []
+        self.keeping.end()
         return [*(e.HangUp(p) for p in self.peers), e.Discard(self.run, self.term)]
 
     def _fault(self, code: str, text: str, about: str = "") -> e.Tell:

@@ -7,6 +7,7 @@ One event loop owns the machine, the transport and the stream to the broker. Tor
     data      Prefetch
     sending   SendFrame: encode
     arriving  decode what came, into the device's store; then the machine hears FrameArrived
+    keeping   snapshots to and from the disk
 
 Every event goes through `_post`: the machine handles one at a time, and what it wants is carried
 out before the next. A bug there ends the process with a traceback; the supervisor starts another.
@@ -54,6 +55,7 @@ from .order import order_from_assign
 from .probe import probe_payload
 from .profile import measure
 from .relayed import RELAY, answer
+from .snapshots import PART_BYTES, SnapshotStore
 from .spans import Spans
 from .stretch import StretchedDevice
 
@@ -150,6 +152,7 @@ class Worker:
             else StretchedDevice(config.device, stretch=config.stretch)
         )
         self._spans = Spans(config.trace, me.peer, config.name)
+        self._snapshots = SnapshotStore(me.snapshots)
         credentials = self._credentials
         self._transport = GrpcTransport(
             me.peer,
@@ -159,7 +162,7 @@ class Worker:
             resolve=lambda address: self._broker if address == RELAY else address,
             up=_cap(config.up_bytes_per_s),
             down=_cap(config.down_bytes_per_s),
-            allowed=self._device.most_bytes,
+            allowed=self._most_bytes,
         )
         self._transport.attach(self._server)
         self._unacknowledged: set[FrameKey] = set()
@@ -171,6 +174,7 @@ class Worker:
         self._data = Lane("data", self._loop)
         self._sending = Lane("sending", self._loop)
         self._arriving = Lane("arriving", self._loop)
+        self._keeping = Lane("keeping", self._loop)
         self._built: tuple[str, int] | None = None
         """Run and term that stand on the device; None while they are being built, or gone."""
         self._blobs: BlobClient | None = None
@@ -183,7 +187,13 @@ class Worker:
             give_up_s=config.give_up_s, first_s=config.first_s, drain_s=config.drain_s
         )
         self.machine = PeerMachine(
-            me.peer, me.boot, profile, counter=me.counter, address=address, options=options
+            me.peer,
+            me.boot,
+            profile,
+            counter=me.counter,
+            address=address,
+            options=options,
+            snapshots=self._snapshots.found(),
         )
         note(
             _log,
@@ -222,7 +232,7 @@ class Worker:
                     await self._channel.close()
                     await self._server.stop(grace=None)
         finally:
-            lanes = (self._compute, self._data, self._sending, self._arriving)
+            lanes = (*(self._compute, self._data), *(self._sending, self._arriving, self._keeping))
             ended = await asyncio.gather(*(lane.close(_LAST_WORDS_S) for lane in lanes))
             self._spans.close()
         if not all(ended):
@@ -355,6 +365,13 @@ class Worker:
 
     def _arrived(self, arrived: Arrived) -> None:
         key = arrived.key
+        if key.role is Role.SNAPSHOT and self.machine.keeping.expects(key):
+            self._keeping.do(
+                lambda: self._snapshots.accept(arrived),
+                lambda _: self._post(e.FrameArrived(key)),
+                lambda error: self._post(e.FrameRefused(key, _text(error))),
+            )
+            return
         # The device knows nothing of another term, nor of probes: only dropped.
         if key.role is Role.PROBE or not self._holds(key.run, key.term):
             self._post(e.FrameArrived(key))
@@ -364,6 +381,10 @@ class Worker:
             lambda _: self._post(e.FrameArrived(key)),
             lambda error: self._post(e.FrameRefused(key, _text(error))),
         )
+
+    def _most_bytes(self, key: FrameKey) -> int | None:
+        """The most that a frame may have; None: nobody knows. For any thread."""
+        return PART_BYTES if key.role is Role.SNAPSHOT else self._device.most_bytes(key)
 
     def _holds(self, run: str, term: int) -> bool:
         return self._built == (run, term)
@@ -380,6 +401,12 @@ class Worker:
                         e.ComputeFailed(run, term, step, action, _text(error))
                     ),
                 )
+            case e.SendFrame(key) if key.role is Role.SNAPSHOT:
+                self._keeping.do(
+                    lambda: self._snapshots.payload(key),
+                    lambda payload: self._send_snapshot(key, payload),
+                    lambda error: note(_log, logging.WARNING, "not given", frame=key, why=error),
+                )
             case e.SendFrame(key):
                 self._spans.ready(key)
                 self._sending.do(
@@ -387,6 +414,16 @@ class Worker:
                     lambda payload: self._send(key, payload),
                     lambda error: self._post(e.FrameRefused(key, _text(error))),
                 )
+            case e.TakeSnapshot(run, term, snapshot):
+                self._take_snapshot(run, term, snapshot)
+            case e.KeepSnapshot(snapshot, parts):
+                self._keeping.do(
+                    lambda: self._snapshots.whole(snapshot, parts),
+                    lambda _: None,
+                    lambda error: self._post(e.SnapshotFailed(snapshot, _text(error))),
+                )
+            case e.DropSnapshot(old):
+                self._keeping.do(lambda: self._snapshots.drop(old), lambda _: None, self._crash)
             case e.SendProbe(key, size_bytes):
                 try:
                     self._transport.send(key.destination, key, probe_payload(size_bytes))
@@ -528,6 +565,7 @@ class Worker:
                     blob=self._cache.whole,
                     read=self._cache.read,
                     shard=self._cache.path,
+                    snapshot=self._snapshots.parts,
                 )
                 return self._device.build(order)
 
@@ -542,6 +580,39 @@ class Worker:
             self._post(e.BuildFailed(run, term, _text(error), _code(error)))
 
         self._compute.do(build, done, failed)
+
+    def _take_snapshot(self, run: str, term: int, snapshot: broker_pb2.Snapshot) -> None:
+        """The copy is made between two actions; it is written beside them."""
+
+        def failed(error: Exception) -> None:
+            self._post(e.SnapshotFailed(snapshot, _text(error)))
+
+        def written(write: Callable[[], tuple[memoryview, ...]]) -> int:
+            parts = write()
+            self._snapshots.put(snapshot, parts)
+            return len(parts)
+
+        def copied(write: Callable[[], tuple[memoryview, ...]] | None) -> None:
+            if write is not None:
+                self._keeping.do(
+                    lambda: written(write),
+                    lambda parts: self._post(e.SnapshotTaken(snapshot, parts)),
+                    failed,
+                )
+
+        self._compute.do(
+            lambda: self._device.snapshot(snapshot.step) if self._holds(run, term) else None,
+            copied,
+            failed,
+        )
+
+    def _send_snapshot(self, key: FrameKey, payload: Payload) -> None:
+        try:
+            self._transport.send(key.destination, key, payload)
+        except net.LinkError as error:  # it has hung up: the broker sees that the copy is missing
+            note(_log, logging.INFO, "not given", frame=key, why=error)
+        else:
+            self._post(e.FrameQueued(key, payload.size_bytes))
 
     def _send(self, key: FrameKey, payload: Payload | None) -> None:
         if payload is None or not self._holds(key.run, key.term):

@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ from .events import Built, Result
 from .exchange import Taken
 from .optimizer import learning_rate
 from .order import BuildOrder
+from .records import load_records, take_records, write_records
+from .snapshots import in_parts
 from .step import transfer_of
 from .store import Entry
 from .weights import serialize
@@ -72,7 +75,11 @@ class TorchDevice:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # of torch
+        records = load_records(order.resumed).renamed(order.renamed)
+        if order.resumed:
+            order = replace(order, weights=records.over(order.weights), resumed=())
         self._work = work = build_work(order, self.device, self._clock)
+        records.load(work)
         self.peak_bytes = 0
         self._measure()
         plan, train, flow = order.plan, order.training.train, work.flow
@@ -323,6 +330,12 @@ class TorchDevice:
             broker_pb2.NamedNumber(name=name, value=value)
             for name, value in zip(names, values, strict=True)
         ]
+
+    def snapshot(self, step: int) -> Callable[[], tuple[memoryview, ...]]:
+        """Copies all that is needed to go on when `step` updates are in the stages. What it returns
+        writes it, in parts, in whichever thread calls it."""
+        records = take_records(self._now, step)
+        return lambda: in_parts(write_records(records))
 
     def export(self) -> bytes:
         """The weights that this peer answers for (`Work.exported`), as a safetensors file."""

@@ -14,6 +14,7 @@ assignment that caused a record, so that a stale answer is recognised and droppe
     FrameArrived FrameRefused
     FrameAcknowledged
     ExportedWeights ExportFailed
+    SnapshotTaken SnapshotFailed              TakeSnapshot KeepSnapshot DropSnapshot
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ..dag.schedule import Action
     from ..net.frame import FrameKey
     from ..proto import broker_pb2, common_pb2
+    from .snapshots import SnapshotId
 
 __all__ = [
     "Allow",
@@ -44,6 +46,7 @@ __all__ = [
     "Detached",
     "Dial",
     "Discard",
+    "DropSnapshot",
     "Event",
     "Exit",
     "Expect",
@@ -55,6 +58,7 @@ __all__ = [
     "FrameRefused",
     "HangUp",
     "Instruction",
+    "KeepSnapshot",
     "LinkDown",
     "LinkUp",
     "Prefetch",
@@ -63,8 +67,11 @@ __all__ = [
     "SendFrame",
     "SendProbe",
     "SetTimer",
+    "SnapshotFailed",
+    "SnapshotTaken",
     "Started",
     "StopAsked",
+    "TakeSnapshot",
     "Tell",
     "TimerFired",
     "UploadWeights",
@@ -264,6 +271,22 @@ class ExportFailed:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """It lies on this host, in so many parts."""
+
+    snapshot: broker_pb2.Snapshot
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    """It could not be taken, or not be kept: the disk is full, say."""
+
+    snapshot: broker_pb2.Snapshot
+    why: str
+
+
 Event = (
     Started
     | StopAsked
@@ -285,6 +308,8 @@ Event = (
     | FrameRefused
     | ExportedWeights
     | ExportFailed
+    | SnapshotTaken
+    | SnapshotFailed
 )
 
 # ---------------------------------------------------------------- imperatives
@@ -414,6 +439,31 @@ class UploadWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Copy what the stages need to go on, as it is before the next `Compute`, and keep it: answers
+    `SnapshotTaken` or `SnapshotFailed`."""
+
+    run: str
+    term: int
+    snapshot: broker_pb2.Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class KeepSnapshot:
+    """All parts of this copy have come: let it outlive the process."""
+
+    snapshot: broker_pb2.Snapshot
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropSnapshot:
+    """Nobody needs it any more."""
+
+    snapshot: SnapshotId
+
+
+@dataclass(frozen=True, slots=True)
 class Discard:
     """Forget everything of this assignment, on device and host."""
 
@@ -437,5 +487,8 @@ Instruction = (
     | SendProbe
     | Release
     | UploadWeights
+    | TakeSnapshot
+    | KeepSnapshot
+    | DropSnapshot
     | Discard
 )

@@ -3,6 +3,7 @@
 FOLDER/peer.json   {"peer": "home-1-3fa2c1", "starts": 7}
 FOLDER/lock        held by the running process; the kernel frees it when the process is gone
 FOLDER/scratch/    what this process fetched; emptied at every start and at the end
+FOLDER/snapshots/  what a run can go on from; stays when the process is killed, not at a good end
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class Incarnation:
     counter: int
     scratch: Path
 
+    @property
+    def snapshots(self) -> Path:
+        return self.scratch.with_name("snapshots")
+
 
 class Identity:
     """`with Identity(folder, name) as me:` owns the folder until the end of the block; `name` is
@@ -86,6 +91,8 @@ class Identity:
         trace: TracebackType | None,
     ) -> None:
         shutil.rmtree(self.folder / "scratch", ignore_errors=True)
+        if kind is None:
+            shutil.rmtree(self.folder / "snapshots", ignore_errors=True)
         assert self._lock is not None
         self._lock.close()
 

@@ -19,7 +19,7 @@ Runs (`assignment.py`, `step.py`):
   a run that it does not hold, have no effect (I3); such frames are freed and counted.
 - Links are measured by probes when the broker asks (`probe.py`), which an Assign ends first, and by
   the frames of a run (`traffic.py`). Such reports are not kept while the broker is away.
-- Leave discards the run and is answered with Drained.
+- Leave discards the run and is answered with Drained. Snapshots stay when the run goes on.
 
 The end:
 - The broker's Drain: no new run is taken; when the present one ends it says Drained, Goodbye, and
@@ -31,6 +31,7 @@ The end:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 from zlib import crc32
@@ -41,6 +42,7 @@ from ..net.frame import FrameKey
 from ..proto import broker_pb2, common_pb2
 from . import events as e
 from .assignment import Assignment, Patience, Phase
+from .keeping import Keeping
 from .probe import Probes
 from .traffic import Traffic
 
@@ -104,11 +106,15 @@ class PeerMachine:
         counter: int = 0,
         address: str = "",
         options: PeerOptions | None = None,
+        snapshots: Iterable[tuple[broker_pb2.Snapshot, int]] = (),
     ) -> None:
+        """`snapshots`: what an earlier process left on this host, with the number of parts."""
         self.peer = peer
         self.options = options or PeerOptions()
         self.assignment: Assignment | None = None
         """What it takes part in; None in the pool. Stays in phase FAILED until the Leave."""
+        self.keeping = Keeping(peer, snapshots)
+        """Snapshots that lie here."""
         self.probes = Probes(peer)
         """Links that the broker wants measured now."""
         self.exit: e.Exit | None = None
@@ -175,6 +181,10 @@ class PeerMachine:
                 return self._stop_asked(at_once, now)
             case e.TimerFired(name):
                 return self._timer(name, now)
+            case e.SnapshotTaken():
+                out = self.keeping.taken(event)
+            case e.SnapshotFailed(snapshot, why):
+                out = self.keeping.failed(snapshot, why)
             case e.LinkUp(peer, again_bytes):
                 if self.assignment:
                     self.assignment.sent_again(again_bytes)
@@ -299,6 +309,7 @@ class PeerMachine:
         part = self.assignment
         if part is not None:  # a failed one too: the broker may not have its fault
             hello.holding.CopyFrom(broker_pb2.Holding(run=part.run, term=part.term, step=part.step))
+        hello.snapshots.extend(snapshot for snapshot, _ in self.keeping.held.values())
         return e.Tell(broker_pb2.PeerMessage(hello=hello))
 
     def _detached(self, why: str, now: float) -> list[e.Instruction]:
@@ -347,6 +358,8 @@ class PeerMachine:
                 part = self.assignment
                 in_use = part.peers if part is not None and part.alive else None
                 return self.probes.begin(message.probe, in_use, now)
+            case "snapshot":
+                return self._snapshot_ordered(message.snapshot)
             case "start" | "export" | "committed":
                 body = getattr(message, kind)
                 part = self.assignment
@@ -358,6 +371,13 @@ class PeerMachine:
                     return part.committed(body.step, now)
                 part.export_asked()
         return []
+
+    def _snapshot_ordered(self, order: broker_pb2.SnapshotOrder) -> list[e.Instruction]:
+        out = self.keeping.ordered(order)
+        part = self.assignment
+        if order.step and part is not None and part.matches(order.run, order.term):
+            out += part.snapshot_ordered(order.step)
+        return out
 
     def _welcomed(self, welcome: broker_pb2.Welcome, now: float) -> list[e.Instruction]:
         self._state = "member"
@@ -390,14 +410,15 @@ class PeerMachine:
         part = self.assignment
         memory = self._hello.profile.device_memory_bytes
         options = self.options
-        new = Assignment(self.peer, assign, memory, options.patience, options.reports)
         if self._draining:
-            return new.fail("draining", f"{self.peer} is about to leave and takes no new run")[:1]
+            return [_refused(assign, "draining", f"{self.peer} is about to leave: no new run")]
         if part is not None and part.alive and part.run != assign.run:
-            return new.fail("busy", f"{self.peer} still holds {part.run}")[:1]
+            return [_refused(assign, "busy", f"{self.peer} still holds {part.run}")]
         out = self.probes.end_all("assigned", f"{self.peer} was given a part in {assign.run}")
         out += self._drop_assignment()
-        self.assignment = new
+        self.assignment = new = Assignment(
+            self.peer, assign, memory, options.patience, options.reports, self.keeping
+        )
         return out + new.begin()
 
     def _leave(self, leave: broker_pb2.Leave) -> list[e.Instruction]:
@@ -407,6 +428,8 @@ class PeerMachine:
             if leave.term < part.term:
                 return []
             out = self._drop_assignment()
+        if not leave.goes_on:
+            out += self.keeping.forget(leave.run)
         self._remember(leave.run, leave.term)
         drained = broker_pb2.Drained(run=leave.run)
         return [*out, e.Tell(broker_pb2.PeerMessage(drained=drained)), *self._drain_on()]
@@ -487,3 +510,10 @@ class PeerMachine:
         drain = f" draining ({self._draining})" if self._draining else ""
         what = repr(self.assignment) if self.assignment else "in the pool"
         return f"<Peer {self.peer} {state}{drain} {what}>"
+
+
+def _refused(assign: broker_pb2.Assign, code: str, text: str) -> e.Tell:
+    reason = common_pb2.Reason(code=code, text=text)
+    fault = broker_pb2.Fault(run=assign.run, term=assign.term, step=assign.first_step)
+    fault.reason.CopyFrom(reason)
+    return e.Tell(broker_pb2.PeerMessage(fault=fault))

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..dag.split_weights import whole_name
 from ..job import Train
@@ -65,6 +65,7 @@ class StageOptimizer:
 
     def __init__(self, train: Train, parameters: Mapping[str, nn.Parameter]) -> None:
         self.train = train
+        self._named = {n: p for n, p in parameters.items() if p.requires_grad}
         self._decay: list[nn.Parameter] = []
         self._plain: list[nn.Parameter] = []
         for name, parameter in parameters.items():
@@ -111,6 +112,29 @@ class StageOptimizer:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.train, step)
         self._optimizer.step()
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The optimizer's state as NAME:PART, of parameters that had a gradient already; the
+        optimizer's own tensors."""
+        if self._optimizer is None:
+            return {}
+        return {
+            f"{name}:{part}": tensor
+            for name, parameter in self._named.items()
+            for part, tensor in self._optimizer.state.get(parameter, {}).items()
+            if isinstance(tensor, Tensor)
+        }
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on from copies of what `state_tensors` gave; names of others' are passed over."""
+        if self._optimizer is None:
+            return
+        for name, tensor in tensors.items():
+            owner, _, part = name.rpartition(":")
+            if (parameter := self._named.get(owner)) is not None:
+                # AdamW counts its steps on the host, whatever the device of the parameter.
+                there = tensor.device if part == "step" else parameter.device
+                self._optimizer.state[parameter][part] = tensor.to(there, copy=True)
 
     def __repr__(self) -> str:
         held = len(self._decay) + len(self._plain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -17,9 +17,10 @@ from ..dag.vocabulary import planned_graph
 from ..job import Training
 from ..proto import broker_pb2, common_pb2
 from .data.manifest import Manifest
+from .snapshots import SnapshotId
 from .weights import Read, Weights, WeightsFile
 
-__all__ = ["BuildOrder", "order_from_assign"]
+__all__ = ["BuildOrder", "order_from_assign", "resumed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,11 @@ class BuildOrder:
     training: Training
     shard: Callable[[str], Path]
     """Path of a data shard by hash, its content verified; may fetch it, and block."""
+    first_step: int = 0
+    resumed: tuple[tuple[memoryview, ...], ...] = ()
+    """Snapshots after `first_step` steps that it goes on from, in their parts."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Who takes the place of whom since they were taken."""
 
 
 def order_from_assign(
@@ -52,9 +58,11 @@ def order_from_assign(
     blob: Callable[[common_pb2.BlobRef], bytes],
     read: Read,
     shard: Callable[[str], Path],
+    snapshot: Callable[[SnapshotId], tuple[memoryview, ...]] | None = None,
 ) -> BuildOrder:
     """Reads an assignment. `blob` gives a whole verified blob, `read` a byte range of one; both may
-    fetch, and block.
+    fetch, and block. `snapshot` gives the parts of one that lies here, and raises KeyError for
+    another.
 
     Raises ValueError (GraphError, PlanError, DataError, SettingsError) for anything
     that does not keep its rules.
@@ -87,4 +95,21 @@ def order_from_assign(
         manifest=Manifest.from_json(blob(assign.data)),
         training=training,
         shard=shard,
+        first_step=assign.first_step,
+        resumed=resumed(assign, snapshot) if snapshot else (),
+        renamed={r.old: r.to for r in assign.resume.renamed},
     )
+
+
+def resumed(
+    assign: broker_pb2.Assign, snapshot: Callable[[SnapshotId], tuple[memoryview, ...]]
+) -> tuple[tuple[memoryview, ...], ...]:
+    """What of the assignment's set lies here."""
+    found = []
+    for holder in assign.resume.holders:
+        try:
+            name = SnapshotId(assign.run, assign.resume.term, assign.first_step, holder)
+            found.append(snapshot(name))
+        except KeyError:
+            continue
+    return tuple(found)

@@ -130,6 +130,21 @@ class Steps:
         """Whether every step that the run wants is done."""
         return self.step >= self.steps
 
+    @property
+    def updates(self) -> int:
+        """How many updates are in the stages here."""
+        return self.step + 1 if self.evaluating else self.step
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether all that a snapshot of `updates` has is still as it was then: nobody is a step
+        ahead before this peer gave its part of the norm."""
+        if self.evaluating or self.over:
+            return True
+        actions = self._train.actions
+        given = next((i for i, a in enumerate(actions) if a.kind is Kind.NORM_GIVE), 0)
+        return self.position + self.in_flight <= given
+
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation in which this peer has a part follows `step`."""
         if not self._eval_every or not self._evaluate.actions:

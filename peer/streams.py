@@ -36,7 +36,7 @@ from ..proto import broker_pb2
 from .codings import Coding, Codings
 from .uses import Uses
 
-__all__ = ["Streams", "encoding_key"]
+__all__ = ["Streams", "encoding_key", "stream_name", "stream_of"]
 
 _EVERYONE = PeerId("*")
 """The destination of a stream whose tensors go to several peers."""
@@ -220,7 +220,7 @@ class Streams:
         for stream, end in ends:
             with end.lock:
                 state = end.stream.state if end.step <= step else end.before
-            found |= {_name(stream, part): tensor for part, tensor in state.items()}
+            found |= {stream_name(stream, part): tensor for part, tensor in state.items()}
         return found
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -228,7 +228,7 @@ class Streams:
         name that is no stream of this peer under this plan; nothing has changed then."""
         states: dict[Transfer, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
-            stream, part = _stream(name)
+            stream, part = stream_of(name)
             states.setdefault(stream, {})[part] = tensor
         ends: dict[Transfer, _End] = {}
         for stream, state in states.items():
@@ -241,6 +241,10 @@ class Streams:
             ends[stream] = _End(Stream(coding.codec, state))
         with self._lock:
             self._ends = ends
+
+    def has(self, stream: Transfer) -> bool:
+        """Whether it is a stream with a state here, under this plan."""
+        return self._stateful(stream) is not None
 
     def _stateful(self, stream: Transfer) -> Coding | None:
         """How a stream that has an end with a state here is written; None: there is none."""
@@ -278,7 +282,8 @@ def _value(transfer: Transfer) -> tuple[str, int, frozenset[PeerId]]:
     return transfer.value, transfer.microbatch, frozenset((transfer.source, transfer.destination))
 
 
-def _name(stream: Transfer, part: str) -> str:
+def stream_name(stream: Transfer, part: str) -> str:
+    """The name of a part of a stream's state in a snapshot."""
     fields = (
         *(stream.source, stream.destination, stream.role.value),
         *(str(stream.microbatch), str(stream.hop), stream.port, part),
@@ -286,8 +291,8 @@ def _name(stream: Transfer, part: str) -> str:
     return "/".join(quote(text, safe="") for text in ("codec", *fields))
 
 
-def _stream(name: str) -> tuple[Transfer, str]:
-    """The reverse of `_name`. Raises CodecError."""
+def stream_of(name: str) -> tuple[Transfer, str]:
+    """The reverse of `stream_name`. Raises CodecError."""
     parts = [unquote(text) for text in name.split("/")]
     try:
         word, source, destination, role, microbatch, hop, port, part = parts

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -121,12 +121,16 @@ class LocalCluster:
         return process is not None and process.poll() is None
 
     def send(self, name: str, sign: signal.Signals) -> None:
-        """A signal for a peer and for all that it started. SIGKILL and SIGTERM are meant to end
-        it."""
+        """A signal for a peer and for all that it started; SIGTERM, the owner's, for the first of
+        them. SIGKILL and SIGTERM are meant to end it."""
         if sign in (signal.SIGKILL, signal.SIGTERM):
             self._gone.add(name)
         if self.runs(name):
+            workers = [] if sign == signal.SIGTERM else _started_by(self.processes[name].pid)
             os.killpg(self.processes[name].pid, sign)
+            for worker in workers:  # each in a session of its own
+                with suppress(ProcessLookupError):
+                    os.killpg(worker, sign)
         if sign == signal.SIGKILL:
             self.processes[name].wait()
 
@@ -248,3 +252,12 @@ def _die_with(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return tie
+
+
+def _started_by(pid: int) -> list[int]:
+    """Processes that another one started and that have not ended (Linux)."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += map(int, thread.read_text().split())
+    return found

@@ -111,6 +111,7 @@ class _Work:
         }
         """By stage that it answers for in N>: the parameters."""
         self.standing_bytes = sum(shared.standing_bytes(k) for k in self.held)
+        self.snapshot_bytes = sum(shared.snapshot_bytes(k) for k in self.held)
 
     def first_of(self, stage: int) -> bool:
         return self.shared.plan.stages[stage].holders[0] == self.order.peer
@@ -158,6 +159,11 @@ class GhostDevice:
         """As TorchDevice; neither weights nor data are read."""
         shared = self._plan(order)
         self._work = work = _Work(order, shared)
+        states: dict[str, int] = {}
+        for parts in order.resumed:
+            states |= json.loads(cast(Hollow, parts[0]).tag)
+        for held in work.held.values():
+            held.resume(states)
         self.peak_bytes = work.standing_bytes
         train = order.training.train
         return Built(
@@ -401,6 +407,15 @@ class GhostDevice:
         work = self._now
         held_out = float(len(work.shared.plan.evaluation_routes))
         return broker_pb2.Evaluation(loss=figure(work.total), weight=held_out)
+
+    def snapshot(self, step: int) -> Callable[[], tuple[memoryview, ...]]:
+        """As TorchDevice: one part, which weighs what the tensors would."""
+        work, found = self._now, dict[str, int]()
+        for held in work.held.values():
+            found |= held.exported()
+        data = json.dumps(found).encode()
+        size = max(len(data), work.snapshot_bytes)
+        return lambda: (cast(memoryview, Hollow(size, data)),)
 
     def export(self) -> bytes:
         """The hashes of the parameters and buffers that this peer answers for, as JSON."""

@@ -170,6 +170,9 @@ class GhostPlan:
     def standing_bytes(self, stage: int) -> int:
         return self.memory[stage].standing(self._slots_per_parameter)
 
+    def snapshot_bytes(self, stage: int) -> int:
+        return self.memory[stage].snapshot(self._slots_per_parameter)
+
     def kept_bytes(self, stage: int) -> int:
         """What a live microbatch keeps."""
         return self.memory[stage].kept

@@ -171,6 +171,13 @@ class HeldHash:
         self.statistics = dict.fromkeys(linear.statistics, 0)
         self._base = None
 
+    def resume(self, states: Mapping[str, int]) -> None:
+        """Goes on from what `exported` gave, under whatever cut; other names are passed over."""
+        for at, name in enumerate(self.linear.standing):
+            if name in states:
+                self.state[at] = np.uint64(states[name])
+        self._base = None
+
     def named_gradients(self) -> dict[str, int]:
         return dict(zip(self.linear.trained, self.gradients.tolist(), strict=True))
 

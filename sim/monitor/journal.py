@@ -83,7 +83,8 @@ class JournalCheck(Check):
         about = getattr(message, kind)
         known = self._disk.runs.get(b.RunId(about.run))
         if kind == "leave":  # of an older term, or of a run that nobody remembers, always
-            if known is not None and known.active and known.term == about.term:
+            over = not about.goes_on
+            if over and known is not None and known.active and known.term == about.term:
                 raise _lost(about.run, "is over for a holder", known)
             return
         known = self._known(about.run, f"has its {kind} told")

@@ -18,6 +18,7 @@ from ...dag.flow import Flow, Role, Transfer
 from ...dag.plan import PeerId
 from ...dag.schedule import Action, Kind
 from ...peer import events as p
+from ...peer.snapshots import SnapshotId
 from ...peer.step import transfer_of
 from ...proto import broker_pb2
 from ..virtual.clock import Observed
@@ -34,7 +35,7 @@ _ENDED = (broker_pb2.DONE, broker_pb2.FAILED, broker_pb2.CANCELLED)
 class _Part:
     """A peer's part in one term of a run."""
 
-    def __init__(self, who: str, built: p.Built) -> None:
+    def __init__(self, who: str, built: p.Built, first: int) -> None:
         self.peer, self.flow = PeerId(who), built.flow
         self.run, self.term, self.steps = built.run, built.term, built.steps
         self.train, self.evaluate = (
@@ -42,7 +43,8 @@ class _Part:
             built.flow.evaluation_actions(self.peer),
         )
         self.eval_every = built.eval_every
-        self.step = self.at = self.applied = 0
+        self.step = self.applied = first
+        self.at = 0
         self.evaluating = self.computing = False
         self.there: set[tuple[int, Transfer]] = set()
         """(step, transfer) that came or was left here, and that no action took yet."""
@@ -118,7 +120,7 @@ class WorkCheck(Check):
         self._expected = {"loss": losses, "grad_norm": norms}
         self._tolerance = tolerance
         self._parts: dict[str, _Part] = {}
-        self._plans: dict[str, Flow] = {}
+        self._plans: dict[tuple[str, int], Flow] = {}
         self._committed: dict[str, int] = {}
         self._reported: dict[tuple[str, int], set[PeerId | None]] = {}
         """By run and step: who said so, in any term."""
@@ -133,10 +135,13 @@ class WorkCheck(Check):
                 if part is not None and (part.run, part.term) == (run, term):
                     part.end(step, action)
                     self._memory(who, result.peak_bytes, f"{action} of step {step}")
-            case p.FrameArrived(key):
+            case p.FrameArrived(key) if key.role is not Role.SNAPSHOT:
                 part = self._parts.get(who)
                 if part is not None and (part.run, part.term) == (key.run, key.term):
                     part.there.add((key.step, transfer_of(key)))
+            case p.SendFrame(key) if key.role is Role.SNAPSHOT:
+                if SnapshotId.of_frame(key) not in self.world.peers[who].machine.keeping.held:
+                    raise Broken("I2", f"{who} gives {key}, which it does not have")
             case p.SendFrame(key) if key.role is not Role.PROBE:
                 part = self._part(who, key.run, key.term, f"sends {key}")
                 entry = key.step, transfer_of(key)
@@ -165,10 +170,10 @@ class WorkCheck(Check):
         part = self.world.peers[who].machine.assignment
         if part is None or not part.matches(built.run, built.term):
             return  # an answer that nobody waits for any more
-        self._parts[who] = _Part(who, built)
+        self._parts[who] = _Part(who, built, part.step)
         self._memory(who, built.device_bytes, "its stages")
-        if built.run not in self._plans:
-            self._plans[built.run] = built.flow
+        if (built.run, built.term) not in self._plans:
+            self._plans[built.run, built.term] = built.flow
             _check_routes(built.flow)
 
     def _memory(self, who: str, used: int, what: str) -> None:
@@ -189,7 +194,8 @@ class WorkCheck(Check):
             raise Broken("I2", f"step {step} is committed, expected step {wanted}")
         self._committed[run] = step + 1
         reported = self._reported.pop((run, step), set())
-        for peer in self._plans[run].plan.peers:
+        term = self.world.broker.machine.runs[b.RunId(run)].term
+        for peer in self._plans[run, term].plan.peers:
             if peer not in reported:
                 raise Broken("I2", f"step {step} is committed, and {peer} has not reported it")
             part = self._parts.get(peer)

@@ -13,7 +13,8 @@ from ...dag.pace import Totals, action_work
 from ...dag.plan import PeerId
 from ...dag.schedule import Action, Kind
 from ...dag.speed import Speeds, Work
-from ...peer.order import BuildOrder, order_from_assign
+from ...peer.order import BuildOrder, order_from_assign, resumed
+from ...peer.snapshots import SnapshotId
 from ...peer.weights import Read, Weights, WeightsFile
 from ...proto import broker_pb2
 
@@ -57,6 +58,7 @@ class Orders:
         blob: Callable[[str], bytes],
         read: Read,
         shard: Callable[[str], Path],
+        snapshot: Callable[[SnapshotId], tuple[memoryview, ...]],
     ) -> tuple[BuildOrder, Pace]:
         """As `order_from_assign`; `blob` gives a whole blob by its hash, and is asked for all that
         this peer fetches."""
@@ -73,7 +75,13 @@ class Orders:
             if len(self._known) > _REMEMBERED:
                 del self._known[next(iter(self._known))]
         files = [WeightsFile(f.blob.hash, f.blob.size_bytes) for f in assign.weights]
-        mine = replace(known.order, peer=PeerId(peer), weights=Weights(files, read), shard=shard)
+        mine = replace(
+            known.order,
+            peer=PeerId(peer),
+            weights=Weights(files, read),
+            shard=shard,
+            resumed=resumed(assign, snapshot),
+        )
         return mine, Pace(known.work, mine.peer, speeds)
 
 

@@ -34,6 +34,7 @@ from ...peer.machine import PeerMachine, PeerOptions
 from ...peer.order import BuildOrder
 from ...peer.probe import probe_payload
 from ...peer.profile import speeds_to_proto
+from ...peer.snapshots import SnapshotStore
 from ...proto import broker_pb2, common_pb2, graph_pb2
 from .. import trace
 from .clock import Observed, Timers
@@ -76,6 +77,7 @@ class Device(Protocol):
     def prefetch(self, step: int) -> None: ...
     def compute(self, step: int, action: Action) -> p.Result: ...
     def export(self) -> bytes: ...
+    def snapshot(self, step: int) -> Callable[[], tuple[memoryview, ...]]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +145,7 @@ class PeerShell:
             options=options,
         )
         self.device = device
+        self.snapshots = SnapshotStore()
         self.alive = True
         """False: nothing is handled and nothing said any more."""
         self.exit: p.Exit | None = None
@@ -160,6 +163,7 @@ class PeerShell:
         self._timers = Timers(world, lambda name: self.handle(p.TimerFired(name)))
         self._computing: tuple[float, Callable[[], None]] | None = None  # (end, what then)
         self._computed = 0  # versions of the above
+        self._owed_s = 0.0  # what copying a snapshot adds to the next action
         self._fetched: set[str] = set()  # hashes of whole blobs that this host has
         self._ready: dict[FrameKey, tuple[float, int, str]] = {}  # (when, size, codec) of frames
 
@@ -242,7 +246,9 @@ class PeerShell:
                 try:
                     # One of another term has no tensor here: the machine counts and frees it.
                     known = part is not None and part.matches(key.run, key.term)
-                    if known and key.role is not Role.PROBE:
+                    if known and key.role is Role.SNAPSHOT:
+                        self.snapshots.accept(arrived)
+                    elif known and key.role is not Role.PROBE:
                         self.device.accept(arrived)
                 except ValueError as error:
                     self.handle(p.FrameRefused(key, str(error)))
@@ -292,7 +298,8 @@ class PeerShell:
             case p.Compute():
                 self._compute(instruction)
             case p.SendFrame(key):
-                self._send(key, self.device.payload(key))
+                here = self.snapshots if key.role is Role.SNAPSHOT else self.device
+                self._send(key, here.payload(key))
             case p.SendProbe(key, size_bytes):
                 self._send(key, probe_payload(size_bytes))
             case p.Release(key):
@@ -322,6 +329,12 @@ class PeerShell:
                 world.after(OVERHEAD_S, lambda: self.handle(p.DataReady(run, term, step)))
             case p.UploadWeights(run, term, step):
                 self._upload(instruction)
+            case p.TakeSnapshot():
+                self._take_snapshot(instruction)
+            case p.KeepSnapshot(snapshot, parts):
+                self.snapshots.whole(snapshot, parts)
+            case p.DropSnapshot(name):
+                self.snapshots.drop(name)
             case p.Discard(run, term):
                 self.device.discard()
                 ours = [k for k in self._ready if (k.run, k.term) == (run, term)]
@@ -362,7 +375,13 @@ class PeerShell:
         answer: p.Event
         try:
             order, self._pace = world.orders.read(
-                self.name, wanted.assign, self.spec.speeds, blob=whole, read=read, shard=shard
+                self.name,
+                wanted.assign,
+                self.spec.speeds,
+                blob=whole,
+                read=read,
+                shard=shard,
+                snapshot=self.snapshots.parts,
             )
             answer = self.device.build(order)
         except ValueError as error:
@@ -381,6 +400,15 @@ class PeerShell:
             )
 
         world.carrier.send(self.name, BROKER, 0, _nothing, sends)
+
+    def _take_snapshot(self, wanted: p.TakeSnapshot) -> None:
+        """Copying holds the device up, writing does not."""
+        parts = self.device.snapshot(wanted.snapshot.step)()
+        self.snapshots.put(wanted.snapshot, parts)
+        copied = 2 * sum(part.nbytes for part in parts)  # read and written
+        self._owed_s += copied / self.spec.speeds.memory
+        answer = p.SnapshotTaken(wanted.snapshot, len(parts))
+        self.world.after(OVERHEAD_S + self._owed_s, lambda: self.handle(answer))
 
     def _upload(self, wanted: p.UploadWeights) -> None:
         world = self.world
@@ -406,7 +434,8 @@ class PeerShell:
         assert self._pace is not None
         action, began = wanted.action, self.world.now
         done = self.device.compute(wanted.step, action)
-        seconds = self._pace.seconds(action) * self.stretch
+        seconds = self._pace.seconds(action) * self.stretch + self._owed_s
+        self._owed_s = 0.0
         self.world.note(self.name, "computes", action, "of step", wanted.step)
         result = p.Result(seconds, done.peak_bytes, done.outcome, done.evaluation, done.links)
         answer = p.Computed(wanted.run, wanted.term, wanted.step, action, result)

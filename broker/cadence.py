@@ -1,0 +1,71 @@
+"""When a run takes its snapshots.
+
+One set at a time: the next is ordered when the last is whole. It is of a step a little ahead of
+what is committed, so that the order is with everybody before they are past it; when it was not,
+the next one is further ahead. With `every` = 0 nothing is ordered, once a set is whole, for as long
+as its copies were on their way: they use half of the time at most.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["Cadence"]
+
+_MOST_LEAD = 64
+_SHARE = 0.5
+
+
+class Cadence:
+    """Of one term. Steps count updates; times are seconds of the broker's clock."""
+
+    def __init__(self, every: int, first: int) -> None:
+        """`first`: updates that are in the stages when the term begins."""
+        self.every = every
+        self.pending: int | None = None
+        """The step of the set that was ordered and is not whole."""
+        self.whole: int | None = None
+        """The step of the newest whole set."""
+        self._first = first
+        self._lead = 0
+        self._taken_at: float | None = None
+        self._not_before = -math.inf
+
+    def due(self, committed: int, steps: int, now: float) -> int | None:
+        """The step of the set to order now, if one is due."""
+        if self.pending is not None or now < self._not_before:
+            return None
+        if self.whole is None and committed == self._first and committed > 0:
+            step = committed  # what was restored has no copies under this plan yet
+        else:
+            step = max(committed + 1 + self._lead, (self.whole or 0) + 1)
+        if self.every and step != committed:
+            step = -(-step // self.every) * self.every
+            if step > committed + max(self.every, 1 + self._lead):
+                return None
+        return step if step < steps else None
+
+    def ordered(self, step: int) -> None:
+        self.pending, self._taken_at = step, None
+
+    def taken(self, step: int, now: float) -> None:
+        """A holder has its snapshot; its copy is on its way."""
+        if step == self.pending and self._taken_at is None:
+            self._taken_at = now
+
+    def missed(self, step: int) -> None:
+        """Somebody was past it already, or could not keep it."""
+        if step == self.pending:
+            self.pending = None
+            self._lead = min(_MOST_LEAD, 2 * self._lead + 1)
+
+    def copied(self, now: float) -> int:
+        """The pending set is whole; returns its step."""
+        assert self.pending is not None, "no set is pending"
+        self.whole, self.pending = self.pending, None
+        if not self.every and self._taken_at is not None:
+            self._not_before = now + (now - self._taken_at) * (1 / _SHARE - 1)
+        return self.whole
+
+    def __repr__(self) -> str:
+        return f"<Cadence every {self.every or 'auto'}, whole {self.whole}, pending {self.pending}>"

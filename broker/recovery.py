@@ -1,0 +1,118 @@
+"""Who takes the part of a peer that is lost, or that does not do it. Decisions only.
+
+- A peer that lies nearest to the lost snapshot comes first: one that has a copy, then other warm
+  ones, then the pool in order of joining. It must be able to hold the part, be reached by all that
+  the part exchanges frames with, and be at most SLOWER times as slow: otherwise a plan over all
+  that is left may well be better, and is asked for.
+- A peer that was blamed for a fault is left out for a while, that doubles each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ..dag.plan import PeerId
+from .keepers import fits
+from .membership import Member, Membership, dial
+
+if TYPE_CHECKING:
+    from .terms import Terms
+
+__all__ = ["Blamed", "replacements", "suited_left"]
+
+SLOWER = 2.0
+_AWAY_S = 30.0
+_MOST_AWAY_S = 3600.0
+_TRIES = 4
+
+
+class Blamed:
+    """Peers of one run that do not do their part. `tries`: how often others were asked at the
+    present step."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+        self._step = -1
+        self._until: dict[PeerId, float] = {}
+        self._away_s: dict[PeerId, float] = {}
+
+    def again(self, peers: Iterable[PeerId], step: int, now: float) -> bool:
+        """They are blamed; whether it is worth another try: with other peers each time, the same
+        step fails for another reason."""
+        self.tries = self.tries + 1 if step == self._step else 1
+        self._step = step
+        for peer in peers:
+            away = self._away_s[peer] = min(_MOST_AWAY_S, 2 * self._away_s.get(peer, _AWAY_S / 2))
+            self._until[peer] = now + away
+        return self.tries <= _TRIES
+
+    def out(self, peer: PeerId, now: float) -> bool:
+        """Whether it is left out now."""
+        return now < self._until.get(peer, now)
+
+    def first_back(self, now: float) -> float | None:
+        """When the first of them may be asked again."""
+        return min((t for t in self._until.values() if t > now), default=None)
+
+
+def replacements(
+    run: Terms, gone: Sequence[PeerId], members: Membership, now: float
+) -> dict[PeerId, PeerId] | None:
+    """By lost holder, who takes its part; None when somebody's nobody can."""
+    plan, blamed = run.plan, run.blamed
+    assert plan is not None, run
+    found: dict[PeerId, PeerId] = {}
+    holders = [p for p in plan.peers if p not in gone]
+    if any(members.mine(p, run.id) is None for p in holders):
+        return None  # others are gone too, which is not known here yet
+    found_set = run.goes_on_from()
+    warm = [m for p in plan.warm if p not in gone and (m := members.mine(p, run.id))]
+    free = [m for m in members.pool if run.suits(m)]
+    for old in gone:
+        if old not in plan.peers:
+            continue
+        near = found_set.where.get(old, ((), ()))[1] if found_set else ()
+        able = [
+            m
+            for m in (*warm, *free)
+            if m.id not in found.values()
+            and not blamed.out(m.id, now)
+            and fits(plan, old, m)
+            and not _slow(m, old, run)
+            and _reached(m, old, found, run, members)
+        ]
+        if not able:
+            return None
+        best = min(able, key=lambda m: (m.id not in near, m not in warm, m.joined))
+        found[old] = best.id
+    return found
+
+
+def _slow(member: Member, old: PeerId, run: Terms) -> bool:
+    speed = member.offer.flops_per_s
+    if run.wish.wanted:
+        return False  # its plan was written by hand: it is kept as far as it can be
+    return 0 < speed * SLOWER < run.speed_of.get(old, 0.0)
+
+
+def _reached(
+    member: Member, old: PeerId, found: dict[PeerId, PeerId], run: Terms, members: Membership
+) -> bool:
+    """Whether there is a way to all with whom the part exchanges frames."""
+    plan = run.plan
+    assert plan is not None, run
+    pairs = run.pairs or tuple((old, p) for p in plan.peers if p != old)
+    for pair in pairs:
+        if old in pair:
+            other = pair[0] if pair[1] == old else pair[1]
+            there = members.members.get(found.get(other, other))
+            if there is not None and dial(member, there, run.options.relays) is None:
+                return False
+    return True
+
+
+def suited_left(run: Terms, members: Membership, now: float) -> bool:
+    """Whether enough peers are here that could take part."""
+    left = [m for m in members.members.values() if run.suits(m) and not run.blamed.out(m.id, now)]
+    return len(left) >= run.wish.least

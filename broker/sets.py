@@ -1,0 +1,127 @@
+"""Which snapshots of a run lie where, and which of them make a set that it can go on from.
+
+A set is all snapshots of one step under one term that together cover the whole graph. What is known
+here is what peers have said, and nothing else: it is as good after a restart of the broker, when
+peers say it again with their Hello.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..dag.plan import PeerId, Plan
+from ..proto.broker_pb2 import Snapshot
+
+__all__ = ["MOST_SNAPSHOTS", "Set", "Sets"]
+
+MOST_SNAPSHOTS = 4096
+"""Of one peer and run; what it says of more is not remembered."""
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Set:
+    """`where`: for each holder whose snapshot it has, the spans of the graph in that, and the peers
+    where it lies."""
+
+    term: int
+    step: int
+    where: dict[PeerId, tuple[tuple[Span, ...], tuple[PeerId, ...]]]
+
+    def overlapping(self, spans: Iterable[Span]) -> tuple[PeerId, ...]:
+        """Holders whose snapshots somebody with these spans needs."""
+        wanted = tuple(spans)
+        return tuple(
+            holder
+            for holder, (have, _) in self.where.items()
+            if any(a < d and c < b for a, b in wanted for c, d in have)
+        )
+
+
+@dataclass
+class _Copies:
+    spans: tuple[Span, ...]
+    peers: dict[PeerId, None] = field(default_factory=dict)
+
+
+class Sets:
+    """Of one run; see the module."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], dict[PeerId, _Copies]] = {}
+
+    def held(self, peer: PeerId, snapshot: Snapshot) -> None:
+        """It lies at a peer, whole."""
+        of_set = self._known.setdefault((snapshot.step, snapshot.term), {})
+        if len(self._known) > MOST_SNAPSHOTS:
+            del self._known[min(self._known)]
+        spans = tuple((s.start, s.stop) for s in snapshot.spans)
+        copies = of_set.setdefault(PeerId(snapshot.holder), _Copies(spans))
+        copies.peers[peer] = None
+
+    def not_held(self, peer: PeerId, snapshot: Snapshot) -> None:
+        copies = self._known.get((snapshot.step, snapshot.term), {}).get(PeerId(snapshot.holder))
+        if copies is not None:
+            copies.peers.pop(peer, None)
+
+    def gone(self, peer: PeerId) -> None:
+        """Nothing lies there any more, as far as anybody can tell."""
+        for of_set in self._known.values():
+            for copies in of_set.values():
+                copies.peers.pop(peer, None)
+
+    def spoilt(self, found: Set | None) -> None:
+        """It cannot be gone on from."""
+        if found is not None:
+            self._known.pop((found.step, found.term), None)
+
+    def not_needed(self, step: int) -> None:
+        """Nobody goes back to before this step."""
+        for key in [k for k in self._known if k[0] < step]:
+            del self._known[key]
+
+    def newest(self, operators: int, most: int) -> Set | None:
+        """The one to go on from, of at most `most` steps; None: there is none, or the run has to
+        begin anew."""
+        for step, term in sorted(self._known, reverse=True):
+            if step <= most and (found := self._whole(step, term, operators)) is not None:
+                return found
+        return None
+
+    def _whole(self, step: int, term: int, operators: int) -> Set | None:
+        where = {
+            holder: (copies.spans, tuple(copies.peers))
+            for holder, copies in self._known[step, term].items()
+            if copies.peers
+        }
+        spans = sorted(span for have, _ in where.values() for span in have)
+        at = 0
+        for start, stop in spans:
+            if start > at:
+                return None
+            at = max(at, stop)
+        return Set(term, step, where) if at >= operators > 0 else None
+
+    def copied(self, step: int, term: int, plan: Plan, keepers: dict[PeerId, PeerId]) -> bool:
+        """Whether every holder has its snapshot of a step, and its keeper a copy."""
+        of_set = self._known.get((step, term), {})
+        for holder in plan.peers:
+            there = of_set[holder].peers if holder in of_set else {}
+            keeper = keepers.get(holder)
+            if holder not in there or (keeper is not None and keeper not in there):
+                return False
+        return True
+
+    def lying_at(self, peer: PeerId) -> tuple[tuple[int, int, PeerId], ...]:
+        """(step, term, holder) of what lies at a peer."""
+        return tuple(
+            (step, term, holder)
+            for (step, term), of_set in self._known.items()
+            for holder, copies in of_set.items()
+            if peer in copies.peers
+        )
+
+    def __repr__(self) -> str:
+        return f"<Sets {', '.join(f'{s} (term {t})' for s, t in sorted(self._known)) or 'none'}>"

@@ -1,0 +1,276 @@
+"""A term of a run: how it begins, and the snapshots that are taken in it.
+
+- Everybody with a part in the plan gets an Assign: holders, and peers of the pool that keep
+  snapshots (warm). It says from which step to go on, and who gives which snapshots to whom.
+- A run goes on from the newest set of snapshots that still lies somewhere, whole; without one it
+  begins with its starting weights. Both replay steps that are committed already: their reports are
+  compared with what was told before, and have no other effect.
+- Snapshots are ordered by `cadence.py`; a set is whole when each holder and its keeper have theirs.
+  Older ones go then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from ..dag.convert_plan import plan_to_proto
+from ..dag.plan import Keeper, PeerId, Plan
+from ..proto import broker_pb2
+from ..proto.broker_pb2 import (
+    RUNNING,
+    Assign,
+    BrokerMessage,
+    DialOrder,
+    Leave,
+    RunEvent,
+    RunSpec,
+    SnapshotOrder,
+    SnapshotReport,
+)
+from ..proto.common_pb2 import Reason
+from ..proto.graph_pb2 import CORE
+from ..proto.journal_pb2 import Decision
+from .cadence import Cadence
+from .durable import DurableRun
+from .events import Instruction, Log, RunId, Tell
+from .keepers import choose_keepers, instead, ring_pairs
+from .membership import Member, Membership, clean, dial
+from .options import BrokerOptions
+from .recovery import Blamed
+from .resume import gifts, resume
+from .sets import Set, Sets
+from .wish import Wish
+
+__all__ = ["Terms"]
+
+Pair = tuple[PeerId, PeerId]
+
+_LOSSES = 4096
+"""Newest steps whose losses are compared with those of a replay."""
+
+
+class Terms(DurableRun):
+    """See the module. pairs: of the term's holders, who exchange frames. sets: which snapshots lie
+    where."""
+
+    def __init__(
+        self,
+        run: RunId,
+        number: int,
+        spec: RunSpec,
+        wish: Wish,
+        options: BrokerOptions,
+        decisions: list[Decision],
+        owner: str = "",
+    ) -> None:
+        super().__init__(run, number, spec, options, decisions, owner)
+        self.wish = wish
+        self.sets = Sets()
+        self.cadence = Cadence(0, 0)
+        self.pairs: tuple[Pair, ...] = ()
+        self._names: dict[int, dict[PeerId, PeerId]] = {}
+        """By term, who took whose place since then."""
+        self._needed = 0
+        """Snapshots of fewer steps may go, as peers were told."""
+        self._keepers: dict[PeerId, PeerId] = {}
+        """By holder, as peers were told."""
+        self._losses: deque[tuple[int, float]] = deque(maxlen=_LOSSES)
+        self._drift = 0.0
+        self.blamed = Blamed()
+        self.speed_of: dict[PeerId, float] = {}
+        """FLOP/s of the present holders, as they were when the term began."""
+
+    # ------------------------------------------------------------ the beginning
+
+    @property
+    def snapshots(self) -> bool:
+        """Whether it takes any."""
+        return "snapshot" in self.wish.recovery.ladder
+
+    @property
+    def parts(self) -> tuple[PeerId, ...]:
+        """Everybody with a part in the present plan, holders first."""
+        return () if self.plan is None else (*self.plan.peers, *self.plan.warm)
+
+    def goes_on_from(self) -> Set | None:
+        if self.plan is None or not self.snapshots:
+            return None
+        return self.sets.newest(self.plan.stages[-1].stop, self.committed)
+
+    def begin_term(
+        self,
+        plan: Plan,
+        pairs: Iterable[Pair],
+        members: Membership,
+        generation: Callable[[], int],
+        now: float,
+    ) -> list[Instruction]:
+        """The plan's peers are all in the pool, or in this run already. Of each pair the one that
+        stands first dials, or the one that can."""
+        found = self.goes_on_from()
+        plan = self._with_keepers(plan, found, members)
+        before = self.parts
+        wire = plan_to_proto(plan)
+        out: list[Instruction] = [self._publish(RunEvent(plan=wire), now, self.term + 1, plan)]
+        # Not known after a restart of the broker: then all.
+        self.pairs = tuple(pairs) or tuple(combinations(plan.peers, 2))
+        step = found.step if found else 0
+        every = self.wish.recovery.snapshot_every
+        self.cadence = Cadence(0 if every == "auto" else every, step)
+        self._keepers = {}
+        base = Assign(
+            run=self.id,
+            term=self.term,
+            plan=wire,
+            full_graph=self.spec.graph,
+            weights=self.spec.weights,
+            data=self.spec.data,
+            training=self.wish.training,
+            first_step=step,
+        )
+        if found is not None:
+            base.resume.CopyFrom(resume(found, plan, self._names.get(found.term, {})))
+        self.speed_of = {p: members.members[p].offer.flops_per_s for p in plan.peers}
+        dials = self._dials(plan, base, members, generation)
+        for peer in self.parts:
+            member = members.members[peer]
+            if member.state == "pool":
+                members.assign(member, self.id)
+            assign = Assign()
+            assign.CopyFrom(base)
+            core = member.profile.operator_set == CORE
+            assign.graph.CopyFrom(self.spec.core_graph if core else self.spec.graph)
+            assign.dials.extend(dials[peer])
+            out.append(Tell(member.stream, BrokerMessage(assign=assign)))
+        gone = [p for p in before if p not in self.parts]
+        return out + self._release(gone, "the run goes on without it", members, now)
+
+    def _dials(
+        self,
+        plan: Plan,
+        assign: Assign,
+        members: Membership,
+        generation: Callable[[], int],
+    ) -> dict[PeerId, list[DialOrder]]:
+        dials: dict[PeerId, list[DialOrder]] = {p: [] for p in self.parts}
+        links: dict[frozenset[PeerId], Pair] = {}
+        keepers = [(k.holder, k.peer) for k in plan.keepers]
+        given = [(PeerId(g.source), PeerId(g.destination)) for g in assign.resume.gifts]
+        for pair in (*self.pairs, *keepers, *ring_pairs(plan), *given):
+            links.setdefault(frozenset(pair), pair)
+        for a, b in links.values():
+            way = dial(members.members[a], members.members[b], self.options.relays)
+            if way is not None:  # the planner's pairs are looked at before
+                source, target, address = way
+                order = DialOrder(peer=target.id, address=address, generation=generation())
+                dials[source.id].append(order)
+        return dials
+
+    def _with_keepers(self, plan: Plan, found: Set | None, members: Membership) -> Plan:
+        if not self.snapshots:
+            return plan
+        warm = [m for p in self.parts if (m := members.mine(p, self.id))]
+        free = [m for m in members.pool if self.suits(m)]
+        wanted = self.wish.recovery.warm_spares
+        spares = 1 if wanted == "auto" else wanted
+        keepers = choose_keepers(plan, (*warm, *free), members, spares, self.options.relays)
+        plan = replace(plan, keepers=keepers)
+        if found is None:
+            return plan
+        part = (*plan.peers, *plan.warm)
+        givers = {(PeerId(g.destination), PeerId(g.source)) for g in gifts(found, plan)}
+        more = tuple(Keeper(h, p) for h, p in sorted(givers) if p not in part)
+        return replace(plan, keepers=(*keepers, *more))
+
+    def suits(self, member: Member) -> bool:
+        """Whether a peer could take part, by its operators."""
+        return self.wish.core or member.profile.operator_set != CORE
+
+    def _release(
+        self, peers: Sequence[PeerId], text: str, members: Membership, now: float
+    ) -> list[Instruction]:
+        """They leave the run, which goes on."""
+        out: list[Instruction] = []
+        for peer in peers:
+            if (member := members.mine(peer, self.id)) is not None:
+                leave = Leave(run=self.id, term=self.term, goes_on=True)
+                leave.reason.CopyFrom(Reason(code="released", text=text))
+                out += [Tell(member.stream, BrokerMessage(leave=leave))]
+                out += members.drain(member, now)
+        return out
+
+    def took_over(self, old: PeerId, new: PeerId) -> None:
+        """States of codecs name both ends: who has the part of whom since a snapshot was taken."""
+        self._names.setdefault(self.term, {})
+        for names in self._names.values():
+            before = [k for k, v in names.items() if v == old] or [old]
+            names.update(dict.fromkeys(before, new))
+
+    # ------------------------------------------------------------ snapshots
+
+    def snapshot_reported(
+        self, member: Member, report: SnapshotReport, members: Membership, now: float
+    ) -> list[Instruction]:
+        """What became of one at a peer, now or in an earlier term."""
+        snapshot = report.snapshot
+        if report.held:
+            self.sets.held(member.id, snapshot)
+            if (snapshot.term, snapshot.holder) == (self.term, member.id):
+                self.cadence.taken(snapshot.step, now)
+            return self.order_snapshots(members, now)
+        self.sets.not_held(member.id, snapshot)
+        if snapshot.term == self.term:
+            self.cadence.missed(snapshot.step)
+        fields = (("run", self.id), ("peer", member.id), ("step", snapshot.step))
+        return [Log("snapshot_missed", (*fields, ("why", clean(report.reason.text))))]
+
+    def order_snapshots(self, members: Membership, now: float) -> list[Instruction]:
+        """The next set, if one is due; and that older ones may go, when a newer one is whole."""
+        if self.phase != RUNNING or self.plan is None or not self.snapshots:
+            return []
+        out: list[Instruction] = []
+        cadence, keepers = self.cadence, instead(self.plan, members)
+        if cadence.pending is not None:
+            if self.sets.copied(cadence.pending, self.term, self.plan, keepers):
+                step = cadence.copied(now)
+                fields = (("run", self.id), ("term", self.term), ("step", step))
+                out.append(Log("snapshot_whole", fields))
+            elif keepers != self._keepers:
+                cadence.missed(cadence.pending)
+        needed = self._needed
+        if cadence.whole is not None and cadence.whole <= self.committed:
+            needed = max(needed, cadence.whole)
+        due = cadence.due(self.committed, self.spec.steps, now)
+        if due is None and needed == self._needed:
+            return out
+        self.sets.not_needed(needed)
+        self._needed, self._keepers = needed, keepers
+        if due is not None:
+            cadence.ordered(due)
+        order = SnapshotOrder(run=self.id, term=self.term, step=due or 0, needed=needed)
+        order.keepers.extend(broker_pb2.Keeper(holder=h, peer=p) for h, p in keepers.items())
+        here = (m for p in self.parts if (m := members.mine(p, self.id)))
+        return [*out, *(Tell(m.stream, BrokerMessage(snapshot=order)) for m in here)]
+
+    # ------------------------------------------------------------ replays
+
+    def told_loss(self, step: int, loss: float) -> None:
+        self._losses.append((step, loss))
+
+    def replayed_loss(self, step: int, loss: float, now: float) -> list[Instruction]:
+        """A step was done again: the same loss as before on equal devices, bit for bit."""
+        before = next((had for k, had in reversed(self._losses) if k == step), None)
+        if before is None or before == loss or (before != before and loss != loss):
+            return []
+        drift = abs(loss - before) / max(abs(before), 1e-12)
+        if drift <= self._drift:
+            return []
+        self._drift = drift
+        text = (
+            f"step {step} gave the loss {loss:.9g} when it was done again, {before:.9g} before "
+            f"({drift:.1e} of it): another device, or another order of sums"
+        )
+        return [self._publish(RunEvent(note=text), now)]

@@ -1,0 +1,141 @@
+"""What is in a snapshot of a torch device: named tensors, each with its own hash.
+
+    param:NAME  buffer:NAME  slot:NAME:PART   of the stages; the optimizer's state by parameter
+    codec/…                                   of streams that end here (`streams.py`)
+
+Names are those of parameters, never of stages: another cut of the same graph can load them. The
+file is safetensors; its metadata has the XXH3-128 of each tensor's bytes, so that a damaged one is
+noticed by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+from xxhash import xxh3_128_hexdigest
+
+from ..dag.flow import Transfer
+from ..dag.plan import PeerId
+from .build import Work
+from .streams import stream_name, stream_of
+from .weights import WeightError
+
+__all__ = ["Records", "load_records", "take_records", "write_records"]
+
+_HASHES = "xxh3_128"
+
+
+def take_records(work: Work, step: int) -> dict[str, Tensor]:
+    """Copies of all that `work` needs to go on when `step` updates are in it, on the host."""
+    found: dict[str, Tensor] = {}
+    for held in work.held.values():
+        executor = held.executor
+        found |= {f"param:{name}": tensor for name, tensor in executor.parameters.items()}
+        found |= {f"buffer:{name}": tensor for name, tensor in executor.buffers.items()}
+        found |= {f"slot:{name}": t for name, t in held.optimizer.state_tensors().items()}
+    found |= work.streams.state_tensors(step - 1)
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
+
+
+def write_records(records: Mapping[str, Tensor]) -> bytes:
+    """The bytes of a snapshot."""
+    whole = {name: tensor.contiguous() for name, tensor in records.items()}
+    hashes = {name: _hash(tensor) for name, tensor in sorted(whole.items())}
+    return bytes(save(whole, {_HASHES: json.dumps(hashes)}))
+
+
+@dataclass(frozen=True)
+class Records:
+    """What snapshots together have."""
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def over(self, starting: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Weights by the graph's names: those of the snapshots where they have some."""
+        kinds = ("param:", "buffer:")
+        own = {n.partition(":")[2]: t for n, t in self.tensors.items() if n.startswith(kinds)}
+        return _Over(own, starting) if own else starting
+
+    def load(self, work: Work) -> None:
+        """Puts optimizer and codecs where the snapshots left them; parameters are there already.
+        States of streams that this plan does not have are left out: what they held back is lost."""
+        slots = {n.removeprefix("slot:"): t for n, t in self.tensors.items() if n[:5] == "slot:"}
+        for held in work.held.values():
+            held.optimizer.load_state_tensors(slots)
+        states = {n: t for n, t in self.tensors.items() if n.startswith("codec/")}
+        known = {n: t for n, t in states.items() if work.streams.has(stream_of(n)[0])}
+        work.streams.load_state_tensors(known)
+
+    def renamed(self, names: Mapping[str, str]) -> Records:
+        """With other peers at the ends of codecs."""
+        if not names:
+            return self
+
+        def moved(name: str) -> str:
+            if not name.startswith("codec/"):
+                return name
+            stream, part = stream_of(name)
+            return stream_name(_moved(stream, names), part)
+
+        return replace(self, tensors={moved(n): t for n, t in self.tensors.items()})
+
+
+class _Over(Mapping[str, Tensor]):
+    """Tensors of `own`, else of `rest`, which are read on demand."""
+
+    def __init__(self, own: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> None:
+        self._own, self._rest = own, rest
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._own[name] if name in self._own else self._rest[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._rest
+
+    def __iter__(self) -> Iterator[str]:
+        yield from dict.fromkeys((*self._own, *self._rest))
+
+    def __len__(self) -> int:
+        return len(dict.fromkeys((*self._own, *self._rest)))
+
+
+def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
+    """Of several snapshots, each in its parts. Raises WeightError for one that is damaged."""
+    found: dict[str, Tensor] = {}
+    for parts in snapshots:
+        data = b"".join(parts)
+        try:
+            tensors = load(data)
+            length = int.from_bytes(data[:8], "little")
+            hashes = _hashes(data[8 : 8 + length])
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise WeightError(f"a snapshot of {len(data)} bytes cannot be read: {error}") from None
+        for name, tensor in tensors.items():
+            if hashes.get(name) != _hash(tensor):
+                raise WeightError(f"a snapshot is damaged: the hash of {name!r} is not that of it")
+        found |= tensors
+    return Records(found)
+
+
+def _hashes(header: bytes) -> dict[str, str]:
+    found = json.loads(json.loads(header)["__metadata__"][_HASHES])
+    return {str(name): str(value) for name, value in found.items()}
+
+
+def _hash(tensor: Tensor) -> str:
+    flat = tensor.contiguous().flatten()
+    return xxh3_128_hexdigest(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+
+
+def _moved(stream: Transfer, names: Mapping[str, str]) -> Transfer:
+    source, destination = stream.source, stream.destination
+    return stream._replace(
+        source=PeerId(names.get(source, source)),
+        destination=PeerId(names.get(destination, destination)),
+    )
