@@ -39,6 +39,7 @@ from ..net.local import joined, local_address, split
 from ..proto import broker_pb2
 from . import events as e
 from .addresses import to_dial
+from .attempt import Attempt, attempt
 from .cache import BlobCache
 from .config import DEFAULT_STATE, PeerConfig
 from .confirm import confirm
@@ -64,10 +65,6 @@ __all__ = ["Worker", "work"]
 _log = logging.getLogger(__name__)
 _OLD_CHANNEL_S = 600.0
 """What a channel gets to finish once a certificate was renewed."""
-_HEAD_START_S = 1.0
-"""For the broker where it was, before what was found elsewhere counts."""
-_SEEK_S = 3.0
-"""For the broker to be looked up, when it is not where it was."""
 _LAST_WORDS_S = 2.0
 """For what was told and sent to leave, at the end."""
 
@@ -496,17 +493,15 @@ class Worker:
             self._stream.tell(broker_pb2.PeerMessage(confirmed=found))
 
     async def _attach(self) -> None:
-        why, reached, elsewhere = await self._attempt()
-        if elsewhere:
-            self._moved(elsewhere)
-            why, reached, _ = await self._attempt()
-        if not reached and self._named != self.config.broker:
+        tried = await self._attempt()
+        if tried.elsewhere:
+            self._moved(tried.elsewhere)
+            tried = await self._attempt()
+        if not tried.reached and self._named != self.config.broker:
             self._moved(self.config.broker)  # what was found may be old: both are tried in turn
-        self._post(e.Detached(why))
+        self._post(e.Detached(tried.why))
 
-    async def _attempt(self) -> tuple[str, bool, str]:
-        """One stream to its end: why it ended, whether the broker was reached, and where else it
-        turned out to be before that."""
+    async def _attempt(self) -> Attempt:
         opened = asyncio.Event()
 
         def attached() -> None:
@@ -515,46 +510,11 @@ class Worker:
 
         stream = ControlStream(self._broker, attached, self._heard, self._newest)
         self._stream = stream
-        running = asyncio.ensure_future(stream.run())
-        seeking = asyncio.ensure_future(self._seek(stream, running, opened))
         try:
-            await asyncio.wait((running, seeking), return_when=asyncio.FIRST_COMPLETED)
-            if not running.done() and not seeking.result():
-                await asyncio.wait((running,))
-            if running.done() and not opened.is_set():
-                await asyncio.wait((seeking,), timeout=_SEEK_S)
-            elsewhere = seeking.result() if seeking.done() else ""
-            why = running.result() if running.done() else f"the broker is at {elsewhere} now"
+            return await attempt(stream, opened, self._finder, self._named)
         finally:
-            for task in (running, seeking):
-                task.cancel()
-            await asyncio.gather(running, seeking, return_exceptions=True)
             if self._stream is stream:
                 self._stream = None
-        return why, opened.is_set(), elsewhere
-
-    async def _seek(
-        self, stream: ControlStream, running: asyncio.Future[str], opened: asyncio.Event
-    ) -> str:
-        """Where else the broker is, if it is not reached soon where it was. Once it is, the stream
-        is told of this host's node of the swarm. Empty: nothing was found, or needed."""
-        if self._finder is None:
-            return ""
-        elsewhere = asyncio.ensure_future(self._finder.elsewhere(self._named))
-        reached = asyncio.ensure_future(opened.wait())
-        try:
-            both = reached, running
-            await asyncio.wait(both, timeout=_HEAD_START_S, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait((reached, elsewhere), return_when=asyncio.FIRST_COMPLETED)
-            if not reached.done():
-                return elsewhere.result()
-        finally:
-            for task in (reached, elsewhere):
-                task.cancel()
-            await asyncio.gather(reached, elsewhere, return_exceptions=True)
-        way = broker_pb2.Way(multiaddr=await self._finder.way())
-        stream.tell(broker_pb2.PeerMessage(way=way))
-        return ""
 
     def _build(self, run: str, term: int, assign: broker_pb2.Assign) -> None:
         def build() -> e.Built:

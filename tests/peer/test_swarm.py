@@ -20,7 +20,7 @@ from shoal.net.discovery.record import Claim, sign
 from shoal.net.identity.authority import Authority, utc
 from shoal.net.local import split
 from shoal.net.pump import close, join
-from shoal.peer import credentials, daemon
+from shoal.peer import attempt, credentials, daemon
 from shoal.peer.config import JoinConfig, JoinError, PeerConfig
 from shoal.peer.daemon import Worker, work
 from shoal.peer.machine import PeerOptions
@@ -70,6 +70,11 @@ async def says(node: SmallNode, broker: Broker, claim: Claim, address: str) -> N
     await node.directory.publish(sign(said, broker.secured.authority))
 
 
+def is_member(worker: Worker) -> bool:
+    """As it knows itself: it was welcomed."""
+    return not worker.machine._away
+
+
 def members(broker: Broker) -> list[str]:
     return list(broker.shell.machine.members.members)
 
@@ -78,7 +83,8 @@ def members(broker: Broker) -> list[str]:
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses are for others' sake; here they only take time."""
     monkeypatch.setattr(credentials, "_FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(daemon, "_HEAD_START_S", 0.2)
+    monkeypatch.setattr(attempt, "_HEAD_START_S", 0.2)
+    monkeypatch.setattr(attempt, "_SEEK_S", 0.5)
     monkeypatch.setattr(daemon, "PeerOptions", partial(PeerOptions, backoff_max_s=0.2))
 
 
@@ -125,19 +131,19 @@ async def test_a_peer_follows_its_broker_and_nobody_else(tmp_path: Path) -> None
             await says(node, broker, claim, first)
             joining = joined(node, line, token, tmp_path / "peer")
             workers = await joining.__aenter__()
-            await until(lambda: members(broker))
+            await until(lambda: workers and is_member(workers[0]))
             [peer] = members(broker)
             assert workers[0]._named == first
-        await until(lambda: not members(broker))
+        await until(lambda: not is_member(workers[0]))
         await says(node, other, Claim("fish", "other"), other.address)  # which is somebody else's
         async with at_port(broker) as second:
             await says(node, broker, claim, second)
-            await until(lambda: members(broker))
+            await until(lambda: is_member(workers[0]))
             assert members(broker) == [peer]
             assert workers[0]._named == second
         # Back where it was at first, and it has not said so.
         async with at_port(broker, split(line)[1]):
-            await until(lambda: members(broker) and workers[0]._named == line)
+            await until(lambda: is_member(workers[0]) and workers[0]._named == line)
             assert members(broker) == [peer]
             await joining.__aexit__(None, None, None)
         assert members(other) == []
