@@ -20,6 +20,7 @@ from pathlib import Path
 import grpc.aio
 
 from ..net.discovery.directory import DirectoryError
+from ..net.discovery.process import check_available
 from ..net.discovery.record import check_multiaddr, check_swarm
 from ..net.identity.authority import Authority, AuthorityError, utc
 from ..net.local import free_port, is_loopback, joined, local_address, split
@@ -129,6 +130,11 @@ class Broker:
         config = self.config
         log.info("broker_config %s", config)
         options = replace(config.options, relays=not config.insecure)
+        if config.swarm:
+            try:
+                check_available()
+            except DirectoryError as error:
+                raise BrokerConfigError(str(error)) from None
         self._journal, decided = await asyncio.to_thread(
             open_journal, config.state and config.state / "journal.sqlite", options
         )  # first: it holds the lock of the folder
