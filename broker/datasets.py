@@ -8,7 +8,8 @@ Rules.
   asks.
 - A submitter's request is answered when everybody who was asked has answered or gone. Of different
   manifests that peers made, the one that most have counts; then who joined first.
-- A run reads what it was submitted with: peers whose manifest has another hash lack its data.
+- A run reads what it was submitted with: peers whose manifest has another hash lack its data. What
+  must stay is what they say, whatever the run's spec claims.
 - A peer that does not answer within `data_s` has a problem, as one that says so.
 - All of it is soft state; after a restart peers are asked again.
 """
@@ -213,7 +214,7 @@ class DataSets:
     def _took(self, member: Member, way: Way, answer: Resolved) -> list[Instruction]:
         member.answers[way] = answer
         if not answer.HasField("problem"):
-            member.manifests[answer.manifest.hash] = None
+            member.manifests[answer.manifest.hash] = tuple(answer.local)
         self.members.version += 1  # plans depend on it
         why = clean(answer.problem.text)
         fields = (("peer", member.id), ("data", clean(way[0], 64)), ("problem", why))

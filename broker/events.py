@@ -174,12 +174,14 @@ class WatchAsked:
 
 @dataclass(frozen=True, slots=True)
 class PlanReady:
-    """`pairs`: who exchanges frames with whom; empty: every pair of the plan's peers."""
+    """`pairs`: who exchanges frames with whom; empty: every pair of the plan's peers. `local`:
+    inputs of the model that only peers with the data read."""
 
     run: RunId
     version: int
     plan: Plan
     pairs: tuple[tuple[PeerId, PeerId], ...] = ()
+    local: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

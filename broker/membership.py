@@ -81,7 +81,8 @@ class Member:
     closed: Reason | None = None  # Why its owner keeps it out of runs; None: it takes part.
     correction: Correction = field(default_factory=Correction)
     planned_with: float = 1.0  # The correction's factor when it was assigned.
-    manifests: dict[str, None] = field(default_factory=dict)  # Of data that it has, by hash.
+    manifests: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # Of its own data, by hash, with the inputs of the model that it keeps.
     answers: dict[tuple[str, str, str], Resolved | None] = field(default_factory=dict)
     # What it said of its data, by the way of reading it; None: asked, see datasets.py.
 
@@ -113,7 +114,7 @@ class Member:
             host=self.profile.host,
             cores=self.profile.cores * speeds.busy,
             threads=self.profile.threads,
-            manifests=tuple(self.manifests),
+            manifests=tuple(self.manifests.items()),
         )
 
 

@@ -7,7 +7,7 @@ Rules.
   answer with another version is dropped. An answer whose peers are not all free any more is stale:
   it is dropped too and asked for again.
 - When no plan exists for want of peers or memory, the run waits for others than were asked
-  (`lacking.py`); for any other reason, it has failed.
+  (`lacking.py`); for any other reason, or where it shall not wait (`when_short`), it has failed.
 - A plan waits until the links of the peers that it could use are measured, but at most `probe_s`
   after the last of them joined or the run could first be planned. A plan that would use pairs
   nobody measured has them measured, once, and is made again.
@@ -209,6 +209,7 @@ class Placing:
             self._patience[run.id] = now + self.probing.options.probe_s
             self.probing.wanted(unknown, now)
             return [_dropped(event, f"{len(unknown)} of its links are measured first")]
+        run.local = event.local
         fields = (("run", run.id), ("stages", len(plan.stages)), ("why", "; ".join(plan.reasons)))
         return [
             Log("run_planned", fields),
@@ -226,7 +227,9 @@ class Placing:
         if run is None:
             return [_dropped(event, "nobody waits for it")]
         heals = event.code in ("peers", "memory")
-        if not heals or (run.wish.wanted and not run.term):
+        others = any(m.id not in run.offered for m in suited(run, self.members, now))
+        gives_up = run.wish.recovery.when_short == "fail" and not others
+        if not heals or gives_up or (run.wish.wanted and not run.term):
             return run.fail(event.code, event.reason, self.members, now)
         self._lacks[run.id] = Lack(run.offered, event.code, event.reason, event.short_bytes)
         self._patience.pop(run.id, None)  # the next plan is over other peers, with new links

@@ -21,7 +21,7 @@ from ..dag.plan import PeerId, Plan, PlanError, Visit
 from ..dag.validate import validate
 from ..dag.vocabulary import planned_graph
 from .events import ConsiderPlan, MakePlan, PlanConsidered, PlanFailed, PlanReady
-from .request import plan_request
+from .request import data_that_stays, plan_request
 from .scheduler.carried import Carried
 from .scheduler.coded import with_codecs
 from .scheduler.interface import NoPlan, PeerOffer, Planner, PlanRequest
@@ -64,14 +64,14 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     plan.validate(len(form.operators))
     if by_hand:
         plan = _with_codecs(ask, form, plan)
-    _check_beside(ask, form, plan)
+    local = _kept(ask, form, plan)
     core = [str(o) for o in ask.peers if o.operator_set == "core" and o.peer in plan.peers]
     if plan.head_parts and core:
         raise PlanError(
             f"the head is in {plan.head_parts} parts, and {', '.join(core)} has the core operator "
             "set only: expected peers with the full set, or head_parts 0"
         )
-    return PlanReady(ask.run, ask.version, plan, frame_pairs(form, plan))
+    return PlanReady(ask.run, ask.version, plan, frame_pairs(form, plan), local)
 
 
 def _as_before(request: PlanRequest, before: Plan) -> PlanRequest:
@@ -84,10 +84,11 @@ def _as_before(request: PlanRequest, before: Plan) -> PlanRequest:
     return replace(kept[0], others=())
 
 
-def _check_beside(ask: MakePlan, form: Graph, plan: Plan) -> None:
-    """Raises PlanError for a plan that has data read where it is not; a hand-written one can."""
-    has = {o.peer for o in ask.peers if ask.spec.data.hash in o.manifests}
-    for i in beside_data(form, tuple(ask.spec.local)):
+def _kept(ask: MakePlan, form: Graph, plan: Plan) -> tuple[str, ...]:
+    """The inputs whose data the plan keeps where it is. Raises PlanError for one that has data read
+    elsewhere; a hand-written one can."""
+    local, has = data_that_stays(ask.spec, form, ask.peers)
+    for i in beside_data(form, local):
         stage = next(s for s in plan.stages if s.start <= i < s.stop)
         strangers = [p for p in stage.holders if p not in has]
         if strangers:
@@ -95,6 +96,7 @@ def _check_beside(ask: MakePlan, form: Graph, plan: Plan) -> None:
                 f"it has operator {form.operators[i].name} on {strangers[0]}, which lacks the data "
                 "that must not leave its peer"
             )
+    return local
 
 
 def _with_codecs(ask: MakePlan, form: Graph, plan: Plan) -> Plan:
@@ -124,7 +126,10 @@ def consider(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner = by_name) 
     offered = {o.peer for o in ask.peers}
     if any(p not in offered for p in ask.plan.peers):
         return PlanConsidered(ask.run, ask.version)  # a holder is gone: not a matter of speed
-    whole = plan_request(ask.spec, wish, graph, ask.peers, ask.network)
+    try:
+        whole = plan_request(ask.spec, wish, graph, ask.peers, ask.network)
+    except NoPlan:  # after a restart, nobody has said yet that it has the data
+        return PlanConsidered(ask.run, ask.version)
     # A running plan keeps its microbatches and its graph.
     had = (ask.plan.microbatch_size, ask.plan.head_parts)
     forms = (whole, *whole.others)

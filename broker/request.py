@@ -7,18 +7,30 @@ from dataclasses import replace
 
 from ..dag.graph import Graph, GraphError
 from ..dag.network import Network
+from ..dag.plan import PeerId
 from ..dag.validate import validate
 from ..dag.vocabulary import can_split, head_operators, split_head
 from ..proto.broker_pb2 import RunSpec
 from .scheduler.interface import NoPlan, PeerOffer, PlanRequest
 from .wish import Batching, Wish
 
-__all__ = ["plan_request"]
+__all__ = ["data_that_stays", "plan_request"]
 
 HEAD_SHARE = 0.1
 """Splitting the vocabulary head is tried when it has at least this share of the work: a smaller
 one fits into a stage without unbalancing it."""
 HEAD_PARTS = (2, 4)
+
+
+def data_that_stays(
+    spec: RunSpec, graph: Graph, offers: Sequence[PeerOffer]
+) -> tuple[tuple[str, ...], frozenset[PeerId]]:
+    """The inputs of a run's model whose data stays with its peers, and those of the offers that
+    have it. The peers' word counts beside that of the spec, which a submitter may have made up."""
+    kept = {o.peer: names for o in offers if (names := o.keeps(spec.data.hash)) is not None}
+    named = dict.fromkeys((*spec.local, *(name for names in kept.values() for name in names)))
+    local = tuple(i.name for i in graph.inputs if i.name in named)
+    return local, frozenset(kept) if local else frozenset()
 
 
 def plan_request(
@@ -33,8 +45,7 @@ def plan_request(
             f"it is bound to microbatches of {graph.batch}, the run has {spec.microbatch_size}"
         )
     validate(graph)
-    local = tuple(name for name in wish.local if any(i.name == name for i in graph.inputs))
-    holders = frozenset(o.peer for o in offers if spec.data.hash in o.manifests)
+    local, holders = data_that_stays(spec, graph, offers)
     if local and not holders:
         raise NoPlan(f"no peer on offer has the data {wish.data}, which stays where it is", "peers")
 
@@ -49,7 +60,7 @@ def plan_request(
             wish.options,
             network,
             local=local,
-            holders=holders if local else frozenset(),
+            holders=holders,
         )
 
     first = with_batching(wish.batchings[0])

@@ -89,6 +89,8 @@ class Terms(DurableRun):
         self._losses: deque[tuple[int, float]] = deque(maxlen=_LOSSES)
         self._drift = 0.0
         self.blamed = Blamed()
+        self.local = wish.local
+        """Inputs of the model that only peers with the data read, under the present plan."""
         self.speed_of: dict[PeerId, float] = {}
         """FLOP/s of the present holders, as they were when the term began."""
 
@@ -145,6 +147,7 @@ class Terms(DurableRun):
             data=self.spec.data,
             training=self.wish.training,
             submitter=self.owner,
+            local=self.local,
             first_step=step,
         )
         if found is not None:

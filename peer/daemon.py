@@ -581,13 +581,14 @@ class Worker:
 
         def build() -> e.Built:
             with self._spans.span("build", run):
+                self._own_data.check(assign.data.hash, assign.submitter, assign.local)
                 order = order_from_assign(
                     self.me.peer,
                     assign,
                     blob=self._cache.whole,
                     read=self._cache.read,
                     shard=lambda name: (
-                        self._own_data.path(name, assign.submitter) or self._cache.path(name)
+                        self._own_data.path(assign.data.hash, name) or self._cache.path(name)
                     ),
                     snapshot=self._snapshots.parts,
                 )

@@ -17,8 +17,9 @@ import hmac
 import os
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,18 @@ __all__ = ["Catalogue", "Made", "answer", "host_secret", "offers"]
 
 @dataclass(frozen=True)
 class Made:
-    """One way of reading a data set. `local`: inputs of the model whose data stays here; `leaving`:
-    the shards that may leave."""
+    """One way of reading a data set. `local`: inputs of the model whose data stays here; `shards`:
+    files by name; `leaving`: those that may leave."""
 
     manifest: Manifest
     local: tuple[str, ...]
+    shards: Mapping[str, Path]
     leaving: tuple[Path, ...]
+
+    @cached_property
+    def hash(self) -> str:
+        """Of the manifest."""
+        return hashlib.sha256(self.manifest.to_json().encode()).hexdigest()
 
 
 def offers(data: Mapping[str, Mapping[str, Any]]) -> list[broker_pb2.DataSet]:
@@ -74,7 +81,7 @@ class Catalogue:
         self._secret = secret
         self._lock = threading.Lock()  # one is read at a time: each may take much memory
         self._made: dict[tuple[str, str], tuple[object, Made]] = {}
-        self._shards: dict[str, tuple[str, Path]] = {}  # by name: of which data set, and where
+        self._known: dict[str, tuple[str, Made]] = {}  # by manifest, with the data set's name
 
     def make(self, name: str, options: str, submitter: str) -> Made:
         """The manifest of a data set for a job's [data] table. Raises ValueError, with no path of
@@ -85,17 +92,27 @@ class Catalogue:
             seen = _seen(mine.path)
             before = self._made.get((name, options))
             if before is None or before[0] != seen:
-                before = self._made[name, options] = seen, self._make(name, mine, wanted)
+                made = self._make(name, mine, wanted)
+                before = self._made[name, options] = seen, made
+                self._known[made.hash] = name, made
         return before[1]
 
-    def path(self, shard: str, submitter: str) -> Path | None:
-        """Where a shard of this host's own data is; None: it is none. Raises DataError where the
-        submitter may not use it."""
-        if shard not in self._shards:
-            return None
-        name, path = self._shards[shard]
+    def check(self, manifest: str, submitter: str, local: Collection[str]) -> None:
+        """Raises DataError when a run with one of this host's manifests may not have its data, or
+        would have it read elsewhere. `local`: the inputs that its plan keeps."""
+        if manifest not in self._known:
+            return
+        name, made = self._known[manifest]
         self._allowed(name, submitter)
-        return path
+        if lost := [n for n in made.local if n not in local]:
+            which = ", ".join(lost)
+            raise DataError(f"the plan does not keep {which} beside the data {name!r}")
+
+    def path(self, manifest: str, shard: str) -> Path | None:
+        """Where a shard of a manifest of this host's is; None: it is none. A shard is read by the
+        manifest that it was made for, and by no other: that one could have it go elsewhere."""
+        known = self._known.get(manifest)
+        return None if known is None else known[1].shards.get(shard)
 
     def _allowed(self, name: str, submitter: str) -> OwnData:
         mine = self.data.get(name)
@@ -107,14 +124,18 @@ class Catalogue:
         return mine
 
     def _make(self, name: str, mine: OwnData, wanted: Data) -> Made:
-        stays = {role: wanted.keep_local == role or mine.leaves not in (role, "all")
-                 for role in ("inputs", "labels")}  # fmt: skip
         inputs = [n.strip() for n in wanted.inputs.split(",") if n.strip()]
         labels = [wanted.targets] if wanted.targets else []
-        if wanted.kind != "arrays" and any(stays.values()):
-            stays = dict.fromkeys(stays, True)  # inputs and labels are the same tokens
-        local = (*(inputs if stays["inputs"] else ()), *(labels if stays["labels"] else ()))
-        kept = {*local, *(("tokens",) if wanted.kind != "arrays" and local else ())}
+        asked = {"inputs": inputs, "labels": labels, "none": []}[wanted.keep_local]
+
+        def stays(column: str) -> bool:
+            return column not in mine.leaves or column in asked
+
+        if wanted.kind == "arrays":
+            local = tuple(filter(stays, (*inputs, *labels)))
+        else:  # inputs and labels are the same tokens
+            local = (*inputs, *labels) if asked or stays("tokens") else ()
+        kept = {"tokens"} if wanted.kind != "arrays" and local else set(local)
 
         def named(column: str, data: memoryview) -> str:
             if column in kept:
@@ -135,9 +156,8 @@ class Catalogue:
             )
         except DataError as error:
             raise DataError(str(error).replace(mine.path, name)) from None
-        self._shards |= {shard: (name, path) for shard, path in paths.items()}
         leaving = [paths[s.hash] for s in manifest.shards if s.column not in kept]
-        return Made(manifest, local, tuple(dict.fromkeys(leaving)))
+        return Made(manifest, local, paths, tuple(dict.fromkeys(leaving)))
 
 
 def _seen(source: str) -> object:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from ..job.settings import Settings, SettingsError, located, read_toml
 from ..job.units import ByteCount, Duration, Rate
@@ -38,8 +37,10 @@ class OwnData(Settings):
     """A file or a glob, as `data.source` of a job; relative to peer.toml."""
     users: tuple[str, ...] | None = None
     """Who may train on it, as their certificates name them. None: every submitter."""
-    leaves: Literal["nothing", "inputs", "labels", "all"] = "nothing"
-    """What runs may copy to the broker, where others can read it; the rest never leaves."""
+    leaves: tuple[str, ...] = ()
+    """Arrays that runs may copy to the broker, where others can read them, by their names in the
+    file ("tokens": all of a text or of token ids). The rest never leaves: by names of the owner's,
+    as what a job takes for inputs and labels is the submitter's choice."""
 
     def check(self) -> None:
         if not self.path:

@@ -77,8 +77,12 @@ class PeerOffer:
     0: unknown, or it does not compute on them."""
     threads: int = 0
     """CPU threads of one action; 0: it does not compute on the CPU."""
-    manifests: tuple[str, ...] = ()
-    """Hashes of the manifests whose data it has, and keeps."""
+    manifests: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Manifests of its own data, by hash, each with the inputs of the model that it keeps."""
+
+    def keeps(self, manifest: str) -> tuple[str, ...] | None:
+        """The inputs whose data stays with it; None: it does not have that data."""
+        return dict(self.manifests).get(manifest)
 
     @property
     def pace(self) -> Speeds:

@@ -8,16 +8,24 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
+from shoal.broker.events import MakePlan, RunId
+from shoal.broker.planning import make_plan
 from shoal.broker.scheduler.candidate import Candidate, Share
 from shoal.broker.scheduler.cases import random_case
-from shoal.broker.scheduler.interface import NoPlan, PlanRequest
+from shoal.broker.scheduler.interface import NoPlan, PeerOffer, PlanRequest
 from shoal.broker.scheduler.judge import Judge
 from shoal.broker.scheduler.planners import PLANNERS, plan
+from shoal.dag.beside import beside_data
+from shoal.dag.capture import capture
+from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.graph import Input, Ref, TensorSpec
-from shoal.dag.plan import Plan
+from shoal.dag.plan import PeerId, Plan, PlanError
 
 LABELS = TensorSpec((1,), "float32")
 
@@ -121,3 +129,33 @@ def test_a_peer_without_the_data_is_told_apart_from_one_without_memory() -> None
     made = plan(request)
     assert {s.peer for s in made.spares} | set(made.peers) == {o.peer for o in request.offers}
     assert not any("too little memory" in s.reason for s in made.spares)
+
+
+class Regression(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(self.last(torch.relu(self.first(x))), y)
+
+
+def test_a_plan_by_hand_gives_the_data_to_nobody_whatever_the_spec_claims(world) -> None:
+    """A submitter who says nothing of data that stays, and has it read by a peer of their own."""
+    module = Regression()
+    graph = capture(module, {"x": torch.zeros(2, 4), "y": torch.zeros(2, 1)}).graph
+    cut = max(beside_data(graph, ("x",))) + 1
+    assert cut < len(graph.operators)
+    for owner, stranger in (("a", "b"), ("b", "a")):
+        spec = world.spec()
+        spec.plan.CopyFrom(plan_to_proto(world.plan("a", "b")))
+        spec.plan.stages[0].stop = spec.plan.stages[1].start = cut
+        spec.plan.stages[1].stop = len(graph.operators)
+        kept = ((spec.data.hash, ("x",)),)
+        offers = (PeerOffer(PeerId(owner), manifests=kept), PeerOffer(PeerId(stranger)))
+        ask = MakePlan(RunId("r"), 1, spec, offers, None)
+        if owner == "a":
+            assert make_plan(ask, graph).local == ("x",)
+            continue
+        with pytest.raises(PlanError, match="lacks the data that must not leave its peer"):
+            make_plan(ask, graph)

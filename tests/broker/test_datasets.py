@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from shoal.broker.events import Answer, DataAsked, Instruction, MakePlan, PlanReady, Reject, Started
+from shoal.broker.events import (
+    Answer,
+    DataAsked,
+    Instruction,
+    MakePlan,
+    PlanReady,
+    Reject,
+    RunSubmitted,
+    Started,
+)
 from shoal.broker.wish import SpecError, read_spec
 from shoal.job.settings import plain
 from shoal.job.tables import Data
@@ -149,7 +161,7 @@ def test_a_run_is_planned_once_a_peer_with_its_data_is_free(world) -> None:
     out = world.join("b", data=has())
     assert world.state(run).reason.text == "b reads the data 'scans'"
     ask = world.only(resolve(world, out, "b"), MakePlan)
-    assert [(o.peer, o.manifests) for o in ask.peers] == [("a", ()), ("b", (MANIFEST,))]
+    assert [(o.peer, o.manifests) for o in ask.peers] == [("a", ()), ("b", ((MANIFEST, ("x",)),))]
     out = world.handle(PlanReady(run, ask.version, world.plan("b", "a")))
     assert [m.assign.submitter for m in world.told(out, "b") if m.HasField("assign")] == [""]
 
@@ -195,6 +207,51 @@ def test_after_a_restart_peers_are_asked_again(world) -> None:
     resolve(world, out, "a")
     world.wait(11.0)  # the lease in which nothing is planned
     assert world.machine.placing.planning == run
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_whatever_happens_every_submitter_is_answered_once(make_world, seed: int) -> None:
+    """Peers that come, go, rest, answer well, badly or never; runs that wait for their data."""
+    rng, world = random.Random(seed), make_world(data_s=5.0)
+    open_numbers: dict[str, list[int]] = {p: [] for p in "abc"}
+    asked, answered = 0, 0
+
+    def note(out: list[Instruction]) -> None:
+        nonlocal answered
+        answered += sum(isinstance(i, Answer | Reject) for i in out)
+        for peer in world.streams:
+            open_numbers[peer] += numbers(world, out, peer)
+
+    for _ in range(60):
+        peer = rng.choice("abc")
+        here = peer in world.machine.members.members
+        match rng.choice(("join", "close", "rest", "open", "resolve", "ask", "submit", "wait")):
+            case "join" if not here:
+                users = rng.choice(((), ("ann",)))
+                note(world.join(peer, counter=rng.randrange(100, 10**6), data=has(*users)))
+            case "close" if here:
+                note(world.close(peer))
+            case "rest" if here:
+                closed = Reason(code="paused", text="its owner has paused it")
+                note(world.say(peer, opening=Opening(closed=closed)))
+            case "open" if here:
+                note(world.say(peer, opening=Opening()))
+            case "resolve" if here and open_numbers[peer]:
+                resolved = Resolved(number=rng.choice(open_numbers[peer]))
+                if rng.random() < 0.8:
+                    resolved.manifest.hash = rng.choice((MANIFEST, OTHER, "nonsense"))
+                note(world.say(peer, resolved=resolved))
+            case "ask":
+                asked += 1
+                note(ask(world, rng.choice(("scans", "skans")), rng.choice(("", "ann"))))
+            case "submit":
+                asked += 1
+                note(world.handle(RunSubmitted(world.request(), make_spec(world))))
+            case "wait":
+                note(world.wait(rng.choice((0.5, 3.0))))
+    note(world.wait(30.0))
+    assert answered == asked
 
 
 @pytest.mark.parametrize(

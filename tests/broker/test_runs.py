@@ -218,6 +218,13 @@ def test_no_plan_ends_the_run_when_no_peer_could_change_that(world, code) -> Non
     assert world.state(run).reason.text == "no such planner"
 
 
+def test_a_run_that_shall_not_wait_ends_when_memory_is_short(world) -> None:
+    world.join("a")
+    run, out = world.submit(world.spec(recovery={"when_short": "fail"}))
+    lacking(world, run, out)
+    assert (world.state(run).phase, world.state(run).reason.text) == (FAILED, NEEDS)
+
+
 def test_a_run_waits_for_memory_and_says_how_much_more(world) -> None:
     world.join("a")
     run, out = world.submit()

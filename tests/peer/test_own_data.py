@@ -41,34 +41,48 @@ def leaving(made: Made) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("leaves", "keep", "local", "gone"),
+    ("leaves", "keep", "local"),
     [
-        ("nothing", "none", ("x", "y"), set()),
-        ("nothing", "inputs", ("x", "y"), set()),
-        ("nothing", "labels", ("x", "y"), set()),
-        ("labels", "inputs", ("x",), {"y"}),
-        ("labels", "labels", ("x", "y"), set()),
-        ("inputs", "labels", ("y",), {"x"}),
-        ("inputs", "none", ("y",), {"x"}),
-        ("all", "none", (), {"x", "y"}),
-        ("all", "inputs", ("x",), {"y"}),
+        ((), "none", ("x", "y")),
+        ((), "inputs", ("x", "y")),
+        ((), "labels", ("x", "y")),
+        (("y",), "inputs", ("x",)),
+        (("y",), "labels", ("x", "y")),
+        (("x",), "labels", ("y",)),
+        (("x", "z"), "none", ("y",)),
+        (("x", "y"), "none", ()),
+        (("x", "y"), "inputs", ("x",)),
     ],
 )
 def test_what_leaves_is_what_both_the_owner_and_the_job_let_go(
-    tmp_path: Path, arrays: Path, leaves: str, keep: str, local: tuple[str, ...], gone: set[str]
+    tmp_path: Path, arrays: Path, leaves: tuple[str, ...], keep: str, local: tuple[str, ...]
 ) -> None:
     made = catalogue(tmp_path, path=str(arrays), leaves=leaves).make(
         "set", options(keep_local=keep), ""
     )
     assert made.local == local
-    assert leaving(made) == gone
+    assert leaving(made) == {"x", "y"} - set(local)
 
 
-@pytest.mark.parametrize(("leaves", "stays"), [("labels", True), ("inputs", True), ("all", False)])
-def test_of_text_inputs_and_labels_are_the_same(tmp_path: Path, leaves: str, stays: bool) -> None:
+def test_what_a_job_calls_labels_does_not_leave_for_that(tmp_path: Path, arrays: Path) -> None:
+    """A submitter who takes what the owner keeps for labels, and what may leave for inputs."""
+    made = catalogue(tmp_path, path=str(arrays), leaves=("y",)).make(
+        "set", options(inputs="y", targets="x"), ""
+    )
+    assert made.local == ("x",)
+    assert leaving(made) == {"y"}
+
+
+@pytest.mark.parametrize(
+    ("leaves", "keep", "stays"),
+    [((), "none", True), (("tokens",), "none", False), (("tokens",), "labels", True)],
+)
+def test_of_text_inputs_and_labels_are_the_same(
+    tmp_path: Path, leaves: tuple[str, ...], keep: str, stays: bool
+) -> None:
     (tmp_path / "t.txt").write_text("hello fish " * 50)
     made = catalogue(tmp_path, path=str(tmp_path / "*.txt"), leaves=leaves).make(
-        "set", options(kind="text", length=8), ""
+        "set", options(kind="text", length=8, keep_local=keep), ""
     )
     assert made.local == (("x", "y") if stays else ())
     assert leaving(made) == (set() if stays else {"tokens"})
@@ -78,7 +92,7 @@ def test_samples_are_those_of_data_that_is_handed_over(tmp_path: Path, arrays: P
     mine = catalogue(tmp_path, path=str(arrays))
     made = mine.make("set", options(holdout=0.2), "")
     manifest, paths = resolve(tmp_path / "b", kind="arrays", source=str(arrays), holdout=0.2)
-    own = Reader(made.manifest, lambda h: mine.path(h, ""), seed=3, microbatches=2)
+    own = Reader(made.manifest, lambda h: mine.path(made.hash, h), seed=3, microbatches=2)
     plainly = Reader(manifest, paths.__getitem__, seed=3, microbatches=2)
     for step in range(3):
         for name, tensor in plainly.batch(step, 1, 4).items():
@@ -115,11 +129,10 @@ def test_only_whom_the_owner_names_gets_a_manifest_or_a_sample(
         with pytest.raises(DataError, match="does not let"):
             mine.make("set", options(), who)
     made = mine.make("set", options(), "ann-k3xq")
-    shard = made.manifest.shards[0].hash
-    assert mine.path(shard, "ann-k3xq") is not None
+    mine.check(made.hash, "ann-k3xq", ["x", "y"])
     with pytest.raises(DataError, match="does not let bob use"):
-        mine.path(shard, "bob")
-    assert mine.path("ab" * 32, "bob") is None, "somebody else's"
+        mine.check(made.hash, "bob", ["x", "y"])
+    mine.check("ab" * 32, "bob", [])  # somebody else's
     (offer,) = offers({"set": {"path": "x", "users": ["ann-k3xq"]}})
     assert (offer.name, list(offer.users)) == ("set", ["ann-k3xq"])
 
@@ -140,6 +153,22 @@ def test_what_is_wrong_is_said_without_a_path_of_the_host(
     with pytest.raises(ValueError, match=said) as wrong:
         catalogue(tmp_path, path=str(arrays)).make(name, wanted, "")
     assert str(tmp_path) not in str(wrong.value)
+
+
+def test_a_shard_is_read_by_its_own_manifest_and_under_plans_that_keep_it(
+    tmp_path: Path, arrays: Path
+) -> None:
+    """Who has seen a manifest can write another one around the names of its shards."""
+    mine = catalogue(tmp_path, path=str(arrays))
+    made = mine.make("set", options(), "")
+    shard = made.manifest.shards[0].hash
+    assert mine.path(made.hash, shard) is not None
+    forged = made.manifest.to_json().replace('"inputs":"x"', '"inputs":"z"')
+    assert mine.path(hashlib.sha256(forged.encode()).hexdigest(), shard) is None
+    assert mine.path(made.hash, "ab" * 32) is None
+    for local in ([], ["x"]):
+        with pytest.raises(DataError, match=r"does not keep .* beside the data 'set'"):
+            mine.check(made.hash, "", local)
 
 
 def test_a_file_that_changed_is_read_anew(tmp_path: Path, arrays: Path) -> None:

@@ -31,7 +31,7 @@ def test_every_key_is_read(config: Path) -> None:
         'memory = "10GiB"\nup = "20Mbit"\ndown = "1Gbit"\n'
         'monthly = "500GB"\nhours = "22-08"\nstay = "4h"\nshare = false\n'
         '[data]\nscans = "scans.npz"\n'
-        '[data.notes]\npath = "/notes/*.txt"\nusers = ["ann-k3xq"]\nleaves = "labels"\n'
+        '[data.notes]\npath = "/notes/*.txt"\nusers = ["ann-k3xq"]\nleaves = ["label"]\n'
     )
     (config.parent / "scans.npz").touch()
     assert peer_toml() == config
@@ -42,9 +42,9 @@ def test_every_key_is_read(config: Path) -> None:
     assert (rights.monthly, rights.hours, rights.stay) == (500e9, "22-08", 4 * 3600)
     assert rights.data == {
         "scans": OwnData(path=str(config.parent / "scans.npz")),
-        "notes": OwnData(path="/notes/*.txt", users=("ann-k3xq",), leaves="labels"),
+        "notes": OwnData(path="/notes/*.txt", users=("ann-k3xq",), leaves=("label",)),
     }
-    assert OwnData(path="x").leaves == "nothing"
+    assert OwnData(path="x").leaves == ()
     config.write_text('devices = "cpu"')
     assert read_rights().device_names == ("cpu",)
 
