@@ -23,8 +23,9 @@ from xxhash import xxh3_128_hexdigest
 from ..dag.flow import Transfer
 from ..dag.plan import PeerId
 from .build import Work
+from .snapshots import SnapshotError
 from .streams import stream_name, stream_of
-from .weights import WeightError
+from .weights import starting_tensor
 
 __all__ = ["Records", "load_records", "take_records", "write_records"]
 
@@ -58,13 +59,27 @@ class Records:
 
     def over(self, starting: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Weights by the graph's names: those of the snapshots where they have some."""
-        kinds = ("param:", "buffer:")
-        own = {n.partition(":")[2]: t for n, t in self.tensors.items() if n.startswith(kinds)}
+        own = self._weights
         return _Over(own, starting) if own else starting
+
+    @property
+    def _weights(self) -> dict[str, Tensor]:
+        kinds = ("param:", "buffer:")
+        return {n.partition(":")[2]: t for n, t in self.tensors.items() if n.startswith(kinds)}
 
     def load(self, work: Work) -> None:
         """Puts optimizer and codecs where the snapshots left them; parameters are there already.
-        States of streams that this plan does not have are left out: what they held back is lost."""
+        States of streams that this plan does not have are left out: what they held back is lost.
+
+        Raises SnapshotError for a parameter or buffer of a stage that no snapshot has."""
+        own = self._weights
+        for held in work.held.values():
+            for name in (*held.executor.parameters, *held.executor.buffers):
+                if starting_tensor(own, name) is None:
+                    raise SnapshotError(
+                        f"the snapshots lack {name!r} of stage {held.stage.index}: expected those "
+                        "of every peer that held a part of it"
+                    )
         slots = {n.removeprefix("slot:"): t for n, t in self.tensors.items() if n[:5] == "slot:"}
         for held in work.held.values():
             held.optimizer.load_state_tensors(slots)
@@ -106,7 +121,7 @@ class _Over(Mapping[str, Tensor]):
 
 
 def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
-    """Of several snapshots, each in its parts. Raises WeightError for one that is damaged."""
+    """Of several snapshots, each in its parts. Raises SnapshotError for one that is damaged."""
     found: dict[str, Tensor] = {}
     for parts in snapshots:
         data = b"".join(parts)
@@ -114,11 +129,14 @@ def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
             tensors = load(data)
             length = int.from_bytes(data[:8], "little")
             hashes = _hashes(data[8 : 8 + length])
-        except (SafetensorError, ValueError, KeyError) as error:
-            raise WeightError(f"a snapshot of {len(data)} bytes cannot be read: {error}") from None
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+            size = len(data)
+            raise SnapshotError(f"a snapshot of {size} bytes cannot be read: {error}") from None
+        for name in sorted(hashes.keys() - tensors.keys()):
+            raise SnapshotError(f"a snapshot is damaged: it lacks {name!r}")
         for name, tensor in tensors.items():
             if hashes.get(name) != _hash(tensor):
-                raise WeightError(f"a snapshot is damaged: the hash of {name!r} is not that of it")
+                raise SnapshotError(f"a snapshot is damaged: {name!r} has another hash")
         found |= tensors
     return Records(found)
 
