@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.dag.flow import Role
@@ -138,6 +138,7 @@ def test_one_that_cannot_be_read_is_given_up() -> None:
 # ---------------------------------------------------------------- copies
 
 
+@settings(max_examples=30)
 @given(st.data())
 def test_a_copy_is_whole_when_all_its_parts_came_in_any_order(data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, 9))
@@ -187,6 +188,7 @@ def test_one_copy_of_a_holder_is_on_its_way() -> None:
     assert reports(one.arrived(part(6, 1, 2))) == [(6, A, True)]
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 3)), max_size=40))
 def test_whatever_a_holder_sends_little_lies_at_its_keeper(said: list[tuple[int, int]]) -> None:
     """A store beside it does what is said; at most three whole ones and one on its way."""
@@ -359,7 +361,9 @@ def test_snapshots_that_are_damaged_are_forgotten_and_the_broker_hears_the_code(
 
 def test_the_newest_are_told() -> None:
     found = [
-        broker_pb2.Snapshot(run="r", term=1, step=step, holder=h) for step in range(50) for h in "ab"
+        broker_pb2.Snapshot(run="r", term=1, step=step, holder=h)
+        for step in range(50)
+        for h in "ab"
     ]
     one = Keeping(C, [(s, 1) for s in found])
     told = one.newest(64)
