@@ -1,7 +1,7 @@
 """What is in a snapshot of a torch device: named tensors, each with its own hash.
 
     param:NAME  buffer:NAME  slot:NAME:PART   of the stages; the optimizer's state by parameter
-    codec/…                                   of streams that end here (`streams.py`)
+    codec/…/PEER                              of streams (`streams.py`), by the end that it is of
 
 Names are those of parameters, never of stages: another cut of the same graph can load them. The
 file is safetensors; its metadata has the XXH3-128 of each tensor's bytes, so that a damaged one is
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from urllib.parse import quote, unquote
 
 import torch
 from safetensors import SafetensorError
@@ -40,7 +41,8 @@ def take_records(work: Work, step: int) -> dict[str, Tensor]:
         found |= {f"param:{name}": tensor for name, tensor in executor.parameters.items()}
         found |= {f"buffer:{name}": tensor for name, tensor in executor.buffers.items()}
         found |= {f"slot:{name}": t for name, t in held.optimizer.state_tensors().items()}
-    found |= work.streams.state_tensors(step - 1)
+    states = work.streams.state_tensors(step - 1)
+    found |= {_end_name(name, work.order.peer): tensor for name, tensor in states.items()}
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
 
 
@@ -83,9 +85,13 @@ class Records:
         slots = {n.removeprefix("slot:"): t for n, t in self.tensors.items() if n[:5] == "slot:"}
         for held in work.held.values():
             held.optimizer.load_state_tensors(slots)
-        states = {n: t for n, t in self.tensors.items() if n.startswith("codec/")}
-        known = {n: t for n, t in states.items() if work.streams.has(stream_of(n)[0])}
-        work.streams.load_state_tensors(known)
+        states: dict[str, Tensor] = {}
+        for name, tensor in self.tensors.items():
+            if name.startswith("codec/"):  # the other end of a stream has another state
+                state, peer = _end_of(name)
+                if peer == work.order.peer and work.streams.has(stream_of(state)[0]):
+                    states[state] = tensor
+        work.streams.load_state_tensors(states)
 
     def renamed(self, names: Mapping[str, str]) -> Records:
         """With other peers at the ends of codecs."""
@@ -95,8 +101,9 @@ class Records:
         def moved(name: str) -> str:
             if not name.startswith("codec/"):
                 return name
-            stream, part = stream_of(name)
-            return stream_name(_moved(stream, names), part)
+            state, peer = _end_of(name)
+            stream, part = stream_of(state)
+            return _end_name(stream_name(_moved(stream, names), part), names.get(peer, peer))
 
         return replace(self, tensors={moved(n): t for n, t in self.tensors.items()})
 
@@ -149,6 +156,16 @@ def _hashes(header: bytes) -> dict[str, str]:
 def _hash(tensor: Tensor) -> str:
     flat = tensor.contiguous().flatten()
     return xxh3_128_hexdigest(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+
+
+def _end_name(state: str, peer: str) -> str:
+    return f"{state}/{quote(peer, safe='')}"
+
+
+def _end_of(name: str) -> tuple[str, str]:
+    """The name of a stream's state, and the peer at whose end it was."""
+    state, _, peer = name.rpartition("/")
+    return state, unquote(peer)
 
 
 def _moved(stream: Transfer, names: Mapping[str, str]) -> Transfer:
