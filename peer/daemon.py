@@ -56,14 +56,14 @@ from .logs import note, note_heard, note_told
 from .machine import PeerMachine, PeerOptions
 from .opening import Terms
 from .optimizer import warm_up
-from .order import order_from_assign
+from .order import order_from_assign, resumed
 from .own_data import Catalogue, answer, host_secret, offers
 from .owner import Owner
 from .probe import probe_payload
 from .profile import measure
 from .relayed import RELAY
 from .sharing import Fellows, serve_blobs
-from .snapshots import PART_BYTES, SnapshotStore
+from .snapshots import PART_BYTES, SnapshotError, SnapshotStore
 from .spans import Spans
 from .stretch import StretchedDevice
 
@@ -447,7 +447,7 @@ class Worker:
                 self._keeping.do(
                     lambda: self._snapshots.payload(key),
                     lambda payload: self._send_snapshot(key, payload),
-                    lambda error: note(_log, logging.WARNING, "not given", frame=key, why=error),
+                    lambda error: self._post(e.FrameRefused(key, _text(error))),
                 )
             case e.SendFrame(key):
                 self._spans.ready(key)
@@ -483,8 +483,8 @@ class Worker:
                     lambda _: self._post(e.DataReady(run, term, step)),
                     lambda error: self._post(e.DataFailed(run, term, step, _text(error))),
                 )
-            case e.Build(run, term, assign):
-                self._build(run, term, assign)
+            case e.Build():
+                self._build(instruction)
             case e.Discard():
                 self._built = None
                 self._compute.do(self._device.discard, lambda _: None, self._crash)
@@ -573,7 +573,8 @@ class Worker:
             if self._stream is stream:
                 self._stream = None
 
-    def _build(self, run: str, term: int, assign: broker_pb2.Assign) -> None:
+    def _build(self, wanted: e.Build) -> None:
+        run, term, assign = wanted.run, wanted.term, wanted.assign
         reached = {
             d.peer: to_dial(self.config.via, d.address) for d in assign.dials if d.address != RELAY
         }
@@ -590,7 +591,7 @@ class Worker:
                     shard=lambda name: (
                         self._own_data.path(assign.data.hash, name) or self._cache.path(name)
                     ),
-                    snapshot=self._snapshots.parts,
+                    parts=resumed(assign, wanted.snapshots, self._snapshots.parts),
                 )
                 return self._device.build(order)
 
@@ -689,4 +690,6 @@ def _code(error: Exception) -> str:
     """A word for programs: why a build failed."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return "memory"
+    if isinstance(error, SnapshotError):
+        return "snapshot"
     return "blob" if isinstance(error, BlobTransferError) else "build"
