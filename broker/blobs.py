@@ -9,20 +9,24 @@ Rules.
 - An upload that breaks leaves its part behind; the next one goes on where it ended (`size_of` says
   where). While one upload writes a part, another one of the same blob writes a file of its own from
   offset 0, and whoever ends first wins; both are right.
-- Sizes are bounded: each blob, and all blobs and announced uploads together.
+- Sizes are bounded: each blob, all blobs and announced uploads together, and by what the disk has.
+- `collect` removes what nobody needs: neither named to it, nor asked for, read or written for
+  `grace_s`. Whoever reads a removed blob reads on to its end.
 
 All methods block on the disk: call them in a thread. They may be called from several at once.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +37,8 @@ from .wish import HASH
 __all__ = ["BlobError", "BlobLimits", "BlobStore", "Upload"]
 
 _READ_BYTES = 1 << 20
+TOUCHED_S = 60.0
+"""How exactly the last use of a blob is remembered."""
 
 
 class BlobError(ValueError):
@@ -60,17 +66,32 @@ class BlobLimits:
     """All blobs and announced uploads together."""
     blobs: int = 1_000_000
     """Number of blobs and parts; each is a file."""
+    spare_bytes: int = 256 << 20
+    """Of the disk, left to the journal and to others."""
+    grace_s: float = 86_400.0
+    """How long a blob stays after its last use that no run needs: 100 GB over 10 Mbit/s, before the
+    run is submitted that they are for."""
 
 
 class BlobStore:
-    """A folder of blobs. `folder` None: a temporary one, removed by `close`."""
+    """A folder of blobs. `folder` None: a temporary one, removed by `close`. `clock`: wall clock,
+    seconds, as that of files; `free`: bytes that the disk of a folder has left."""
 
-    def __init__(self, folder: Path | None = None, limits: BlobLimits | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        limits: BlobLimits | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+        free: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
+    ) -> None:
         self.limits = limits or BlobLimits()
+        self._clock, self._free = clock, free
         self._given = folder
         self._folder: Path | None = None
         self._lock = threading.Lock()
         self._sizes: dict[str, int] = {}  # Whole blobs.
+        self._used: dict[str, float] = {}  # When each of these, and each part, was last used.
         self._held = 0  # Their sum.
         self._parts: dict[str, int] = {}  # Bytes of parts that nobody writes now.
         self._open: dict[Upload, int] = {}  # Running uploads and their announced sizes.
@@ -88,10 +109,12 @@ class BlobStore:
         for path in sorted((self._folder / "whole").iterdir()):
             if HASH.fullmatch(path.name):
                 self._sizes[path.name] = path.stat().st_size
+                self._used[path.name] = path.stat().st_mtime
         self._held = sum(self._sizes.values())
         for path in sorted((self._folder / "part").iterdir()):
             if HASH.fullmatch(path.name):
                 self._parts[path.name] = path.stat().st_size
+                self._used.setdefault(path.name, path.stat().st_mtime)
             else:
                 path.unlink()  # a second upload's own file; only the first one's part goes on
 
@@ -133,13 +156,24 @@ class BlobStore:
     def size_of(self, name: str) -> int:
         """Bytes of a blob that are here: all of it, or the part that an upload can go on from."""
         with self._lock:
+            self._touch(name)
             if name in self._sizes:
                 return self._sizes[name]
             return 0 if name in self._writing else self._parts.get(name, 0)
 
     def whole(self, name: str) -> bool:
         with self._lock:
+            self._touch(name)
             return name in self._sizes
+
+    def _touch(self, name: str) -> None:
+        """Somebody asked for it: it is used. The disk remembers that, too, for another start."""
+        now, kind = self._clock(), "whole" if name in self._sizes else "part"
+        if kind == "part" and name not in self._parts:
+            return
+        if now - self._used.get(name, 0.0) > TOUCHED_S:
+            os.utime(self.folder / kind / name, (now, now))
+            self._used[name] = now
 
     def read(
         self, name: str, offset: int = 0, length: int = 0, piece_bytes: int = _READ_BYTES
@@ -149,6 +183,7 @@ class BlobStore:
         Raises BlobError at once, not at the first piece, when there is no such blob or range.
         """
         with self._lock:
+            self._touch(name)
             size = self._sizes.get(name)
         if size is None:
             raise BlobError("NOT_FOUND", f"there is no blob {name[:80]!r} here")
@@ -188,6 +223,7 @@ class BlobStore:
             )
         with self._lock:
             if name in self._sizes:
+                self._touch(name)
                 if self._sizes[name] != size:
                     raise BlobError(
                         "INVALID_ARGUMENT",
@@ -238,10 +274,41 @@ class BlobStore:
             raise BlobError(
                 "RESOURCE_EXHAUSTED",
                 f"blob {name} has {size} bytes; the broker holds {held} of at most "
-                f"{most.total_bytes}, {held + size - most.total_bytes} too many",
+                f"{most.total_bytes}, {held + size - most.total_bytes} too many. What no run needs "
+                f"goes {most.grace_s / 3600:.3g} h after its last use",
+            )
+        promised = sum(announced - upload.written for upload, announced in self._open.items())
+        left = self._free(self.folder) - promised - most.spare_bytes
+        if size - self._parts.get(name, 0) > left:
+            raise BlobError(
+                "RESOURCE_EXHAUSTED",
+                f"blob {name} has {size} bytes, and the broker's disk has room for {max(0, left)} "
+                "more: make room there",
             )
         if len(self._sizes) + len(self._parts) + len(self._open) >= most.blobs:
             raise BlobError("RESOURCE_EXHAUSTED", f"the broker holds {most.blobs} blobs, its limit")
+
+    # ------------------------------------------------------------ collecting
+
+    def collect(self, needed: Collection[str]) -> tuple[int, int]:
+        """Removes what is neither needed nor used within `grace_s`; how many files, and bytes."""
+        with self._lock:
+            since = self._clock() - self.limits.grace_s
+            idle = [n for n, used in self._used.items() if used < since and n not in needed]
+            count = size = 0
+            for name in idle:
+                if name in self._sizes:
+                    size += self._sizes[name]
+                    self._held -= self._sizes.pop(name)
+                    self._path("whole", name).unlink(missing_ok=True)
+                    count += 1
+                if name in self._parts:  # nobody writes it now
+                    size += self._parts.pop(name)
+                    self._path("part", name).unlink(missing_ok=True)
+                    count += 1
+                if name not in self._writing:
+                    del self._used[name]
+        return count, size
 
     def _ended(self, upload: Upload, *, whole: bool, part_bytes: int | None) -> None:
         """An upload's file is closed. part_bytes: what of it stays for a later upload."""
@@ -251,11 +318,13 @@ class BlobStore:
                 self._writing.discard(upload.name)
             if whole:
                 os.replace(upload.path, self._path("whole", upload.name))
+                self._used[upload.name] = self._clock()
                 if upload.name not in self._sizes:
                     self._sizes[upload.name] = upload.size
                     self._held += upload.size
             elif upload.shared and part_bytes:
                 self._parts[upload.name] = part_bytes
+                self._used[upload.name] = self._clock()
             else:
                 upload.path.unlink(missing_ok=True)
 
@@ -310,9 +379,13 @@ class Upload:
                     self.written += done
                     view = view[done:]
             except OSError as error:
-                raise BlobError(
-                    "RESOURCE_EXHAUSTED", f"the broker cannot write: {error}"
-                ) from error
+                why = f"the broker cannot write: {error.strerror}"
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    why = (
+                        f"the broker's disk is full: blob {self.name} ends at byte {self.written} "
+                        f"of {self.size}; make room there, and it goes on"
+                    )
+                raise BlobError("RESOURCE_EXHAUSTED", why) from error
 
     def finish(self) -> None:
         """All bytes came: the blob is there. Raises BlobError when they are too few (the part is

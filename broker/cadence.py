@@ -3,7 +3,7 @@
 One set at a time: the next is ordered when the last is whole. It is of a step a little ahead of
 what is committed, so that the order is with everybody before they are past it; when it was not,
 the next one is further ahead. With `every` = 0 nothing is ordered, once a set is whole, for as long
-as its copies were on their way: they use half of the time at most.
+as its copies were on their way, which use half of the time at most, and at least for a second.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ __all__ = ["Cadence"]
 
 _MOST_LEAD = 64
 _SHARE = 0.5
+_PAUSE_S = 1.0
+"""Between two sets, however small they are."""
+_LEAST_S, _LONGER = 300.0, 10.0
+"""A set that is not whole after so long, or so many times as long as the last one, is given up."""
 
 
 class Cadence:
@@ -29,6 +33,7 @@ class Cadence:
         self._first = first
         self._lead = 0
         self._taken_at: float | None = None
+        self._took = 0.0  # the last whole set
         self._not_before = -math.inf
 
     def due(self, committed: int, steps: int, now: float) -> int | None:
@@ -53,6 +58,14 @@ class Cadence:
         if step == self.pending and self._taken_at is None:
             self._taken_at = now
 
+    def overdue(self, now: float) -> bool:
+        """Whether the pending set takes far longer than sets do: a copy of it was lost."""
+        if self.pending is None or self._taken_at is None:
+            return False
+        return now - self._taken_at > max(_PAUSE_S = 1.0
+"""Between two sets, however small they are."""
+_LEAST_S, _LONGER * self._took)
+
     def missed(self, step: int) -> None:
         """Somebody was past it already, or could not keep it."""
         if step == self.pending:
@@ -63,8 +76,9 @@ class Cadence:
         """The pending set is whole; returns its step."""
         assert self.pending is not None, "no set is pending"
         self.whole, self.pending = self.pending, None
-        if not self.every and self._taken_at is not None:
-            self._not_before = now + (now - self._taken_at) * (1 / _SHARE - 1)
+        self._took = 0.0 if self._taken_at is None else now - self._taken_at
+        if not self.every:
+            self._not_before = now + max(_PAUSE_S, self._took * (1 / _SHARE - 1))
         return self.whole
 
     def __repr__(self) -> str:

@@ -9,7 +9,7 @@ finished work into events, and carries the instructions of one `handle` out in t
                    StreamClosed, PeerKicked
     client call    RunSubmitted, RunCancelled,    Answer or Reject, exactly one for each request
                    DescribeAsked, WatchAsked,
-                   PreviewAsked
+                   PreviewAsked, DataAsked
     planner        PlanReady, PlanFailed,         Tell(assign) to the holders, or a failed run
                    PlanConsidered
     clock          TimerFired                     (whatever was due)
@@ -28,6 +28,7 @@ from ..dag.network import Network
 from ..dag.plan import PeerId, Plan
 from ..proto.broker_pb2 import (
     BrokerMessage,
+    DataAnswer,
     Description,
     PeerMessage,
     PeerState,
@@ -43,6 +44,7 @@ __all__ = [
     "Answer",
     "CloseStream",
     "ConsiderPlan",
+    "DataAsked",
     "DescribeAsked",
     "DrainAsked",
     "Event",
@@ -151,6 +153,17 @@ class PreviewAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class DataAsked:
+    """Answered with a DataAnswer, once the peers that have the data have looked at it."""
+
+    request: RequestId
+    name: str
+    options: str
+    by: str = ""
+    """Who asks, as their certificate says; empty where nobody has one."""
+
+
+@dataclass(frozen=True, slots=True)
 class WatchAsked:
     """Answered with the kept events from a number on; asked again after the next Publish."""
 
@@ -171,12 +184,14 @@ class PlanReady:
 
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
-    """`code` "peers" or "memory" may heal when peers come back to the pool; others never do."""
+    """`code` "peers" or "memory" may heal when others are in the pool; others never do.
+    `short_bytes`: of device memory; 0: not known, or another thing is short."""
 
     run: RunId
     version: int
     reason: str
     code: str = "plan"
+    short_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +232,7 @@ Event = (
     | RunCancelled
     | DescribeAsked
     | PreviewAsked
+    | DataAsked
     | WatchAsked
     | PlanReady
     | PlanFailed
@@ -276,7 +292,7 @@ class PreviewWanted:
 @dataclass(frozen=True, slots=True)
 class Answer:
     request: RequestId
-    message: Submitted | RunState | Description | Watched | PreviewWanted
+    message: Submitted | RunState | Description | Watched | PreviewWanted | DataAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +301,12 @@ class Reject:
 
     request: RequestId
     code: Literal[
-        "NOT_FOUND", "INVALID_ARGUMENT", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "PERMISSION_DENIED"
+        "NOT_FOUND",
+        "INVALID_ARGUMENT",
+        "UNAVAILABLE",
+        "RESOURCE_EXHAUSTED",
+        "PERMISSION_DENIED",
+        "FAILED_PRECONDITION",
     ]
     reason: str
 

@@ -9,6 +9,7 @@ Admission.Renew                                   any
 Admission.Invite  Kick                            operator
 Attach.Attach                                     peer
 Runs.Submit  Watch  Cancel  Describe  Preview     submitter, operator
+Runs.Resolve                                      submitter, operator
 Blobs.Store  Fetch  Have                          peer, submitter, operator
 """
 
@@ -37,6 +38,7 @@ _MAY: dict[str, frozenset[Role]] = {
     "Runs.Cancel": _PEOPLE,
     "Runs.Describe": _PEOPLE,
     "Runs.Preview": _PEOPLE,
+    "Runs.Resolve": _PEOPLE,
     "Blobs.Store": _ALL,
     "Blobs.Fetch": _ALL,
     "Blobs.Have": _ALL,

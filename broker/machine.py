@@ -8,7 +8,8 @@ Rules.
   a run goes on without a lost member; an ended run gives its members back; the pool is offered to
   the runs that wait (`placing.py`); links are measured beside all that (`probing.py`).
 - Whoever speaks nonsense on a stream loses that stream, and nobody else notices.
-- Every client request is answered once, in the same call.
+- Every client request is answered once, in the same call; one about data of peers, once these have
+  looked at it (`datasets.py`).
 - What it must not forget changes by decisions only (`decided.py`). Those of one event are one
   Persist in front of all that tells anybody, so that a journal ends between two events.
 - After DrainAsked nothing new starts; Stop comes when nothing is active. StopAsked ends everything.
@@ -35,10 +36,12 @@ from ..proto.broker_pb2 import (
     Submitted,
 )
 from ..proto.common_pb2 import Reason
+from .datasets import DataSets
 from .decided import Decided
 from .events import (
     Answer,
     CloseStream,
+    DataAsked,
     DescribeAsked,
     DrainAsked,
     Event,
@@ -73,6 +76,7 @@ from .probing import Probing
 from .reconsider import Reconsidering
 from .sets import MOST_SNAPSHOTS
 from .speeds import speeds_of
+from .terms import NEVER
 from .wish import SpecError, read_spec
 
 __all__ = ["MOST_MESSAGE_BYTES", "BrokerMachine"]
@@ -102,6 +106,7 @@ class BrokerMachine:
         self.decided = decided or Decided(self.options)
         self.runs = self.decided.runs
         self.probing = Probing(self.options)
+        self.data = DataSets(self.members, self.options)
         self.placing = Placing(self.members, self.probing)
         self.reconsidering = Reconsidering(self.members, self.probing)
         self.ignored: Counter[str] = Counter()
@@ -117,6 +122,7 @@ class BrokerMachine:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """What to do about an event. Never raises for anything that came from outside."""
         out = self._decide(event, now)
+        out += self.data.advance(self.runs.values(), now)
         out += self.probing.advance(self.members, self.placing.next_generation, now)
         out += self.placing.place(self.runs.values(), now)
         out += self.reconsidering.look(self.runs.values(), now)
@@ -150,6 +156,8 @@ class BrokerMachine:
                 return [Answer(request, self._describe(now))]
             case PreviewAsked(request, spec):
                 return [self._preview(request, spec, now)]
+            case DataAsked():
+                return self.data.asked(event, now)
             case WatchAsked(request, run, start):
                 if run not in self.runs:
                     return [self._unknown(request, run)]
@@ -176,6 +184,7 @@ class BrokerMachine:
         starts = self.decided.starts
         self.placing.started(starts, now)
         self.probing.started(starts)
+        self.data.started(starts)
         out: list[Instruction] = []
         for run in self.runs.values():
             out += run.resume(now)
@@ -229,7 +238,7 @@ class BrokerMachine:
         if not report.held:
             return []
         # Nobody goes on from it any more.
-        order = SnapshotOrder(run=report.snapshot.run, needed=report.snapshot.step + 1)
+        order = SnapshotOrder(run=report.snapshot.run, needed=NEVER)
         return [Tell(member.stream, BrokerMessage(snapshot=order))]
 
     def _returned(self, member: Member, now: float) -> list[Instruction]:
@@ -249,6 +258,10 @@ class BrokerMachine:
         if kind == "goodbye":
             why = message.goodbye.reason.text
             return self._losing(*self.members.goodbye(member, why), now)
+        if kind == "resolved":
+            return self.data.resolved(member, message.resolved)
+        if kind == "opening":
+            return self.members.opening(member, message.opening)
         if kind == "link":
             return self.probing.reported(member.id, message.link, now)
         if kind == "snapshot":
@@ -279,6 +292,8 @@ class BrokerMachine:
         """Instructions about members that are gone, and what that means for their runs."""
         out = list(out)
         for gone in lost:
+            for open_run in self.runs.values():
+                open_run.sets.gone(gone.member.id)
             run = self.runs.get(gone.member.run) if gone.member.run else None
             if run is not None and gone.member.state == "assigned":
                 out += run.lost(gone, self.members, self.placing.next_generation, now)
@@ -295,6 +310,8 @@ class BrokerMachine:
         kind, _, who = name.partition(":")
         if kind == "run" and RunId(who) in self.runs:
             return self.runs[RunId(who)].timer(self.members, self.placing.next_generation, now)
+        if kind == "data":
+            return self.data.timer(who)
         return self._losing(*self.members.timer(name, now), now)
 
     # ------------------------------------------------------------ clients
@@ -387,11 +404,15 @@ class BrokerMachine:
 
 
 def _state(member: Member, now: float) -> PeerState:
-    return PeerState(
+    state = PeerState(
         peer=member.id,
         profile=member.profile,
         address=member.address,
         run=member.run or "",
         silent_s=max(0.0, now - member.heard_at),
         membership=member.state,
+        closed=member.closed,
     )
+    for data in state.profile.data:
+        data.ClearField("users")  # whom an owner trusts is not everybody's business
+    return state

@@ -12,7 +12,8 @@ Rules.
 - Two live processes that keep claiming one identity (more than `takeovers` changes of hands within
   `takeover_window_s`) are both refused, and the identity stays closed for one window.
 - A peer is in one state: `pool` (free), `assigned` (to one run), `draining` (told to leave a run
-  and not clean yet; it says Drained, or is closed after `drained_s`).
+  and not clean yet; it says Drained, or is closed after `drained_s`), `resting` (free, and kept out
+  of runs by its owner for now).
 - Every message renews the lease. A peer that was silent for `lease_s` is lost, as is one whose
   stream ended or that said Goodbye.
 
@@ -32,8 +33,10 @@ from ..proto.broker_pb2 import (
     Hello,
     Holding,
     Leave,
+    Opening,
     Profile,
     Refused,
+    Resolved,
     Welcome,
 )
 from ..proto.common_pb2 import Reason
@@ -48,7 +51,10 @@ __all__ = ["PROTOCOL", "RELAY", "Lost", "Member", "Membership", "State", "clean"
 PROTOCOL = 1
 """The version of the protocol that this broker speaks."""
 
-State = Literal["pool", "assigned", "draining"]
+MOST_DATA = 64
+"""Data sets of one peer."""
+
+State = Literal["pool", "assigned", "draining", "resting"]
 
 
 def clean(text: str, limit: int = 500) -> str:
@@ -72,8 +78,17 @@ class Member:
     state: State = "pool"
     run: RunId | None = None  # Set exactly while it is assigned or draining.
     draining_since: float = 0.0
+    closed: Reason | None = None  # Why its owner keeps it out of runs; None: it takes part.
     correction: Correction = field(default_factory=Correction)
     planned_with: float = 1.0  # The correction's factor when it was assigned.
+    manifests: dict[str, None] = field(default_factory=dict)  # Of data that it has, by hash.
+    answers: dict[tuple[str, str, str], Resolved | None] = field(default_factory=dict)
+    # What it said of its data, by the way of reading it; None: asked, see datasets.py.
+
+    @property
+    def free(self) -> State:
+        """What it is without a run."""
+        return "pool" if self.closed is None else "resting"
 
     @property
     def label(self) -> str:
@@ -98,6 +113,7 @@ class Member:
             host=self.profile.host,
             cores=self.profile.cores * speeds.busy,
             threads=self.profile.threads,
+            manifests=tuple(self.manifests),
         )
 
 
@@ -282,7 +298,9 @@ class Membership:
             joined=self._joins,
             heard_at=now,
             correction=self._claims[peer].correction,
+            closed=_cleaned(hello.closed) if hello.HasField("closed") else None,
         )
+        member.state = member.free
         self.members[peer] = member
         self.streams[stream] = peer
         resumed = self._resumed(member, hello.holding)
@@ -370,11 +388,21 @@ class Membership:
         # Its timer is armed for its lease, which may be over before or after this.
         return [SetTimer(f"peer:{member.id}", self._due(member))]
 
+    def opening(self, member: Member, opening: Opening) -> list[Instruction]:
+        """Its owner keeps it out of runs, or no longer does; from a run that it is in, it leaves by
+        itself."""
+        member.closed = _cleaned(opening.closed) if opening.HasField("closed") else None
+        if member.run is None and member.state != member.free:
+            member.state = member.free
+            self.version += 1
+        why = member.closed.text if member.closed else "it takes part again"
+        return [Log("peer_closed" if member.closed else "peer_open", _named(member, why))]
+
     def drained(self, member: Member, run: str) -> bool:
         """Whether that made it free: a Drained of another run has no effect."""
         if member.state != "draining" or member.run != run:
             return False
-        member.state, member.run = "pool", None
+        member.state, member.run = member.free, None
         self.version += 1
         return True
 
@@ -417,6 +445,14 @@ class Membership:
                 del self._claims[peer]
 
 
+def _cleaned(reason: Reason) -> Reason:
+    return Reason(code=clean(reason.code, 60), text=clean(reason.text) or "no reason given")
+
+
+def _named(member: Member, why: str) -> tuple[tuple[str, str], ...]:
+    return ("peer", member.id), ("state", member.state), ("why", why)
+
+
 def _shared(peer: PeerId) -> str:
     return (
         f"two live processes keep claiming the identity {peer}: both are refused. Stop one of "
@@ -447,6 +483,12 @@ def _problem(hello: Hello) -> tuple[str, str] | None:
                 f"{field_name} of the Hello is {clean(value, 60)!r}: expected {least} to {most} "
                 "printable characters"
             )
+    data = hello.profile.data
+    if len(data) > MOST_DATA or any(not 1 <= len(d.name) <= 64 for d in data):
+        return "hello", (
+            f"profile.data of the Hello has {len(data)} data sets: expected at most {MOST_DATA}, "
+            "each with a name of 1 to 64 characters"
+        )
     if hello.profile.operator_set not in (FULL, CORE):
         return "hello", (
             f"profile.operator_set of the Hello is {hello.profile.operator_set}: expected FULL "

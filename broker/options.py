@@ -47,6 +47,8 @@ class BrokerOptions:
     """Ended runs that can still be watched and described."""
     relays: bool = False
     """Whether peers that cannot be dialled are reached through the broker."""
+    data_s: float = 600.0
+    """How long a peer may take to make the manifest of its own data: reading and hashing 100 GB."""
     probe_s: float = 5.0
     """How long a plan waits, after the last peer joined, for links to be measured; 0: no link ever
     is."""

@@ -6,7 +6,8 @@ Rules.
 - One plan is made at a time, so that no peer is promised twice. MakePlan carries a version; an
   answer with another version is dropped. An answer whose peers are not all free any more is stale:
   it is dropped too and asked for again.
-- When no plan exists, the run has failed, unless peers that were not asked could make a difference.
+- When no plan exists for want of peers or memory, the run waits for others than were asked
+  (`lacking.py`); for any other reason, it has failed.
 - A plan waits until the links of the peers that it could use are measured, but at most `probe_s`
   after the last of them joined or the run could first be planned. A plan that would use pairs
   nobody measured has them measured, once, and is made again.
@@ -20,7 +21,9 @@ import math
 from collections.abc import Iterable, Sequence
 
 from ..dag.plan import PeerId, PlanError
+from .datasets import lacks_data
 from .events import Instruction, Log, MakePlan, PlanFailed, PlanReady, RunId, SetTimer
+from .lacking import Lack
 from .membership import Member, Membership, dial
 from .probing import Probing
 from .runs import Run
@@ -43,6 +46,7 @@ class Placing:
         self._placed = (-1, -1, -1)  # What `place` saw last.
         self._patience: dict[RunId, float] = {}  # Until when a run waits for probes.
         self._refined: dict[RunId, None] = {}  # Runs whose plan asked for exact links already.
+        self._lacks: dict[RunId, Lack] = {}  # Runs that no plan was found for, and why.
         self._wake_at = math.inf  # When the first such wait is over.
         self._begins_at = -math.inf  # When the first plan may be made.
 
@@ -63,6 +67,7 @@ class Placing:
             self.planning = None
         self._patience.pop(run.id, None)
         self._refined.pop(run.id, None)
+        self._lacks.pop(run.id, None)
 
     def place(self, runs: Iterable[Run], now: float) -> list[Instruction]:
         """Asks for the next plan, and shows every waiting run why it waits."""
@@ -71,6 +76,7 @@ class Placing:
             return []
         self._wake_at = math.inf
         self._placed = seen
+        runs = list(runs)
         out: list[Instruction] = []
         ahead: Run | None = None  # A run that nobody behind it may overtake.
         for run in in_order(r for r in runs if not r.ended and not r.active):
@@ -78,9 +84,7 @@ class Placing:
                 out += run.waits("broker", "the broker is leaving and starts nothing new", now)
             elif run.id == self.planning:
                 ahead = ahead or run
-            elif any(
-                m.state == "draining" and m.run == run.id for m in self.members.members.values()
-            ):
+            elif self._comes_free(run):
                 text = f"{run.reason.text.partition(' (waits')[0]} (waits for its peers to be free)"
                 out += run.waits(run.reason.code or "lost", text, now)
                 ahead = run
@@ -91,12 +95,15 @@ class Placing:
             elif ahead is not None:
                 text = f"waits behind run {ahead.id} (priority {ahead.wish.priority})"
                 out += run.waits("queue", text, now)
-            elif isinstance(verdict := consider(run, self.members, now), Waits):
+            elif isinstance(verdict := self._consider(run, now), Waits):
                 out += run.waits(verdict.code, verdict.reason, now)
+                out += [*self._wakes(run, now), *self._reclaimed(runs, now)]
                 ahead = run if verdict.blocks else None
-                if (until := run.blamed.first_back(now)) is not None:
-                    self._wake_at = min(self._wake_at, until)
-                    out.append(SetTimer("plan", self._wake_at))
+            elif (lack := self._lacks.get(run.id)) and not lack.open_to(verdict.members):
+                waits = lack.waits(suited(run, self.members, now))
+                out += run.waits(waits.code, waits.reason, now)
+                out += [*self._wakes(run, now), *self._reclaimed(runs, now)]
+                ahead = run if waits.blocks else None
             elif self.planning is not None:
                 out += run.waits("queue", f"waits for the plan of run {self.planning}", now)
                 ahead = run
@@ -109,10 +116,28 @@ class Placing:
                 ahead = run
         return out
 
+    def _wakes(self, run: Run, now: float) -> list[Instruction]:
+        """Looks again when a peer that is left out for a fault may be asked."""
+        until = run.blamed.first_back(now)
+        if until is None:
+            return []
+        self._wake_at = min(self._wake_at, until)
+        return [SetTimer("plan", self._wake_at)]
+
+    def _reclaimed(self, runs: Iterable[Run], now: float) -> list[Instruction]:
+        """Peers that only keep snapshots for other runs come back to the pool."""
+        return [i for run in runs if run.active for i in run.give_up_warm(self.members, now)]
+
     def _comes_free(self, run: Run) -> bool:
         """Whether peers that had a part in it are about to be back in the pool."""
         everybody = self.members.members.values()
         return any(m.state == "draining" and m.run == run.id for m in everybody)
+
+    def _consider(self, run: Run, now: float) -> Offered | Waits:
+        verdict = consider(run, self.members, now)
+        if isinstance(verdict, Waits):
+            return verdict
+        return lacks_data(run, self.members, now) or verdict
 
     def _measured_at(self, run: Run, members: Sequence[Member], now: float) -> float:
         """Until when the run's plan waits for probes, at most; `now`: no longer."""
@@ -133,6 +158,7 @@ class Placing:
     def _ask(self, run: Run, members: Sequence[Member], now: float) -> list[Instruction]:
         self._versions += 1
         self.planning, run.asked = run.id, self._versions
+        self._lacks.pop(run.id, None)
         run.offered = {m.id: (m.boot, m.counter) for m in members}
         text = f"is planned over {len(members)} peer{'' if len(members) == 1 else 's'}"
         out = run.waits("planning", text, now)
@@ -199,22 +225,12 @@ class Placing:
         run = self._answered(found, event)
         if run is None:
             return [_dropped(event, "nobody waits for it")]
-        others = [m for m in suited(run, self.members, now) if m.id not in run.offered]
-        busy = sum(m.state != "pool" for m in others)
         heals = event.code in ("peers", "memory")
-        if run.term and heals and run.wish.recovery.when_short == "pause":
-            self._placed = (self.members.version, self._changes, self.probing.version)
-            text = f"paused at step {run.committed} until more peers join: {event.reason}"
-            return run.waits(event.code, text, now)
-        if not heals or run.wish.wanted or not others:
+        if not heals or (run.wish.wanted and not run.term):
             return run.fail(event.code, event.reason, self.members, now)
-        # More peers are here than were offered. Those that joined meanwhile are asked for at once;
-        # while all of them work, the pool must change first.
-        if busy == len(others):
-            self._placed = (self.members.version, self._changes, self.probing.version)
+        self._lacks[run.id] = Lack(run.offered, event.code, event.reason, event.short_bytes)
         self._patience.pop(run.id, None)  # the next plan is over other peers, with new links
-        text = f"{event.reason}; {busy} more peers work for other runs"
-        return run.waits(event.code, text, now)
+        return []  # `place` runs behind every event, and says why it waits
 
 
 def _bad_plan(event: PlanReady, pairs: Sequence[tuple[PeerId, PeerId]]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from torch._subclasses import FakeTensorMode
 
+from ..dag.beside import beside_data
 from ..dag.convert import graph_from_bytes
 from ..dag.convert_plan import plan_from_proto
 from ..dag.cut import cut, tied_groups
@@ -42,7 +43,7 @@ def answer(ask: MakePlan, graph_bytes: bytes, planner: Planner = by_name) -> Pla
     try:
         return make_plan(ask, graph_from_bytes(graph_bytes), planner)
     except NoPlan as error:
-        return PlanFailed(ask.run, ask.version, error.reason, error.code)
+        return PlanFailed(ask.run, ask.version, error.reason, error.code, error.short_bytes)
     except PlanError as error:
         return PlanFailed(ask.run, ask.version, f"the plan of the run: {error}", "plan")
     except GraphError as error:
@@ -63,6 +64,7 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     plan.validate(len(form.operators))
     if by_hand:
         plan = _with_codecs(ask, form, plan)
+    _check_beside(ask, form, plan)
     core = [str(o) for o in ask.peers if o.operator_set == "core" and o.peer in plan.peers]
     if plan.head_parts and core:
         raise PlanError(
@@ -80,6 +82,19 @@ def _as_before(request: PlanRequest, before: Plan) -> PlanRequest:
         text = f"microbatches of {had[0]} with the head in {had[1]} parts, as before, are not asked"
         raise NoPlan(text)
     return replace(kept[0], others=())
+
+
+def _check_beside(ask: MakePlan, form: Graph, plan: Plan) -> None:
+    """Raises PlanError for a plan that has data read where it is not; a hand-written one can."""
+    has = {o.peer for o in ask.peers if ask.spec.data.hash in o.manifests}
+    for i in beside_data(form, tuple(ask.spec.local)):
+        stage = next(s for s in plan.stages if s.start <= i < s.stop)
+        strangers = [p for p in stage.holders if p not in has]
+        if strangers:
+            raise PlanError(
+                f"it has operator {form.operators[i].name} on {strangers[0]}, which lacks the data "
+                "that must not leave its peer"
+            )
 
 
 def _with_codecs(ask: MakePlan, form: Graph, plan: Plan) -> Plan:

@@ -326,7 +326,8 @@ class Probing:
         out: list[Instruction] = []
         for a, b in list(self._wanted):
             one, other = members.members[a], members.members[b]
-            if a in self._busy or b in self._busy or "draining" in (one.state, other.state):
+            states = (one.state, other.state)
+            if a in self._busy or b in self._busy or "draining" in states or "resting" in states:
                 continue
             together = one.state == "assigned" and one.run == other.run
             trains = "assigned" in (one.state, other.state)

@@ -4,7 +4,8 @@
   ones, then the pool in order of joining. It must be able to hold the part, be reached by all that
   the part exchanges frames with, and be at most SLOWER times as slow: otherwise a plan over all
   that is left may well be better, and is asked for.
-- A peer that was blamed for a fault is left out for a while, that doubles each time.
+- A peer that was blamed for a fault is left out for a while, that doubles each time; so is one that
+  is lost again and again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ SLOWER = 2.0
 _AWAY_S = 30.0
 _MOST_AWAY_S = 3600.0
 _TRIES = 4
+_FLAPS_S = 5.0
 
 
 class Blamed:
@@ -36,6 +38,7 @@ class Blamed:
         self._step = -1
         self._until: dict[PeerId, float] = {}
         self._away_s: dict[PeerId, float] = {}
+        self._losses: dict[PeerId, int] = {}
 
     def again(self, peers: Iterable[PeerId], step: int, now: float) -> bool:
         """They are blamed; whether it is worth another try: with other peers each time, the same
@@ -46,6 +49,12 @@ class Blamed:
             away = self._away_s[peer] = min(_MOST_AWAY_S, 2 * self._away_s.get(peer, _AWAY_S / 2))
             self._until[peer] = now + away
         return self.tries <= _TRIES
+
+    def lost(self, peer: PeerId, now: float) -> None:
+        """Its stream ended, say. The first time that is nobody's fault."""
+        n = self._losses[peer] = self._losses.get(peer, 0) + 1
+        if n > 1:
+            self._until[peer] = now + min(_MOST_AWAY_S, _FLAPS_S * 2 ** (n - 2))
 
     def out(self, peer: PeerId, now: float) -> bool:
         """Whether it is left out now."""
@@ -66,7 +75,7 @@ def replacements(
     holders = [p for p in plan.peers if p not in gone]
     if any(members.mine(p, run.id) is None for p in holders):
         return None  # others are gone too, which is not known here yet
-    found_set = run.goes_on_from()
+    found_set = run.goes_on_from(members)
     warm = [m for p in plan.warm if p not in gone and (m := members.mine(p, run.id))]
     free = [m for m in members.pool if run.suits(m)]
     for old in gone:
@@ -79,6 +88,7 @@ def replacements(
             if m.id not in found.values()
             and not blamed.out(m.id, now)
             and fits(plan, old, m)
+            and (not run.wish.local or run.spec.data.hash in m.manifests)
             and not _slow(m, old, run)
             and _reached(m, old, found, run, members)
         ]
@@ -100,10 +110,7 @@ def _reached(
     member: Member, old: PeerId, found: dict[PeerId, PeerId], run: Terms, members: Membership
 ) -> bool:
     """Whether there is a way to all with whom the part exchanges frames."""
-    plan = run.plan
-    assert plan is not None, run
-    pairs = run.pairs or tuple((old, p) for p in plan.peers if p != old)
-    for pair in pairs:
+    for pair in run.pairs:
         if old in pair:
             other = pair[0] if pair[1] == old else pair[1]
             there = members.members.get(found.get(other, other))

@@ -10,7 +10,7 @@ from ..dag.network import Network
 from ..dag.validate import validate
 from ..dag.vocabulary import can_split, head_operators, split_head
 from ..proto.broker_pb2 import RunSpec
-from .scheduler.interface import PeerOffer, PlanRequest
+from .scheduler.interface import NoPlan, PeerOffer, PlanRequest
 from .wish import Batching, Wish
 
 __all__ = ["plan_request"]
@@ -25,7 +25,7 @@ def plan_request(
     spec: RunSpec, wish: Wish, graph: Graph, offers: Sequence[PeerOffer], network: Network | None
 ) -> PlanRequest:
     """The request with the run's default batching; its `others` are the other batchings, and the
-    graph with its head split. Raises GraphError."""
+    graph with its head split. Raises GraphError, and NoPlan where nobody has the run's data."""
     if graph.operator_set != "full":
         raise GraphError(f"its operator set is {graph.operator_set}: expected the full form")
     if graph.batch not in (None, spec.microbatch_size):
@@ -33,6 +33,10 @@ def plan_request(
             f"it is bound to microbatches of {graph.batch}, the run has {spec.microbatch_size}"
         )
     validate(graph)
+    local = tuple(name for name in wish.local if any(i.name == name for i in graph.inputs))
+    holders = frozenset(o.peer for o in offers if spec.data.hash in o.manifests)
+    if local and not holders:
+        raise NoPlan(f"no peer on offer has the data {wish.data}, which stays where it is", "peers")
 
     def with_batching(batching: Batching) -> PlanRequest:
         size, microbatches, evaluation = batching
@@ -44,6 +48,8 @@ def plan_request(
             evaluation,
             wish.options,
             network,
+            local=local,
+            holders=holders if local else frozenset(),
         )
 
     first = with_batching(wish.batchings[0])
@@ -64,7 +70,11 @@ def _split(request: PlanRequest) -> list[PlanRequest]:
     total = sum(c.forward.flops + c.backward.flops for c in request.costs)
     found = []
     for parts in HEAD_PARTS:
-        split = replace(request, graph=split_head(graph, parts), head_parts=parts)
+        try:
+            form = split_head(graph, parts)
+        except GraphError:  # fewer words than parts
+            break
+        split = replace(request, graph=form, head_parts=parts)
         start, stop = head_operators(graph, parts)[0]
         block = sum(c.forward.flops + c.backward.flops for c in split.costs[start:stop])
         if parts * block < HEAD_SHARE * total:

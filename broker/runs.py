@@ -74,6 +74,8 @@ FAULTS_OF_ONE = frozenset(
     {"blob", "busy", "compute", "draining", "frame", "link", "memory", "snapshot", "stalled"}
 )
 """Codes of faults that another peer need not have. Others would come again wherever it runs."""
+FAULTS_OF_NETWORKS = frozenset({"deadline", "link", "stalled"})
+"""Those that pass: a run waits, where it would end for others."""
 COMMITTED_EVERY = 32
 """Steps after which holders are told what is committed: so many of their reports are kept twice."""
 
@@ -101,6 +103,8 @@ class Run(Terms):
         self.returning = Returning((), 0.0)
         self._ready: dict[PeerId, Ready] = {}
         self._exports: dict[PeerId, Exported] = {}
+        self._finished: dict[PeerId, None] = {}
+        """Who has reported the last step in this term, be it in a replay."""
         self._since = 0.0  # Begin of what the deadline counts from.
         self._armed: float | None = None
 
@@ -156,10 +160,10 @@ class Run(Terms):
         now: float,
     ) -> list[Instruction]:
         self.asked, self.offered = None, {}
-        self._ready, self._exports = {}, {}
+        self._ready, self._exports, self._finished = {}, {}, {}
         out = self.begin_term(plan, pairs, members, generation, now)
         if self.term > 1:
-            found = self.goes_on_from()
+            found = self.begun_from
             text += f", going on at step {found.step}" if found else ", from the starting weights"
         return out + self._enter(BUILDING, now, code, text)
 
@@ -176,6 +180,8 @@ class Run(Terms):
             return []
         start = self._start()
         out: list[Instruction] = [Tell(m.stream, start) for m in self._holders(members)]
+        if self.committed > (self.begun_from.step if self.begun_from else 0):
+            out += self._say_committed(members)  # of a replay nobody keeps reports
         out += self._enter(RUNNING, now)
         if self.committed == self.spec.steps:  # only weights are missing, behind a replay
             return out + self._export(members, now)
@@ -191,6 +197,8 @@ class Run(Terms):
         if stale:
             return stale
         assert self.ledger is not None, self
+        if report.step + 1 == self.spec.steps:
+            self._finished[member.id] = None
         try:
             if not self.ledger.report(member.id, report):  # a replay, or told twice
                 self._since = now
@@ -210,11 +218,14 @@ class Run(Terms):
             out.append(self._publish(RunEvent(step=done), now))
             self.told_loss(done.step, done.outcome.loss)
         if self.committed // COMMITTED_EVERY > before // COMMITTED_EVERY:
-            kept = Committed(run=self.id, term=self.term, step=self.committed)
-            out += [Tell(m.stream, BrokerMessage(committed=kept)) for m in self._holders(members)]
+            out += self._say_committed(members)
         if self.committed == self.spec.steps:
             return out + self._export(members, now)
         return out + self.order_snapshots(members, now)
+
+    def _say_committed(self, members: Membership) -> list[Instruction]:
+        kept = Committed(run=self.id, term=self.term, step=self.committed)
+        return [Tell(m.stream, BrokerMessage(committed=kept)) for m in self._holders(members)]
 
     def _export(self, members: Membership, now: float) -> list[Instruction]:
         text = f"{len(self._exporters)} peers upload their weights"
@@ -259,16 +270,22 @@ class Run(Terms):
     ) -> list[Instruction]:
         """A peer with a part in it is no member any more."""
         peer = lost.member.id
-        self.sets.gone(peer)
         text = f"peer {lost.member.label} was lost {self._where}: {lost.cause}"
-        exporting = self.phase == EXPORTING
-        if peer not in self.peers or (exporting and not self.owes_weights(peer)):
+        self.blamed.lost(peer, now)
+        if not self.needs(peer):
             return [*self.note(text, now), *self.order_snapshots(members, now)]
         return self._go_on((peer,), lost.code, text, members, generation, now)
 
-    def owes_weights(self, peer: PeerId) -> bool:
-        """Whether the run cannot end without this peer."""
-        return peer in self._exporters and peer not in self._exports
+    def needs(self, peer: PeerId) -> bool:
+        """Whether it cannot go on without a peer: a holder, until all have finished the last step
+        and it has sent the weights that it answers for; and who gives a holder a snapshot."""
+        if self.phase == BUILDING:
+            giving = [g.source for g in self.gifts if g.destination not in self._ready]
+            return peer in self.peers or peer in giving
+        if peer not in self.peers:
+            return False
+        over = self.phase == EXPORTING and all(p in self._finished for p in self.peers)
+        return not over or (peer in self._exporters and peer not in self._exports)
 
     def fault(
         self,
@@ -290,7 +307,7 @@ class Run(Terms):
         text = f"peer {member.label} reports a fault {where}{about}: {what}"
         code = clean(fault.reason.code, 60) or "fault"
         if code == "snapshot":
-            self.sets.spoilt(self.goes_on_from())
+            self.sets.spoilt(self.begun_from)
         if code not in FAULTS_OF_ONE:
             return self.fail(code, text, members, now)
         out_of = other or member
@@ -306,9 +323,14 @@ class Run(Terms):
         now: float,
     ) -> list[Instruction]:
         """These peers are here and do not do their part: others shall."""
+        everybody = set(peers) >= set(self.peers)
+        if everybody:  # they wait for each other: once more, from the start of the term
+            peers = ()
         if not self.blamed.again(peers, self.committed, now):
             text += f". That was tried {self.blamed.tries} times at this step"
-            return self.fail(code, text, members, now)
+            if code not in FAULTS_OF_NETWORKS:
+                return self.fail(code, text, members, now)
+            return self._collect(code, text, members, now)
         out = self._release(peers, text, members, now)
         return out + self._go_on(peers, code, text, members, generation, now)
 
@@ -326,7 +348,8 @@ class Run(Terms):
         for peer in self.returning.away:
             members.expected.pop(peer, None)
         away, self.returning = self.returning.away, Returning((), now)
-        if self.committed and not self.goes_on_from() and not self._begins_anew:
+        nothing = not self.wish.recovery.ladder
+        if nothing or (self.committed and not self.goes_on_from(members) and not self._begins_anew):
             text += ". No snapshot of it is left, and its ladder has no checkpoint"
             return self.fail(code, text, members, now)
         found = replacements(self, (*gone, *(p for p in away if p not in gone)), members, now)
@@ -335,7 +358,7 @@ class Run(Terms):
         plan, pairs, names = self.plan, self.pairs, []
         for old, new in found.items():
             stages = ", ".join(str(k) for k in plan.stages_of(old))
-            kind = "warm" if new in plan.warm else "from the pool"
+            kind = "warm" if new in self.plan.warm else "from the pool"
             names.append(f"stage {stages} -> {members.members[new].label} ({kind})")
             plan = substituted(plan, old, new)
             pairs = tuple((new if a == old else a, new if b == old else b) for a, b in pairs)
@@ -367,13 +390,13 @@ class Run(Terms):
         self, phase: Phase, code: str, text: str, members: Membership, now: float
     ) -> list[Instruction]:
         assert not self.ended, self
-        out: list[Instruction] = []
+        out = self.forget_snapshots(members)
         for member in (m for p in self.parts if (m := members.mine(p, self.id))):
             leave = Leave(run=self.id, term=self.term, reason=Reason(code=code, text=text))
             out.append(Tell(member.stream, BrokerMessage(leave=leave)))
             out += members.drain(member, now)
         self.asked, self.offered = None, {}
-        self._ready, self._exports = {}, {}
+        self._ready, self._exports, self._finished = {}, {}, {}
         for peer in self.returning.away:
             members.expected.pop(peer, None)
         self.returning = Returning((), now)
@@ -388,6 +411,7 @@ class Run(Terms):
             text = "the broker was started again while it was built: it is planned anew"
             return self._enter(WAITING, now, "restart", text)
         if self.active:
+            self.taken_up()
             self.returning = Returning(self.peers, now + self.options.lease_s)
         return []
 
@@ -481,6 +505,8 @@ class Run(Terms):
             text = f"term {term}: the run is in term {self.term}"
         elif member.run != self.id or member.state != "assigned":
             text = f"the peer is {member.state} for {member.run or 'no run'}"
+        elif what != "fault" and member.id not in self.peers:
+            text = "the peer holds no stage"
         elif self.phase not in phases:
             text = f"the run is {Phase.Name(self.phase)}"
         else:

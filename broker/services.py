@@ -23,6 +23,8 @@ from ..proto.broker_pb2 import (
     BlobQuery,
     BlobRange,
     BrokerMessage,
+    DataAnswer,
+    DataRequest,
     DescribeRequest,
     Description,
     PeerMessage,
@@ -39,6 +41,7 @@ from ..proto.common_pb2 import BlobRef
 from .admission import AdmissionError
 from .blobs import BlobError, Upload
 from .events import (
+    DataAsked,
     DescribeAsked,
     PeerSaid,
     PreviewAsked,
@@ -151,6 +154,7 @@ def add_services(
             "Cancel": unary("Runs.Cancel", runs.cancel, RunRequest, RunState),
             "Describe": unary("Runs.Describe", runs.describe, DescribeRequest, Description),
             "Preview": unary("Runs.Preview", runs.preview, RunSpec, PreviewAnswer),
+            "Resolve": unary("Runs.Resolve", runs.resolve, DataRequest, DataAnswer),
             "Watch": grpc.unary_stream_rpc_method_handler(
                 runs.watch, _parser(WatchRequest), RunEvent.SerializeToString
             ),
@@ -323,6 +327,13 @@ class RunsService:
         wanted: PreviewWanted = await self._shell.ask(lambda request: PreviewAsked(request, spec))
         return await self._shell.preview(wanted)
 
+    async def resolve(self, wanted: DataRequest, caller: Party | None) -> DataAnswer:
+        by = caller.subject if caller else ""
+        answer: DataAnswer = await self._shell.ask(
+            lambda request: DataAsked(request, wanted.name, wanted.options, by)
+        )
+        return answer
+
     async def watch(
         self, wanted: WatchRequest | MalformedError, context: ServicerContext
     ) -> AsyncIterator[RunEvent]:
@@ -362,6 +373,7 @@ class BlobsService:
         self._guard = guard
         self._store = shell.blobs
         self._disk = shell.disk
+        self._sweeper = shell.sweeper
 
     async def store(
         self, pieces: AsyncIterator[BlobPiece | MalformedError], context: ServicerContext
@@ -376,7 +388,12 @@ class BlobsService:
                 piece = _checked(item)
                 if not ref.hash:
                     ref.CopyFrom(piece.ref)
-                    upload = await self._begin(ref, piece.offset)
+                    try:
+                        upload = await self._begin(ref, piece.offset)
+                    except BlobError as error:
+                        if error.code != "RESOURCE_EXHAUSTED" or not await self._sweeper.sweep():
+                            raise
+                        upload = await self._begin(ref, piece.offset)
                     if upload is None:
                         return ref
                 assert upload is not None, "a ref came, so an upload began"

@@ -7,7 +7,7 @@ peers say it again with their Hello.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ..dag.plan import PeerId, Plan
@@ -51,50 +51,79 @@ class Sets:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], dict[PeerId, _Copies]] = {}
+        self._at: dict[PeerId, dict[tuple[int, int, PeerId], None]] = {}
+        """The same by peer: (step, term, holder)."""
 
     def held(self, peer: PeerId, snapshot: Snapshot) -> None:
         """It lies at a peer, whole."""
-        of_set = self._known.setdefault((snapshot.step, snapshot.term), {})
-        if len(self._known) > MOST_SNAPSHOTS:
-            del self._known[min(self._known)]
+        there = self._at.setdefault(peer, {})
+        if len(there) >= MOST_SNAPSHOTS:
+            return
+        holder = PeerId(snapshot.holder)
         spans = tuple((s.start, s.stop) for s in snapshot.spans)
-        copies = of_set.setdefault(PeerId(snapshot.holder), _Copies(spans))
-        copies.peers[peer] = None
+        of_set = self._known.setdefault((snapshot.step, snapshot.term), {})
+        of_set.setdefault(holder, _Copies(spans)).peers[peer] = None
+        there[snapshot.step, snapshot.term, holder] = None
 
     def not_held(self, peer: PeerId, snapshot: Snapshot) -> None:
-        copies = self._known.get((snapshot.step, snapshot.term), {}).get(PeerId(snapshot.holder))
-        if copies is not None:
-            copies.peers.pop(peer, None)
+        self._forget(peer, (snapshot.step, snapshot.term, PeerId(snapshot.holder)))
 
     def gone(self, peer: PeerId) -> None:
         """Nothing lies there any more, as far as anybody can tell."""
-        for of_set in self._known.values():
-            for copies in of_set.values():
-                copies.peers.pop(peer, None)
+        for name in self.lying_at(peer):
+            self._forget(peer, name)
 
     def spoilt(self, found: Set | None) -> None:
         """It cannot be gone on from."""
         if found is not None:
-            self._known.pop((found.step, found.term), None)
+            self._drop(found.step, found.term)
 
     def not_needed(self, step: int) -> None:
         """Nobody goes back to before this step."""
         for key in [k for k in self._known if k[0] < step]:
-            del self._known[key]
+            self._drop(*key)
 
-    def newest(self, operators: int, most: int) -> Set | None:
-        """The one to go on from, of at most `most` steps; None: there is none, or the run has to
-        begin anew."""
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        """Where something lies."""
+        return tuple(self._at)
+
+    def _drop(self, step: int, term: int) -> None:
+        for holder, copies in self._known.get((step, term), {}).copy().items():
+            for peer in tuple(copies.peers):
+                self._forget(peer, (step, term, holder))
+
+    def _forget(self, peer: PeerId, name: tuple[int, int, PeerId]) -> None:
+        there = self._at.get(peer, {})
+        if name not in there:
+            return
+        step, term, holder = name
+        of_set = self._known[step, term]
+        del there[name], of_set[holder].peers[peer]
+        if not there:
+            del self._at[peer]
+        if not of_set[holder].peers:
+            del of_set[holder]
+        if not of_set:
+            del self._known[step, term]
+
+    def newest(
+        self, operators: int, most: int, gives: Callable[[PeerId], bool] = lambda peer: True
+    ) -> Set | None:
+        """The one to go on from, of at most `most` steps, with what lies at peers that can give it;
+        None: there is none, or the run has to begin anew."""
         for step, term in sorted(self._known, reverse=True):
-            if step <= most and (found := self._whole(step, term, operators)) is not None:
+            if step <= most and (found := self._whole(step, term, operators, gives)) is not None:
                 return found
         return None
 
-    def _whole(self, step: int, term: int, operators: int) -> Set | None:
+    def _whole(
+        self, step: int, term: int, operators: int, gives: Callable[[PeerId], bool]
+    ) -> Set | None:
         where = {
-            holder: (copies.spans, tuple(copies.peers))
+            holder: (copies.spans, there)
             for holder, copies in self._known[step, term].items()
-            if copies.peers
+            if (there := tuple(filter(gives, copies.peers)))
         }
         spans = sorted(span for have, _ in where.values() for span in have)
         at = 0
@@ -116,12 +145,7 @@ class Sets:
 
     def lying_at(self, peer: PeerId) -> tuple[tuple[int, int, PeerId], ...]:
         """(step, term, holder) of what lies at a peer."""
-        return tuple(
-            (step, term, holder)
-            for (step, term), of_set in self._known.items()
-            for holder, copies in of_set.items()
-            if peer in copies.peers
-        )
+        return tuple(self._at.get(peer, ()))
 
     def __repr__(self) -> str:
         return f"<Sets {', '.join(f'{s} (term {t})' for s, t in sorted(self._known)) or 'none'}>"

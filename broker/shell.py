@@ -52,6 +52,7 @@ from .events import (
 )
 from .journal import Journal, JournalError
 from .machine import BrokerMachine
+from .needed import Sweeper
 
 __all__ = ["OUTBOX_MESSAGES", "Outbox", "RejectedError", "Shell"]
 
@@ -134,6 +135,8 @@ class Shell:
         self._requests = 0
         self._warm = False
         self.disk = ThreadPoolExecutor(4, "shoal-broker-disk")
+        self.sweeper = Sweeper(blobs, machine.runs.values, self.disk)
+        self._sweeping = self._loop.create_task(self.sweeper.keep())
         self._planner = ThreadPoolExecutor(1, "shoal-broker-plan")
         self.post(Started())
 
@@ -317,6 +320,7 @@ class Shell:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self._sweeping.cancel()
         self._barrier.close()
         self._planner.shutdown(wait=True, cancel_futures=True)
         self.disk.shutdown(wait=True, cancel_futures=True)

@@ -24,9 +24,11 @@ from ..proto.broker_pb2 import (
     Assign,
     BrokerMessage,
     DialOrder,
+    Gift,
     Leave,
     RunEvent,
     RunSpec,
+    Snapshot,
     SnapshotOrder,
     SnapshotReport,
 )
@@ -44,7 +46,10 @@ from .resume import gifts, resume
 from .sets import Set, Sets
 from .wish import Wish
 
-__all__ = ["Terms"]
+__all__ = ["NEVER", "Terms"]
+
+NEVER = 2**64 - 1
+"""As the step that is needed: nothing is."""
 
 Pair = tuple[PeerId, PeerId]
 
@@ -71,6 +76,10 @@ class Terms(DurableRun):
         self.sets = Sets()
         self.cadence = Cadence(0, 0)
         self.pairs: tuple[Pair, ...] = ()
+        self.begun_from: Set | None = None
+        """The set that the present term goes on from; None: the starting weights."""
+        self.gifts: tuple[Gift, ...] = ()
+        """Who gives what of it to whom."""
         self._names: dict[int, dict[PeerId, PeerId]] = {}
         """By term, who took whose place since then."""
         self._needed = 0
@@ -95,10 +104,17 @@ class Terms(DurableRun):
         """Everybody with a part in the present plan, holders first."""
         return () if self.plan is None else (*self.plan.peers, *self.plan.warm)
 
-    def goes_on_from(self) -> Set | None:
+    def goes_on_from(self, members: Membership) -> Set | None:
+        """The newest set, of what lies at peers of this run or of the pool."""
         if self.plan is None or not self.snapshots:
             return None
-        return self.sets.newest(self.plan.stages[-1].stop, self.committed)
+
+        def gives(peer: PeerId) -> bool:
+            member = members.members.get(peer)
+            free = member is not None and member.state == "pool"
+            return free or members.mine(peer, self.id) is not None
+
+        return self.sets.newest(self._operators, self.committed, gives)
 
     def begin_term(
         self,
@@ -110,7 +126,7 @@ class Terms(DurableRun):
     ) -> list[Instruction]:
         """The plan's peers are all in the pool, or in this run already. Of each pair the one that
         stands first dials, or the one that can."""
-        found = self.goes_on_from()
+        self.begun_from = found = self.goes_on_from(members)
         plan = self._with_keepers(plan, found, members)
         before = self.parts
         wire = plan_to_proto(plan)
@@ -118,8 +134,7 @@ class Terms(DurableRun):
         # Not known after a restart of the broker: then all.
         self.pairs = tuple(pairs) or tuple(combinations(plan.peers, 2))
         step = found.step if found else 0
-        every = self.wish.recovery.snapshot_every
-        self.cadence = Cadence(0 if every == "auto" else every, step)
+        self.cadence = self._cadence(step)
         self._keepers = {}
         base = Assign(
             run=self.id,
@@ -129,10 +144,12 @@ class Terms(DurableRun):
             weights=self.spec.weights,
             data=self.spec.data,
             training=self.wish.training,
+            submitter=self.owner,
             first_step=step,
         )
         if found is not None:
             base.resume.CopyFrom(resume(found, plan, self._names.get(found.term, {})))
+        self.gifts = tuple(base.resume.gifts)
         self.speed_of = {p: members.members[p].offer.flops_per_s for p in plan.peers}
         dials = self._dials(plan, base, members, generation)
         for peer in self.parts:
@@ -147,6 +164,15 @@ class Terms(DurableRun):
             out.append(Tell(member.stream, BrokerMessage(assign=assign)))
         gone = [p for p in before if p not in self.parts]
         return out + self._release(gone, "the run goes on without it", members, now)
+
+    def _cadence(self, first: int) -> Cadence:
+        every = self.wish.recovery.snapshot_every
+        return Cadence(0 if every == "auto" else every, first)
+
+    def taken_up(self) -> None:
+        """An earlier start of the broker began the term: what that knew of it is not kept."""
+        self.pairs = tuple(combinations(self.peers, 2))
+        self.cadence = self._cadence(self.committed)
 
     def _dials(
         self,
@@ -202,6 +228,14 @@ class Terms(DurableRun):
                 out += members.drain(member, now)
         return out
 
+    def give_up_warm(self, members: Membership, now: float) -> list[Instruction]:
+        """Another run has work for them. Holders keep each other's snapshots from here on."""
+        if self.plan is None or self.phase != RUNNING:
+            return []
+        text = "another run has work for it"
+        out = self._release(self.plan.warm, text, members, now)
+        return out + self.order_snapshots(members, now) if out else out
+
     def took_over(self, old: PeerId, new: PeerId) -> None:
         """States of codecs name both ends: who has the part of whom since a snapshot was taken."""
         self._names.setdefault(self.term, {})
@@ -216,6 +250,9 @@ class Terms(DurableRun):
     ) -> list[Instruction]:
         """What became of one at a peer, now or in an earlier term."""
         snapshot = report.snapshot
+        if problem := self._odd(snapshot):
+            ignored = (("message", "snapshot"), ("peer", member.id), ("run", self.id))
+            return [Log("message_ignored", (*ignored, ("why", problem)))]
         if report.held:
             self.sets.held(member.id, snapshot)
             if (snapshot.term, snapshot.holder) == (self.term, member.id):
@@ -227,6 +264,29 @@ class Terms(DurableRun):
         fields = (("run", self.id), ("peer", member.id), ("step", snapshot.step))
         return [Log("snapshot_missed", (*fields, ("why", clean(report.reason.text))))]
 
+    def _odd(self, snapshot: Snapshot) -> str:
+        """What cannot be of a snapshot that a peer tells of; empty: nothing."""
+        if self.plan is None or not 1 <= snapshot.term <= self.term:
+            return f"a snapshot of term {snapshot.term}: the run is in term {self.term}"
+        if not 0 < snapshot.step <= self.spec.steps:
+            return f"a snapshot after {snapshot.step} of {self.spec.steps} steps"
+        if not snapshot.holder or clean(snapshot.holder, 128) != snapshot.holder:
+            return "a snapshot of nobody"
+        spans = [(s.start, s.stop) for s in snapshot.spans]
+        slots = [(s.start, s.stop) for s in self.plan.stages if snapshot.holder in s.holders]
+        if snapshot.term == self.term and spans != slots:
+            return f"a snapshot of {snapshot.holder} with other stages than the plan gives it"
+        before = [0, *(stop for _, stop in spans)]
+        ordered = all(a <= b < c for a, (b, c) in zip(before, spans, strict=False))
+        if not spans or not ordered or before[-1] > self._operators:
+            return f"a snapshot without stages, or not of {self._operators} operators in order"
+        return ""
+
+    @property
+    def _operators(self) -> int:
+        assert self.plan is not None, self
+        return self.plan.stages[-1].stop
+
     def order_snapshots(self, members: Membership, now: float) -> list[Instruction]:
         """The next set, if one is due; and that older ones may go, when a newer one is whole."""
         if self.phase != RUNNING or self.plan is None or not self.snapshots:
@@ -235,10 +295,8 @@ class Terms(DurableRun):
         cadence, keepers = self.cadence, instead(self.plan, members)
         if cadence.pending is not None:
             if self.sets.copied(cadence.pending, self.term, self.plan, keepers):
-                step = cadence.copied(now)
-                fields = (("run", self.id), ("term", self.term), ("step", step))
-                out.append(Log("snapshot_whole", fields))
-            elif keepers != self._keepers:
+                cadence.copied(now)
+            elif keepers != self._keepers or cadence.overdue(now):
                 cadence.missed(cadence.pending)
         needed = self._needed
         if cadence.whole is not None and cadence.whole <= self.committed:
@@ -246,14 +304,21 @@ class Terms(DurableRun):
         due = cadence.due(self.committed, self.spec.steps, now)
         if due is None and needed == self._needed:
             return out
+        told = dict.fromkeys((*self.parts, *self.sets.peers))
         self.sets.not_needed(needed)
         self._needed, self._keepers = needed, keepers
         if due is not None:
             cadence.ordered(due)
         order = SnapshotOrder(run=self.id, term=self.term, step=due or 0, needed=needed)
         order.keepers.extend(broker_pb2.Keeper(holder=h, peer=p) for h, p in keepers.items())
-        here = (m for p in self.parts if (m := members.mine(p, self.id)))
-        return [*out, *(Tell(m.stream, BrokerMessage(snapshot=order)) for m in here)]
+        return out + _tell(told, order, members)
+
+    def forget_snapshots(self, members: Membership) -> list[Instruction]:
+        """It has ended. Its parts hear that as they leave; who else keeps something, now."""
+        others = [p for p in self.sets.peers if members.mine(p, self.id) is None]
+        self.sets = Sets()
+        order = SnapshotOrder(run=self.id, term=self.term, needed=NEVER)
+        return _tell(others, order, members)
 
     # ------------------------------------------------------------ replays
 
@@ -274,3 +339,8 @@ class Terms(DurableRun):
             f"({drift:.1e} of it): another device, or another order of sums"
         )
         return [self._publish(RunEvent(note=text), now)]
+
+
+def _tell(peers: Iterable[PeerId], order: SnapshotOrder, members: Membership) -> list[Instruction]:
+    here = (members.members[p] for p in peers if p in members.members)
+    return [Tell(m.stream, BrokerMessage(snapshot=order)) for m in here]

@@ -17,9 +17,10 @@ def validate(machine: BrokerMachine) -> None:
     for peer, member in members.items():
         assert member.id == peer
         assert machine.members.streams.get(member.stream) == peer, f"{peer} has no stream"
-        assert (member.run is None) == (member.state == "pool"), (
+        assert (member.run is None) == (member.state in ("pool", "resting")), (
             f"{peer}: {member.state}, {member.run}"
         )
+        assert member.run is not None or member.state == member.free, f"{peer}: {member.closed}"
     named = [p for p in machine.members.streams.values() if p is not None]
     assert sorted(named) == sorted(members), "every stream with a peer is the one of that member"
 
@@ -27,19 +28,22 @@ def validate(machine: BrokerMachine) -> None:
     for run in machine.runs.values():
         _validate_run(run)
         if run.active:
-            for peer in run.parts:
-                if peer not in run.peers and not machine.members.mine(peer, run.id):
-                    continue  # it kept snapshots, and is gone
+            for peer in filter(run.needs, run.peers):
                 assert peer not in holders, f"{peer} holds stages of {holders[peer]} and {run.id}"
                 holders[peer] = run.id
     for peer, member in members.items():
         if member.state == "assigned":
-            assert holders.get(peer) == member.run, f"{peer} is assigned to {member.run} in vain"
+            found = machine.runs.get(member.run) if member.run else None
+            assert found is not None, f"{peer} is assigned to nothing"
+            assert found.active, f"{peer} is assigned to {found}"
+            assert peer in found.parts, f"{peer} is assigned to {found} in vain"
+    for run in machine.runs.values():
+        assert not run.sets.peers or not run.ended, f"{run} has ended and keeps {run.sets}"
+        assert set(run.sets.peers) <= set(members), f"{run}: snapshots at peers that are gone"
     awaited = [p for run in machine.runs.values() for p in run.returning.away]
     assert awaited == list(machine.members.expected), "who is expected is who a run waits for"
     for peer, run_id in holders.items():
-        run = machine.runs[run_id]
-        if peer in awaited or (run.phase == EXPORTING and not run.owes_weights(peer)):
+        if peer in awaited:
             continue
         assert peer in members, f"run {run_id} goes on without its holder {peer}"
         assert members[peer].state == "assigned", (

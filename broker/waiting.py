@@ -7,7 +7,7 @@ they will join.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..dag.plan import PeerId
@@ -47,6 +47,7 @@ def consider(run: Run, members: Membership, now: float) -> Offered | Waits:
             return verdict
     able = suited(run, members, now)
     free = tuple(m for m in able if m.state == "pool")
+    resting = [m for m in able if m.state == "resting"]
     need, joined = run.wish.least, len(members.members)
     if len(free) >= need:
         return Offered(free)
@@ -57,17 +58,27 @@ def consider(run: Run, members: Membership, now: float) -> Offered | Waits:
         pipelines = run.wish.options.pipelines or 1
         words += f" × {pipelines})" if pipelines > 1 else ")"
     text = f"{words}, has {len(free)} in the pool"
-    busy = len(able) - len(free)
+    busy = len(able) - len(free) - len(resting)
     if busy:
         text += f"; {busy} more work{'s' if busy == 1 else ''} for another run"
-    if len(able) < joined:
+    text += _rest(resting)
+    if core := sum(not run.suits(m) for m in members.members.values()):
         text += (
-            f"; {joined - len(able)} with the core operator set cannot take part, because the "
+            f"; {core} with the core operator set cannot take part, because the "
             "run brings no core graph"
         )
+    if left_out := joined - len(able) - core:
+        text += f"; {left_out} left out for a while, for a fault"
     if len(able) < need:
         text += ": start more with `shoal join`"
-    return Waits("peers", text, blocks=len(able) >= need)
+    # Nobody knows when an owner opens a peer again.
+    return Waits("peers", text, blocks=len(free) + busy >= need)
+
+
+def _rest(resting: Sequence[Member]) -> str:
+    if len(resting) == 1 and resting[0].closed is not None:
+        return f"; 1 more rests: {resting[0].closed.text}"
+    return f"; {len(resting)} more rest, kept out by their owners" if resting else ""
 
 
 def suited(run: Run, members: Membership, now: float) -> list[Member]:
@@ -94,8 +105,11 @@ def by_hand(run: Run, members: Membership) -> Offered | Waits:
         named = resolve(wanted, members)
         if len(named) == 1 and run.suits(named[0]) and named[0] not in found:
             found.append(named[0])
-            if named[0].state != "pool":
+            if named[0].run is not None:
                 problems.append(f"{wanted} works for run {named[0].run}")
+            elif named[0].closed is not None:
+                problems.append(f"{wanted} rests: {named[0].closed.text}")
+                blocks = False
             continue
         blocks = False
         if not named:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Literal, NamedTuple, cast
 
 from ..dag.plan import PeerId, Plan, ScheduleName
 from ..job import MOST_CHOICES, MOST_MICROBATCHES, Job, SettingsError
+from ..job.settings import plain
 from ..job.tables import Codec, Recovery, Train
 from ..proto.broker_pb2 import RunSpec
 from ..proto.common_pb2 import BlobRef
@@ -21,6 +23,8 @@ HASH = re.compile(r"[0-9a-f]{64}")
 
 MOST_SIZE = 2**31
 MOST_STEPS = 10**12
+MOST_LOCAL = 64
+"""Inputs of a model whose data stays with its peers."""
 
 
 class SpecError(ValueError):
@@ -46,6 +50,8 @@ class Wish:
     are those with fewer microbatches than plan.pipelines.
     wanted: peers that a hand-written plan names, in its order; empty: the broker plans.
     core: whether a peer with the core operator set can take part.
+    data: name of the data set of a peer that it trains on; empty: its data lies with the broker.
+    local: inputs of the model that only peers with that data may read.
     replan: whether its plan may change while it runs. recovery: what may be done after a loss.
     """
 
@@ -57,6 +63,9 @@ class Wish:
     core: bool
     replan: bool = True
     recovery: Recovery = field(default_factory=Recovery)
+    data: str = ""
+    data_options: str = ""
+    local: tuple[str, ...] = ()
 
     @property
     def least(self) -> int:
@@ -80,6 +89,11 @@ def read_spec(spec: RunSpec) -> Wish:
         job = Job.from_json(spec.job)
     except (SettingsError, RecursionError) as error:
         raise SpecError(f"the job of the run is not valid: {error}") from None
+    if spec.local and job.data.where != "peer":
+        raise SpecError(
+            f"local of the run has {list(spec.local)}, and its job's data.where is "
+            f'"{job.data.where}": expected "peer" where data stays with peers'
+        )
     train = job.train
     for name, given, wanted in (
         ("steps", spec.steps, train.steps),
@@ -115,6 +129,9 @@ def read_spec(spec: RunSpec) -> Wish:
         core=spec.HasField("core_graph"),
         replan=asked.replan,
         recovery=job.recovery,
+        data=job.data.source if job.data.where == "peer" else "",
+        data_options=json.dumps(plain(job.data)) if job.data.where == "peer" else "",
+        local=tuple(spec.local),
     )
 
 
@@ -205,6 +222,11 @@ def _problems(spec: RunSpec) -> Iterator[str]:
         yield (
             f"microbatch_sizes of the run has {len(spec.microbatch_sizes)} sizes: expected at most "
             f"{MOST_CHOICES}"
+        )
+    if len(spec.local) > MOST_LOCAL or any(len(n) > 200 or not n.isprintable() for n in spec.local):
+        yield (
+            f"local of the run has {len(spec.local)} names: expected at most {MOST_LOCAL}, each of "
+            "at most 200 printable characters"
         )
     sizes = [spec.microbatch_size, *spec.microbatch_sizes]
     for size in sizes[1:]:

@@ -87,8 +87,9 @@ def doctor(
 
     peers = sorted(p.parent for p in DEFAULT_STATE.expanduser().glob("*/*/certificate.pem"))
     findings = []
+    folders = [credential_folder(address), *peers]
     for found in examine(
-        address, read_token(token, token_file), [credential_folder(address), *peers]
+        address, read_token(token, token_file), folders, DEFAULT_STATE.expanduser()
     ):
         findings.append(found)
         if not json:

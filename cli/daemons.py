@@ -125,6 +125,16 @@ def join(
         str | None, typer.Option(help="Most that each peer sends to others, e.g. 20Mbit.")
     ] = None,
     down: Annotated[str | None, typer.Option(help="Most that it receives.")] = None,
+    monthly: Annotated[
+        str | None,
+        typer.Option(help="Most that all peers here send and receive in a month, e.g. 500GB."),
+    ] = None,
+    hours: Annotated[
+        str, typer.Option(help="When they take part, by this host's clock, e.g. 22-08.")
+    ] = "",
+    stay: Annotated[
+        str | None, typer.Option(help="How long they mean to stay, for plans, e.g. 4h.")
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="CPU threads of one operator; default: torch's choice."),
@@ -154,7 +164,8 @@ def join(
     ] = None,
 ) -> None:
     """Join with one peer per device found here. Example: shoal join HOST:7077 --token shl1.…"""
-    from ..job.units import ByteCount, Rate
+    from ..job.settings import plain
+    from ..job.units import ByteCount, Duration, Rate
     from ..peer.addresses import read_addresses
     from ..peer.config import JoinConfig
     from ..peer.rights import read_rights
@@ -176,6 +187,10 @@ def join(
             memory_bytes=rights.memory if memory is None else ByteCount(memory),
             up_bytes_per_s=rights.up if up is None else Rate(up),
             down_bytes_per_s=rights.down if down is None else Rate(down),
+            monthly_bytes=rights.monthly if monthly is None else ByteCount(monthly),
+            hours=hours or rights.hours,
+            stay_s=rights.stay if stay is None else Duration(stay),
+            data=plain(rights.data),
             operator_set=ops.value,
             threads=threads,
             port=port,

@@ -1,12 +1,14 @@
-"""The verbs that show what the broker knows."""
+"""The verbs that show what the broker knows, and how this host's own peers stand."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from .base import Broker, Json, app, print_json, state_row, verb
+from .owner import standing
 
 if TYPE_CHECKING:
     from ..proto.broker_pb2 import PublicAddress
@@ -16,14 +18,19 @@ __all__ = ["peers", "runs", "status"]
 PEER_COLUMNS = (
     *("name", "peer", "device", "memory_bytes", "membership", "run", "dialled_at", "silent_s"),
 )
+OWNERS_COLUMNS = ("hours", "stays", "data", "closed")
+"""What owners have set; shown where any has."""
 RUN_COLUMNS = ("run", "name", "phase", "step", "steps", "reason")
 
 
 @app.command()
 @verb
 def status(broker: Broker = None, json: Json = False) -> None:
-    """Show the broker's peers and runs as they are now. Example: shoal status"""
-    _describe(broker, json, peers=True, runs=True)
+    """Show this host's peers, and the broker's peers and runs. Example: shoal status"""
+    here = standing()
+    if not json:
+        _show_host(here)
+    _describe(broker, json, peers=True, runs=True, more={"here": here})
 
 
 @app.command()
@@ -66,7 +73,26 @@ def _public_line(public: PublicAddress) -> str:
     )
 
 
-def _describe(broker: str | None, json: bool, *, peers: bool, runs: bool) -> None:
+def _show_host(here: Mapping[str, Any]) -> None:
+    if here["paused_since"]:
+        typer.echo(f"this host is paused since {here['paused_since']}: shoal unpause ends it")
+    for peer in here["peers"]:
+        if peer["state"] == "ended":
+            continue
+        moved = f"{peer['moved_bytes'] / 1e9:.2f} GB moved in {peer['month']}"
+        if peer["monthly_bytes"]:
+            moved += f", all peers here may {peer['monthly_bytes'] / 1e9:.4g} GB"
+        typer.echo(f"here: {peer['name']} ({peer['peer']}) {peer['state']}; {moved}")
+
+
+def _describe(
+    broker: str | None,
+    json: bool,
+    *,
+    peers: bool,
+    runs: bool,
+    more: Mapping[str, Any] | None = None,
+) -> None:
     from .. import client as clients
 
     with clients.connect(broker) as client:
@@ -84,6 +110,12 @@ def _describe(broker: str | None, json: bool, *, peers: bool, runs: bool) -> Non
             "dialled_at": p.address or "by relay",
             "silent_s": round(p.silent_s, 1),
             "software": p.profile.software,
+            "hours": p.profile.hours,
+            "stay_s": p.profile.stay_s,
+            "stays": f"{p.profile.stay_s / 3600:.3g} h" if p.profile.stay_s else "",
+            "monthly_bytes": p.profile.monthly_bytes,
+            "data": " ".join(d.name for d in p.profile.data),
+            "closed": p.closed.text,
         }
         for p in found.peers
     ]
@@ -91,13 +123,19 @@ def _describe(broker: str | None, json: bool, *, peers: bool, runs: bool) -> Non
     if json:
         parts = {"peers": peer_rows} if peers else {}
         public = {"public": _public_row(found.public)} if peers and found.HasField("public") else {}
-        print_json({**parts, **({"runs": run_rows} if runs else {}), **public})
+        runs_part = {"runs": run_rows} if runs else {}
+        print_json({**(more or {}), **parts, **runs_part, **public})
         return
     from ..client.progress import print_table
 
     if peers and runs and found.HasField("public"):
         typer.echo(_public_line(found.public))
     if peers:
-        print_table(f"{len(peer_rows)} peers at {client.address}", PEER_COLUMNS, peer_rows)
+        title = f"{len(peer_rows)} peers at {client.address}"
+        print_table(title, (*PEER_COLUMNS, *_used(peer_rows)), peer_rows)
     if runs:
         print_table(f"{len(run_rows)} runs at {client.address}", RUN_COLUMNS, run_rows)
+
+
+def _used(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [column for column in OWNERS_COLUMNS if any(row[column] for row in rows)]

@@ -24,6 +24,7 @@ from ..net.identity.enroll import (
 from ..net.identity.token import Token, TokenError, fingerprint_of_pem
 from ..net.local import local_address, split
 from ..net.proxy import ProxyError, ProxyRefusedError, dial, proxy_for
+from ..peer.host import Host
 from ..proto.broker_pb2 import BlobQuery
 from ..proto.broker_pb2_grpc import BlobsStub
 
@@ -42,11 +43,15 @@ class Finding:
     """What was found, and for something wrong what to do."""
 
 
-def examine(address: str, token: str, folders: list[Path]) -> Iterator[Finding]:
+def examine(
+    address: str, token: str, folders: list[Path], owned: Path | None = None
+) -> Iterator[Finding]:
     """Looks at one thing after the other; ends early where nothing further can be seen. `folders`:
-    of the credentials that this host has for peers and for its user. Raises ValueError when the
-    address is none."""
+    of the credentials that this host has for peers and for its user; `owned`: where the owner of
+    this host pauses it. Raises ValueError when the address is none."""
     host, port = split(address)
+    if owned is not None:
+        yield from _owner(Host(owned))
     try:
         proxy = proxy_for(address)
     except ProxyError as error:
@@ -98,6 +103,18 @@ def _name(host: str, port: int) -> Finding:
         text = f"{host} is not known ({error}): is it spelled right, is the network up?"
         return Finding(what="name", how="wrong", text=text)
     return Finding(what="name", how="ok", text=f"{host} is {', '.join(sorted(map(str, found)))}")
+
+
+def _owner(host: Host) -> Iterator[Finding]:
+    """What its owner has set: peers that take part in nothing look as if something were wrong."""
+    since = host.paused_since
+    if since is not None:
+        text = f"this host is paused since {since:%Y-%m-%d %H:%M}: `shoal unpause` ends it"
+        yield Finding(what="owner", how="note", text=text)
+        return
+    for one in host.standings():
+        if one.closed and not one.ended:
+            yield Finding(what="owner", how="note", text=f"{one.name} is closed: {one.closed}")
 
 
 def _port(host: str, port: int) -> Finding:

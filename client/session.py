@@ -11,6 +11,7 @@ answer, and Refused when it says no.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import grpc
 
 from ..job import Job
+from ..job.settings import plain
 from ..net.identity.enroll import BrokerAwayError
 from ..proto import broker_pb2
 from ..proto.admission_pb2 import Invitation, InviteRequest, KickRequest
@@ -34,7 +36,8 @@ from .records import Recorder, read_run
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from .submission import Prepared
+    from ..job.tables import Data
+    from .submission import JobData, Prepared
 
 __all__ = [
     "BrokerUnreachable",
@@ -53,6 +56,8 @@ CALL_S = 30.0
 """Deadline of one short call."""
 PREVIEW_S = 600.0
 """Deadline of a preview: it waits its turn behind the plans of runs."""
+DATA_S = 660.0
+"""Deadline of asking peers for their data: the broker waits for them for ten minutes."""
 REFUSALS = (
     "FAILED_PRECONDITION",
     "INVALID_ARGUMENT",
@@ -162,7 +167,7 @@ class Client:
         """
         from .submission import prepare  # needs torch
 
-        with prepare(job, say) as prepared:
+        with prepare(job, say, self._kept_by_peers) as prepared:
             return self.submit_prepared(prepared, Path(job.output.to), say)
 
     def preview(self, job: Job, say: Callable[[str], None] = lambda line: None) -> PreviewAnswer:
@@ -170,11 +175,23 @@ class Client:
         does."""
         from .submission import draft, upload_graph  # needs torch
 
-        spec, graph = draft(job, say)
+        spec, graph = draft(job, say, self._kept_by_peers)
         with self.translated():
             upload_graph(self.access, graph)
             found: PreviewAnswer = self._runs.Preview(spec, timeout=PREVIEW_S)
         return found
+
+    def _kept_by_peers(self, data: Data) -> JobData:
+        """The manifest of data that peers keep, made by those that have it. Raises Refused for a
+        name that nobody here has, and where its owner does not allow it."""
+        from ..peer.data.manifest import Manifest
+        from .submission import JobData, transfer
+
+        wanted = broker_pb2.DataRequest(name=data.source, options=json.dumps(plain(data)))
+        with self.translated():
+            found = self._runs.Resolve(wanted, timeout=DATA_S)
+            text = transfer(self.access, lambda blobs: blobs.fetch(found.manifest.hash))
+        return JobData(manifest=Manifest.from_json(text), local=tuple(found.local))
 
     def submit_prepared(
         self, prepared: Prepared, to: Path, say: Callable[[str], None] = lambda line: None
@@ -383,6 +400,11 @@ class Run:
                 "or pass the folder that holds the runs' folders (--to)"
             )
         job = Job(**record["job"], module=module, folder=record["folder"])
+        if job.data.where == "peer":
+            raise RecordError(
+                f"the held-out data of run {self.id} stays with its peer: see the evaluations of "
+                f"the run itself (`shoal watch {self.id}`)"
+            )
         job = replace(job, model=replace(job.model, weights="init"))  # others come in a moment
         built = models.build(job)
         models.load_named(built, self.weights())

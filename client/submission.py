@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from ..dag.graph import Graph, GraphError, Lowered
 from ..dag.lower_sizes import lower_for_sizes
 from ..job import Job, SettingsError
 from ..job.settings import plain
+from ..job.tables import Data
 from ..net.blobs_client import BlobClient
 from ..peer.data.manifest import Manifest
 from ..peer.data.reader import Reader
@@ -41,6 +42,7 @@ from .division import why_it_depends
 from .records import write_run
 
 __all__ = [
+    "JobData",
     "Prepared",
     "draft",
     "prepare",
@@ -67,9 +69,24 @@ TOKENIZER_FILES = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobData:
+    """A job's data: shard files by hash; or none of them here, and `local`, the inputs of the model
+    whose data stays with its peers."""
+
+    manifest: Manifest
+    shards: dict[str, Path] = field(default_factory=dict)
+    local: tuple[str, ...] = ()
+
+
+AskPeers = Callable[[Data], JobData]
+"""Gets the manifest of data that peers keep."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A job that is ready to be uploaded. `files` are in a folder that lives as long as `prepare`.
 
+    local: as in JobData.
     core: the graph for peers with the core operator set; None where it has no core form.
     microbatch_sizes: what the planner may take instead of the job's microbatch size; both forms are
     right for all of them.
@@ -83,6 +100,7 @@ class Prepared:
     weights: Path
     sidecars: tuple[Path, ...]
     microbatch_sizes: tuple[int, ...] = ()
+    local: tuple[str, ...] = ()
 
     @property
     def tokens_per_step(self) -> int:
@@ -107,17 +125,19 @@ class Prepared:
 
 
 @contextmanager
-def prepare(job: Job, say: Say = lambda line: None) -> Iterator[Prepared]:
-    """Captures the model and resolves the data. Raises ValueError for what cannot run."""
+def prepare(
+    job: Job, say: Say = lambda line: None, ask: AskPeers | None = None
+) -> Iterator[Prepared]:
+    """Captures the model and resolves the data. Raises ValueError for what cannot run. `ask`: for
+    data that stays with peers; without it, a job of such data cannot run."""
     with tempfile.TemporaryDirectory(prefix="shoal-submit-") as name:
         folder = Path(name)
-        say("reading the data")
-        manifest, shards = _data(job, folder / "data")
-        sizes, job = job.train.microbatch_choices, resolved(job, manifest)
+        data = _data(job, folder / "data", say, ask)
+        sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
         module = models.build(job)
-        captured = _captured(job, manifest, module)
-        sizes = _divisions(job, manifest, shards, module, captured.graph, sizes, say)
+        captured = _captured(job, data.manifest, module)
+        sizes = _divisions(job, data, module, captured.graph, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
         weights = folder / "weights.safetensors"
         save_file({n: _own(t) for n, t in captured.tensors.items()}, weights)
@@ -125,30 +145,36 @@ def prepare(job: Job, say: Say = lambda line: None) -> Iterator[Prepared]:
             job=job,
             graph=captured.graph,
             core=core,
-            manifest=manifest,
-            shards=shards,
+            manifest=data.manifest,
+            shards=data.shards,
             weights=weights,
             sidecars=_sidecars(module, job, folder / "sidecars"),
             microbatch_sizes=sizes,
+            local=data.local,
         )
 
 
-def draft(job: Job, say: Say = lambda line: None) -> tuple[RunSpec, Graph]:
+def draft(
+    job: Job, say: Say = lambda line: None, ask: AskPeers | None = None
+) -> tuple[RunSpec, Graph]:
     """What a preview needs of a job: a spec that names no weights, and the graph. Raises ValueError
     as `prepare` does."""
     with tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:
-        say("reading the data")
-        manifest, shards = _data(job, Path(name))
-        sizes, job = job.train.microbatch_choices, resolved(job, manifest)
+        data = _data(job, Path(name), say, ask)
+        sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
         module = models.build(job)
-        graph = _captured(job, manifest, module).graph
-        sizes = _divisions(job, manifest, shards, module, graph, sizes, say)
+        graph = _captured(job, data.manifest, module).graph
+        sizes = _divisions(job, data, module, graph, sizes, say)
     spec = spec_of(job, sizes)
-    data = graph_to_bytes(graph)
-    spec.graph.CopyFrom(BlobRef(hash=hashlib.sha256(data).hexdigest(), size_bytes=len(data)))
-    spec.data.CopyFrom(spec.graph)  # a spec names some data; a preview reads none
+    spec.graph.CopyFrom(_ref(graph_to_bytes(graph)))
+    spec.data.CopyFrom(_ref(data.manifest.to_json().encode()))
+    spec.local.extend(data.local)
     return spec, graph
+
+
+def _ref(data: bytes) -> BlobRef:
+    return BlobRef(hash=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
 
 
 def _captured(job: Job, manifest: Manifest, module: nn.Module) -> Captured:
@@ -171,8 +197,7 @@ def _captured(job: Job, manifest: Manifest, module: nn.Module) -> Captured:
 
 def _divisions(
     job: Job,
-    manifest: Manifest,
-    shards: dict[str, Path],
+    data: JobData,
     module: nn.Module,
     graph: Graph,
     sizes: tuple[int, ...],
@@ -181,7 +206,13 @@ def _divisions(
     """The microbatch sizes that the planner may take instead of the job's."""
     if not sizes:
         return ()
-    reader = Reader(manifest, shards.__getitem__, seed=job.seed, microbatches=1)
+    if data.local:
+        say(
+            f"microbatches of {job.train.microbatch_size}, whatever the plan: whether the loss "
+            "depends on them cannot be tried on data that stays with its peer"
+        )
+        return ()
+    reader = Reader(data.manifest, data.shards.__getitem__, seed=job.seed, microbatches=1)
     why = why_it_depends(module, job, graph, reader)
     if why:
         say(f"microbatches of {job.train.microbatch_size}, whatever the plan: {why}")
@@ -201,12 +232,22 @@ def spec_of(job: Job, sizes: tuple[int, ...]) -> RunSpec:
     )
 
 
-def _data(job: Job, folder: Path) -> tuple[Manifest, dict[str, Path]]:
+def _data(job: Job, folder: Path, say: Say, ask: AskPeers | None) -> JobData:
     data = job.data
+    if data.where == "peer":
+        if ask is None:
+            raise SettingsError(
+                "data.where",
+                'is "peer", and there is no broker here whose peers have it: to try the job, give '
+                'it data of your own with where = "submitter"',
+            )
+        say(f"asking the peers that have the data {data.source!r}")
+        return ask(data)
+    say("reading the data")
     source = data.source
     if source and "://" not in source and not Path(source).is_absolute():
         source = str(job.folder.resolve() / source)  # relative to the job's file, as the factory is
-    return resolve(
+    manifest, shards = resolve(
         folder,
         kind=data.kind,
         source=source,
@@ -216,6 +257,7 @@ def _data(job: Job, folder: Path) -> tuple[Manifest, dict[str, Path]]:
         targets=data.targets,
         tokenizer=data.tokenizer,
     )
+    return JobData(manifest=manifest, shards=shards)
 
 
 def resolved(job: Job, manifest: Manifest) -> Job:
@@ -288,6 +330,7 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
     Raises BlobTransferError.
     """
     spec = spec_of(prepared.job, prepared.microbatch_sizes)
+    spec.local.extend(prepared.local)
 
     async def store(blobs: BlobClient) -> None:
         spec.graph.CopyFrom(await blobs.store(graph_to_bytes(prepared.graph)))

@@ -182,7 +182,7 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     """(key, what to do) for every key that asks for what this version cannot do."""
     leave = "leave it out"
     anything = {
-        "data": ("keep_local", "tokenizer", "partition"),
+        "data": ("tokenizer", "partition"),
         "train": ("stop",),
         "plan": ("peers", "exclude", "pin", "skip", "swap"),
         "sync": tuple(f.name for f in fields(Sync)),
@@ -204,8 +204,8 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
             yield f"codec.{key}", leave
     if codec.feedback not in ("none", "ef"):
         yield "codec.feedback", '"none" and "ef" are'
-    if job.data.where != "submitter":
-        yield "data.where", 'only "submitter" is'
+    if job.data.where not in ("submitter", "peer"):
+        yield "data.where", '"submitter" and "peer" are'
     if job.data.kind == "module":
         yield "data.kind", '"text", "tokens" and "arrays" are'
     if job.plan.schedule == "zero-bubble":

@@ -115,6 +115,16 @@ class Data(Settings):
         if not 0.0 <= self.holdout < 1.0:
             raise SettingsError("holdout", f"is {self.holdout}: expected a share in [0, 1)")
         _at_least(self, 1, "length")
+        if self.where == "peer" and not self.source:
+            raise SettingsError(
+                "source", 'is empty: with where = "peer" it is the name of a data set of a peer'
+            )
+        if self.where != "peer" and self.keep_local != "none":
+            raise SettingsError(
+                "keep_local",
+                f'is "{self.keep_local}" with where = "{self.where}": only data of a peer can stay '
+                'there (where = "peer")',
+            )
         if self.inputs == self.targets:
             raise SettingsError(
                 "targets", f'is "{self.targets}" as inputs is: expected another name'

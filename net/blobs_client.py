@@ -23,6 +23,7 @@ import grpc.aio
 from ..proto.broker_pb2 import BlobPiece, BlobQuery, BlobRange
 from ..proto.broker_pb2_grpc import BlobsStub
 from ..proto.common_pb2 import BlobRef
+from .cap import Meter
 
 __all__ = ["BlobClient", "BlobTransferError", "blob_ref"]
 
@@ -66,13 +67,22 @@ def _pieces(source: Source, offset: int) -> Iterable[memoryview | bytes]:
 class BlobClient:
     """Stores and fetches over a channel that the caller owns.
 
-    attempts: tries in a row without progress; stall_s: seconds without a byte that end a try.
+    attempts: tries in a row without progress; stall_s: seconds without a byte that end a try;
+    meter: counts the bytes of blobs, both ways.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, *, attempts: int = 5, stall_s: float = 60.0):
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        *,
+        attempts: int = 5,
+        stall_s: float = 60.0,
+        meter: Meter | None = None,
+    ):
         self.use(channel)
         self._attempts = attempts
         self._stall_s = stall_s
+        self._meter = meter or Meter()
 
     def use(self, channel: grpc.aio.Channel) -> None:
         """From now on every call goes over this one; transfers that break go on there."""
@@ -125,6 +135,7 @@ class BlobClient:
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                 yield BlobPiece(offset=at, data=bytes(piece))
                 at += len(piece)
+                self._meter.add(len(piece))
 
         call = self._stub.Store(upload())
         answer = asyncio.ensure_future(call)
@@ -192,6 +203,7 @@ class BlobClient:
                             f"{what}: {len(piece.data)} bytes at {piece.offset}, expected {at}",
                         )
                     at += len(piece.data)
+                    self._meter.add(len(piece.data))
                     tries = 0
                     yield piece.data
                 if stop is None or at == stop:

@@ -1,4 +1,5 @@
-"""The owner's cap of an uplink or downlink: all connections of a transport share it."""
+"""The owner's cap of an uplink or downlink, and what moves: all connections of a transport share
+them."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-__all__ = ["Cap", "Reserve"]
+__all__ = ["Cap", "Meter", "Reserve"]
 
 BURST_S = 0.05
 """What was not used within so long is lost: a cap is not an average over an hour."""
@@ -28,13 +29,33 @@ class Reserve:
         return max(0.0, self._free_at - now)
 
 
-class Cap:
-    """The same, waiting. `clock`: seconds, as the event loop's."""
+class Meter:
+    """Counts bytes that were sent or received; from one thread."""
 
-    def __init__(self, bytes_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._reserve, self._clock = Reserve(bytes_per_s), clock
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def add(self, size_bytes: int) -> None:
+        self.bytes += size_bytes
+
+
+class Cap:
+    """The same, waiting; without a rate it only counts. `clock`: seconds, as the event loop's."""
+
+    def __init__(
+        self,
+        bytes_per_s: float | None,
+        clock: Callable[[], float] = time.monotonic,
+        meter: Meter | None = None,
+    ) -> None:
+        self._reserve = None if bytes_per_s is None else Reserve(bytes_per_s)
+        self._clock, self._meter = clock, meter
 
     async def take(self, size_bytes: int) -> None:
+        if self._meter is not None:
+            self._meter.add(size_bytes)
+        if self._reserve is None:
+            return
         wait_s = self._reserve.take(size_bytes, self._clock())
         if wait_s > 0:
             await asyncio.sleep(wait_s)

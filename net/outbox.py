@@ -5,8 +5,9 @@ Rules:
   header goes out, it gets the next number) when it is first of its role, and the receiver's credit
   for that role covers it.
 - Pieces of different roles interleave: snapshots and probes only when nothing else can go, except
-  that every 16th piece is theirs, so that a busy link starves nobody. Among the other roles each
-  has its turn. So a frame waits for at most one piece of each other role.
+  that every 16th piece is theirs, so that a busy link starves nobody; and their pieces are a
+  quarter as long, so that nothing waits long for one. Among the other roles each has its turn. So
+  a frame waits for at most one piece of each other role.
 - A frame stays here, encoded, until it is acknowledged. After a break it goes on behind the bytes
   that the receiver has; it is never encoded again.
 """
@@ -27,6 +28,7 @@ __all__ = ["PIECES", "Outbox", "Pieces"]
 
 _PATIENT = frozenset({Role.SNAPSHOT, Role.PROBE})
 _PATIENT_TURN = 16
+_PATIENT_SHARE = 4
 _REMEMBERED_KEYS = 4096
 _QUEUED_FRAMES = 65536
 
@@ -217,7 +219,10 @@ class Outbox:
             if frame.whole:
                 lane.queue.popleft()
             return frame.header.numbered(frame.number)
-        size = min(self._rate.chunk_bytes(now), frame.header.size_bytes - frame.sent)
+        most = self._rate.chunk_bytes(now)
+        if lane.patient:  # what comes next may be urgent
+            most = max(MIN_CHUNK_BYTES, most // _PATIENT_SHARE)
+        size = min(most, frame.header.size_bytes - frame.sent)
         parts = tuple(_slices(frame.buffers, frame.sent, size))
         piece = Chunk(frame.number, frame.sent, size, parts)
         frame.sent += size

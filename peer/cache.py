@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import re
-import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from ..proto import common_pb2
 
@@ -16,6 +20,7 @@ Fetch = Callable[[str, int, int], Iterator[bytes]]
 """(hash, offset, length; 0: to the end) -> the bytes in order, in pieces. Blocks."""
 
 _HASH = re.compile(r"[0-9a-f]{64}")
+_READ_BYTES = 1 << 20
 
 
 class BlobError(ValueError):
@@ -23,37 +28,53 @@ class BlobError(ValueError):
 
 
 class BlobCache:
-    """Fetches through `fetch` what is not here yet. Keeps at most `limit_bytes`, the latest used.
+    """Fetches through `fetch` what is not here yet; where that came with wrong content, once more
+    through `alone`. Keeps at most `limit_bytes`, the latest used, and all of the last `settle_s`.
 
-    Safe from several threads; two that want one blob cause one fetch. A file that is pushed out
-    stays readable for whoever has it open or mapped.
+    A fetch that breaks leaves a part, which the next one goes on from. Safe from several threads
+    and processes that share the folder: whoever has the lock of a part fetches, the others wait and
+    find it whole. A file that is pushed out stays readable for whoever has it open or mapped.
     """
 
-    def __init__(self, folder: Path, fetch: Fetch, limit_bytes: int = 16 * 2**30) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        fetch: Fetch,
+        limit_bytes: int = 16 * 2**30,
+        *,
+        alone: Fetch | None = None,
+        settle_s: float = 60.0,
+    ) -> None:
         self.folder = folder
-        self.limit_bytes = limit_bytes
-        self._fetch = fetch
-        self._guard = threading.Lock()
-        self._sizes: dict[str, int] = {}  # bytes of the files here, the latest used last
-        self._busy: dict[str, threading.Lock] = {}  # of hashes that somebody fetches or waits for
+        self.limit_bytes, self.settle_s = limit_bytes, settle_s
+        self._fetch, self._alone = fetch, alone
 
     def path(self, name: str) -> Path:
         """Path of the whole blob with this hash. Raises BlobError, and what `fetch` raises."""
         if not _HASH.fullmatch(name):  # it becomes a file name: never a path of somebody's choice
             raise BlobError(f"{name[:80]!r} is not a hash: expected 64 hexadecimal digits")
-        if self._touch(name):
-            return self.folder / name
-        with self._guard:
-            lock = self._busy.setdefault(name, threading.Lock())
-        try:
-            with lock:
-                if not self._touch(name):
-                    size = self._download(name)
-                    self._keep(name, size)
-        finally:
-            with self._guard:
-                self._busy.pop(name, None)
+        if not self._touch(name):
+            with self._locked(name) as part:
+                if part is not None and not self._touch(name):
+                    self._download(name, part)
         return self.folder / name
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[IO[bytes] | None]:
+        """The blob's part, for this thread alone; None when somebody else has made it whole."""
+        path = self.folder / f"{name}.part"
+        while not self.has(name):
+            with open(path, "ab+", buffering=0) as part:
+                fcntl.flock(part, fcntl.LOCK_EX)
+                if not _is_at(part, path):  # it was finished, or given up, while this one waited
+                    continue
+                yield part
+                return
+        yield None
+
+    def has(self, name: str) -> bool:
+        """Whether the whole blob is here."""
+        return bool(_HASH.fullmatch(name)) and (self.folder / name).exists()
 
     def whole(self, ref: common_pb2.BlobRef) -> bytes:
         """The blob's bytes. Raises BlobError, and what `fetch` raises."""
@@ -83,29 +104,49 @@ class BlobCache:
 
     def _touch(self, name: str) -> bool:
         """Whether the blob is here; then it counts as just used."""
-        with self._guard:
-            size = self._sizes.pop(name, None)
-            if size is not None:
-                self._sizes[name] = size
-            return size is not None
-
-    def _download(self, name: str) -> int:
-        part, size, digest = self.folder / f"{name}.part", 0, hashlib.sha256()
+        now = time.time_ns()
         try:
-            with open(part, "wb") as file:
-                for piece in self._bounded(name, self._fetch(name, 0, 0), self.limit_bytes):
-                    file.write(piece)
-                    digest.update(piece)
-                    size += len(piece)
-            if digest.hexdigest() != name:
-                raise BlobError(
-                    f"blob {name[:12]} came with the content of {digest.hexdigest()[:12]} "
-                    f"({size} bytes): it was damaged on its way or in the store"
-                )
-            part.replace(self.folder / name)
-        finally:
-            part.unlink(missing_ok=True)
-        return size
+            os.utime(self.folder / name, ns=(now, now))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _download(self, name: str, part: IO[bytes]) -> None:
+        path = self.folder / f"{name}.part"
+        try:
+            try:
+                self._fill(name, part, self._fetch)
+            except BlobError:
+                if self._alone is None:
+                    raise
+                part.truncate(0)
+                self._fill(name, part, self._alone)
+        except BlobError:  # nothing of it is worth keeping
+            path.unlink()
+            raise
+        path.replace(self.folder / name)
+        self._make_room(name)
+
+    def _fill(self, name: str, part: IO[bytes], fetch: Fetch) -> None:
+        """Goes on from what the part has. Raises BlobError when its content is not the name's."""
+        digest = hashlib.sha256()
+        part.seek(0)
+        while data := part.read(_READ_BYTES):
+            digest.update(data)
+        size = part.tell()
+        try:
+            for piece in self._bounded(name, fetch(name, size, 0), self.limit_bytes - size):
+                part.write(piece)
+                digest.update(piece)
+        except Exception as error:
+            if getattr(error, "code", "") == "OUT_OF_RANGE":
+                raise BlobError(f"the part of blob {name[:12]} is longer than it") from None
+            raise
+        if digest.hexdigest() != name:
+            raise BlobError(
+                f"blob {name[:12]} came with the content of {digest.hexdigest()[:12]} "
+                f"({part.tell()} bytes): it was damaged on its way or in the store"
+            )
 
     @staticmethod
     def _bounded(name: str, pieces: Iterator[bytes], limit_bytes: int) -> Iterator[bytes]:
@@ -116,14 +157,30 @@ class BlobCache:
                 raise BlobError(f"blob {name[:12]} sends more than {limit_bytes} bytes")
             yield piece
 
-    def _keep(self, name: str, size: int) -> None:
-        with self._guard:
-            self._sizes[name] = size
-            total = sum(self._sizes.values())
-            while total > self.limit_bytes and len(self._sizes) > 1:
-                oldest = next(iter(self._sizes))
-                total -= self._sizes.pop(oldest)
-                (self.folder / oldest).unlink(missing_ok=True)
+    def _make_room(self, but: str) -> None:
+        """Removes the longest unused until the rest is within the limit."""
+        found = []
+        for path in self.folder.iterdir():
+            if _HASH.fullmatch(path.name):
+                with suppress(FileNotFoundError):  # somebody else makes room
+                    stat = path.stat()
+                    found.append((stat.st_mtime_ns, stat.st_size, path))
+        total, settled = sum(size for _, size, _ in found), time.time() - self.settle_s
+        for used_ns, size, path in sorted(found, key=lambda f: f[0]):
+            if total <= self.limit_bytes or used_ns / 1e9 > settled:
+                return
+            if path.name != but:
+                path.unlink(missing_ok=True)
+                total -= size
 
     def __repr__(self) -> str:
-        return f"<BlobCache {len(self._sizes)} blobs, {sum(self._sizes.values())} bytes>"
+        sizes = [p.stat().st_size for p in self.folder.iterdir() if _HASH.fullmatch(p.name)]
+        return f"<BlobCache {len(sizes)} blobs, {sum(sizes)} bytes>"
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    """Whether the open file is the one at that path."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

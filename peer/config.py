@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..net.discovery.record import check_multiaddr, check_swarm
 from ..net.identity.token import Token
 from ..net.local import is_loopback, split
+from .hours import Hours
 
 __all__ = ["DEFAULT_STATE", "JoinConfig", "JoinError", "PeerConfig", "check_address"]
 
@@ -52,6 +53,17 @@ class PeerConfig:
     """The owner's cap of what it sends to peers. None: none."""
     down_bytes_per_s: float | None = None
     """The same for what it receives."""
+    hours: str = ""
+    """When it takes part in runs, by the host's clock; see hours.py. Empty: always."""
+    monthly_bytes: int | None = None
+    """What all peers of the host may send and receive in a calendar month. None: no limit."""
+    stay_s: float | None = None
+    """How long it means to stay, for plans. None: not said."""
+    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Data sets that stay with it, by name: the tables of peer.toml, see rights.py."""
+    host_state: Path | None = None
+    """Folder of what holds for all peers of this host (host.py). None: it is never paused, and no
+    traffic is counted."""
     operator_set: Literal["full", "core"] = "full"
     """Operators that it offers to run."""
     threads: int | None = None
@@ -85,7 +97,8 @@ class PeerConfig:
 
     def to_json(self) -> str:
         """On one line."""
-        return json.dumps(asdict(self) | {"state": str(self.state)})
+        shared = None if self.host_state is None else str(self.host_state)
+        return json.dumps(asdict(self) | {"state": str(self.state), "host_state": shared})
 
     @classmethod
     def from_json(cls, text: str) -> PeerConfig:
@@ -94,10 +107,12 @@ class PeerConfig:
         known = {f.name for f in fields(cls)}
         if not isinstance(table, dict) or set(table) != known:
             raise ValueError(f"expected a JSON object with {', '.join(sorted(known))}")
-        return cls(**table | {"state": Path(table["state"])})
+        shared = table["host_state"]
+        paths = {"state": Path(table["state"]), "host_state": shared and Path(shared)}
+        return cls(**table | paths)
 
 
-_CAPS = ("up_bytes_per_s", "down_bytes_per_s")
+_CAPS = ("up_bytes_per_s", "down_bytes_per_s", "monthly_bytes", "stay_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +143,10 @@ class JoinConfig:
     """Per device; see PeerConfig."""
     up_bytes_per_s: float | None = None
     down_bytes_per_s: float | None = None
+    hours: str = ""
+    monthly_bytes: int | None = None
+    stay_s: float | None = None
+    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     operator_set: Literal["full", "core"] = "full"
     threads: int | None = None
     port: int = 0
@@ -140,6 +159,8 @@ class JoinConfig:
     state: Path | None = None
     """Folder with one folder per device in it. None: DEFAULT_STATE / name, or name-2, name-3, …
     while others of this host run there."""
+    host_state: Path | None = None
+    """See PeerConfig. None: `state`, or DEFAULT_STATE where that is None too."""
     give_up_s: float | None = None
     first_s: float | None = 30.0
     """See PeerConfig; of the first start of a worker. A wrong address is told soon, and a peer
@@ -164,6 +185,11 @@ class JoinConfig:
             split(self.address)
         if self.devices != "all" and not self.devices:
             raise ValueError('devices are empty: expected "all" or names such as "cpu", "cuda:0"')
+        if self.hours:
+            try:
+                Hours.parse(self.hours)
+            except ValueError as error:
+                raise ValueError(f"hours {error}") from None
         for name in ("memory_bytes", "threads", "give_up_s", "first_s", *_CAPS):
             value = getattr(self, name)
             if value is not None and value <= 0:

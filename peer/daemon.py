@@ -18,8 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -30,7 +29,7 @@ from ..dag.flow import Role
 from ..dag.plan import PeerId
 from ..net import transport as net
 from ..net.blobs_client import BlobClient, BlobTransferError
-from ..net.cap import Cap
+from ..net.cap import Cap, Meter
 from ..net.frame import Arrived, FrameKey, Payload
 from ..net.grpc_transport import SERVER_OPTIONS, GrpcTransport
 from ..net.identity.credential import Credential
@@ -38,6 +37,7 @@ from ..net.identity.enroll import BrokerAwayError, NotAdmittedError
 from ..net.local import joined, local_address, split
 from ..proto import broker_pb2
 from . import events as e
+from . import relayed
 from .addresses import to_dial
 from .attempt import Attempt, attempt
 from .cache import BlobCache
@@ -46,16 +46,23 @@ from .confirm import confirm
 from .control import ControlStream, broker_channel
 from .credentials import Credentials, NoCredentialError, listen, obtain
 from .device import TorchDevice
+from .fetching import Fetching
 from .finder import finder_of
+from .host import Host
+from .hours import Hours
 from .identity import Identity, IdentityError, Incarnation
 from .lane import Lane
 from .logs import note, note_heard, note_told
 from .machine import PeerMachine, PeerOptions
+from .opening import Terms
 from .optimizer import warm_up
 from .order import order_from_assign
+from .own_data import Catalogue, answer, host_secret, offers
+from .owner import Owner
 from .probe import probe_payload
 from .profile import measure
-from .relayed import RELAY, answer
+from .relayed import RELAY
+from .sharing import Fellows, serve_blobs
 from .snapshots import PART_BYTES, SnapshotStore
 from .spans import Spans
 from .stretch import StretchedDevice
@@ -108,6 +115,10 @@ def _look(config: PeerConfig) -> broker_pb2.Profile:
         memory_bytes=config.memory_bytes,
         up_bytes_per_s=config.up_bytes_per_s or 0.0,
         down_bytes_per_s=config.down_bytes_per_s or 0.0,
+        stay_s=config.stay_s or 0.0,
+        hours=str(Hours.parse(config.hours)) if config.hours else "",
+        monthly_bytes=config.monthly_bytes or 0,
+        data=offers(config.data),
         speeds=DEFAULT_STATE.expanduser().with_name("speeds.json"),
         stretch=config.stretch,
     )
@@ -150,15 +161,29 @@ class Worker:
         )
         self._spans = Spans(config.trace, me.peer, config.name)
         self._snapshots = SnapshotStore(me.snapshots)
+        self._meter = Meter()
+        self._owner = (
+            None
+            if config.host_state is None
+            else Owner(
+                Host(config.host_state),
+                self._meter,
+                peer=me.peer,
+                name=config.name,
+                broker=config.broker,
+                monthly_bytes=config.monthly_bytes,
+            )
+        )
         credentials = self._credentials
+        up = Cap(config.up_bytes_per_s, meter=self._meter)
         self._transport = GrpcTransport(
             me.peer,
             me.boot,
             self._on_transport,
             credential=None if credentials is None else lambda: credentials.now,
             resolve=lambda address: self._broker if address == RELAY else address,
-            up=_cap(config.up_bytes_per_s),
-            down=_cap(config.down_bytes_per_s),
+            up=up,
+            down=Cap(config.down_bytes_per_s, meter=self._meter),
             allowed=self._most_bytes,
         )
         self._transport.attach(self._server)
@@ -175,13 +200,25 @@ class Worker:
         self._built: tuple[str, int] | None = None
         """Run and term that stand on the device; None while they are being built, or gone."""
         self._blobs: BlobClient | None = None
-        self._cache = BlobCache(me.scratch, self._fetch)
-        self._fetching: set[Future[bytes | None]] = set()
+        self._fellows = Fellows(lambda: self._newest, self._meter)
+        self._fetching = Fetching(self._loop, lambda: self._blobs, self._fellows)
+        self._cache = BlobCache(
+            me.scratch, self._fetching.from_all, alone=self._fetching.from_broker
+        )
+        serve_blobs(self._server, self._cache, self._shares_with, up)
+        secret = host_secret(config.host_state or config.state) if config.data else b""
+        self._own_data = Catalogue(me.scratch / "own", config.data, secret)
 
         self._listens = joined(host, port)
         address = "" if config.address == "none" else config.address or self._listens
         options = PeerOptions(
-            give_up_s=config.give_up_s, first_s=config.first_s, drain_s=config.drain_s
+            give_up_s=config.give_up_s,
+            first_s=config.first_s,
+            drain_s=config.drain_s,
+            terms=Terms(
+                hours=Hours.parse(config.hours) if config.hours else None,
+                monthly_bytes=config.monthly_bytes,
+            ),
         )
         self.machine = PeerMachine(
             me.peer,
@@ -214,18 +251,22 @@ class Worker:
         try:
             async with self._transport:
                 self._channel = broker_channel(self._broker, self._newest)
-                self._blobs = BlobClient(self._channel)
+                self._blobs = BlobClient(self._channel, meter=self._meter)
                 await self._server.start()
                 try:
                     if self._credentials is not None:
                         self._start(self._keep(self._credentials))
                     # An optimizer's first making loads much of torch: better while nobody waits.
                     self._compute.do(warm_up, lambda _: None, self._crash)
+                    if self._owner is not None:  # before anybody can give it work
+                        self._post(await asyncio.to_thread(self._owner.look, ""))
+                        self._start(self._owner.watch(self._post, self._closed))
                     self._post(e.Started())
                     end = await self._exit
                     await self._last_words(end)
                 finally:
                     await self._cancel()
+                    await _close(self._fellows.become({}))
                     await self._channel.close()
                     await self._server.stop(grace=None)
         finally:
@@ -250,8 +291,7 @@ class Worker:
     async def _cancel(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
-        for future in list(self._fetching):  # a lane waits for it
-            future.cancel()
+        self._fetching.cancel()  # a lane waits for it
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -265,6 +305,11 @@ class Worker:
     @property
     def _newest(self) -> Credential | None:
         return None if self._credentials is None else self._credentials.now
+
+    def _closed(self) -> str:
+        """Why its owner keeps it out of runs, for people; empty: it takes part."""
+        closed = self.machine.opening.closed
+        return "" if closed is None else closed.text
 
     async def _keep(self, credentials: Credentials) -> None:
         try:
@@ -467,6 +512,7 @@ class Worker:
                 self._streaming = self._start(self._attach())
             case e.Tell(message):
                 note_told(_log, self.me.peer, message)
+                self._meter.add(message.ByteSize())
                 if self._stream is not None:
                     self._stream.tell(message)
             case e.SetTimer(name, at):
@@ -477,10 +523,13 @@ class Worker:
                 self._exit.set_result(instruction)
 
     def _heard(self, message: broker_pb2.BrokerMessage) -> None:
+        self._meter.add(message.ByteSize())
         if message.HasField("relayed"):  # nothing to decide
-            self._start(answer(message.relayed.ticket, self._broker, self._listens))
+            self._start(relayed.answer(message.relayed.ticket, self._broker, self._listens))
         elif message.HasField("confirm"):
             self._start(self._confirm(message.confirm.address))
+        elif message.HasField("resolve"):
+            self._start(self._resolve(message.resolve))
         else:
             self._post(e.BrokerSaid(message))
 
@@ -491,6 +540,14 @@ class Worker:
         found = await confirm(address, to_dial(self.config.via, address), credential)
         if self._stream is not None:
             self._stream.tell(broker_pb2.PeerMessage(confirmed=found))
+
+    async def _resolve(self, ask: broker_pb2.Resolve) -> None:
+        """The manifest of this host's own data; no part in a run."""
+        assert self._blobs is not None
+        message = await answer(self._own_data, ask, self._blobs)
+        note_told(_log, self.me.peer, message)
+        if self._stream is not None:
+            self._stream.tell(message)
 
     async def _attach(self) -> None:
         tried = await self._attempt()
@@ -517,6 +574,11 @@ class Worker:
                 self._stream = None
 
     def _build(self, run: str, term: int, assign: broker_pb2.Assign) -> None:
+        reached = {
+            d.peer: to_dial(self.config.via, d.address) for d in assign.dials if d.address != RELAY
+        }
+        self._start(_close(self._fellows.become(reached)))
+
         def build() -> e.Built:
             with self._spans.span("build", run):
                 order = order_from_assign(
@@ -524,7 +586,9 @@ class Worker:
                     assign,
                     blob=self._cache.whole,
                     read=self._cache.read,
-                    shard=self._cache.path,
+                    shard=lambda name: (
+                        self._own_data.path(name, assign.submitter) or self._cache.path(name)
+                    ),
                     snapshot=self._snapshots.parts,
                 )
                 return self._device.build(order)
@@ -601,28 +665,17 @@ class Worker:
 
         self._start(upload())
 
-    def _fetch(self, name: str, offset: int, length: int) -> Iterator[bytes]:
-        """Pieces of a blob, for a lane: the client lives in the event loop."""
-        assert self._blobs is not None
-        pieces = self._blobs.pieces(name, offset, length)
-
-        async def following() -> bytes | None:
-            return await anext(pieces, None)
-
-        while True:
-            future = asyncio.run_coroutine_threadsafe(following(), self._loop)
-            self._fetching.add(future)
-            try:
-                piece = future.result()
-            finally:
-                self._fetching.discard(future)
-            if piece is None:
-                return
-            yield piece
+    def _shares_with(self, peer: str | None) -> bool:
+        """Whether a peer gets blobs from here: only those of the run do, where any has a name."""
+        part = self.machine.assignment
+        if part is None or self.machine.opening.closed is not None:
+            return False
+        return self._credentials is None or peer in part.peers
 
 
-def _cap(bytes_per_s: float | None) -> Cap | None:
-    return None if bytes_per_s is None else Cap(bytes_per_s)
+async def _close(channels: Iterable[grpc.aio.Channel]) -> None:
+    for channel in channels:
+        await channel.close()
 
 
 def _text(error: Exception) -> str:

@@ -6,7 +6,7 @@ order, and turns every result, failure and timeout into the next event. `run` an
 assignment that caused a record, so that a stale answer is recognised and dropped.
 
     shell -> machine                          machine -> shell
-    Started StopAsked TimerFired              Connect Tell SetTimer Exit
+    Started StopAsked OwnerLooked TimerFired  Connect Tell SetTimer Exit
     Attached Detached BrokerSaid              Dial Expect HangUp Allow
     LinkUp LinkDown                           Build Prefetch Compute Discard UploadWeights
     Built BuildFailed DataReady DataFailed    SendFrame Release
@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from ..dag.flow import Flow, Role
     from ..dag.plan import PeerId
     from ..dag.schedule import Action
@@ -61,6 +63,7 @@ __all__ = [
     "KeepSnapshot",
     "LinkDown",
     "LinkUp",
+    "OwnerLooked",
     "Prefetch",
     "Release",
     "Result",
@@ -90,6 +93,16 @@ class StopAsked:
     """The owner wants this peer to end: after the step that it is in, or (now) at once."""
 
     now: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerLooked:
+    """What the owner's wishes depend on, every second or so: the host's wall clock, whether the
+    owner has paused it, and what its peers have moved in this calendar month, bytes."""
+
+    at: datetime
+    paused: bool
+    moved_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +303,7 @@ class SnapshotFailed:
 Event = (
     Started
     | StopAsked
+    | OwnerLooked
     | TimerFired
     | Attached
     | Detached

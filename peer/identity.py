@@ -3,7 +3,7 @@
 FOLDER/peer.json   {"peer": "home-1-3fa2c1", "starts": 7}
 FOLDER/lock        held by the running process; the kernel frees it when the process is gone
 FOLDER/scratch/    what this process fetched; emptied at every start and at the end
-FOLDER/snapshots/  what a run can go on from; stays when the process is killed, not at a good end
+FOLDER/snapshots/  what a run can go on from; stays until the broker says that nobody needs it
 """
 
 from __future__ import annotations
@@ -91,8 +91,6 @@ class Identity:
         trace: TracebackType | None,
     ) -> None:
         shutil.rmtree(self.folder / "scratch", ignore_errors=True)
-        if kind is None:
-            shutil.rmtree(self.folder / "snapshots", ignore_errors=True)
         assert self._lock is not None
         self._lock.close()
 

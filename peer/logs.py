@@ -37,7 +37,9 @@ def note_heard(logger: logging.Logger, peer: str, event: e.Event) -> None:
                 note(logger, logging.DEBUG, "probe", peer=peer, **fields)
             else:
                 fields = {n: getattr(body, n, "") for n in ("run", "term")}
-                note(logger, logging.INFO, kind, peer=peer, **fields)
+                often = kind in ("committed", "snapshot")
+                level = logging.DEBUG if often else logging.INFO
+                note(logger, level, kind, peer=peer, **fields)
         case e.Detached(why):
             note(logger, logging.WARNING, "no broker", peer=peer, why=why)
         case e.LinkDown(other, why):
@@ -56,13 +58,19 @@ def note_told(logger: logging.Logger, peer: str, message: broker_pb2.PeerMessage
     if kind == "fault":
         reason = message.fault.reason
         fields |= {"code": reason.code, "why": reason.text, "about": message.fault.about}
+    if kind == "opening":
+        fields["why"] = message.opening.closed.text or "it takes part again"
+    if kind == "resolved":
+        fields |= {"why": message.resolved.problem.text}
     if kind == "step":
         fields |= {"seconds": message.step.seconds, "compute_s": message.step.compute_s}
     if kind == "link":
         link = message.link
         fields = {"other": link.peer, "latency_s": link.latency_s, "bytes_per_s": link.bytes_per_s}
         fields["why"] = link.problem.text
-    quiet = kind in ("hello", "heartbeat", "step", "link")
+    if kind == "snapshot":
+        fields = {"step": message.snapshot.snapshot.step, "why": message.snapshot.reason.text}
+    quiet = kind in ("hello", "heartbeat", "step", "link", "snapshot")
     level = logging.DEBUG if quiet else logging.WARNING if kind == "fault" else logging.INFO
     note(logger, level, kind, peer=peer, **fields)
 

@@ -26,6 +26,8 @@ The end:
   exits with 0.
 - The owner's stop: after the step that it is in, at the latest after `drain_s`, it discards,
   says Goodbye and exits with 0; a second time, or with nothing running, at once.
+- Closed by its owner (`opening.py`) it leaves a run in the same way, and attaches again: it stays a
+  member, which is given nothing. Opened again before the end of the step, it stays in the run.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from ..proto import broker_pb2, common_pb2
 from . import events as e
 from .assignment import Assignment, Patience, Phase
 from .keeping import Keeping
+from .opening import Opening, Terms
 from .probe import Probes
 from .traffic import Traffic
 
@@ -85,6 +88,8 @@ class PeerOptions:
     reports: int = 1024
     """Steps that it finishes without the broker: at a step per second, a quarter of an hour."""
     patience: Patience = field(default_factory=Patience)
+    terms: Terms = field(default_factory=Terms)
+    """When and how much the owner lets it take part."""
 
     def __post_init__(self) -> None:
         if self.reports < _LEAST_REPORTS:
@@ -121,6 +126,7 @@ class PeerMachine:
         """Set once; nothing is done after it."""
         self.late_frames = 0
         """Frames of another run or term, or late or doubled ones."""
+        self.opening = Opening(self.options.terms)
         self._traffic = Traffic()
         self._hello = broker_pb2.Hello(
             version=PROTOCOL_VERSION,
@@ -137,7 +143,8 @@ class PeerMachine:
         self._was_member = False
         self._away_since: float | None = None  # since when it is no member; None while it is one
         self._terms: dict[str, int] = {}  # highest term seen of the latest runs, oldest first
-        self._draining: Literal["", "owner", "broker"] = ""  # who asked for the end
+        self._started_at = 0.0
+        self._draining: Literal["", "owner", "broker", "closed"] = ""  # who asked for the end
         self._drain_step = -1  # the step that the owner's stop waits for
 
     # ------------------------------------------------------------ events
@@ -167,11 +174,11 @@ class PeerMachine:
                     return self._probe_frame(event, key, now)
                 return self._traffic.acknowledged(key, now)
             case e.Started():
-                self._away_since = now
+                self._away_since = self._started_at = now
                 return self._connect()
             case e.Attached():
                 self._state = "greeting"
-                return [e.SetTimer("welcome", now + _WELCOME_S), self._say_hello()]
+                return [e.SetTimer("welcome", now + _WELCOME_S), self._say_hello(now)]
             case e.Detached(why):
                 # While waiting, it is the end of a stream that was given up already.
                 return [] if self._state == "waiting" else self._detached(why, now)
@@ -179,6 +186,8 @@ class PeerMachine:
                 return self._broker_said(message, now)
             case e.StopAsked(at_once):
                 return self._stop_asked(at_once, now)
+            case e.OwnerLooked():
+                return self._owner_looked(event, now)
             case e.TimerFired(name):
                 return self._timer(name, now)
             case e.SnapshotTaken():
@@ -286,6 +295,8 @@ class PeerMachine:
             case ("heartbeat", _, _):
                 return self._heartbeat(now)
             case ("drain", _, _):
+                if self._draining == "closed":
+                    return self._step_back()
                 return self._go("the owner stopped it") if self._draining == "owner" else []
             case ("probe", _, peer):
                 return self.probes.timer(PeerId(peer), now)
@@ -303,9 +314,14 @@ class PeerMachine:
         self._state = "connecting"
         return [e.Connect()]
 
-    def _say_hello(self) -> e.Instruction:
+    def _say_hello(self, now: float) -> e.Instruction:
         hello = broker_pb2.Hello()
         hello.CopyFrom(self._hello)
+        profile = hello.profile
+        if profile.stay_s:  # of what it meant when it started, what is left
+            profile.stay_s = max(1.0, profile.stay_s - (now - self._started_at))
+        if self.opening.closed is not None:
+            hello.closed.CopyFrom(self.opening.closed)
         part = self.assignment
         if part is not None:  # a failed one too: the broker may not have its fault
             hello.holding.CopyFrom(broker_pb2.Holding(run=part.run, term=part.term, step=part.step))
@@ -410,6 +426,8 @@ class PeerMachine:
         part = self.assignment
         memory = self._hello.profile.device_memory_bytes
         options = self.options
+        if self.opening.closed is not None:
+            return self._step_back()
         if self._draining:
             return [_refused(assign, "draining", f"{self.peer} is about to leave: no new run")]
         if part is not None and part.alive and part.run != assign.run:
@@ -458,12 +476,41 @@ class PeerMachine:
 
     def _drain(self) -> list[e.Instruction]:
         """The broker wants no new run here."""
-        self._draining = self._draining or "broker"
+        if self._draining != "owner":
+            self._draining = "broker"
         part = self.assignment
         if part is not None and part.alive:
             return []
         drained = broker_pb2.Drained(run=part.run if part else "")
         return [e.Tell(broker_pb2.PeerMessage(drained=drained)), *self._drain_on()]
+
+    def _owner_looked(self, facts: e.OwnerLooked, now: float) -> list[e.Instruction]:
+        """Tells the broker what has changed; closed, it leaves its run after the step."""
+        if not self.opening.saw(facts):
+            return []
+        out: list[e.Instruction] = [e.Tell(self.opening.message())]
+        if self.opening.closed is None:
+            self._draining = "" if self._draining == "closed" else self._draining
+            return out
+        part = self.assignment
+        if part is None or not part.alive or self._draining:
+            return out
+        if not self._has_a_part():
+            return out + self._step_back()
+        self._draining, self._drain_step = "closed", part.step
+        return [*out, e.SetTimer("drain", now + self.options.drain_s)]
+
+    def _step_back(self) -> list[e.Instruction]:
+        """Leaves the run and stays a member: the broker ends the stream, and it attaches again."""
+        assert self.opening.closed is not None
+        self._draining = ""
+        goodbye = broker_pb2.PeerMessage(goodbye=broker_pb2.Goodbye(reason=self.opening.closed))
+        return [*self._drop_assignment(), e.Tell(goodbye)]
+
+    def _has_a_part(self) -> bool:
+        """Whether something runs, or others still need what it has done."""
+        part = self.assignment
+        return self._busy() or (part is not None and part.phase is Phase.FINISHED)
 
     def _busy(self) -> bool:
         """Whether something runs that a drain waits for."""
@@ -479,6 +526,11 @@ class PeerMachine:
             holds = part is not None and part.alive
             return [] if holds else self._go("the broker drained it")
         stepped = part is not None and part.phase is Phase.RUNNING and part.step > self._drain_step
+        if self._draining == "closed":
+            if part is None:  # the run let it go meanwhile
+                self._draining = ""
+                return []
+            return self._step_back() if stepped or not self._has_a_part() else []
         return self._go("the owner stopped it") if stepped or not self._busy() else []
 
     def _go(self, why: str) -> list[e.Instruction]:

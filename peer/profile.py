@@ -16,6 +16,7 @@ import platform
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -68,12 +69,17 @@ def measure(
     memory_bytes: int | None = None,
     up_bytes_per_s: float = 0.0,
     down_bytes_per_s: float = 0.0,
+    stay_s: float = 0.0,
+    hours: str = "",
+    monthly_bytes: int = 0,
+    data: Sequence[broker_pb2.DataSet] = (),
     speeds: Path | None = None,
     stretch: float = 1.0,
 ) -> broker_pb2.Profile:
     """The profile of one device; takes about a second, and no time where the file `speeds` has
     what was measured before (peer/speeds_file.py). `memory_bytes`: the owner's limit in place of
-    the share; `up_bytes_per_s`, `down_bytes_per_s`: the owner's caps, 0 for none. `stretch`: the
+    the share; `up_bytes_per_s`, `down_bytes_per_s` and what follows them: as the owner has set
+    them, 0 or nothing where nothing is said. `stretch`: the
     device takes so many times as long, and stands for a machine of its own.
     Raises ValueError for a device that is not here."""
     import torch
@@ -102,6 +108,10 @@ def measure(
     return broker_pb2.Profile(
         up_bytes_per_s=up_bytes_per_s,
         down_bytes_per_s=down_bytes_per_s,
+        stay_s=stay_s,
+        hours=hours,
+        monthly_bytes=monthly_bytes,
+        data=data,
         name=name,
         place=place,
         owner=owner,

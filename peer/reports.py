@@ -25,6 +25,7 @@ class Reports:
         self._steps: deque[broker_pb2.PeerMessage] = deque()
         self._exported: broker_pb2.PeerMessage | None = None
         self._fault: broker_pb2.PeerMessage | None = None
+        self._known = 0  # Steps that the broker has.
 
     def __len__(self) -> int:
         """Step reports."""
@@ -35,10 +36,12 @@ class Reports:
         return len(self._steps) >= self.most
 
     def keep(self, message: broker_pb2.PeerMessage) -> None:
-        """A StepReport of the next step, an Exported, or a Fault, of which the first one counts."""
+        """A StepReport of the next step, an Exported, or a Fault, of which the first one counts. A
+        step that is replayed is not kept: the broker has it."""
         match message.WhichOneof("kind"):
             case "step":
-                self._steps.append(message)
+                if message.step.step >= self._known:
+                    self._steps.append(message)
             case "exported":
                 self._exported = message
             case "fault":
@@ -46,6 +49,7 @@ class Reports:
 
     def committed(self, step: int) -> None:
         """The broker has every step before this one."""
+        self._known = max(self._known, step)
         while self._steps and self._steps[0].step.step < step:
             self._steps.popleft()
 

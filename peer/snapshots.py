@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from google.protobuf.message import DecodeError
+
 from ..compression.codec import RAW
 from ..dag.execute import SpecError
 from ..dag.flow import Role
@@ -80,6 +82,7 @@ class SnapshotStore:
         self._folder = folder
         self._lock = threading.Lock()
         self._held: dict[SnapshotId, dict[int, memoryview | Path]] = {}
+        self._whole: dict[SnapshotId, tuple[broker_pb2.Snapshot, int]] = {}
 
     # ------------------------------------------------------------ putting and reading
 
@@ -105,6 +108,7 @@ class SnapshotStore:
 
     def whole(self, snapshot: broker_pb2.Snapshot, parts: int) -> None:
         """All parts of it are here: what a later process finds."""
+        self._whole[SnapshotId.of(snapshot)] = snapshot, parts
         if self._folder is not None:
             folder = self._of(SnapshotId.of(snapshot))
             note = {"snapshot": snapshot.SerializeToString().hex(), "parts": parts}
@@ -127,12 +131,12 @@ class SnapshotStore:
         """Forgets it; one that is not here is no mistake."""
         with self._lock:
             self._held.pop(snapshot, None)
+            self._whole.pop(snapshot, None)
         if self._folder is not None:
             shutil.rmtree(self._of(snapshot), ignore_errors=True)
 
     def found(self) -> tuple[tuple[broker_pb2.Snapshot, int], ...]:
         """What an earlier process left here whole, with its number of parts. The rest goes."""
-        whole = []
         for folder in sorted(self._folder.glob("*")) if self._folder else ():
             try:
                 note = json.loads((folder / _LISTED).read_text())
@@ -140,12 +144,15 @@ class SnapshotStore:
                 parts = [folder / str(i) for i in range(int(note["parts"]))]
                 if not all(p.is_file() for p in parts):
                     raise ValueError(folder)
-            except (OSError, ValueError, KeyError, TypeError):
+            except (OSError, ValueError, KeyError, TypeError, DecodeError):
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
-            self._held[SnapshotId.of(message)] = dict(enumerate(parts))
-            whole.append((message, len(parts)))
-        return tuple(whole)
+            found = SnapshotId.of(message)
+            self._held[found] = dict(enumerate(parts))
+            self._whole[found] = message, len(parts)
+        for left in self._held.keys() - self._whole.keys():
+            del self._held[left]
+        return tuple(self._whole.values())
 
     def _keep(self, snapshot: SnapshotId, part: int, data: memoryview) -> None:
         kept: memoryview | Path = data

@@ -70,9 +70,10 @@ def _check_credentials(configs: Sequence[PeerConfig]) -> None:
 def _seated(config: JoinConfig) -> Iterator[JoinConfig]:
     """Without a folder of its own, the second `shoal join` on a host is NAME-2, and so on."""
     if config.state is not None:
-        yield config
+        yield replace(config, host_state=config.host_state or config.state)
         return
     name, folder = config.name or socket.gethostname(), DEFAULT_STATE.expanduser()
+    config = replace(config, host_state=config.host_state or folder)
     with seat(folder, name) as number:
         numbered = name if number == 1 else f"{name}-{number}"
         yield replace(config, name=numbered, state=folder / numbered)
@@ -95,6 +96,11 @@ def peer_configs(config: JoinConfig, devices: Sequence[str]) -> list[PeerConfig]
             memory_bytes=config.memory_bytes,
             up_bytes_per_s=config.up_bytes_per_s,
             down_bytes_per_s=config.down_bytes_per_s,
+            hours=config.hours,
+            monthly_bytes=config.monthly_bytes,
+            stay_s=config.stay_s,
+            data=config.data,
+            host_state=config.host_state and config.host_state.expanduser().resolve(),
             operator_set=config.operator_set,
             threads=config.threads,
             insecure=config.insecure,

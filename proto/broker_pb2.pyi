@@ -40,7 +40,7 @@ FAILED: Phase
 CANCELLED: Phase
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link", "snapshot", "confirmed", "way")
+    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link", "snapshot", "confirmed", "way", "opening", "resolved")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,8 @@ class PeerMessage(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     WAY_FIELD_NUMBER: _ClassVar[int]
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    RESOLVED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     ready: Ready
@@ -65,10 +67,12 @@ class PeerMessage(_message.Message):
     snapshot: SnapshotReport
     confirmed: Confirmed
     way: Way
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotReport, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., way: _Optional[_Union[Way, _Mapping]] = ...) -> None: ...
+    opening: Opening
+    resolved: Resolved
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotReport, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., way: _Optional[_Union[Way, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., resolved: _Optional[_Union[Resolved, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "peer", "boot", "counter", "profile", "address", "holding", "snapshots")
+    __slots__ = ("version", "peer", "boot", "counter", "profile", "address", "holding", "snapshots", "closed")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +81,7 @@ class Hello(_message.Message):
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOLDING_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
     version: int
     peer: str
     boot: str
@@ -85,10 +90,17 @@ class Hello(_message.Message):
     address: str
     holding: Holding
     snapshots: _containers.RepeatedCompositeFieldContainer[Snapshot]
-    def __init__(self, version: _Optional[int] = ..., peer: _Optional[str] = ..., boot: _Optional[str] = ..., counter: _Optional[int] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., address: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., snapshots: _Optional[_Iterable[_Union[Snapshot, _Mapping]]] = ...) -> None: ...
+    closed: _common_pb2.Reason
+    def __init__(self, version: _Optional[int] = ..., peer: _Optional[str] = ..., boot: _Optional[str] = ..., counter: _Optional[int] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., address: _Optional[str] = ..., holding: _Optional[_Union[Holding, _Mapping]] = ..., snapshots: _Optional[_Iterable[_Union[Snapshot, _Mapping]]] = ..., closed: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
+
+class Opening(_message.Message):
+    __slots__ = ("closed",)
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    closed: _common_pb2.Reason
+    def __init__(self, closed: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
 
 class Profile(_message.Message):
-    __slots__ = ("name", "place", "owner", "device", "device_memory_bytes", "host_memory_bytes", "flops_per_s", "operator_set", "software", "speeds", "host", "cores", "threads", "up_bytes_per_s", "down_bytes_per_s")
+    __slots__ = ("name", "place", "owner", "device", "device_memory_bytes", "host_memory_bytes", "flops_per_s", "operator_set", "software", "speeds", "host", "cores", "threads", "up_bytes_per_s", "down_bytes_per_s", "stay_s", "hours", "monthly_bytes", "data")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +116,10 @@ class Profile(_message.Message):
     THREADS_FIELD_NUMBER: _ClassVar[int]
     UP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     DOWN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    STAY_S_FIELD_NUMBER: _ClassVar[int]
+    HOURS_FIELD_NUMBER: _ClassVar[int]
+    MONTHLY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     name: str
     place: str
     owner: str
@@ -119,7 +135,19 @@ class Profile(_message.Message):
     threads: int
     up_bytes_per_s: float
     down_bytes_per_s: float
-    def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., owner: _Optional[str] = ..., device: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., flops_per_s: _Optional[float] = ..., operator_set: _Optional[_Union[_graph_pb2.OperatorSet, str]] = ..., software: _Optional[str] = ..., speeds: _Optional[_Union[Speeds, _Mapping]] = ..., host: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ...) -> None: ...
+    stay_s: float
+    hours: str
+    monthly_bytes: int
+    data: _containers.RepeatedCompositeFieldContainer[DataSet]
+    def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., owner: _Optional[str] = ..., device: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., flops_per_s: _Optional[float] = ..., operator_set: _Optional[_Union[_graph_pb2.OperatorSet, str]] = ..., software: _Optional[str] = ..., speeds: _Optional[_Union[Speeds, _Mapping]] = ..., host: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., stay_s: _Optional[float] = ..., hours: _Optional[str] = ..., monthly_bytes: _Optional[int] = ..., data: _Optional[_Iterable[_Union[DataSet, _Mapping]]] = ...) -> None: ...
+
+class DataSet(_message.Message):
+    __slots__ = ("name", "users")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    USERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    users: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., users: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Speeds(_message.Message):
     __slots__ = ("product_flops_per_s", "convolution_flops_per_s", "attention_flops_per_s", "memory_bytes_per_s", "special_bytes_per_s", "call_s", "error", "busy", "slowed")
@@ -374,7 +402,7 @@ class Drained(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class BrokerMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm")
+    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm", "resolve")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +415,7 @@ class BrokerMessage(_message.Message):
     RELAYED_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     CONFIRM_FIELD_NUMBER: _ClassVar[int]
+    RESOLVE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     assign: Assign
@@ -399,7 +428,8 @@ class BrokerMessage(_message.Message):
     relayed: Relayed
     snapshot: SnapshotOrder
     confirm: Confirm
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ...) -> None: ...
+    resolve: Resolve
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("broker", "lease_s", "heartbeat_s", "resumed")
@@ -422,7 +452,7 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., again: _Optional[bool] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("run", "term", "plan", "graph", "full_graph", "weights", "data", "training", "dials", "first_step", "resume")
+    __slots__ = ("run", "term", "plan", "graph", "full_graph", "weights", "data", "training", "dials", "first_step", "resume", "submitter")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -434,6 +464,7 @@ class Assign(_message.Message):
     DIALS_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTER_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     plan: Plan
@@ -445,7 +476,8 @@ class Assign(_message.Message):
     dials: _containers.RepeatedCompositeFieldContainer[DialOrder]
     first_step: int
     resume: Resume
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
+    submitter: str
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("term", "holders", "gifts", "renamed")
@@ -568,6 +600,30 @@ class Probe(_message.Message):
     sizes: _containers.RepeatedScalarFieldContainer[int]
     patience_s: float
     def __init__(self, number: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ..., sizes: _Optional[_Iterable[int]] = ..., patience_s: _Optional[float] = ...) -> None: ...
+
+class Resolve(_message.Message):
+    __slots__ = ("number", "data", "options", "submitter")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    data: str
+    options: str
+    submitter: str
+    def __init__(self, number: _Optional[int] = ..., data: _Optional[str] = ..., options: _Optional[str] = ..., submitter: _Optional[str] = ...) -> None: ...
+
+class Resolved(_message.Message):
+    __slots__ = ("number", "manifest", "local", "problem")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    manifest: _common_pb2.BlobRef
+    local: _containers.RepeatedScalarFieldContainer[str]
+    problem: _common_pb2.Reason
+    def __init__(self, number: _Optional[int] = ..., manifest: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
 
 class Relayed(_message.Message):
     __slots__ = ("ticket",)
@@ -734,7 +790,7 @@ class Spare(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RunSpec(_message.Message):
-    __slots__ = ("version", "name", "job", "graph", "core_graph", "weights", "data", "microbatches", "microbatch_size", "steps", "plan", "microbatch_sizes")
+    __slots__ = ("version", "name", "job", "graph", "core_graph", "weights", "data", "microbatches", "microbatch_size", "steps", "plan", "microbatch_sizes", "local")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -747,6 +803,7 @@ class RunSpec(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     MICROBATCH_SIZES_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     job: str
@@ -759,7 +816,26 @@ class RunSpec(_message.Message):
     steps: int
     plan: Plan
     microbatch_sizes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., core_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., microbatches: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., steps: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., microbatch_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
+    local: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., core_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., microbatches: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., steps: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., microbatch_sizes: _Optional[_Iterable[int]] = ..., local: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DataRequest(_message.Message):
+    __slots__ = ("name", "options")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    options: str
+    def __init__(self, name: _Optional[str] = ..., options: _Optional[str] = ...) -> None: ...
+
+class DataAnswer(_message.Message):
+    __slots__ = ("manifest", "local", "peers")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    manifest: _common_pb2.BlobRef
+    local: _containers.RepeatedScalarFieldContainer[str]
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, manifest: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., local: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PreviewAnswer(_message.Message):
     __slots__ = ("plan", "reason", "peers", "operators", "notes")
@@ -930,20 +1006,22 @@ class LinkState(_message.Message):
     def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class PeerState(_message.Message):
-    __slots__ = ("peer", "profile", "address", "run", "silent_s", "membership")
+    __slots__ = ("peer", "profile", "address", "run", "silent_s", "membership", "closed")
     PEER_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
     peer: str
     profile: Profile
     address: str
     run: str
     silent_s: float
     membership: str
-    def __init__(self, peer: _Optional[str] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., address: _Optional[str] = ..., run: _Optional[str] = ..., silent_s: _Optional[float] = ..., membership: _Optional[str] = ...) -> None: ...
+    closed: _common_pb2.Reason
+    def __init__(self, peer: _Optional[str] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., address: _Optional[str] = ..., run: _Optional[str] = ..., silent_s: _Optional[float] = ..., membership: _Optional[str] = ..., closed: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
 
 class BlobPiece(_message.Message):
     __slots__ = ("ref", "offset", "data")

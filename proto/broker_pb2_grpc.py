@@ -136,6 +136,11 @@ class RunsStub:
                 request_serializer=shoal_dot_proto_dot_broker__pb2.RunSpec.SerializeToString,
                 response_deserializer=shoal_dot_proto_dot_broker__pb2.PreviewAnswer.FromString,
                 _registered_method=True)
+        self.Resolve = channel.unary_unary(
+                '/shoal.v1.Runs/Resolve',
+                request_serializer=shoal_dot_proto_dot_broker__pb2.DataRequest.SerializeToString,
+                response_deserializer=shoal_dot_proto_dot_broker__pb2.DataAnswer.FromString,
+                _registered_method=True)
 
 
 class RunsServicer:
@@ -175,6 +180,13 @@ class RunsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resolve(self, request, context):
+        """The manifest of data that peers keep to themselves.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -202,6 +214,11 @@ def add_RunsServicer_to_server(servicer, server):
                     servicer.Preview,
                     request_deserializer=shoal_dot_proto_dot_broker__pb2.RunSpec.FromString,
                     response_serializer=shoal_dot_proto_dot_broker__pb2.PreviewAnswer.SerializeToString,
+            ),
+            'Resolve': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resolve,
+                    request_deserializer=shoal_dot_proto_dot_broker__pb2.DataRequest.FromString,
+                    response_serializer=shoal_dot_proto_dot_broker__pb2.DataAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -340,6 +357,33 @@ class Runs:
             '/shoal.v1.Runs/Preview',
             shoal_dot_proto_dot_broker__pb2.RunSpec.SerializeToString,
             shoal_dot_proto_dot_broker__pb2.PreviewAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resolve(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Runs/Resolve',
+            shoal_dot_proto_dot_broker__pb2.DataRequest.SerializeToString,
+            shoal_dot_proto_dot_broker__pb2.DataAnswer.FromString,
             options,
             channel_credentials,
             insecure,

@@ -76,9 +76,11 @@ def train(
     limit_s: float | None = None,
     see: Callable[[broker_pb2.RunEvent], None] = lambda event: None,
     limits: Mapping[str, int] | None = None,
+    complete: bool = True,
 ) -> Trained:
     """Submits a job, follows it to its end, and fills the summary with what its events say. `see`
-    gets every event, too. `limits`: bytes of memory that peers may use, by name."""
+    gets every event, too. `limits`: bytes of memory that peers may use, by name. `complete`: nobody
+    else will join, so that waiting for memory is the end."""
     shown.say(f"submitting {job.name}")
     run, facts = front.submit(cluster.address, job, folder)
     summary.run, summary.params, summary.operators = run.id, facts.parameters, facts.operators
@@ -89,6 +91,8 @@ def train(
     with _limited(run, limit_s) as late:
         for event in run.watch():
             followed.see(event)
+            if followed.lacks and complete:
+                run.cancel()
             wire.see(event)
             shown.event(event)
             see(event)
@@ -109,6 +113,8 @@ def beside(
     followed = Following(Summary(name=job.name, world="", seed=job.seed), names)
     for event in run.watch():
         followed.see(event)
+        if followed.lacks:
+            run.cancel()
         cluster.check()
     followed.finish(facts.tokens_per_step)
     if followed.summary.exit:

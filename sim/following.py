@@ -10,7 +10,7 @@ from ..dag.graph import TensorSpec
 from ..proto import broker_pb2
 from .report import Summary
 
-__all__ = ["Following"]
+__all__ = ["Following", "lack_of"]
 
 
 class Following:
@@ -32,6 +32,8 @@ class Following:
         self.microbatches = 0
         self.reason_code = ""
         """Why the run ended, for programs."""
+        self.lacks = ""
+        """What memory the run waits for; empty: it does not."""
         self._compute_s = 0.0
         self._evaluations: list[tuple[int, float]] = []
 
@@ -45,7 +47,8 @@ class Following:
                 state, summary = event.state, self.summary
                 summary.steps, self.reason_code = state.step, state.reason.code
                 if state.phase in (broker_pb2.FAILED, broker_pb2.CANCELLED):
-                    summary.exit, summary.error = 1, state.reason.text
+                    summary.exit, summary.error = 1, self.lacks or state.reason.text
+                self.lacks = lack_of(event)
             case _:
                 pass
 
@@ -101,6 +104,13 @@ class Following:
             summary.tokens_per_s = tokens_per_step / summary.step_s if summary.step_s else 0.0
             if summary.cores:
                 summary.compute_share = self._compute_s / (sum(self.seconds) * summary.cores)
+
+
+def lack_of(event: broker_pb2.RunEvent) -> str:
+    """What memory a run waits for since this event; empty: it does not."""
+    state = event.state
+    waits = state.phase == broker_pb2.WAITING and state.reason.code == "memory"
+    return state.reason.text if waits else ""
 
 
 def _loses(codec: str) -> bool:

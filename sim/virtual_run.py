@@ -20,11 +20,12 @@ from ..job import Job
 from ..proto import broker_pb2
 from .faults.churn import absent_at_first, churn_of
 from .faults.faults import Faults, Fired, faults_of
+from .following import lack_of
 from .monitor.monitor import Monitor
 from .scenario.scenario import Scenario
 from .scenario.tables import PeerTable
 from .trace import Trace
-from .virtual.clock import Observe
+from .virtual.clock import Observe, Observed
 from .virtual.peer_shell import Device, PeerSpec
 from .virtual.wan import Wan
 from .virtual.world import RESTART_S, World
@@ -77,8 +78,9 @@ def run_virtual(
     check: bool = True,
 ) -> VirtualRun:
     """Runs a job, whose `submitted` and `blobs` a client has prepared, to its end, or to the
-    scenario's limit. Data shards are written into `folder`. Without `check`, no invariant is
-    watched, which takes a third of the time.
+    scenario's limit; one that waits for memory that nobody will bring, ends there. Data shards are
+    written into `folder`. Without `check`, no invariant is watched, which takes a third of the
+    time.
 
     Raises ValueError for a job that the broker refuses and for faults that cannot be, Violation
     when an invariant does not hold, and StalledError when nothing is left to happen.
@@ -87,6 +89,14 @@ def run_virtual(
     specs = specs_of(scenario)
     churn = churn_of(scenario.churn, [spec.name for spec in specs], scenario.seed, scenario.folder)
     absent = absent_at_first(churn) if scenario.churn.trace else ()
+    settled = not (churn or scenario.faults or any(spec.joins_s > 0 for spec in specs))
+
+    def seen(one: Observed) -> None:
+        if settled and isinstance(one.record, b.Publish) and lack_of(one.record.event):
+            world.after(0.0, lambda: end(over=False))
+        if observe is not None:
+            observe(one)
+
     world = World(
         [spec for spec in specs if spec.name not in absent],
         blobs=blobs,
@@ -94,7 +104,7 @@ def run_virtual(
         wan=wan_of(scenario),
         trace=trace,
         device=ghosts() if ghost else None,
-        observe=observe,
+        observe=seen,
         broker_options=broker_options,
         seed=scenario.seed,
         log=False,
@@ -105,15 +115,16 @@ def run_virtual(
     run = world.submit(submitted)
     late: list[bool] = []
 
-    def cancel() -> None:
+    def end(over: bool) -> None:
         if not world.broker.alive:
-            world.after(RESTART_S, cancel)
+            world.after(RESTART_S, lambda: end(over))
         elif run not in world.broker.ended:
-            late.append(True)
+            if over:
+                late.append(True)
             world.broker.ask(lambda request: b.RunCancelled(request, b.RunId(run)))
 
     limit_s = float(scenario.limit)
-    world.after(max(0.0, limit_s - world.now), cancel)
+    world.after(max(0.0, limit_s - world.now), lambda: end(over=True))
     events = (monitor or world).finish(run, limit_s + CANCEL_S)
     return VirtualRun(
         run=run,

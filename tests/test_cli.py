@@ -21,7 +21,7 @@ from shoal import cli
 from shoal.sim.processes import LocalCluster
 
 VERBS = ["bench", "broker", "cancel", "doctor", "eval", "export", "invite", "join", "kick"]
-VERBS += ["login", "peers", "plan", "runs", "sim", "status", "train", "watch"]
+VERBS += ["login", "pause", "peers", "plan", "runs", "sim", "status", "train", "unpause", "watch"]
 
 JOB = """
 version = 1
@@ -206,6 +206,25 @@ def test_login_is_remembered(tmp_path: Path) -> None:
     code, text = call("status")
     assert code == 3
     assert address in text
+
+
+def test_the_owner_pauses_a_host_without_asking_anybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    nowhere = ("--broker", f"127.0.0.1:{free_port()}")
+    assert call("unpause") == (0, "this host was not paused\n")
+    assert "this host is" not in call("status", *nowhere)[1]
+    code, text = call("pause")
+    assert code == 0
+    assert "no peer runs here now; `shoal unpause` ends it" in text
+    code, text = call("status", *nowhere)
+    assert code == 3, "what is told of this host needs no broker"
+    assert "this host is paused since 20" in text
+    assert call("unpause") == (0, "this host's peers take part again\n")
+    assert call("pause", "--state", "elsewhere")[0] == 0
+    assert "this host is" not in call("status", *nowhere)[1]
+    assert (tmp_path / "elsewhere" / "paused").exists()
 
 
 # ---------------------------------------------------------------- real processes

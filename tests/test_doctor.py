@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from shoal.client.doctor import Finding, examine
 from shoal.net.identity.authority import Authority, utc
 from shoal.net.identity.enroll import enroll
 from shoal.net.identity.token import Token
+from shoal.peer.host import Host, Standing
 from shoal.tests.net.proxies import ConnectProxy
 
 
@@ -77,6 +79,26 @@ async def test_a_proxy_of_the_environment_is_tried(monkeypatch: pytest.MonkeyPat
         assert "proxy" not in await found(broker.address)
         monkeypatch.setenv("https_proxy", "socks5://127.0.0.1:1")
         assert wrong(await found(far)) == ["proxy"]
+
+
+async def test_what_the_owner_has_set_is_said(tmp_path: Path) -> None:
+    host, address = Host(tmp_path), "nowhere.invalid:7077"
+
+    def about() -> list[str]:
+        return [f.text for f in examine(address, "", [], tmp_path) if f.what == "owner"]
+
+    standing = Standing(
+        peer="home-1", name="home", broker=address, month="2026-11", moved_bytes=0,
+        monthly_bytes=None, closed="",
+    )  # fmt: skip
+    host.keep(standing)
+    assert about() == []
+    host.keep(replace(standing, closed="it takes part from 22:00-08:00, by its own clock"))
+    assert about() == ["home is closed: it takes part from 22:00-08:00, by its own clock"]
+    host.pause()
+    (text,) = about()
+    assert text.startswith("this host is paused since 20")
+    assert "`shoal unpause`" in text
 
 
 async def test_it_ends_where_nothing_further_can_be_seen() -> None:

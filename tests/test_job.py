@@ -114,8 +114,8 @@ def test_missing_required_keys_are_named(tmp_path: Path) -> None:
         ("sync", 'kind = "local"'),
         ("sync", "every = 8"),
         ("recovery", 'lease = "11s"'),
-        ("recovery", 'ladder = ["checkpoint"]'),
-        ("data", 'where = "peer"'),
+        ("recovery", 'ladder = ["snapshot", "neighbour"]'),
+        ("data", 'where = "url"'),
         ("data", 'kind = "module"'),
         ("data", 'partition = {kind = "iid"}'),
         ("output", "every = 10"),
@@ -332,3 +332,11 @@ def test_a_quantity_without_a_good_unit_is_refused(text: Any) -> None:
 def test_a_job_needs_no_torch() -> None:
     code = "import sys, shoal.job; assert not {'torch', 'grpc', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_data_of_a_peer_has_a_name_and_only_it_can_be_kept_there(tmp_path: Path) -> None:
+    said = problem(tmp_path, '[train]\nsteps = 3\n[data]\nwhere = "peer"')
+    assert "`data.source` is empty: " in said
+    assert "the name of a data set of a peer" in said
+    said = problem(tmp_path, '[train]\nsteps = 3\n[data]\nkeep_local = "labels"')
+    assert 'job.toml:7: `data.keep_local` is "labels" with where = "submitter"' in said

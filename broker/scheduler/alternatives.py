@@ -83,7 +83,7 @@ def _singles(judge: Judge) -> list[_Alone]:
     """By peer that can hold it by some means, the first of them that it can."""
     n = judge.operators
     rooms = np.array([o.device_memory_bytes for o in judge.offers], np.int64)
-    left = np.ones(len(rooms), dtype=bool)
+    left = np.ones(len(rooms), dtype=bool) if not judge.request.beside else judge.may_have.copy()
     found: list[_Alone] = []
     for segments in (1, *(s for s in SEGMENTS if s <= n)):
         cuts = judge.even_cuts(segments)

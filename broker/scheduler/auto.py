@@ -21,6 +21,7 @@ from ...dag.plan import Alternative, Plan, ScheduleName
 from .alternatives import alone, replicas
 from .baselines import equal_compute, uniform
 from .batchings import look_at_forms
+from .beside import no_plan_beside, seeds_beside
 from .candidate import Candidate, Share, to_plan
 from .interface import NoPlan, Planner, PlanRequest
 from .judge import Judge
@@ -77,7 +78,8 @@ def space_of(request: PlanRequest) -> Space:
         stages=options.stages,
         schedules=SCHEDULES if options.schedule == "auto" else (options.schedule,),
         recompute=(False, True) if options.recompute is None else (options.recompute,),
-        repeats=options.stages is None or options.schedule == "interleaved",
+        # Who has the data may take both ends.
+        repeats=options.stages is None or options.schedule == "interleaved" or bool(request.beside),
     )
 
 
@@ -109,7 +111,8 @@ def auto(request: PlanRequest) -> Plan:
         found.append((chosen, seconds))
     fitting = [x for x in found if x[0].best is not None and x[0].best.fits]
     if not fitting:
-        raise no_plan(found[0][0].judge)
+        judge = found[0][0].judge
+        raise no_plan_beside(judge) or no_plan(judge)
     fitting.sort(key=lambda x: x[0].best.seconds if x[0].best else float("inf"))
     chosen, seconds = fitting[0]
     assert chosen.best is not None
@@ -163,10 +166,13 @@ def choose(
         note(Found(candidate, search.key(candidate)))
     # Groups of several peers are found by a search of their own.
     few = len(judge.offers) <= MOST_GROUPED
-    several = candidates_in(judge) if few and space.pipelines != 1 else iter(())
+    open_to_all = few and space.pipelines != 1 and not judge.request.beside
+    several = candidates_in(judge) if open_to_all else iter(())
     grouped = [guess.candidate for guess, _ in zip(several, range(GROUPED), strict=False)]
     known = len(judge.offers) > MOST_SEEDED and given
     own = () if known else Seeds(judge, space).all()
+    if judge.request.beside:
+        own = seeds_beside(judge, space)
     seeds = dict.fromkeys((*given, *grouped, *own))
     for n, candidate in enumerate(_promising(judge, seeds, search.budget // 3)):
         # A request too large for its budget still gets a few.

@@ -103,7 +103,7 @@ class _Baseline:
         assert widest is not None, "there is at least one grid"
         rooms = [self._room(widest, k) for k in range(widest.stages)]
         live = max(self._live(k, widest.stages) for k in range(widest.stages))
-        raise NoPlan(shortage(self.judge, rooms, live), "memory")
+        raise shortage(self.judge, rooms, live)
 
     def _candidate(self, grid: _Grid, cuts: Sequence[int], recompute: bool) -> Candidate:
         each, more = divmod(self.request.microbatches, self.pipelines)

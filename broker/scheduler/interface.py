@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from ...dag.beside import beside_data
 from ...dag.cost import OperatorCost, cost
 from ...dag.graph import Graph, OperatorSet
 from ...dag.network import Network, uniform
@@ -43,12 +44,14 @@ class NoPlan(ValueError):  # noqa: N818 (an answer, named in the design)
     """These peers cannot run this job. The text names the resource that is short, and by how much.
 
     `code`: "memory" and "peers" can be healed by more or other peers, "model" and "plan" cannot.
+    `short_bytes`: of device memory, the least that more peers would have to bring; 0: not known.
     """
 
-    def __init__(self, reason: str, code: str = "plan") -> None:
+    def __init__(self, reason: str, code: str = "plan", short_bytes: int = 0) -> None:
         super().__init__(reason)
         self.reason = reason
         self.code = code
+        self.short_bytes = short_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class PeerOffer:
     0: unknown, or it does not compute on them."""
     threads: int = 0
     """CPU threads of one action; 0: it does not compute on the CPU."""
+    manifests: tuple[str, ...] = ()
+    """Hashes of the manifests whose data it has, and keeps."""
 
     @property
     def pace(self) -> Speeds:
@@ -146,6 +151,10 @@ class PlanRequest:
     """Of the graph's operators; None: found from it."""
     head_parts: int = 0
     """Column blocks that the vocabulary head of `graph` is split into (dag/vocabulary.py)."""
+    local: tuple[str, ...] = ()
+    """Inputs of the model whose data stays with `holders`."""
+    holders: frozenset[PeerId] = frozenset()
+    """Offers that have that data."""
     others: tuple[PlanRequest, ...] = ()
     """The same request in other forms that the planner may take: with other microbatch sizes, or
     with the head split."""
@@ -154,6 +163,11 @@ class PlanRequest:
     def costs(self) -> tuple[OperatorCost, ...]:
         """Of every operator, for one microbatch."""
         return self.known_costs or cost(self.graph)
+
+    @cached_property
+    def beside(self) -> tuple[int, ...]:
+        """Operators that must run on one of `holders`."""
+        return beside_data(self.graph, self.local)
 
     @cached_property
     def network(self) -> Network:

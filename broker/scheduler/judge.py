@@ -57,6 +57,11 @@ class Judge:
         self._cutter = Cutter(request.graph)
         self._slots = request.options.optimizer_slots
         self._needs: dict[int, Needs] = {}
+        self.may_have = np.array([o.peer in request.holders for o in self.offers], dtype=bool)
+        """By offer, whether it may run the operators beside the data."""
+        stays = np.zeros(self.operators + 1, dtype=np.int64)
+        stays[np.array(request.beside, dtype=np.int64) + 1] = 1
+        self._stays = np.cumsum(stays)
         self._last: tuple[Candidate, Estimate] | None = None
         self.judged = 0
         """Event calculations so far: what search budgets count."""
@@ -154,9 +159,24 @@ class Judge:
             self._needs[positions] = Needs(self.memory, at, self._slots)
         return self._needs[positions]
 
+    def bound_to_data(self, candidate: Candidate) -> list[bool]:
+        """By peer of the candidate, whether it has operators that must run beside the data."""
+        bound = dict.fromkeys(candidate.peers, False)
+        for pipeline in candidate.pipelines:
+            for s in pipeline:
+                bound[s.peer] |= bool(self._stays[s.stop] > self._stays[s.start])
+        return list(bound.values())
+
+    def misplaced(self, candidate: Candidate) -> int:
+        """Peers that would have to read data that they do not have."""
+        if not self.request.beside:
+            return 0
+        bound = zip(candidate.peers, self.bound_to_data(candidate), strict=True)
+        return sum(needs and not self.may_have[p] for p, needs in bound)
+
     def fits(self, candidate: Candidate) -> bool:
-        """Whether every peer has the memory that it needs."""
-        return all(
+        """Whether every peer has the memory that it needs, and the data."""
+        return not self.misplaced(candidate) and all(
             size <= self.offers[p].device_memory_bytes
             for p, size in self.device_bytes(candidate).items()
         )

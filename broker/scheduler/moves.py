@@ -247,18 +247,23 @@ def share_moves(judge: Judge, candidate: Candidate) -> Iterator[Candidate]:
 
 
 def even_pipeline(
-    judge: Judge, peers: Sequence[int], recompute: bool = False, end: int | None = None
+    judge: Judge,
+    peers: Sequence[int],
+    recompute: bool = False,
+    end: int | None = None,
+    begin: int = 0,
 ) -> Pipeline | None:
-    """The operators before `end` (None: all), cut so that each peer takes about equally long; None:
-    more peers than operators."""
+    """The operators from `begin` before `end` (None: all), cut so that each peer takes about
+    equally long; None: more peers than operators."""
     n, k = judge.operators if end is None else end, len(peers)
-    if k > n:
+    if k > n - begin:
         return None
     seconds = judge.forward_s + judge.backward_s
+    seconds = seconds - seconds[:, begin : begin + 1]
     whole = [max(float(seconds[p, n]), 1e-30) for p in peers]
     speed = [1 / w for w in whole]
     shares: list[Share] = []
-    start, part = 0, 0.0
+    start, part = begin, 0.0
     for i, p in enumerate(peers):
         part += speed[i] / sum(speed)
         stop = n

@@ -29,7 +29,7 @@ from ...dag.plan import Plan, Spare
 from .batchings import look_at_forms
 from .candidate import Candidate
 from .communities import DENSE, groupings, rates
-from .interface import NoPlan, PlanRequest
+from .interface import PlanRequest
 from .judge import Judge
 from .order import grouped_path, narrowest
 from .rows import Guess, Rows
@@ -69,7 +69,7 @@ def op_fence(request: PlanRequest) -> Plan:
 
     look_at_forms(request, look)
     if not every:
-        raise NoPlan(shortage(Judge(request)), "memory")
+        raise shortage(Judge(request))
     found = min(every, key=lambda f: f.seconds)
     judge, candidate = found.judge, found.candidate
     used = set(candidate.peers)

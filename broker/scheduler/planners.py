@@ -32,6 +32,7 @@ def plan(request: PlanRequest) -> Plan:
             f'{error.reason}; scheduler = "auto" has a plan, with a step of '
             f"{other.predicted.step_s:.3g} s or less",
             error.code,
+            error.short_bytes,
         ) from None
 
 

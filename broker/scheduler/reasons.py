@@ -64,6 +64,8 @@ def _why_spare(
             f"too little memory for any stage: {size_text(offer.device_memory_bytes)}, the "
             f"smallest operator needs {size_text(least)}"
         )
+    if tried and all(map(judge.misplaced, tried)):
+        return "the parts that it could take must stay with the data, which it does not have"
     fitting = [c for c in tried if judge.fits(c)]
     if not fitting:
         room = size_text(offer.device_memory_bytes)
@@ -179,11 +181,12 @@ def stage_reasons(judge: Judge, best: Candidate) -> Iterator[str]:
 
 def no_plan(judge: Judge) -> NoPlan:
     """What is short, by how much, and the smallest changes that were found to help."""
-    text = shortage(judge)
+    short = shortage(judge)
     helps = list(_helps(judge)) if judge.operators < MOST_OPERATORS else []
-    if helps:
-        text += "; what would be enough: " + ", or ".join(helps)
-    return NoPlan(text, "memory")
+    if not helps:
+        return short
+    text = f"{short.reason}; what would be enough: {', or '.join(helps)}"
+    return NoPlan(text, short.code, short.short_bytes)
 
 
 def _helps(judge: Judge) -> Iterator[str]:

@@ -31,6 +31,8 @@ MOST_PERMUTATIONS = 130
 """Permutations that are bounded at once; above, the neighbourhood of the present one."""
 MOST_ROWS = 400
 """Assignments of one batch."""
+MISPLACED_BYTES = 1 << 50
+"""What a peer that lacks the data counts for, in bytes that do not fit: more than any memory."""
 _BETTER = 1 - 1e-9
 """A gain below this is rounding, and no reason to move."""
 
@@ -131,7 +133,8 @@ class Search:
     def over(self, candidate: Candidate) -> float:
         """Bytes by which its peers' memory is exceeded, summed."""
         need = self.judge.device_bytes(candidate)
-        return float(sum(max(0, size - int(self.rooms[p])) for p, size in need.items()))
+        over = sum(max(0, size - int(self.rooms[p])) for p, size in need.items())
+        return float(over + MISPLACED_BYTES * self.judge.misplaced(candidate))
 
     def bound(self, candidate: Candidate) -> Key:
         self._pay(candidate)
@@ -167,6 +170,9 @@ class Search:
         self._pay(candidate, 1 + len(rows) / 40)
         need = np.array(list(self.judge.device_bytes(candidate).values()), dtype=np.int64)
         over = np.maximum(0, need - self.rooms[rows]).sum(1)
+        if self.judge.request.beside:
+            bound = np.array(self.judge.bound_to_data(candidate))
+            over = over + MISPLACED_BYTES * (bound & ~self.judge.may_have[rows]).sum(1)
         rows = rows[over == over.min()]
         best = rows[int(np.argmin(self.judge.bound_many(candidate, rows)))]
         found = _with_peers(candidate, best.tolist())

@@ -42,7 +42,7 @@ def refuse_impossible(request: PlanRequest) -> None:
         raise NoPlan(f"{need} peers are needed, {len(request.offers)} are on offer", "peers")
 
 
-def shortage(judge: Judge, rooms: Sequence[int] = (), live: int = 0) -> str:
+def shortage(judge: Judge, rooms: Sequence[int] = (), live: int = 0) -> NoPlan:
     """Which memory is short, in amounts of the judge. `rooms`: bytes of the stages of the last try,
     without them of every peer; `live`: the most microbatches that one of them kept."""
     request, offers = judge.request, judge.offers
@@ -53,24 +53,29 @@ def shortage(judge: Judge, rooms: Sequence[int] = (), live: int = 0) -> str:
     if needed > largest:
         op = request.graph.operators[worst]
         of = f" of {op.module}" if op.module else ""
-        return (
+        return NoPlan(
             f"no peer has enough memory for operator {op.name}{of}: it needs {size_text(needed)} "
             f"(parameters, gradients, optimizer state, one microbatch), the largest peer offers "
-            f"{size_text(largest)}, short by {size_text(needed - largest)}"
+            f"{size_text(largest)}, short by {size_text(needed - largest)}",
+            "memory",
+            needed,  # a whole peer must come: those that are here cannot give theirs to it
         )
     again, offered = recomputes(judge), sum(rooms)
     whole = min(judge.stage_bytes(0, judge.operators, 1, recompute=r) for r in again)
     stages = f"{len(rooms)} stage{'s offer' if len(rooms) != 1 else ' offers'}"
     if whole > offered:
-        return (
-            f"the model needs {size_text(whole)} for one microbatch (parameters, gradients, "
-            f"optimizer state, activations), the {stages} {size_text(offered)}, short by "
-            f"{size_text(whole - offered)}: let more peers join, or offer more memory"
+        return NoPlan(
+            f"needs {size_text(whole - offered)} more: the model needs {size_text(whole)} for one "
+            "microbatch (parameters, gradients, optimizer state, activations), the "
+            f"{stages} {size_text(offered)}: let more peers join, or offer more memory",
+            "memory",
+            whole - offered,
         )
-    return (
+    return NoPlan(
         f"no cut into {len(rooms)} stages fits: the peers offer {_memories(offers)}, and the model "
         f"needs {size_text(whole)} with one live microbatch and more with up to {live}: lower "
-        "train.microbatch, let more peers join, or offer more memory"
+        "train.microbatch, let more peers join, or offer more memory",
+        "memory",
     )
 
 

@@ -10,7 +10,7 @@ import hashlib
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,10 @@ def resolve(
     inputs: str = "x",
     targets: str = "y",
     tokenizer: str = "bytes",
+    named: Callable[[str, memoryview], str] | None = None,
 ) -> tuple[Manifest, dict[str, Path]]:
-    """The manifest of a job's data, and the shard files by hash, written into `folder`.
+    """The manifest of a job's data, and the shard files by hash, written into `folder`. `named`
+    gives the hash of a shard from its column and content; None: SHA-256 of the content.
 
     `inputs` and `targets` name the tensors of a batch, which are argument names of the module's
     forward; for arrays these are also the names in the file, and `inputs` may list several,
@@ -54,7 +56,7 @@ def resolve(
     if not 0 <= holdout < 1:
         raise DataError(f"holdout is {holdout}, expected a share in [0, 1), such as 0.05")
     folder.mkdir(parents=True, exist_ok=True)
-    writer = _Writer(folder)
+    writer = _Writer(folder, named or (lambda _, data: hashlib.sha256(data).hexdigest()))
     if kind in ("text", "tokens"):
         return _windows(writer, kind, source, holdout, length, inputs, targets, tokenizer)
     if kind == "arrays":
@@ -65,8 +67,8 @@ def resolve(
 class _Writer:
     """Cuts columns into shards in a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, named: Callable[[str, memoryview], str]) -> None:
+        self.folder, self.named = folder, named
         self.shards: list[Shard] = []
         self.paths: dict[str, Path] = {}
 
@@ -77,10 +79,12 @@ class _Writer:
             part = np.ascontiguousarray(items[start : start + per_shard])
             part = part.astype(part.dtype.newbyteorder("<"), copy=False)
             data = part.reshape(-1).view(np.uint8).data
-            name = hashlib.sha256(data).hexdigest()
+            name = self.named(column.name, data)
             path = self.folder / name
-            if name not in self.paths:
-                path.write_bytes(data)
+            if not path.exists():  # else somebody may have it mapped
+                new = path.with_suffix(".new")
+                new.write_bytes(data)
+                new.replace(path)
             self.paths[name] = path
             self.shards.append(Shard(column.name, len(part), len(data), name))
 
@@ -205,8 +209,8 @@ def _tokens(source: str) -> _Array:
 def _read_arrays(source: str, names: Sequence[str]) -> dict[str, _Array]:
     """Arrays of an .npz or .safetensors file; no names: the only one that it has."""
     if source.endswith(".npz"):
-        loaded = _load(source)
-        found = {n: np.asarray(loaded[n]) for n in _choose(source, names, loaded.files)}
+        with _load(source) as loaded:
+            found = {n: np.asarray(loaded[n]) for n in _choose(source, names, loaded.files)}
     elif source.endswith(".safetensors"):
         try:
             with safe_open(_local(source), framework="numpy") as file:

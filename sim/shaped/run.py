@@ -106,9 +106,9 @@ def run_shaped(
 
         began_s = time.time()
         limits = {peer.name: int(peer.memory) for peer in scenario.peers}
-        trained = train(
-            cluster, front, job, folder, summary, shown, names, float(scenario.limit), see, limits
-        )
+        parts = cluster, front, job, folder, summary, shown, names
+        settled = not (scenario.faults or faults.churned or any(p.joins for p in scenario.peers))
+        trained = train(*parts, float(scenario.limit), see, limits, complete=settled)
         summary.price = scenario.price((time.time() - began_s) / scenario.time_scale)
         watch.fill(summary)
         trace = gather(sorted(folder.glob("*.trace.jsonl")), began_s, run=trained.handle.id)

@@ -136,6 +136,7 @@ class PeerShell:
         self.world, self.spec, self.name = world, spec, spec.name
         self.incarnation = incarnation
         boot = f"boot-{spec.name}" + (f"-{incarnation}" if incarnation else "")
+        self.snapshots = world.disks.setdefault(spec.name, SnapshotStore())
         self.machine = PeerMachine(
             PeerId(spec.name),
             boot,
@@ -143,9 +144,9 @@ class PeerShell:
             counter=incarnation,
             address=spec.name,
             options=options,
+            snapshots=self.snapshots.found(),
         )
         self.device = device
-        self.snapshots = SnapshotStore()
         self.alive = True
         """False: nothing is handled and nothing said any more."""
         self.exit: p.Exit | None = None

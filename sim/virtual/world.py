@@ -23,6 +23,7 @@ from ...net.frame import Arrived
 from ...net.memory import Carry, MemoryNetwork, steady
 from ...peer.device import TorchDevice
 from ...peer.machine import PeerOptions
+from ...peer.snapshots import SnapshotStore
 from ...proto import broker_pb2
 from ..trace import Mark, Trace
 from .broker_shell import BrokerShell
@@ -96,6 +97,8 @@ class World(Clock):
         self.broker = BrokerShell(self, broker_options)
         self.broker.start()
         self.orders = Orders()
+        self.disks: dict[str, SnapshotStore] = {}
+        """What of a peer outlives its processes: snapshots, by name."""
         self.peers: dict[str, PeerShell] = {}
         """The newest process of each peer that has come so far, dead ones too."""
         self._controls = 0

@@ -136,7 +136,7 @@ class World:
         self.streams[peer] = stream
         version = keys.pop("version", 1)
         address = keys.pop("address", f"{peer}:1")
-        holding = keys.pop("holding", None)
+        holding, closed = keys.pop("holding", None), keys.pop("closed", None)
         profile = {"name": peer, "device_memory_bytes": 2**30, "operator_set": FULL, **keys}
         hello = Hello(
             version=version,
@@ -146,6 +146,7 @@ class World:
             profile=Profile(**profile),
             address=address,
             holding=holding,
+            closed=closed,
         )
         out = self.handle(StreamOpened(stream))
         return out + self.handle(PeerSaid(stream, PeerMessage(hello=hello)))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import random
 import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from shoal.broker.blobs import BlobError, BlobLimits, BlobStore
 
@@ -147,6 +151,110 @@ def test_sizes_are_bounded(tmp_path) -> None:
         store.put(b"x")
         with pytest.raises(BlobError, match="holds 3 blobs"):
             store.put(b"y")
+
+
+def test_a_disk_that_is_nearly_full_is_said_before_and_one_that_is_full_at_once(tmp_path) -> None:
+    left = [100]
+    limits = BlobLimits(spare_bytes=20)
+    with BlobStore(tmp_path, limits, free=lambda _: left[0]) as store:
+        running = store.begin(name_of(b"x" * 50), 50)
+        with pytest.raises(BlobError, match="the broker's disk has room for 30 more") as caught:
+            store.begin(name_of(b"y" * 31), 31)
+        assert caught.value.code == "RESOURCE_EXHAUSTED"
+        running.write(b"x" * 40)
+        left[0] = 60
+        assert store.begin(name_of(b"y" * 30), 30) is not None, "what is written is not promised"
+    with BlobStore(tmp_path / "full", free=lambda _: 1 << 40) as store:
+        upload = store.begin(name_of(b"abc"), 3)
+        os.close(upload._fd)
+        upload._fd = os.open("/dev/full", os.O_WRONLY)
+        with pytest.raises(BlobError, match=r"disk is full: blob .* ends at byte 0 of 3"):
+            upload.write(b"abc")
+
+
+class Files:
+    """What a store should hold, the plain way: by name, bytes and when each was used."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+        self.used: dict[str, float] = {}
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_what_is_needed_or_in_use_is_never_removed_and_the_rest_goes(
+    tmp_path_factory, seed: int
+) -> None:
+    """Random uses, restarts and collections against a plain list of times."""
+    rng, model = random.Random(seed), Files()
+    blobs = [bytes([i]) * (i + 1) for i in range(6)]
+    names = [name_of(b) for b in blobs]
+    limits = BlobLimits(grace_s=1000.0)
+    folder = tmp_path_factory.mktemp("blobs")
+
+    def opened() -> BlobStore:
+        store = BlobStore(folder, limits, clock=lambda: model.now)
+        store.open()
+        return store
+
+    store = opened()
+    for _ in range(40):
+        i = rng.randrange(6)
+        model.now += rng.choice((0.0, 300.0, 900.0))
+        match rng.choice(("put", "ask", "read", "collect", "restart")):
+            case "put":
+                store.put(blobs[i])
+                os.utime(folder / "whole" / names[i], (model.now, model.now))
+                model.used[names[i]] = model.now
+            case "ask" if names[i] in model.used:
+                assert store.whole(names[i])
+                model.used[names[i]] = model.now
+            case "read" if names[i] in model.used:
+                assert store.get(names[i]) == blobs[i]
+                model.used[names[i]] = model.now
+            case "collect":
+                needed = set(rng.sample(names, rng.randrange(4)))
+                gone = {
+                    n
+                    for n, used in model.used.items()
+                    if n not in needed and used < model.now - limits.grace_s
+                }
+                assert store.collect(needed)[0] == len(gone)
+                model.used = {n: t for n, t in model.used.items() if n not in gone}
+            case "restart":
+                store.close()
+                store = opened()
+        assert files(store) == sorted(f"whole/{n}" for n in model.used)
+    store.close()
+
+
+def test_a_part_that_nobody_goes_on_with_goes_too_and_one_being_written_stays(tmp_path) -> None:
+    now = [1e9]
+    with BlobStore(tmp_path, BlobLimits(grace_s=10.0), clock=lambda: now[0]) as store:
+        for data, stop in ((b"abc", True), (b"xyz", False)):
+            upload = store.begin(name_of(data), 3)
+            upload.write(data[:2])
+            if stop:
+                upload.stop()
+        now[0] += 11
+        assert store.collect(()) == (1, 2)
+        assert files(store) == [f"part/{name_of(b'xyz')}"]
+        assert store.size_of(name_of(b"abc")) == 0
+        upload.write(b"z")
+        upload.finish()
+        assert store.get(name_of(b"xyz")) == b"xyz"
+
+
+def test_who_reads_a_blob_that_goes_reads_on(tmp_path) -> None:
+    now = [1e9]
+    with BlobStore(tmp_path, BlobLimits(grace_s=10.0), clock=lambda: now[0]) as store:
+        name = store.put(b"0123456789")
+        pieces = store.read(name, piece_bytes=4)
+        assert next(pieces) == b"0123"
+        now[0] += 11
+        store.collect(())
+        assert b"".join(pieces) == b"456789"
+        assert not store.whole(name)
 
 
 def test_uploads_of_one_blob_at_once_all_end_well(store) -> None:

@@ -50,11 +50,14 @@ from shoal.proto.broker_pb2 import (
     Profile,
     Ready,
     RunSpec,
+    Snapshot,
+    SnapshotReport,
     StepReport,
 )
 from shoal.proto.common_pb2 import BlobRef, Reason
 
 PEERS = ["a", "b", "c", ""]
+OPERATORS = 6
 STREAMS = [StreamId(f"s{i}") for i in range(8)]
 REF = BlobRef(hash="ab" * 32, size_bytes=1)
 
@@ -83,7 +86,12 @@ def valid_spec(stages: int, steps: int, by_hand: bool) -> RunSpec:
 
 
 def make_plan(peers: list[str]) -> Plan:
-    slots = tuple(StageSlot(i, i + 1, (PeerId(p),)) for i, p in enumerate(peers))
+    """Some of OPERATORS on each peer."""
+    n = len(peers)
+    slots = tuple(
+        StageSlot(i * OPERATORS // n, (i + 1) * OPERATORS // n, (PeerId(p),))
+        for i, p in enumerate(peers)
+    )
     return Plan(slots, (tuple(Visit(i, PeerId(p)) for i, p in enumerate(peers)),) * 2, 1)
 
 
@@ -92,6 +100,7 @@ class Driver:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
+        self.sense = self.pick(0.85, 0.97)
         self.machine = BrokerMachine(
             "broker-1",
             BrokerOptions(
@@ -106,6 +115,7 @@ class Driver:
         self.now = 0.0
         self.asked: list[MakePlan] = []
         self.timers: list[str] = []
+        self.kept: list[Snapshot] = []
         self.requests = 0
         self.seen: set[str] = set()  # Phases and states that were reached.
 
@@ -113,7 +123,8 @@ class Driver:
         return self.rng.choice(options)
 
     def often(self, likely: Any, *others: Any) -> Any:
-        return likely if others == () or self.rng.random() < 0.85 else self.rng.choice(others)
+        sense = others == () or self.rng.random() < self.sense
+        return likely if sense else self.rng.choice(others)
 
     def run(self) -> RunId:
         return self.pick(*list(self.machine.runs)[-3:], RunId("r-none"))
@@ -131,7 +142,10 @@ class Driver:
 
     def said(self) -> PeerSaid:
         """Something that fits what its speaker does, or that does not."""
+        members = self.machine.members.members
         stream = self.stream()
+        if len(members) == len(PEERS) - 1:  # else one incarnation would only replace the other
+            stream = self.often(self.pick(*(m.stream for m in members.values())), stream)
         peer = self.machine.members.streams.get(stream)
         if peer is None and self.rng.random() < 0.9:
             return PeerSaid(stream, self.hello())
@@ -151,6 +165,8 @@ class Driver:
             PeerMessage(exported=weights),
             PeerMessage(drained=Drained(run=mine)),
             PeerMessage(link=self.link()),
+            self.snapshot(run, mine, term, peer),
+            self.snapshot(run, mine, term, peer),
         )
         return PeerSaid(
             stream,
@@ -159,10 +175,30 @@ class Driver:
                 likely,
                 PeerMessage(),
                 self.hello(),
-                PeerMessage(fault=Fault(run=mine, term=term, step=step, about=self.pick(*PEERS))),
+                PeerMessage(fault=self.fault(mine, term, step)),
                 PeerMessage(goodbye=Goodbye(reason=Reason(text="\x1b"))),
             ),
         )
+
+    def fault(self, run: str, term: int, step: int) -> Fault:
+        code = self.pick("link", "snapshot", "memory", "plan")
+        about = self.pick(*PEERS)
+        return Fault(run=run, term=term, step=step, about=about, reason=Reason(code=code))
+
+    def snapshot(self, run: Any, mine: str, term: int, peer: Any) -> PeerMessage:
+        """Most often of the set that is ordered, of its own stages or of those that it keeps."""
+        plan = run.plan if run else None
+        pending = run.cadence.pending if run else None
+        whose = self.often(self.pick(peer, *(plan.kept_by(peer) if plan else ())), *PEERS)
+        found = Snapshot(
+            run=mine, term=term, step=self.often(pending or 0, 0, 1, 2**64 - 1), holder=whose
+        )
+        for stage in plan.stages_of(whose) if plan else ():
+            found.spans.add(start=plan.stages[stage].start, stop=plan.stages[stage].stop)
+        if self.rng.random() < 0.1:
+            found.spans.add(start=self.rng.randrange(4), stop=self.rng.randrange(4))
+        self.kept.append(found)
+        return PeerMessage(snapshot=SnapshotReport(snapshot=found, held=self.often(True, False)))
 
     def link(self) -> LinkReport:
         """Most often of a probe that is under way."""
@@ -178,14 +214,16 @@ class Driver:
         return report
 
     def hello(self) -> PeerMessage:
+        absent = [p for p in PEERS[:-1] if p not in self.machine.members.members]
         return PeerMessage(
             hello=Hello(
                 version=self.often(1, 2),
-                peer=self.pick(*PEERS),
+                peer=self.often(self.pick(*(absent or PEERS)), *PEERS),
                 boot=self.pick("x", "y"),
-                counter=self.rng.randrange(self.requests + 3),
+                counter=self.often(self.requests + 3, self.rng.randrange(self.requests + 3)),
                 profile=Profile(name=self.pick(*PEERS), operator_set=self.often(1, 2)),
                 address=self.often("h:1", ""),
+                snapshots=self.rng.sample(self.kept, min(len(self.kept), self.rng.randrange(4))),
             )
         )
 
@@ -207,17 +245,17 @@ class Driver:
             return StreamOpened(self.pick(*STREAMS))
         if kind < 60:
             return self.said()
-        if kind < 62:
+        if kind < 63:
             return StreamClosed(self.stream(), "gone")
         if kind < 68:
-            spec = valid_spec(rng.randrange(4), rng.randrange(1, 3), rng.random() < 0.2)
+            spec = valid_spec(rng.randrange(4), rng.randrange(1, 9), rng.random() < 0.2)
             return RunSubmitted(self.request(), spec)
-        if kind < 70:
-            return RunCancelled(self.request(), self.run())
+        if kind < 69:
+            return RunCancelled(self.request(), self.often(RunId("r-none"), self.run()))
         if kind < 90 and self.asked:
             return self.planned()
         if kind < 96:
-            self.now += self.pick(0.1, 0.1, 1.0, 700.0)
+            self.now += self.often(self.pick(0.1, 1.0), 700.0)
             return TimerFired(self.pick(*self.timers[-9:], "x", "run:", "peer:z", "hello:s1"))
         if kind < 99:
             return self.pick(DescribeAsked, partial(WatchAsked, run=self.run(), from_event=3))(
@@ -232,6 +270,8 @@ class Driver:
         self.asked += [i for i in out if isinstance(i, MakePlan)]
         self.timers += [i.name for i in out if isinstance(i, SetTimer)]
         self.seen |= {Phase.Name(run.phase) for run in self.machine.runs.values()}
+        later = [run for run in self.machine.runs.values() if run.term > 1 and run.active]
+        self.seen |= {"resumed" if run.begun_from else "replay" for run in later}
         self.seen |= {member.state for member in self.machine.members.members.values()}
         answers = [i for i in out if isinstance(i, Answer | Reject)]
         assert [i.request for i in answers] == (
@@ -252,13 +292,16 @@ def test_any_events_in_any_order_keep_the_invariants(seed) -> None:
 
 def test_the_random_events_reach_every_phase_and_state() -> None:
     seen: set[str] = set()
-    for seed in range(30):
+    phases = set(Phase.keys()) - {"PHASE_UNSPECIFIED"}
+    wanted = phases | {"pool", "assigned", "draining", "replay", "resumed"}
+    for seed in range(60):
         driver = Driver(seed)
-        for _ in range(150):
+        for _ in range(400):
             driver.step()
         seen |= driver.seen
-    phases = set(Phase.keys()) - {"PHASE_UNSPECIFIED"}
-    assert seen == phases | {"pool", "assigned", "draining"}
+        if seen >= wanted:
+            break
+    assert seen == wanted
 
 
 @settings(max_examples=200)

@@ -7,7 +7,7 @@ import pytest
 from shoal.broker.events import CloseStream, PeerSaid, StreamClosed, StreamId, StreamOpened, Tell
 from shoal.broker.machine import BrokerMachine
 from shoal.proto.broker_pb2 import (
-    FAILED,
+    WAITING,
     Goodbye,
     Heartbeat,
     Hello,
@@ -27,10 +27,10 @@ def test_a_hello_joins_the_pool_and_is_welcomed(world) -> None:
 
 
 def test_the_table_shows_pool_and_runs(world) -> None:
-    for peer in "abcd":
+    for peer in "abcde":
         world.join(peer)
-    world.start("a", "b", "c")
-    assert repr(world.machine) == "<Broker 4 peers (1 in pool), 1 run>"
+    world.start("a", "b", "c")  # and d keeps their snapshots
+    assert repr(world.machine) == "<Broker 5 peers (1 in pool), 1 run>"
 
 
 def test_another_protocol_version_is_refused_and_says_what_to_do(world) -> None:
@@ -194,12 +194,12 @@ def test_a_peer_that_does_not_give_up_its_run_is_closed(make_world) -> None:
     assert f"did not give up run {run}" in world.told(out, "a")[0].refused.reason.text
 
 
-def test_goodbye_leaves_at_once_and_ends_the_run(world) -> None:
+def test_goodbye_leaves_at_once_and_the_run_waits_for_another(world) -> None:
     run = world.start("a", "b")
     out = world.say("a", goodbye=Goodbye(reason=Reason(code="owner", text="the owner stopped it")))
     assert world.kinds(out, "a") == ["close"]
     assert world.kinds(out, "b") == ["leave"]
-    assert world.state(run).phase == FAILED
+    assert world.state(run).phase == WAITING
     assert "said goodbye (the owner stopped it)" in world.state(run).reason.text
 
 
@@ -226,15 +226,17 @@ def test_streams_are_bounded(make_world) -> None:
 def test_who_attaches_again_and_still_holds_a_run_is_free_once_it_has_left_that(world) -> None:
     run = world.start("a", "b")
     world.close("a")
-    assert world.state(run).phase == FAILED
+    assert world.state(run).phase == WAITING
     out = world.join("a", holding=Holding(run=run, term=1, step=2))
     assert world.kinds(out, "a") == ["welcome", "leave"]
     leave = world.told(out, "a")[1].leave
     assert (leave.run, leave.term, leave.reason.code) == (run, 1, "lost")
+    assert leave.goes_on, "its snapshots stay"
     assert [m.id for m in world.machine.members.pool] == []
     world.drained("b", run)
     world.drained("a", run)
     assert [m.id for m in world.machine.members.pool] == ["b", "a"]
+    assert world.state(run).reason.code == "planning"
 
 
 def test_a_run_that_only_an_earlier_start_of_the_broker_knew_is_left_too(world) -> None:

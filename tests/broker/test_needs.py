@@ -51,7 +51,7 @@ def test_the_operator_that_fits_nowhere_is_short_by_what_the_judge_says(seed: in
     ]
     room = max(least) - 1
     offers = tuple(dataclasses.replace(o, device_memory_bytes=room) for o in request.offers)
-    text = shortage(Judge(dataclasses.replace(request, offers=offers)))
+    text = shortage(Judge(dataclasses.replace(request, offers=offers))).reason
     name = request.graph.operators[least.index(max(least))].name
     assert f"operator {name}" in text
     assert f"it needs {size_text(max(least))} " in text

@@ -396,7 +396,8 @@ def test_probes_of_a_training_peer_stay_within_a_hundredth_of_its_uplink(rate, r
 def test_wanted_pairs_of_a_training_peer_take_the_smallest_probe_and_wait_their_time(world):
     for name in ("a", "b", "c"):
         serve(world, world.join(name))
-    world.start("a", "b")
+    run, out = world.submit(world.spec(plan={"stages": 2}, recovery={"warm_spares": 0}))
+    world.handle(PlanReady(run, world.only(out, MakePlan).version, world.plan("a", "b")))
     world.machine.probing.links.forget(PeerId("c"))
     probing, members = world.machine.probing, world.machine.members
     uplink = probing.links.uplink(PeerId("a"), world.now)

@@ -30,7 +30,6 @@ from shoal.proto.broker_pb2 import (
     CANCELLED,
     DONE,
     EXPORTING,
-    FAILED,
     RUNNING,
     WAITING,
     Fault,
@@ -173,11 +172,32 @@ def test_a_holder_that_is_not_back_within_a_lease_is_lost(world) -> None:
     world.say("a", heartbeat={})
     assert world.state(run).phase == RUNNING
     out = world.wait(0.2)
-    assert world.state(run).phase == FAILED
+    assert world.state(run).phase == WAITING
     assert "b did not come back within a lease" in world.state(run).reason.text
     assert world.kinds(out, "a") == ["leave"]
     out = back(world, "b", run)
     assert world.kinds(out, "b") == ["welcome", "leave"], "too late"
+    world.drained("a", run)
+    ask = world.only(world.drained("b", run), MakePlan)
+    out = world.handle(PlanReady(run, ask.version, world.plan("a", "b")))
+    assert world.told(out, "a")[0].assign.term == 2
+
+
+def test_a_pool_peer_takes_the_part_of_who_did_not_come_back_and_all_find_each_other(world) -> None:
+    """The new broker does not know which of them exchange frames: it joins all."""
+    run = running(world, "a", "b", "c", "d")
+    world.restart()
+    for peer in "acd":
+        back(world, peer, run)
+    world.join("e")
+    out = world.wait(world.machine.options.lease_s - 0.1)
+    for peer in "acde":
+        world.say(peer, heartbeat={})
+    out = world.wait(0.2)
+    assert world.state(run).phase == BUILDING
+    assert "stage 1 -> e (from the pool)" in world.state(run).reason.text
+    dials = {frozenset((p, d.peer)) for p in "acde" for d in world.told(out, p)[0].assign.dials}
+    assert dials == {frozenset(pair) for pair in ("ac", "ad", "ae", "cd", "ce", "de")}
 
 
 @pytest.mark.parametrize("holding", [None, ("other", 1), ("", 2)])
@@ -186,10 +206,14 @@ def test_a_holder_that_comes_back_without_its_part_is_lost_at_once(world, holdin
     world.restart()
     back(world, "a", run)
     if holding is None:
-        world.join("b")
+        out = world.join("b")
+        assert world.state(run).phase == BUILDING, "and gets it again"
+        assert world.kinds(out, "b") == ["welcome", "assign"]
+        assert world.told(out, "a")[0].assign.term == 2
     else:
-        back(world, "b", holding[0] or run, term=holding[1])
-    assert world.state(run).phase == FAILED
+        out = back(world, "b", holding[0] or run, term=holding[1])
+        assert world.state(run).phase == WAITING
+        assert world.kinds(out, "b") == ["welcome", "leave"]
     assert "came back without the run" in world.state(run).reason.text
 
 
@@ -199,6 +223,7 @@ def test_a_fault_that_died_with_the_broker_is_told_again(world) -> None:
     back(world, "a", run)
     world.say("a", fault=Fault(run=run, term=1, reason=Reason(code="memory", text="too much")))
     assert world.state(run).reason.code == "memory"
+    assert world.state(run).phase == WAITING
     out = back(world, "b", run)
     assert world.kinds(out, "b") == ["welcome", "leave"]
     world.drained("b", run)

@@ -10,6 +10,7 @@ from shoal.broker.events import (
     Answer,
     DescribeAsked,
     DrainAsked,
+    Instruction,
     MakePlan,
     PlanFailed,
     PlanReady,
@@ -51,7 +52,8 @@ def test_a_run_goes_from_waiting_to_done(world) -> None:
 
     assert world.kinds(world.say("a", ready=Ready(run=run, term=1)), "a") == []
     out = world.say("b", ready=Ready(run=run, term=1))
-    assert world.kinds(out, "a") == world.kinds(out, "b") == ["start"]
+    assert world.kinds(out, "a") == world.kinds(out, "b") == ["start", "snapshot"]
+    assert world.told(out, "a")[1].snapshot.step == 1
     assert world.state(run).phase == RUNNING
 
     world.now = 5.0
@@ -105,8 +107,8 @@ def test_exactly_one_side_of_each_pair_dials_with_a_growing_generation(world) ->
     )
     orders = {p: world.told(out, p)[0].assign.dials for p in "abc"}
     dials = {p: [(d.peer, d.address, d.generation) for d in orders[p]] for p in orders}
-    # a would dial b, which cannot be dialled: b dials a.
-    assert dials == {"a": [], "b": [("a", "a:1", 1), ("c", "c:1", 2)], "c": []}
+    # a would dial b, which cannot be dialled: b dials a. c keeps nothing of b's, as a does of c's.
+    assert dials == {"a": [], "b": [("a", "a:1", 1), ("c", "c:1", 2)], "c": [("a", "a:1", 3)]}
     world.cancel(run)
     for peer in "abc":
         world.drained(peer, run)
@@ -114,7 +116,7 @@ def test_exactly_one_side_of_each_pair_dials_with_a_growing_generation(world) ->
     out = world.handle(
         PlanReady(run, world.only(out, MakePlan).version, world.plan("a", "b", "c"), pairs)
     )
-    assert [d.generation for d in world.told(out, "b")[0].assign.dials] == [3, 4]
+    assert [d.generation for d in world.told(out, "b")[0].assign.dials] == [4, 5]
 
 
 def test_two_peers_that_nobody_can_dial_end_the_run_with_that_reason(world) -> None:
@@ -198,28 +200,63 @@ def test_a_plan_that_lacks_only_unused_peers_stands(world) -> None:
     assert world.state(run).phase == BUILDING
 
 
-def test_no_plan_ends_the_run_when_all_peers_were_asked(world) -> None:
+NEEDS = "needs 2 GiB more: the model needs 3 GiB, the 1 stage offers 1 GiB"
+
+
+def lacking(world, run, out, short_bytes=2 << 30):
+    """The answer of a planner that found too little memory."""
+    version = world.only(out, MakePlan).version
+    return world.handle(PlanFailed(run, version, NEEDS, "memory", short_bytes))
+
+
+@pytest.mark.parametrize("code", ["model", "plan", "internal"])
+def test_no_plan_ends_the_run_when_no_peer_could_change_that(world, code) -> None:
     world.join("a")
     run, out = world.submit()
-    text = "stage 0 needs 3.0 GiB, a has 1.0 GiB"
-    world.handle(PlanFailed(run, world.only(out, MakePlan).version, text, "memory"))
+    world.handle(PlanFailed(run, world.only(out, MakePlan).version, "no such planner", code))
     assert world.state(run).phase == FAILED
-    assert world.state(run).reason.text == text
+    assert world.state(run).reason.text == "no such planner"
 
 
-def test_no_plan_waits_for_peers_that_work_elsewhere(world) -> None:
-    busy = world.start("a")
-    world.join("b")
+def test_a_run_waits_for_memory_and_says_how_much_more(world) -> None:
+    world.join("a")
     run, out = world.submit()
-    text = "stage 0 needs 3.0 GiB, b has 1.0 GiB"
-    out = world.handle(PlanFailed(run, world.only(out, MakePlan).version, text, "memory"))
+    out = lacking(world, run, out)
     assert world.state(run).phase == WAITING
-    assert "1 more peers work for other runs" in world.state(run).reason.text
+    assert world.state(run).reason.text == NEEDS
+    assert not [i for i in out if isinstance(i, MakePlan)], "the same peers have the same memory"
+    world.close("a")
+    ask = world.only(world.join("a", counter=2), MakePlan)  # it may offer more now
+    lacking(world, run, [ask])
+    ask = world.only(world.join("b"), MakePlan)
+    assert [o.peer for o in ask.peers] == ["a", "b"]
+
+
+def test_a_run_that_lacks_memory_waits_for_peers_that_work_elsewhere(world) -> None:
+    busy = world.start("a", "b")
+    world.join("c")
+    run, out = world.submit()
+    out = lacking(world, run, out)
+    assert world.state(run).reason.text == f"{NEEDS}; 2 more peers work for other runs"
+    # They have the memory, so nobody overtakes it.
+    behind, out = world.submit()
     assert not [i for i in out if isinstance(i, MakePlan)]
-    version = world.only(world.cancel(busy), MakePlan).version  # the pool changed
-    world.handle(PlanFailed(run, version, text, "memory"))
-    ask = world.only(world.drained("a", busy), MakePlan)
-    assert (ask.run, [o.peer for o in ask.peers]) == (run, ["a", "b"])
+    assert "waits behind" in world.state(behind).reason.text
+    assert not [i for i in world.cancel(busy) if isinstance(i, MakePlan)], "not free yet"
+    out = world.drained("a", busy)
+    ask = world.only(out, MakePlan)
+    assert (ask.run, [o.peer for o in ask.peers]) == (run, ["a", "c"])
+
+
+def test_a_run_that_lacks_more_memory_than_there_is_is_overtaken(world) -> None:
+    world.start("a")
+    world.join("b")
+    run, out = world.submit(world.spec(priority=5))
+    small, _ = world.submit()
+    assert "waits behind" in world.state(small).reason.text
+    out = lacking(world, run, out, short_bytes=9 << 30)
+    assert world.only(out, MakePlan).run == small
+    assert world.state(run).reason.text.startswith(NEEDS)
 
 
 def test_core_peers_are_not_offered_to_a_run_without_a_core_graph(world) -> None:
@@ -262,12 +299,30 @@ def test_messages_of_another_term_have_no_effect(world) -> None:
 
 
 def test_reports_of_a_peer_outside_the_run_have_no_effect(world) -> None:
+    world.join("warm")
     world.join("z")
     run = world.start("a")
+    assert [m.id for m in world.machine.members.pool] == ["z"]
     world.report("z", run, 0)
     world.say("z", fault=Fault(run=run, term=1))
     assert world.state(run).phase == RUNNING
     assert world.state(run).step == 0
+
+
+def test_a_peer_that_only_keeps_snapshots_is_neither_waited_for_nor_counted(world) -> None:
+    world.join("warm")
+    world.join("a")
+    world.join("b")
+    run, out = world.submit(world.spec(plan={"stages": 2}))
+    world.handle(PlanReady(run, world.only(out, MakePlan).version, world.plan("a", "b")))
+    world.say("warm", ready=Ready(run=run, term=1))
+    world.say("a", ready=Ready(run=run, term=1))
+    assert world.state(run).phase == BUILDING
+    world.say("b", ready=Ready(run=run, term=1))
+    world.report("warm", run, 0)
+    world.export("warm", run, 3)
+    assert world.state(run).step == 0
+    assert world.machine.ignored == {"ready": 1, "step": 1, "exported": 1}
 
 
 def test_a_report_again_is_history_only(world) -> None:
@@ -321,65 +376,191 @@ def test_an_evaluation_is_part_of_its_step(world) -> None:
 # ---------------------------------------------------------------- losses
 
 
-@pytest.mark.parametrize("phase", ["BUILDING", "RUNNING", "EXPORTING"])
-def test_a_lost_peer_ends_the_run_and_the_others_leave(world, phase) -> None:
+def at_phase(world, phase: str) -> RunId:
+    """A run of a and b in a phase, nothing in the pool."""
     if phase == "BUILDING":
         world.join("a")
         world.join("b")
-        run, out = world.submit()
+        run, out = world.submit(world.spec(1, plan={"stages": 2}))
         world.handle(PlanReady(run, world.only(out, MakePlan).version, world.plan("a", "b")))
-    else:
-        run = world.start("a", "b", steps=1)
+        return run
+    run = world.start("a", "b", steps=1)
     if phase == "EXPORTING":
         world.report("a", run, 0)
         world.report("b", run, 0)
+    return run
+
+
+def finish(world, run: RunId, *peers: str, term: int) -> None:
+    """Its one step, once all have built."""
+    for peer in peers:
+        world.say(peer, ready=Ready(run=run, term=term))
+    for peer in peers:
+        world.report(peer, run, 0, term=term)
+    for peer in peers:
+        world.export(peer, run, 1, term=term)
+    assert world.state(run).phase == DONE
+    steps = [e.step.step for e in world.watched(run).events if e.HasField("step")]
+    assert steps == [0], "committed once"
+
+
+@pytest.mark.parametrize("phase", ["BUILDING", "RUNNING", "EXPORTING"])
+def test_a_run_waits_for_another_peer_when_a_holder_is_lost_and_goes_on_with_it(
+    world, phase
+) -> None:
+    run = at_phase(world, phase)
     out = world.close("a")
-    assert world.state(run).phase == FAILED
+    assert world.state(run).phase == WAITING
     text = world.state(run).reason.text
     assert "peer a was lost" in text
     assert "connection reset" in text
     assert ("at step 0" in text) == (phase == "RUNNING")
     assert world.kinds(out, "b") == ["leave"]
+    assert world.told(out, "b")[0].leave.goes_on
     world.drained("b", run)
-    assert repr(world.machine) == "<Broker 1 peer (1 in pool), 0 runs>"
+    assert repr(world.machine) == "<Broker 1 peer (1 in pool), 1 run>"
+    ask = world.only(world.join("c"), MakePlan)
+    assert [o.peer for o in ask.peers] == ["b", "c"]
+    assert [s.holders for s in ask.before.stages] == [("a",), ("b",)]
+    out = world.handle(PlanReady(run, ask.version, world.plan("b", "c")))
+    assign = world.told(out, "b")[0].assign
+    assert (assign.term, assign.first_step, assign.HasField("resume")) == (2, 0, False)
+    finish(world, run, "b", "c", term=2)
 
 
-def test_a_takeover_ends_the_run_of_the_old_incarnation(world) -> None:
+@pytest.mark.parametrize("phase", ["BUILDING", "RUNNING", "EXPORTING"])
+def test_a_pool_peer_takes_the_part_of_a_lost_holder_at_once(world, phase) -> None:
+    run = at_phase(world, phase)
+    world.join("c")
+    out = world.close("a")
+    assert world.state(run).phase == BUILDING
+    assert "peer a was lost" in world.state(run).reason.text
+    assert "stage 0 -> c (from the pool)" in world.state(run).reason.text
+    assert "from the starting weights" in world.state(run).reason.text
+    for peer in "bc":
+        assign = world.told(out, peer)[0].assign
+        assert (assign.term, assign.first_step) == (2, 0)
+        assert [s.holders[0] for s in assign.plan.stages] == ["c", "b"]
+    assert not [i for i in out if isinstance(i, MakePlan)]
+    finish(world, run, "b", "c", term=2)
+
+
+def test_the_run_ends_with_a_lost_holder_where_its_ladder_is_empty(world) -> None:
+    for peer in "abc":
+        world.join(peer)
+    run, out = world.submit(world.spec(plan={"stages": 2}, recovery={"ladder": []}))
+    world.handle(PlanReady(run, world.only(out, MakePlan).version, world.plan("a", "b")))
+    out = world.close("a")
+    assert world.state(run).phase == FAILED
+    assert "its ladder has no checkpoint" in world.state(run).reason.text
+    assert not world.told(out, "b")[0].leave.goes_on
+
+
+def test_a_run_that_shall_not_wait_ends_when_too_few_peers_are_left(world) -> None:
+    for peer in "ab":
+        world.join(peer)
+    run, out = world.submit(world.spec(plan={"stages": 2}, recovery={"when_short": "fail"}))
+    world.handle(PlanReady(run, world.only(out, MakePlan).version, world.plan("a", "b")))
+    world.close("a")
+    assert world.state(run).phase == FAILED
+    assert "too few peers are left" in world.state(run).reason.text
+
+
+def test_who_has_finished_and_sent_its_weights_is_not_missed(world) -> None:
+    run = at_phase(world, "EXPORTING")
+    world.export("a", run, 1)
+    world.close("a")
+    assert world.state(run).phase == EXPORTING
+    world.export("b", run, 1)
+    assert world.state(run).phase == DONE
+
+
+def test_who_has_sent_its_weights_is_missed_while_another_replays(world) -> None:
+    run = at_phase(world, "EXPORTING")
+    world.join("c")
+    world.close("a")
+    for peer in "bc":
+        world.say(peer, ready=Ready(run=run, term=2))
+    assert world.state(run).phase == EXPORTING
+    world.report("c", run, 0, term=2)
+    world.export("c", run, 1, term=2)
+    world.close("c")  # b may still need frames of it
+    assert world.state(run).phase == WAITING
+
+
+def test_a_takeover_gives_the_part_to_the_new_incarnation_in_a_new_term(world) -> None:
     run = world.start("a", "b")
     out = world.join("a", counter=2)
-    assert world.state(run).phase == FAILED
+    assert world.state(run).phase == BUILDING
     assert "a newer start of peer a" in world.state(run).reason.text
-    assert world.kinds(out, "a") == ["welcome"]
-    assert world.machine.members.members["a"].state == "pool"
+    assert world.kinds(out, "a") == ["welcome", "assign"]
+    assert world.told(out, "a")[1].assign.term == 2
+    assert world.kinds(out, "b") == ["assign"]
 
 
-def test_a_fault_ends_the_run_and_names_peer_step_and_cause(world) -> None:
+def test_a_fault_of_one_peer_frees_it_and_names_peer_step_and_cause(world) -> None:
     run = world.start("a", "b")
+    world.join("c")
     reason = Reason(code="link", text="no frame came for 30 s")
     out = world.say("a", fault=Fault(run=run, term=1, step=2, reason=reason, about="b"))
     text = world.state(run).reason.text
-    assert text == "peer a reports a fault at step 2 about peer b: no frame came for 30 s"
+    assert text.startswith("peer a reports a fault at step 2 about peer b: no frame came for 30 s;")
+    assert "stage 1 -> c (from the pool)" in text
     assert world.state(run).reason.code == "link"
+    assert world.kinds(out, "b") == ["leave"]
+    assert world.kinds(out, "a") == world.kinds(out, "c") == ["assign"]
+    world.drained("b", run)
+    out = world.close("c")
+    assert world.state(run).phase == WAITING, "b is left out for a while"
+    world.drained("a", run)
+    assert not [i for i in beat(world, 20, "a", "b") if isinstance(i, MakePlan)]
+    ask = world.only(beat(world, 15, "a", "b"), MakePlan)
+    assert {o.peer for o in ask.peers} == {"a", "b"}
+
+
+def test_a_fault_that_every_peer_would_have_ends_the_run(world) -> None:
+    run = world.start("a", "b")
+    world.join("c")
+    out = world.say("a", fault=Fault(run=run, term=1, reason=Reason(code="plan", text="no stage")))
+    assert world.state(run).phase == FAILED
+    assert world.state(run).reason.text == "peer a reports a fault at step 0: no stage"
     assert world.kinds(out, "a") == world.kinds(out, "b") == ["leave"]
 
 
-def test_a_silent_holder_ends_the_run(world) -> None:
+def test_a_step_that_fails_with_one_peer_after_the_other_ends_the_run(world) -> None:
+    run = world.start("a")
+    names = [f"p{i}" for i in range(9)]
+    for peer in names:
+        world.join(peer)
+    while world.state(run).phase == BUILDING or world.state(run).term == 1:
+        term, (holder,) = world.state(run).term, world.machine.runs[run].peers
+        fault = Fault(run=run, term=term, reason=Reason(code="compute", text="no kernel"))
+        world.say(holder, fault=fault)
+        assert world.state(run).term == term + 1 or world.state(run).phase == FAILED
+    assert world.state(run).phase == FAILED
+    assert "was tried 5 times" in world.state(run).reason.text
+
+
+def test_a_silent_holder_is_lost(world) -> None:
     run = world.start("a", "b")
     world.wait(9)
     world.say("a", heartbeat=Heartbeat())
     world.wait(2)
     assert "peer b was lost at step 0: it was silent for 10.0 s" in world.state(run).reason.text
+    assert world.state(run).phase == WAITING
 
 
 # ---------------------------------------------------------------- deadlines
 
 
-def beat(world, seconds: float, *peers: str) -> None:
+def beat(world, seconds: float, *peers: str) -> list[Instruction]:
     """Time passes while these peers stay alive."""
+    out: list[Instruction] = []
     for _ in range(int(seconds)):
-        world.wait(1)
+        out += world.wait(1)
         for peer in peers:
-            world.say(peer, heartbeat=Heartbeat())
+            out += world.say(peer, heartbeat=Heartbeat())
+    return out
 
 
 def test_building_has_a_deadline(make_world) -> None:
@@ -392,10 +573,13 @@ def test_building_has_a_deadline(make_world) -> None:
     beat(world, 19, "a", "b")
     assert world.state(run).phase == BUILDING
     beat(world, 2, "a", "b")
-    assert world.state(run).reason.text == "not built within 20 s: no Ready came from b"
+    assert world.state(run).phase == WAITING
+    text = world.state(run).reason.text
+    assert text.startswith("not built within 20 s: no Ready came from b")
+    assert not text.startswith("not built within 20 s: no Ready came from b,")
 
 
-def test_a_step_without_progress_ends_by_the_measured_speed(make_world) -> None:
+def test_a_step_without_progress_is_given_up_by_the_measured_speed(make_world) -> None:
     world = make_world(first_step_s=100.0, step_floor_s=10.0, step_factor=5.0)
     run = world.start("a", "b", steps=50)
     beat(world, 90, "a", "b")
@@ -409,7 +593,8 @@ def test_a_step_without_progress_ends_by_the_measured_speed(make_world) -> None:
     beat(world, 16, "a", "b")
     text = world.state(run).reason.text
     assert "step 5 made no progress for 15 s" in text
-    assert text.endswith("no report came from a")
+    assert "no report came from a (waits" in text
+    assert world.state(run).phase == WAITING
 
 
 def test_a_long_evaluation_is_progress(make_world) -> None:
@@ -424,7 +609,7 @@ def test_a_long_evaluation_is_progress(make_world) -> None:
     beat(world, 74, "a", "b")  # (5 + 20) medians of 3 s
     assert world.state(run).phase == RUNNING
     beat(world, 2, "a", "b")
-    assert world.state(run).phase == FAILED
+    assert "step 5 made no progress for 75 s" in world.state(run).reason.text
 
 
 def test_the_first_step_has_its_own_allowance(make_world) -> None:

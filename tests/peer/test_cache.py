@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,7 +75,7 @@ def test_what_is_longer_than_it_may_be_is_stopped(tmp_path: Path) -> None:
 def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
     blobs = [bytes([i]) * 4 for i in range(3)]
     store = Store(*blobs)
-    cache = BlobCache(tmp_path, store.fetch, limit_bytes=8)
+    cache = BlobCache(tmp_path, store.fetch, limit_bytes=8, settle_s=0.0)
     first = cache.path(name_of(blobs[0]))
     with open(first, "rb") as file:
         cache.path(name_of(blobs[1]))
@@ -107,3 +109,96 @@ def test_two_threads_that_want_one_blob_cause_one_fetch(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(store.asked) == 1
+
+
+def test_after_a_fetch_that_failed_those_who_waited_take_turns(tmp_path: Path) -> None:
+    """Two in a row that fail, and a third that comes later: one writes the part at a time."""
+    store, gate = Store(b"shared blob"), threading.Event()
+    writing, failures = threading.Lock(), [2]
+
+    def flaky(name: str, offset: int, length: int) -> Iterator[bytes]:
+        gate.wait()
+        assert writing.acquire(blocking=False), "two at once"
+        try:
+            for n, piece in enumerate(store.fetch(name, offset, length)):
+                yield piece
+                if failures[0] and n == 1:
+                    failures[0] -= 1
+                    raise OSError("the link broke")
+        finally:
+            writing.release()
+
+    cache, ends = BlobCache(tmp_path, flaky), []
+
+    def want() -> None:
+        while True:
+            try:
+                ends.append(cache.path(name_of(b"shared blob")).read_bytes())
+            except OSError:
+                continue
+            return
+
+    threads = [threading.Thread(target=want) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    gate.set()
+    for thread in threads:
+        thread.join()
+    assert ends == [b"shared blob"] * 6
+    assert [offset for _, offset, _ in store.asked] == [0, 6, 11], "each goes on"
+    assert [p.name for p in tmp_path.iterdir()] == [name_of(b"shared blob")]
+
+
+def fetch_and_report(folder: str, data: bytes, name: str, pipe: Any) -> None:
+    """In a process of its own: how often this one had to fetch."""
+    store = Store(data)
+    pipe.recv()
+    got = BlobCache(Path(folder), store.fetch).path(name).read_bytes()
+    pipe.send((got == data, len(store.asked)))
+
+
+def test_two_processes_on_one_folder_share_a_fetch(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 4000
+    context = multiprocessing.get_context("spawn")
+    pipes, workers = [], []
+    for _ in range(3):
+        here, there = context.Pipe()
+        pipes.append(here)
+        args = (str(tmp_path), data, name_of(data), there)
+        workers.append(context.Process(target=fetch_and_report, args=args))
+        workers[-1].start()
+    for pipe in pipes:
+        pipe.send("go")
+    reports = [pipe.recv() for pipe in pipes]
+    for worker in workers:
+        worker.join()
+    assert all(right for right, _ in reports)
+    assert sum(asked for _, asked in reports) == 1
+
+
+def test_a_fetch_goes_on_where_the_last_one_broke_also_in_another_process(tmp_path: Path) -> None:
+    store = Store(b"0123456789")
+    name = name_of(b"0123456789")
+    (tmp_path / f"{name}.part").write_bytes(b"0123")
+    assert BlobCache(tmp_path, store.fetch).path(name).read_bytes() == b"0123456789"
+    assert store.asked == [(name, 4, 0)]
+
+
+@pytest.mark.parametrize("there", [b"x123", b"0123456789abc"])
+def test_a_part_that_is_none_of_it_is_fetched_anew(tmp_path: Path, there: bytes) -> None:
+    store = Store(b"0123456789")
+    name = name_of(b"0123456789")
+    (tmp_path / f"{name}.part").write_bytes(there)
+    cache = BlobCache(tmp_path, store.fetch)
+    with pytest.raises(BlobError):
+        cache.path(name)
+    assert cache.path(name).read_bytes() == b"0123456789"
+
+
+def test_wrong_content_of_several_is_fetched_once_more_from_one(tmp_path: Path) -> None:
+    store, liars = Store(b"good"), Store(b"good")
+    name = name_of(b"good")
+    liars.blobs[name] = b"evil"
+    cache = BlobCache(tmp_path, liars.fetch, alone=store.fetch)
+    assert cache.path(name).read_bytes() == b"good"
+    assert [len(s.asked) for s in (liars, store)] == [1, 1]

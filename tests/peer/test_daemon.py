@@ -22,8 +22,10 @@ from shoal.client import submission
 from shoal.dag.convert import graph_to_bytes
 from shoal.job import Job
 from shoal.net.blobs_client import BlobClient
+from shoal.peer import owner
 from shoal.peer.config import PeerConfig
 from shoal.peer.daemon import Worker, work
+from shoal.peer.host import Host
 from shoal.peer.identity import Identity
 from shoal.proto import broker_pb2, broker_pb2_grpc
 from shoal.sim.shaped.forwarder import Forwarder
@@ -93,6 +95,14 @@ class Cluster:
         while len((await stub.Describe(asked)).peers) < count:
             pass  # the broker has no call that waits for peers; each round is one of its own
 
+    async def until(self, name: str, membership: str) -> broker_pb2.PeerState:
+        """Waits until a peer is that."""
+        stub: Any = broker_pb2_grpc.RunsStub(self.channel)
+        while True:
+            for peer in (await stub.Describe(broker_pb2.DescribeRequest())).peers:
+                if (peer.profile.name, peer.membership) == (name, membership):
+                    return peer
+
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[submission.Prepared]:
@@ -122,7 +132,7 @@ async def cluster(tmp_path: Path, ready: submission.Prepared) -> AsyncIterator[C
         for worker in made.workers:
             worker.stop(now=True)
         assert await asyncio.gather(*made.ends.values()) == [0] * len(made.ends)
-    lanes = {"compute", "data", "sending", "arriving"}
+    lanes = {"compute", "data", "sending", "arriving", "keeping"}
     left = {t.name for t in set(threading.enumerate()) - threads}
     assert not left & lanes
     assert not [w.me.scratch for w in made.workers if os.path.exists(w.me.scratch)]  # noqa: ASYNC240
@@ -153,22 +163,52 @@ async def test_a_run_goes_from_submission_to_stored_weights(cluster: Cluster) ->
         assert len(await BlobClient(cluster.channel).fetch(file.blob.hash)) == file.blob.size_bytes
 
 
-async def test_a_peer_that_is_stopped_ends_the_run_with_a_reason(cluster: Cluster) -> None:
+async def test_a_run_goes_on_when_a_holder_is_stopped_once_another_has_joined(
+    cluster: Cluster,
+) -> None:
     cluster.join("p0", "p1")
     await cluster.members(2)
-    run = await cluster.submit(steps=100_000)
+    run = await cluster.submit(steps=100)
     stopped, other = cluster.workers
-    last = None
+    states, steps = [], []
     async for event in cluster.watch(run):
-        if event.WhichOneof("kind") == "step" and event.step.step == 2:
-            stopped.stop()
+        if event.WhichOneof("kind") == "step":
+            steps.append(event.step.step)
+            if event.step.step == 2:
+                stopped.stop()
         if event.WhichOneof("kind") == "state":
-            last = event.state
-    assert last is not None
-    assert last.phase == broker_pb2.FAILED
-    assert stopped.me.peer in last.reason.text
+            states.append(event.state)
+            if event.state.reason.code == "goodbye" and len(cluster.ends) == 2:
+                cluster.join("p2")
+    assert states[-1].phase == broker_pb2.DONE, states[-1].reason.text
+    assert steps == list(range(100)), "each is committed once"
+    assert any(stopped.me.peer in s.reason.text for s in states)
+    assert {s.term for s in states} == {0, 1, 2}
     assert await cluster.ends[stopped.config.name] == 0
     assert other.machine.exit is None, "the other peer goes on"
+
+
+async def test_a_paused_peer_leaves_its_run_and_rests_until_it_is_unpaused(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "LOOKED_S", 0.05)
+    host = Host(cluster.folder / "host")
+    cluster.join("p0", host_state=host.folder, monthly_bytes=10**12, stay_s=3600.0)
+    cluster.join("p1")
+    await cluster.members(2)
+    run = await cluster.submit(steps=100_000)
+    async for event in cluster.watch(run):
+        if event.WhichOneof("kind") == "step" and event.step.step == 2:
+            break
+    host.pause()
+    mine = await cluster.until("p0", "resting")
+    assert mine.closed.code == "paused"
+    assert 0 < mine.profile.stay_s < 3600
+    (standing,) = host.standings()
+    assert standing.moved_bytes > 1000, "frames, weights and what it says"
+    assert standing.closed == "its owner has paused it"
+    host.unpause()
+    assert not (await cluster.until("p0", "pool")).HasField("closed")
 
 
 @asynccontextmanager

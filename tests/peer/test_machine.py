@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.schedule import Action
 from shoal.net.frame import FrameKey
 from shoal.peer import events as e
-from shoal.peer.assignment import Patience
+from shoal.peer.assignment import Patience, Phase
+from shoal.peer.hours import Hours
 from shoal.peer.machine import PeerMachine, PeerOptions
+from shoal.peer.opening import Terms
 from shoal.proto import broker_pb2, common_pb2
 
 ME, OTHER = PeerId("me"), PeerId("other")
@@ -619,6 +622,132 @@ def test_the_brokers_drain_waits_for_the_run(running: Make) -> None:
     out = one.handle(said(leave=broker_pb2.Leave(run="r", term=1)), 2.0)
     assert [i.message.WhichOneof("kind") for i in of(out, e.Tell)] == ["drained", "goodbye"]
     assert out[-1].code == 0
+
+
+# ---------------------------------------------------------------- closed by its owner
+
+
+def looked(paused: bool = False, hour: int = 12, moved: int = 0) -> e.OwnerLooked:
+    return e.OwnerLooked(datetime(2026, 11, 23, hour), paused, moved)
+
+
+def test_a_closed_peer_says_so_and_stays_a_member(member: Make) -> None:
+    one = member()
+    (said_so,) = told(one.handle(looked(paused=True), 1.0), "opening")
+    assert said_so.closed.code == "paused"
+    assert one.handle(looked(paused=True), 2.0) == [], "said once"
+    out = one.handle(assign(), 3.0)  # was on its way
+    assert [i.message.WhichOneof("kind") for i in of(out, e.Tell)] == ["goodbye"]
+    assert one.assignment is None
+    one.handle(e.Detached("goodbye"), 3.0)
+    assert told(one.handle(e.Attached(), 4.0), "hello")[0].closed.code == "paused"
+    one.handle(WELCOME, 4.0)
+    (said_so,) = told(one.handle(looked(), 5.0), "opening")
+    assert not said_so.HasField("closed")
+
+
+def test_closed_in_a_run_it_ends_the_step_and_leaves_and_comes_back(running: Make) -> None:
+    one = running(drain_s=30.0)
+    out = one.handle(looked(paused=True), 0.5)
+    assert told(out, "opening")
+    assert out[-1] == e.SetTimer("drain", 30.5)
+    out = finish_step(one)
+    kinds = [i.message.WhichOneof("kind") for i in of(out, e.Tell)]
+    assert kinds == ["step", "goodbye"]
+    assert told(out, "goodbye")[0].reason.code == "paused"
+    assert all(c.step == 0 for c in of(out, e.Compute)), "no new step begins"
+    assert of(out, e.Discard) == [e.Discard("r", 1)]
+    assert one.exit is None
+    (timer,) = of(one.handle(e.Detached("goodbye"), 1.0), e.SetTimer)
+    assert one.handle(e.TimerFired("connect"), timer.at) == [e.Connect()]
+    hello = told(one.handle(e.Attached(), timer.at), "hello")[0]
+    assert hello.closed.code == "paused"
+    assert not hello.HasField("holding")
+
+
+def test_opened_before_the_end_of_the_step_it_stays_in_the_run(running: Make) -> None:
+    one = running()
+    one.handle(looked(paused=True), 0.5)
+    one.handle(looked(), 0.6)
+    out = finish_step(one)
+    assert not told(out, "goodbye")
+    assert [c.step for c in of(out, e.Compute)][-1] == 1, "the next step begins"
+    assert one.handle(e.TimerFired("drain"), 30.5) == []
+
+
+def test_a_step_that_does_not_end_is_left_at_the_deadline(running: Make) -> None:
+    one = running()
+    one.handle(looked(paused=True), 0.5)
+    out = one.handle(e.TimerFired("drain"), 30.5)
+    assert told(out, "goodbye")
+    assert one.assignment is None
+    assert one.exit is None
+
+
+def test_a_run_that_ends_while_it_closes_is_left_as_ever(running: Make) -> None:
+    one = running()
+    one.handle(looked(paused=True), 0.5)
+    out = one.handle(said(leave=broker_pb2.Leave(run="r", term=1)), 1.0)
+    assert [i.message.WhichOneof("kind") for i in of(out, e.Tell)] == ["drained"]
+    assert one.handle(e.TimerFired("drain"), 30.5) == []
+
+
+def test_the_owners_stop_counts_more_than_a_pause(running: Make) -> None:
+    one = running()
+    one.handle(looked(paused=True), 0.5)
+    one.handle(e.StopAsked(), 0.6)
+    assert finish_step(one)[-1].code == 0
+
+
+def test_hours_and_traffic_close_it(member: Make) -> None:
+    one = member(terms=Terms(hours=Hours.parse("22-08"), monthly_bytes=1000))
+    for facts, code in (
+        (looked(hour=21), "hours"),
+        (looked(hour=22), ""),
+        (looked(hour=7, moved=999), ""),
+        (looked(hour=7, moved=1000), "monthly"),
+        (looked(hour=8, moved=1000), "hours"),
+    ):
+        one.handle(facts, 1.0)
+        assert (one.opening.closed.code if one.opening.closed else "") == code
+
+
+def test_how_long_it_means_to_stay_is_counted_from_its_start() -> None:
+    profile = broker_pb2.Profile(name="me", stay_s=100.0)
+    one = PeerMachine(ME, "boot", profile)
+    one.handle(e.Started(), 10.0)
+    assert told(one.handle(e.Attached(), 10.0), "hello")[0].profile.stay_s == 100
+    one.handle(e.Detached("away"), 40.0)
+    assert told(one.handle(e.Attached(), 70.0), "hello")[0].profile.stay_s == 40
+    one.handle(e.Detached("away"), 400.0)
+    assert told(one.handle(e.Attached(), 400.0), "hello")[0].profile.stay_s == 1, "longer than said"
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_whatever_the_owner_does_when_a_closed_peer_begins_no_step(seed: int) -> None:
+    """Pauses, hours and steps in any order: what a peer begins, it begins while it is open, or in
+    the step in which it was closed."""
+    rng = random.Random(seed)
+    one = PeerMachine(ME, "boot", broker_pb2.Profile(device_memory_bytes=1000))
+    script = [e.Started(), e.Attached(), WELCOME, assign(), built(steps=6), e.LinkUp(OTHER)]
+    for event in (*script, e.DataReady("r", 1, 0), said(start=broker_pb2.Start(run="r", term=1))):
+        one.handle(event, 0.0)
+    closed_in = -1
+    for _ in range(12):
+        if one.assignment is None or one.assignment.phase is not Phase.RUNNING:
+            break
+        if rng.random() < 0.5:
+            one.handle(looked(paused=rng.random() < 0.5), 1.0)
+            shut = one.opening.closed is not None
+            closed_in = -1 if not shut else one.assignment.step if closed_in < 0 else closed_in
+            continue
+        begun = [c.step for c in of(finish_step(one), e.Compute)]
+        one.validate()
+        if closed_in >= 0:
+            assert all(step <= closed_in for step in begun)
+            part = one.assignment  # its weights it may still store
+            assert part is None or part.phase is Phase.EXPORTING, "it has left"
 
 
 # ---------------------------------------------------------------- any order

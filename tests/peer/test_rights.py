@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.job.settings import SettingsError
-from shoal.peer.rights import peer_toml, read_rights
+from shoal.peer.rights import OwnData, peer_toml, read_rights
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +29,22 @@ def test_every_key_is_read(config: Path) -> None:
     config.write_text(
         'name = "home"\nowner = "ann"\nplace = "oslo"\ndevices = ["cuda:0", "cuda:1"]\n'
         'memory = "10GiB"\nup = "20Mbit"\ndown = "1Gbit"\n'
+        'monthly = "500GB"\nhours = "22-08"\nstay = "4h"\nshare = false\n'
+        '[data]\nscans = "scans.npz"\n'
+        '[data.notes]\npath = "/notes/*.txt"\nusers = ["ann-k3xq"]\nleaves = "labels"\n'
     )
+    (config.parent / "scans.npz").touch()
     assert peer_toml() == config
     rights = read_rights()
     assert (rights.name, rights.owner, rights.place) == ("home", "ann", "oslo")
     assert rights.device_names == ("cuda:0", "cuda:1")
     assert (rights.memory, rights.up, rights.down) == (10 * 2**30, 2.5e6, 1.25e8)
+    assert (rights.monthly, rights.hours, rights.stay) == (500e9, "22-08", 4 * 3600)
+    assert rights.data == {
+        "scans": OwnData(path=str(config.parent / "scans.npz")),
+        "notes": OwnData(path="/notes/*.txt", users=("ann-k3xq",), leaves="labels"),
+    }
+    assert OwnData(path="x").leaves == "nothing"
     config.write_text('devices = "cpu"')
     assert read_rights().device_names == ("cpu",)
 
@@ -43,8 +53,17 @@ def test_every_key_is_read(config: Path) -> None:
     ("text", "said"),
     [
         ('nmae = "x"', "peer.toml:1: `nmae` is not a known key"),
-        ('\nmonthly = "1TB"', "peer.toml:2: `monthly` is not supported yet"),
-        ('hours = "22-08"', "`hours` is not supported yet"),
+        ("\nshare = true", "peer.toml:2: `share` is true, which is not supported yet: .* one run"),
+        ("monthly = 500", "`monthly`"),
+        ('monthly = "0GB"', "`monthly` is 0"),
+        ('hours = "8 to 10"', '`hours` is "8 to 10": expected hours such as "22-08"'),
+        ('hours = "8-25"', "00:00 to 24:00"),
+        ('hours = "8-8"', "no time at all"),
+        ('stay = "0h"', "`stay` is 0"),
+        ('data = {"a/b" = "x"}', "`data.a/b` is no name"),
+        ('[data]\nscans = "none.npz"', "peer.toml:2: `data.scans` .* no such file"),
+        ('[data.scans]\npath = "x"\nuser = ["ann"]', r"peer.toml:3: `data.scans.user` .*users"),
+        ('[data.scans]\npath = "x"\nusers = []', "nobody could use it"),
         ("up = 20", "`up`"),
         ('up = "0Mbit"', "`up` is 0"),
         ("memory = ", "not valid TOML"),

@@ -80,11 +80,15 @@ class Laboratory:
         spec.CopyFrom(self.spec)
         if plan is not None:
             spec.plan.CopyFrom(plan_to_proto(plan))
-        events = world.finish(world.submit(spec))
+        return self.finish(world, world.submit(spec))
+
+    def finish(self, world: World, run: str) -> Trained:
+        """Waits for the end of a run; each step was committed once."""
+        events = world.finish(run)
         last = events[-1].state
         assert last.phase == broker_pb2.DONE, last.reason.text
         steps = [e.step for e in events if e.HasField("step")]
-        assert [s.step for s in steps] == list(range(spec.steps))
+        assert [s.step for s in steps] == list(range(last.steps))
         files = [e.weights.files for e in events if e.HasField("weights")][-1]
         weights: dict[str, Tensor] = {}
         for file in files:

@@ -127,6 +127,7 @@ def test_an_interrupted_simulation_leaves_nothing(sim, tmp_path: Path, seed: int
     assert list(tmp_path.glob("shoal-*")) == [], story
 
 
+@pytest.mark.slow
 def test_what_a_killed_simulation_started_ends_by_itself(sim) -> None:
     process, mark = sim
     lines_until(process, "^step 0")
@@ -151,20 +152,21 @@ def job(folder: Path, steps: int) -> str:
     return str(path)
 
 
-def test_a_killed_worker_fails_its_run_by_name_and_is_back_for_the_next(
+def test_the_run_of_a_killed_worker_goes_on_when_it_is_back(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
+    """It needs two peers, and there are two: it pauses until the supervisor has started another
+    worker, whose disk has what the first one kept."""
     at = ["--broker", cluster.address]
-    with shoal("train", job(tmp_path, 100000), *at) as train:
+    with shoal("train", job(tmp_path, 800), *at) as train:
         lines_until(train, "^step 1/")
         assert cluster.folder is not None
         os.kill(int((cluster.folder / "sim-2" / "cpu" / "lock").read_text()), signal.SIGKILL)
-        _, said = train.communicate()
-    assert train.returncode == 1
-    assert re.search(r"peer sim-2 \(sim-2-\w+\) was lost at step \d+: its stream ended", said), said
-    assert len(re.findall("^shoal: ", said, re.MULTILINE)) == 1
-    # It needs two peers: so it starts when the worker is back.
-    assert "is done: 2 steps" in call("train", job(tmp_path, 2), *at)
+        out, said = train.communicate()
+    assert train.returncode == 0, said
+    assert "is done: 800 steps" in out
+    lost = r"peer sim-2 \(sim-2-\w+\) was lost at step \d+: its stream ended"
+    assert re.search(lost, out + said), said
     cluster.check()
 
 

@@ -62,6 +62,7 @@ def _allowed() -> bool:
 
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.slow,
     pytest.mark.skipif(not _allowed(), reason="needs root and network namespaces"),
 ]
 

@@ -232,6 +232,34 @@ def test_without_enough_peers_it_pauses_and_goes_on_when_one_joins(lab: Lab) -> 
     assert "needs 2 peers (2 stages), has 1 in the pool" in played.notes
 
 
+def test_it_goes_on_after_everything_was_switched_off(lab: Lab) -> None:
+    """The broker and every peer, in mid-run; later all start again with what is on their disks."""
+    at = lab.calm.records * 3 // 4
+    world = lab.laboratory.world(3, log=False)
+    world.orders = lab.orders
+    monitor = Monitor(world)
+    run = world.submit(lab.spec)
+    seen = 0
+
+    def observe(record: Observed, also: Any = world.observe) -> None:
+        nonlocal seen
+        also(record)
+        seen += 1
+        if seen == at:
+            for name in ("p0", "p1", "p2"):
+                world.kill(name)
+                again = PeerSpec(name=name)
+                world.after(100.0, lambda again=again: world.join(again))
+            world.restart_broker(90.0)
+
+    world.observe = observe
+    monitor.finish(run)
+    played = Played(world, run, 0, [])
+    lab.assert_same(played)
+    assert "going on at step" in played.notes
+    assert "from the starting weights" not in played.notes
+
+
 def test_a_run_that_shall_fail_when_it_is_short_does(made: Any) -> None:
     lab = made(recovery={"when_short": "fail"})
     played = lab.play({lab.calm.records // 2: "p1"}, peers=2)

@@ -1,0 +1,442 @@
+"""What losing peers costs a run: hours to a loss under churn, goodput, and the parts of a recovery.
+
+    python benchmarks/recovery.py [--json FILE] [--only checkfree goodput healthy]
+    python benchmarks/recovery.py checkfree --steps 10000            the whole of it, in an hour
+
+Worlds of ghosts: the broker's and the peers' own machines, the link protocol and the modelled
+network run; tensors are hashes, and every loss is compared with the plain loop's. A failure is a
+process that is gone without a word; it comes back, empty, some time later, into the pool.
+
+checkfree   The set-up of CheckFree (arXiv 2506.15461, section 5.2, 500M): a GPT of 24 blocks of
+            width 1,024 in six stages, 91.3 s a step, each of whose holders fails with 5, 10 and
+            16 % an hour (a Poisson process for each peer that holds a stage). Here: six holders and
+            POOL peers in the pool on links of 62.5 MB/s and 20 ms, one of them warm, four
+            microbatches of one window; a snapshot each step; who failed is back after an hour.
+            Ghosts have no loss, so that hours are steps times seconds per step: the 10,000 steps
+            that the paper needs without failures, because nothing is lost here, times what a step
+            took on the average over the steps that were simulated.
+goodput     Six holders, seven peers in the pool, links of 12.5 MB/s and 2 ms; one of the holders
+            fails every 15 s and is back after 45 s, for a virtual hour. A snapshot takes at least
+            five steps of a holder's uplink. Goodput is the fault-free time of the committed steps
+            over the time that they took. `plain` is what a synchronous run without any of this
+            makes of the same failures: everybody starts again from the last checkpoint, for which
+            the whole of it has to be written and read (its best interval is searched for). `cold`
+            is without warm peers.
+healthy     The step with snapshots over the step without, and what of the uplinks copies took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+from table import Figure, report
+
+from shoal.broker.events import RunId
+from shoal.broker.options import BrokerOptions
+from shoal.dag.capture import capture
+from shoal.dag.convert import graph_to_bytes
+from shoal.dag.convert_plan import plan_to_proto
+from shoal.dag.graph import Graph
+from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.speed import Speeds
+from shoal.examples.gpt import gpt
+from shoal.job import Job
+from shoal.net.memory import steady
+from shoal.net.outbox import PIECES
+from shoal.peer.data.manifest import Column, Manifest, Shard
+from shoal.proto import broker_pb2, common_pb2
+from shoal.sim.ghost.device import GhostDevice, Ghosts
+from shoal.sim.ghost.hashes import expected
+from shoal.sim.virtual.world import PeerSpec, World
+
+STAGES = 6
+PAPER_STEPS = 10_000
+"""Steps to the paper's validation loss of 2.85 without failures, derived from its table 2."""
+PAPER_STEP_S = 91.32
+POOL = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One set-up. `fails`: seconds until the next failure of somebody who holds a stage, by chance
+    (a mean for each holder) or at fixed intervals."""
+
+    layers: int
+    width: int
+    length: int
+    microbatches: int
+    pool: int
+    bytes_per_s: float
+    latency_s: float
+    flops_per_s: float
+    recovery: dict[str, object] = field(default_factory=dict)
+    mean_s: float = math.inf
+    """Between failures of one holder, by chance."""
+    every_s: float = math.inf
+    """Between failures of some holder."""
+    back_s: float = 3600.0
+    heartbeat_s: float = 2.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of a case. Times in seconds of the world's clock; `losses` of holders."""
+
+    steps: int
+    seconds: float
+    losses: int
+    recoveries: tuple[tuple[float, float, float], ...]
+    """From the failure: until it was noticed, until all were built, until a new step was done."""
+    step_s: tuple[float, ...]
+
+    @property
+    def mean_step_s(self) -> float:
+        return self.seconds / max(1, self.steps)
+
+
+@cache
+def graph_of(layers: int, width: int, length: int) -> Graph:
+    with torch.device("meta"):
+        module = gpt(layers, width, max(1, width // 32), length, 0.0)
+    text = torch.zeros(2, length, dtype=torch.int64, device="meta")
+    return capture(module, {"x": text, "y": text}).graph
+
+
+def plan_of(graph: Graph, layers: int, microbatches: int) -> Plan:
+    """Equal numbers of blocks in each stage, one holder each."""
+    first: dict[int, int] = {}
+    for i, op in enumerate(graph.operators):
+        if op.module.startswith("blocks."):
+            first.setdefault(int(op.module.split(".")[1]), i)
+    starts = [0, *(first[layers * k // STAGES] for k in range(1, STAGES)), len(graph.operators)]
+    holders = [PeerId(f"p{k}") for k in range(STAGES)]
+    return Plan(
+        stages=tuple(StageSlot(starts[k], starts[k + 1], (holders[k],)) for k in range(STAGES)),
+        routes=(tuple(Visit(k, p) for k, p in enumerate(holders)),) * microbatches,
+        microbatch_size=1,
+    )
+
+
+def card(flops_per_s: float) -> Speeds:
+    """A device of so many FLOP/s in products; its memory is that of a T4."""
+    fast = dict.fromkeys(("product", "convolution", "attention"), flops_per_s)
+    return Speeds(**fast, memory=2.5e11, special=1e11, call_s=1e-5)
+
+
+class Played:
+    """A case in a world of its own."""
+
+    def __init__(self, case: Case, folder: Path, steps: int) -> None:
+        self.case, self.steps = case, steps
+        graph, blobs = graph_of(case.layers, case.width, case.length), dict[str, bytes]()
+
+        def blob(data: bytes) -> common_pb2.BlobRef:
+            name = hashlib.sha256(data).hexdigest()
+            blobs[name] = data
+            return common_pb2.BlobRef(hash=name, size_bytes=len(data))
+
+        n = case.microbatches
+        train: dict[str, object] = {
+            "steps": steps,
+            "batch": n,
+            "microbatch": 1,
+            "lr": 1e-3,
+            "eval_every": 0,
+        }
+        train |= {"schedule": "constant", "warmup": 0}
+        model = {"factory": "shoal.examples.gpt:gpt", "args": {"layers": case.layers}}
+        data = {"kind": "text", "length": case.length}
+        self.job = Job.from_table(
+            {"version": 1, "model": model, "data": data, "train": train, "recovery": case.recovery}
+        )
+        nothing = Shard("text", 10**6, 10**6, "0" * 64)  # nobody fetches it
+        manifest = Manifest(
+            "text", (Column("text", "uint8"),), (nothing,), 10**6, 0, length=case.length
+        )
+        self.spec = broker_pb2.RunSpec(
+            version=1,
+            name="recovery",
+            job=self.job.to_json(),
+            graph=blob(graph_to_bytes(graph)),
+            data=blob(manifest.to_json().encode()),
+            microbatches=n,
+            microbatch_size=1,
+            steps=steps,
+            plan=plan_to_proto(plan_of(graph, case.layers, n)),
+        )
+        names = [f"p{i}" for i in range(STAGES + case.pool)]
+        self.specs = {
+            name: PeerSpec(name=name, hardware=card(case.flops_per_s), memory_bytes=64 << 30)
+            for name in names
+        }
+        beat = case.heartbeat_s
+        self.world = World(
+            list(self.specs.values()),
+            blobs=blobs,
+            folder=folder,
+            carry=steady(case.latency_s, case.bytes_per_s),
+            control_latency_s=case.latency_s,
+            broker_options=BrokerOptions(
+                heartbeat_s=beat, lease_s=5 * beat, step_floor_s=1e6, first_step_s=1e6, probe_s=0.0
+            ),
+            device=_device(),
+            log=False,
+        )
+        self._rng = random.Random(f"failures {case.seed}")
+        self._failed_at: list[float] = []
+
+    def play(self, limit_s: float) -> Found:
+        """Lets it run for so long, from its first step on, or to its last one."""
+        world, case = self.world, self.case
+        self.run = run = world.submit(self.spec)
+        world.until(lambda: any(e.HasField("step") for e in world.events(run)))
+        began, end = world.now, world.now + limit_s
+        if case.every_s < math.inf:
+            self._again(case.every_s, self._fail_one)
+        if case.mean_s < math.inf:
+            self._again(self._rng.expovariate(STAGES / case.mean_s), self._fail_by_chance)
+        over = world.broker.ended
+        world.until(lambda: run in over or world.now >= end, limit_s=limit_s + 1e7)
+        events = world.events(run)
+        done = [e for e in events if e.HasField("step")]
+        bound = graph_of(case.layers, case.width, case.length).bind(1)
+        wanted = expected(bound, self.job.seed, len(done), case.microbatches).losses
+        assert [e.step.outcome.loss for e in done] == wanted, "not the losses of the plain loop"
+        last = done[-1].at_s if run in over else end
+        assert run not in over or over[run].phase == broker_pb2.DONE, over[run].reason.text
+        return Found(
+            len(done) - 1,
+            last - began,
+            len(self._failed_at),
+            self._parts(events),
+            tuple(e.step.seconds for e in done[1:]),
+        )
+
+    def _again(self, after_s: float, what: Callable[[], None]) -> None:
+        self.world.after(after_s, what)
+
+    def _holders(self) -> list[str]:
+        run = self.world.broker.machine.runs[RunId(self.run)]
+        return [p for p in run.peers if self.world.peers[p].alive]
+
+    def _fail_one(self) -> None:
+        self._fail(self._rng.choice(self._holders()))
+        self._again(self.case.every_s, self._fail_one)
+
+    def _fail_by_chance(self) -> None:
+        """Of all holders together: each fails on its own at the same rate."""
+        if here := self._holders():
+            self._fail(self._rng.choice(here))
+        mean_s = self.case.mean_s / STAGES
+        self._again(self._rng.expovariate(1 / mean_s), self._fail_by_chance)
+
+    def _fail(self, name: str) -> None:
+        world = self.world
+        if self.run in world.broker.ended:
+            return
+        self._failed_at.append(world.now)
+        world.kill(name)
+        world.after(self.case.back_s, lambda: world.join(self.specs[name]))
+
+    def _parts(self, events: list[broker_pb2.RunEvent]) -> tuple[tuple[float, float, float], ...]:
+        found = []
+        for at in self._failed_at:
+            later = [e for e in events if e.at_s >= at]
+            building = next((e.at_s for e in later if e.state.phase == broker_pb2.BUILDING), None)
+            running = next((e.at_s for e in later if e.state.phase == broker_pb2.RUNNING), None)
+            step = next(
+                (e.at_s for e in later if e.HasField("step") and running and e.at_s > running), None
+            )
+            if building is not None and running is not None and step is not None:
+                found.append((building - at, running - at, step - at))
+        return tuple(found)
+
+
+def _device() -> Callable[[PeerSpec], GhostDevice]:
+    """Ghosts whose frames leave in pieces as long as those of real peers: snapshots share links."""
+    ghosts = Ghosts()
+
+    def made(spec: PeerSpec) -> GhostDevice:
+        device = ghosts(spec)
+        device.pieces = PIECES
+        return device
+
+    return made
+
+
+def played(case: Case, steps: int = 10**6, limit_s: float = math.inf) -> Found:
+    with tempfile.TemporaryDirectory() as folder:
+        return Played(case, Path(folder), steps).play(limit_s)
+
+
+# -------------------------------------------------------------------- CheckFree's table
+
+_CHECKFREE = Case(
+    layers=24,
+    width=1024,
+    length=512,
+    microbatches=4,
+    pool=POOL,
+    bytes_per_s=62.5e6,
+    latency_s=0.02,
+    flops_per_s=1e12,
+    recovery={"snapshot_every": 1},
+    heartbeat_s=60.0,
+)
+
+
+def as_slow(case: Case, step_s: float) -> Case:
+    """At the speed that makes a fault-free step last so long: a + b / speed."""
+
+    def step(flops: float) -> float:
+        found = played(replace(case, flops_per_s=flops, recovery={"ladder": []}), steps=4)
+        return statistics.median(found.step_s)
+
+    one, two = step(1e12), step(2e12)
+    b = (one - two) * 2e12  # a + b/1e12 - a - b/2e12
+    a = one - b / 1e12
+    assert step_s > a, f"a step takes {a:.1f} s without any computing"
+    return replace(case, flops_per_s=b / (step_s - a))
+
+
+def checkfree(steps: int) -> list[Figure]:
+
+    case = as_slow(_CHECKFREE, PAPER_STEP_S)
+    print(
+        "CheckFree, 500M: hours to the loss (the paper's: none 253.7, CheckFree+ 355 / 368 / 461)"
+    )
+    figures = []
+    for percent in (0, 5, 10, 16):
+        began = time.perf_counter()
+        mean_s = -3600.0 / math.log(1 - percent / 100) if percent else math.inf
+        found = played(replace(case, mean_s=mean_s), steps)
+        hours = found.mean_step_s * PAPER_STEPS / 3600
+        per_loss = (found.seconds - PAPER_STEP_S * found.steps) / max(1, found.losses)
+        print(
+            f"  {percent:2} % an hour: {hours:.1f} h ({found.steps} steps simulated, "
+            f"{found.losses} losses, {per_loss:.0f} s each; {time.perf_counter() - began:.0f} s)",
+            flush=True,
+        )
+        figures.append(Figure(f"checkfree_hours_{percent}pct", hours, "h", "lower"))
+    return figures
+
+
+# -------------------------------------------------------------------- goodput
+
+_FAST = Case(
+    layers=6,
+    width=224,
+    length=64,
+    microbatches=4,
+    pool=7,
+    bytes_per_s=12.5e6,
+    latency_s=0.002,
+    flops_per_s=5e12,
+    every_s=15.0,
+    back_s=45.0,
+)
+
+
+def goodput(hour_s: float) -> list[Figure]:
+
+    calm = played(replace(_FAST, every_s=math.inf), steps=200)
+    step_s = statistics.median(calm.step_s)
+    state = snapshot_bytes(_FAST)
+    upload_s = state / _FAST.bytes_per_s
+    print(
+        f"goodput: a step takes {step_s:.3f} s, a snapshot of {state / 1e6:.1f} MB "
+        f"{upload_s / step_s:.1f} steps of an uplink"
+    )
+    figures = []
+    for name, recovery in (("", {}), ("_cold", {"warm_spares": 0})):
+        found = played(replace(_FAST, recovery=recovery), limit_s=hour_s)
+        value = found.steps * step_s / found.seconds
+        parts = [statistics.median(p) for p in zip(*found.recoveries, strict=True)]
+        print(
+            f"  {name.strip('_') or 'warm'}: {value:.1%} over {found.seconds / 3600:.2f} h, "
+            f"{found.losses} losses; decided after {parts[0]:.2f} s, built after {parts[1]:.2f} s, "
+            f"a new step after {parts[2]:.2f} s (medians)"
+        )
+        figures.append(Figure(f"goodput{name}", value, "share", "higher"))
+        if not name:
+            figures.append(Figure("recovery_seconds_median", parts[2], "s", "lower"))
+            figures.append(Figure("recovery_decided_seconds", parts[0], "s", "lower"))
+            figures.append(Figure("recovery_built_seconds", parts[1], "s", "lower"))
+    figures.append(Figure("goodput_plain", plain(step_s, STAGES * state), "share", "higher"))
+    return figures
+
+
+def snapshot_bytes(case: Case) -> float:
+    """Of the largest stage: parameters and two slots each."""
+    graph = graph_of(case.layers, case.width, case.length)
+    total = sum(graph.spec[f"param:{p.name}"].size_bytes for p in graph.parameters)
+    return 3 * total / STAGES
+
+
+def plain(step_s: float, whole_bytes: float) -> float:
+    """Goodput of checkpoints alone at the same failures, at the best interval of c steps: each
+    stops everybody while the whole state leaves by one uplink; after a failure it is read back by
+    all, and what was done since the last one is done again."""
+    write_s, every_s = whole_bytes / _FAST.bytes_per_s, _FAST.every_s
+
+    def at(c: int) -> float:
+        # Of every_s between two failures: reading, then whole intervals; what is left is lost.
+        left = max(0.0, every_s - write_s)
+        intervals = math.floor(left / (c * step_s + write_s))
+        return intervals * c * step_s / every_s
+
+    return max(at(c) for c in range(1, 200))
+
+
+# -------------------------------------------------------------------- while nothing happens
+
+
+def healthy() -> list[Figure]:
+
+    quiet = replace(_FAST, every_s=math.inf)
+    without = played(replace(quiet, recovery={"ladder": ["checkpoint"]}), steps=300)
+    having = played(quiet, steps=300)
+    a, b = without.mean_step_s, having.mean_step_s
+    print(f"healthy: {a:.4f} s a step without snapshots, {b:.4f} s with them")
+    return [Figure("healthy_overhead", b / a - 1, "share", "lower")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    groups = ("checkfree", "goodput", "healthy")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(groups))
+    parser.add_argument("--steps", type=int, default=2000, help="simulated of CheckFree's (2000)")
+    parser.add_argument("--hours", type=float, default=1.0, help="virtual, of goodput (1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
+    asked = parser.parse_args()
+    figures: list[Figure] = []
+    for group in asked.groups or groups:
+        if group == "checkfree":
+            figures += checkfree(asked.steps)
+        elif group == "goodput":
+            figures += goodput(3600 * asked.hours)
+        elif group == "healthy":
+            figures += healthy()
+        else:
+            parser.error(f"{group!r}: expected some of {', '.join(groups)}")
+    report("recovery", figures, asked.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Which blobs the broker must keep, and removing the others.
+
+An open run needs what it was submitted with: graphs, starting weights, data. A run that has ended
+and is still kept needs its exports, and its data for those who evaluate them. Everything else goes
+once nobody has used it for a while (`BlobLimits.grace_s`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from itertools import islice
+
+from .blobs import BlobError, BlobStore
+from .runs import Run
+from .wish import HASH
+
+__all__ = ["SWEEP_S", "Sweeper", "needed"]
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 600.0
+"""Between two looks at what may go."""
+MOST_MANIFEST_BYTES = 64 << 20
+"""Larger ones are no manifests of ours: 300,000 shards, over a terabyte of text."""
+LOOKED_BACK = 1_000
+"""Events of a run in which its exports are looked for, the newest first."""
+
+
+def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
+    """(blobs, and which of them are manifests, whose shards are needed too)."""
+    blobs: set[str] = set()
+    manifests: set[str] = set()
+    for run in runs:
+        spec = run.spec
+        manifests.add(spec.data.hash)
+        if not run.ended:
+            blobs |= {spec.graph.hash, spec.core_graph.hash}
+            blobs.update(file.blob.hash for file in spec.weights)
+        for event in islice(reversed(run.history.events), LOOKED_BACK):
+            blobs.update(file.blob.hash for file in event.weights.files)
+    return blobs | manifests, manifests
+
+
+class Sweeper:
+    """Removes from a store what the runs do not need. Used in one event loop; the disk is in
+    `disk`'s threads."""
+
+    def __init__(self, store: BlobStore, runs: Callable[[], Iterable[Run]], disk: Executor) -> None:
+        self._store, self._runs, self._disk = store, runs, disk
+        self._shards: dict[str, frozenset[str]] = {}  # by manifest
+        self._lock = asyncio.Lock()
+
+    async def keep(self) -> None:
+        """Sweeps now and then, until it is cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                await self.sweep()
+            except OSError as error:  # of the disk; uploads say what is wrong with it
+                log.warning("blobs_not_removed why=%s", error)
+
+    async def sweep(self) -> int:
+        """Bytes that were freed."""
+        async with self._lock:
+            blobs, manifests = needed(self._runs())
+            run = asyncio.get_running_loop().run_in_executor
+            count, size = await run(self._disk, self._collect, blobs, manifests)
+        if count:
+            log.info("blobs_removed count=%d bytes=%d", count, size)
+        return size
+
+    def _collect(self, blobs: set[str], manifests: set[str]) -> tuple[int, int]:
+        self._shards = {m: self._shards.get(m) or self._shards_of(m) for m in sorted(manifests)}
+        return self._store.collect(blobs.union(*self._shards.values()))
+
+    def _shards_of(self, manifest: str) -> frozenset[str]:
+        """None where it is not here, or is no manifest."""
+        try:
+            if self._store.size_of(manifest) > MOST_MANIFEST_BYTES:
+                return frozenset()
+            shards = json.loads(self._store.get(manifest))["shards"]
+            return frozenset(s["hash"] for s in shards if HASH.fullmatch(s["hash"]))
+        except (BlobError, ValueError, TypeError, KeyError, RecursionError):
+            return frozenset()

@@ -1,0 +1,98 @@
+"""Blobs among the peers of a run: each gives the others what it has fetched, over its own port.
+
+A peer that has all of a blob serves it to those whom its plan names; data that stays with its host
+is never among them (own_data.py). Who fetches asks the broker and, at the same time, those peers of
+the run whose address it was given: the graph, the manifest and shards that others read already need
+not come over the broker's uplink again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import grpc.aio
+
+from ..net.blobs_client import PIECE_BYTES, BlobClient
+from ..net.cap import Cap, Meter
+from ..net.grpc_transport import CHANNEL_OPTIONS
+from ..net.identity.credential import Credential
+from ..net.identity.enroll import channel_options
+from ..net.identity.names import Role, dns_name, party_of
+from ..net.proxy import proxy_options
+from ..proto.broker_pb2 import BlobPiece, BlobRange
+from .cache import BlobCache
+
+__all__ = ["Fellows", "serve_blobs"]
+
+_MOST_STREAMS = 16
+"""Fetches of others at once; they ask elsewhere then."""
+_STALL_S = 5.0
+_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.client_idle_timeout_ms", 10_000))
+"""Blobs are fetched now and then."""
+
+
+def serve_blobs(
+    server: grpc.aio.Server, cache: BlobCache, may: Callable[[str | None], bool], up: Cap
+) -> None:
+    """Adds `Blobs.Fetch` to a server that was not started. `may` says whether a peer, by its id as
+    its certificate proves it (None: nobody has one), gets anything; `up`: the owner's cap."""
+    busy = 0
+
+    async def fetch(
+        wanted: BlobRange, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[BlobPiece]:
+        nonlocal busy
+        party = party_of(context.auth_context())
+        who = party.subject if party is not None and party.role is Role.PEER else None
+        if not may(who):
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED, "only peers of a run share blobs"
+            )
+        if busy >= _MOST_STREAMS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many fetch here now")
+        if not cache.has(wanted.hash):
+            await context.abort(grpc.StatusCode.NOT_FOUND, "it is not here")
+        busy += 1
+        try:
+            at, left = wanted.offset, wanted.length
+            with await asyncio.to_thread(open, cache.folder / wanted.hash, "rb") as file:
+                file.seek(at)
+                while data := await asyncio.to_thread(file.read, min(PIECE_BYTES, left)):
+                    await up.take(len(data))
+                    yield BlobPiece(offset=at, data=data)
+                    at, left = at + len(data), left - len(data)
+        finally:
+            busy -= 1
+
+    handler = grpc.unary_stream_rpc_method_handler(
+        fetch, BlobRange.FromString, BlobPiece.SerializeToString
+    )
+    handlers = grpc.method_handlers_generic_handler("shoal.v1.Blobs", {"Fetch": handler})
+    server.add_generic_rpc_handlers((handlers,))
+
+
+class Fellows:
+    """Those peers of the present run that can be asked for blobs."""
+
+    def __init__(self, credential: Callable[[], Credential | None], meter: Meter) -> None:
+        self._credential, self._meter = credential, meter
+        self._channels: list[grpc.aio.Channel] = []
+        self.clients: tuple[BlobClient, ...] = ()
+
+    def become(self, addresses: Mapping[str, str]) -> list[grpc.aio.Channel]:
+        """The run has others now: HOST:PORT by peer. Returns the channels to close."""
+        old, self._channels = self._channels, [self._to(p, a) for p, a in addresses.items()]
+        self.clients = tuple(
+            BlobClient(channel, attempts=0, stall_s=_STALL_S, meter=self._meter)
+            for channel in self._channels
+        )
+        return old
+
+    def _to(self, peer: str, address: str) -> grpc.aio.Channel:
+        credential = self._credential()
+        if credential is None:
+            return grpc.aio.insecure_channel(address, options=(*_OPTIONS, *proxy_options(address)))
+        options = (*_OPTIONS, *channel_options(address, dns_name(Role.PEER, peer)))
+        return grpc.aio.secure_channel(address, credential.for_channel(), options=options)

@@ -1,0 +1,123 @@
+"""Plans for data that stays with its peers: nobody else ever reads it, and they are good plans."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.broker.scheduler.candidate import Candidate, Share
+from shoal.broker.scheduler.cases import random_case
+from shoal.broker.scheduler.interface import NoPlan, PlanRequest
+from shoal.broker.scheduler.judge import Judge
+from shoal.broker.scheduler.planners import PLANNERS, plan
+from shoal.dag.graph import Input, Ref, TensorSpec
+from shoal.dag.plan import Plan
+
+LABELS = TensorSpec((1,), "float32")
+
+
+def request_of(seed: int, local: tuple[str, ...], holders: int = 1, **size: int) -> PlanRequest:
+    """A random case whose last operator reads labels, and whose weights are matrices."""
+    request, rng = random_case(seed, held=False, **size), random.Random(seed)
+    graph = request.graph
+    parameters = tuple(
+        replace(p, spec=TensorSpec((*p.spec.shape, 1), "float32")) for p in graph.parameters
+    )
+    last = graph.operators[-1]
+    last = replace(last, args=(*last.args, Ref("in:y")))
+    graph = replace(
+        graph,
+        inputs=(*graph.inputs, Input("y", LABELS)),
+        parameters=parameters,
+        operators=(*graph.operators[:-1], last),
+    )
+    peers = [o.peer for o in request.offers]
+    has = frozenset(rng.sample(peers, min(holders, len(peers))))
+    return replace(request, graph=graph, local=local, holders=has, others=())
+
+
+def readers(request: PlanRequest, made: Plan) -> set[str]:
+    """Who holds an operator that must run beside the data."""
+    return {
+        peer
+        for i in request.beside
+        for stage in made.stages
+        if stage.start <= i < stage.stop
+        for peer in stage.holders
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    local=st.sampled_from([("x",), ("y",), ("x", "y")]),
+    holders=st.integers(1, 3),
+    scheduler=st.sampled_from(sorted(PLANNERS)),
+)
+def test_no_planner_gives_the_data_to_anybody_else(
+    seed: int, local: tuple[str, ...], holders: int, scheduler: str
+) -> None:
+    request = request_of(seed, local, holders, operators=6, peers=4)
+    options = replace(request.options, scheduler=scheduler)
+    try:
+        made = plan(replace(request, options=options))
+    except NoPlan:
+        return
+    assert request.beside
+    assert readers(request, made) <= request.holders
+
+
+def best_of_all(judge: Judge) -> float:
+    """Every way to give each operator to a peer, in one pipeline."""
+    best, m = math.inf, judge.request.microbatches
+    for given_to in itertools.product(range(len(judge.offers)), repeat=judge.operators):
+        shares, start = [], 0
+        for stop in range(1, judge.operators + 1):
+            if stop == judge.operators or given_to[stop] != given_to[start]:
+                shares.append(Share(given_to[start], start, stop))
+                start = stop
+        best = min(best, judge.seconds(Candidate((tuple(shares),), (m,), "gpipe")))
+    return best
+
+
+@pytest.mark.parametrize("seed", [1, 6, 12, 23])
+@pytest.mark.parametrize("local", [("x",), ("x", "y")])
+def test_auto_finds_a_plan_where_there_is_one_and_a_good_one(
+    seed: int, local: tuple[str, ...]
+) -> None:
+    request = request_of(seed, local, operators=5, peers=3)
+    options = replace(request.options, pipelines=1, schedule="gpipe", recompute=False)
+    request = replace(request, options=options)
+    best = best_of_all(Judge(request))
+    if best == math.inf:
+        with pytest.raises(NoPlan):
+            plan(request)
+        return
+    made = plan(request)
+    assert made.predicted.step_s <= 1.05 * best
+    assert readers(request, made) <= request.holders
+
+
+def test_a_holder_with_too_little_memory_is_named_with_what_is_short() -> None:
+    request = request_of(3, ("x",))
+    (holder,) = request.holders
+    offers = tuple(
+        replace(o, device_memory_bytes=10 if o.peer == holder else 2**40) for o in request.offers
+    )
+    with pytest.raises(NoPlan, match=r"needs .* more on a peer with the data: .* 10 B is") as short:
+        plan(replace(request, offers=offers))
+    assert short.value.code == "memory"
+    assert short.value.short_bytes > 0
+
+
+def test_a_peer_without_the_data_is_told_apart_from_one_without_memory() -> None:
+    request = request_of(3, ("x", "y"), operators=4)
+    made = plan(request)
+    assert {s.peer for s in made.spares} | set(made.peers) == {o.peer for o in request.offers}
+    assert not any("too little memory" in s.reason for s in made.spares)
