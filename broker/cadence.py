@@ -62,9 +62,7 @@ class Cadence:
         """Whether the pending set takes far longer than sets do: a copy of it was lost."""
         if self.pending is None or self._taken_at is None:
             return False
-        return now - self._taken_at > max(_PAUSE_S = 1.0
-"""Between two sets, however small they are."""
-_LEAST_S, _LONGER * self._took)
+        return now - self._taken_at > max(_LEAST_S, _LONGER * self._took)
 
     def missed(self, step: int) -> None:
         """Somebody was past it already, or could not keep it."""
