@@ -48,10 +48,11 @@ def add_admission(
     shell: Shell,
     admission: Admission,
     guard: Guard,
-    address: Callable[[], str],
+    found: Callable[[], Invitation],
 ) -> None:
-    """Registers what needs a certificate. `address`: where others reach the broker."""
-    service = _AdmissionService(shell, admission, address)
+    """Registers what needs a certificate. `found`: the part of an invitation that says where others
+    find the broker."""
+    service = _AdmissionService(shell, admission, found)
     unary = partial(unary_handler, guard)
     methods = {
         "Renew": unary("Admission.Renew", service.renew, RenewRequest, Admitted),
@@ -72,10 +73,10 @@ def add_door(server: grpc.aio.Server, shell: Shell, admission: Admission, guard:
 
 class _AdmissionService:
     def __init__(
-        self, shell: Shell, admission: Admission, address: Callable[[], str] = lambda: ""
+        self, shell: Shell, admission: Admission, found: Callable[[], Invitation] = Invitation
     ) -> None:
         self._shell = shell
-        self._address = address
+        self._found = found
         self._admission = admission
 
     async def join(self, request: JoinRequest, _: Party | None) -> Admitted:
@@ -105,7 +106,9 @@ class _AdmissionService:
             "invited role=%s uses=%d lasts_s=%.0f by=%s invitation=%s",
             *(role.value, request.uses, request.lasts_s, caller.subject, token.name),
         )
-        return Invitation(token=str(token), ends_s=now_s + request.lasts_s, address=self._address())
+        invitation = Invitation(token=str(token), ends_s=now_s + request.lasts_s)
+        invitation.MergeFrom(self._found())
+        return invitation
 
     async def kick(self, request: KickRequest, caller: Party | None) -> Kicked:
         assert caller is not None, "the guard lets operators kick"

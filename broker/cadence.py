@@ -3,7 +3,7 @@
 One set at a time: the next is ordered when the last is whole. It is of a step a little ahead of
 what is committed, so that the order is with everybody before they are past it; when it was not,
 the next one is further ahead. With `every` = 0 nothing is ordered, once a set is whole, for as long
-as its copies were on their way, which use half of the time at most, and at least for a second.
+as its copies were on their way, which use half of the time at most, and at least for half a second.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Cadence"]
 
 _MOST_LEAD = 64
 _SHARE = 0.5
-_PAUSE_S = 1.0
+_PAUSE_S = 0.5
 """Between two sets, however small they are."""
 _LEAST_S, _LONGER = 300.0, 10.0
 """A set that is not whole after so long, or so many times as long as the last one, is given up."""

@@ -6,6 +6,7 @@ a TLS hello for "door.shoal"        the server that asks for no certificate: joi
 a TLS hello for a peer's name       that peer, by the relay
 any other TLS hello                 the server that demands a certificate: everything else
 "SHOAL-RELAY TICKET"                who dialled the peer that now comes, by the relay
+a libp2p greeting                   the node of the swarm's directory, if the broker has one
 "GET /authority.pem"                answered here: the certificate that a token pins, which is
                                     public, with the date, which tells of clocks that differ
 anything else                       closed
@@ -26,6 +27,7 @@ import logging
 import socket
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
@@ -33,7 +35,7 @@ from types import TracebackType
 from typing import Self
 
 from ..net.identity.names import DOOR_NAME, Role
-from ..net.pump import BUFFER_BYTES, close, join
+from ..net.pump import BUFFER_BYTES, Stream, close, join
 from .hello import HelloError, server_name
 from .relay import Relay
 
@@ -45,6 +47,8 @@ _TLS_HANDSHAKE = 0x16
 _WAITING_CONNECTIONS = 512
 _PEERS = f".{Role.PEER.value}.shoal"
 _TICKET = b"SHOAL-RELAY "
+_LIBP2P = b"\x13/mul"
+"""The beginning of b"\\x13/multistream/1.0.0\\n"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +114,12 @@ class Front:
         door: Path,
         authority: bytes,
         relay: Relay,
+        swarm: int = 0,
         limits: FrontLimits | None = None,
     ) -> None:
+        """`swarm`: the loopback port of the directory's node; 0: there is none."""
         self._host, self.port = host, port
+        self._swarm = swarm
         self._main, self._door, self._authority = main, door, authority
         self._relay = relay
         self.limits = limits or FrontLimits()
@@ -167,19 +174,24 @@ class Front:
     async def _pass_on(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str
     ) -> None:
-        line = b""
+        line = hello = b""
         async with asyncio.timeout(self.limits.hello_s):
             first = await reader.readexactly(5)
             if first == _TICKET[:5]:
                 line = first + await reader.readuntil(b"\n")
             elif first[0] == _TLS_HANDSHAKE:
                 hello = await self._whole_hello(first, reader)
-            else:
+            elif first != _LIBP2P or not self._swarm:
                 await self._answer_http(first, reader, writer)
                 return
         if line:
             ticket = line.removeprefix(_TICKET).strip().decode("ascii", "replace")
             await self._relay.answered(ticket, (reader, writer))
+            return
+        if not hello:
+            if self._may_knock(source):
+                node = asyncio.open_connection("127.0.0.1", self._swarm, limit=BUFFER_BYTES)
+                await _join(first, (reader, writer), node)
             return
         name = server_name(hello)
         door, relayed = name == DOOR_NAME, name.endswith(_PEERS)
@@ -189,12 +201,7 @@ class Front:
             await self._relay.dialled(name, hello, (reader, writer), source)
             return
         path = self._door if door else self._main
-        inner = await asyncio.open_unix_connection(path, limit=BUFFER_BYTES)
-        try:
-            inner[1].write(hello)
-            await join((reader, writer), inner)
-        finally:
-            close(inner)
+        await _join(hello, (reader, writer), asyncio.open_unix_connection(path, limit=BUFFER_BYTES))
 
     async def _whole_hello(self, first: bytes, reader: asyncio.StreamReader) -> bytes:
         size = int.from_bytes(first[3:5], "big")
@@ -233,6 +240,16 @@ class Front:
 
     def __repr__(self) -> str:
         return f"<Front on port {self.port}, {self._open.total()} connections>"
+
+
+async def _join(first: bytes, outer: Stream, dialled: Awaitable[Stream]) -> None:
+    """Passes on what was read already, and then everything. Raises OSError."""
+    inner = await dialled
+    try:
+        inner[1].write(first)
+        await join(outer, inner)
+    finally:
+        close(inner)
 
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:

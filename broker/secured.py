@@ -21,7 +21,7 @@ import grpc.aio
 
 from ..net.identity.authority import Authority, utc
 from ..net.identity.credential import Credential, server_credentials, write_private
-from ..net.identity.names import Party, Role
+from ..net.identity.names import OWNER, Party, Role
 from ..net.identity.token import Token, TokenError
 from .admission import Admission, AdmissionLimits
 from .front import Front, FrontLimits
@@ -96,7 +96,7 @@ class Secured:
     def operator(self) -> Credential:
         """For the person who runs the broker, on its own host, beside the authority's key: it can
         do everything, and lasts as long as the authority."""
-        return self._signed(Role.OPERATOR, "local", timedelta.max)
+        return self._signed(Role.OPERATOR, OWNER, timedelta.max)
 
     def listen(self, server: grpc.aio.Server, door: grpc.aio.Server) -> None:
         """Puts two servers that were not started yet behind the port: one for whoever has a
@@ -105,8 +105,9 @@ class Secured:
             credentials = server_credentials(self.credential, asks=asks)
             behind.add_secure_port(f"unix:{self._sockets / name}", credentials)
 
-    async def open_port(self, host: str, port: int) -> int:
-        """Listens, with the server started; returns the port. Raises OSError."""
+    async def open_port(self, host: str, port: int, *, swarm: int = 0) -> int:
+        """Listens, with the server started; returns the port. `swarm`: where the node of the
+        swarm's directory listens on loopback; 0: there is none. Raises OSError."""
         front = Front(
             host,
             port,
@@ -114,6 +115,7 @@ class Secured:
             door=self._sockets / "door",
             authority=self.authority.pem,
             relay=self.relay,
+            swarm=swarm,
             limits=self._front_limits,
         )
         await front.__aenter__()

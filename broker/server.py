@@ -12,23 +12,30 @@ import logging
 import resource
 import secrets
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc.aio
 
-from ..net.identity.authority import AuthorityError
-from ..net.local import is_loopback, joined, local_address, split
+from ..net.discovery.directory import DirectoryError
+from ..net.discovery.process import check_available
+from ..net.discovery.record import check_multiaddr, check_swarm
+from ..net.identity.authority import Authority, AuthorityError, utc
+from ..net.local import free_port, is_loopback, joined, local_address, split
+from ..proto.admission_pb2 import Invitation
 from .admitting import DOOR_OPTIONS, add_admission, add_door
 from .blobs import BlobLimits, BlobStore
 from .events import DrainAsked, StopAsked
 from .journal import open_journal
 from .machine import BrokerMachine
 from .options import BrokerOptions
+from .public import PublicAddress
 from .secured import Secured
 from .services import add_services, server_options
 from .shell import Shell
+from .swarm import Swarm
 
 __all__ = ["Broker", "BrokerConfig", "BrokerConfigError", "serve"]
 
@@ -51,6 +58,10 @@ class BrokerConfig:
     """0: any free one."""
     public: str = ""
     """HOST:PORT under which others reach it. Empty: found out, as far as this host knows."""
+    swarm: str = ""
+    """Name under which peers find the broker wherever it is. Empty: by its address only."""
+    bootstrap: tuple[str, ...] = ()
+    """Multiaddrs of nodes through which others of the swarm are found, besides those known."""
     insecure: bool = False
     """No identity, no encryption; loopback only."""
     state: Path | None = None
@@ -71,10 +82,28 @@ class BrokerConfig:
                 split(self.public)
             except ValueError as error:
                 raise BrokerConfigError(f"public: {error}") from None
+        self._check_swarm()
         if self.insecure and not is_loopback(self.host):
             raise BrokerConfigError(
                 f"--insecure binds to loopback only, and {self.host} is not: anybody who "
                 "reaches it could use your peers; use 127.0.0.1"
+            )
+
+    def _check_swarm(self) -> None:
+        if not self.swarm:
+            if self.bootstrap:
+                raise BrokerConfigError("--bootstrap is a way into a swarm: expected --swarm, too")
+            return
+        try:
+            check_swarm(self.swarm)
+            for way in self.bootstrap:
+                check_multiaddr(way)
+        except ValueError as error:
+            raise BrokerConfigError(str(error)) from None
+        if self.insecure or self.state is None:
+            raise BrokerConfigError(
+                "--swarm needs an identity that stays, as a record is believed by its authority: "
+                "expected a state folder, and no --insecure"
             )
 
 
@@ -90,6 +119,8 @@ class Broker:
         self.config = config
         self.address = ""
         self.secured: Secured | None = None
+        self.swarm: Swarm | None = None
+        self._port = config.port
         self._door: grpc.aio.Server | None = None
 
     def __repr__(self) -> str:
@@ -99,6 +130,11 @@ class Broker:
         config = self.config
         log.info("broker_config %s", config)
         options = replace(config.options, relays=not config.insecure)
+        if config.swarm:
+            try:
+                check_available()
+            except DirectoryError as error:
+                raise BrokerConfigError(str(error)) from None
         self._journal, decided = await asyncio.to_thread(
             open_journal, config.state and config.state / "journal.sqlite", options
         )  # first: it holds the lock of the folder
@@ -111,6 +147,15 @@ class Broker:
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         boot = secrets.token_hex(8)
+        if config.swarm:
+            try:
+                await self._enter_swarm(boot)
+            except BaseException:
+                await self._close_swarm()
+                await self._tasks.__aexit__(None, None, None)
+                await asyncio.to_thread(self.blobs.close)
+                self._journal.close()
+                raise
         machine = BrokerMachine(_broker_id(config.state), options, boot=boot, decided=decided)
         self.shell = Shell(machine, self.blobs, self._tasks, self._journal)
         self._server = grpc.aio.server(options=server_options())
@@ -119,12 +164,32 @@ class Broker:
         except BaseException:
             await self._close()
             raise
-        everywhere = config.host in ("0.0.0.0", "::")
-        host = local_address() if everywhere else config.host
-        self.address = config.public or joined(host, port)
-        self.port = port
+        self.address, self.port = self._address(port), port
         log.info("broker_listens address=%s id=%s", self.address, machine.broker_id)
+        if self.swarm is not None:
+            await self.swarm.shine(self._tasks)
         return self
+
+    def _address(self, port: int) -> str:
+        """Where others reach it."""
+        host = self.config.host
+        everywhere = host in ("0.0.0.0", "::")
+        return self.config.public or joined(local_address() if everywhere else host, port)
+
+    async def _enter_swarm(self, boot: str) -> None:
+        """Before anything else runs: a node takes seconds, and holders of a run have one lease to
+        come back. Raises BrokerConfigError where there can be none."""
+        config = self.config
+        assert config.state is not None, "the config was checked"
+        try:
+            authority = Authority.open(config.state / "authority", utc(time.time()))
+            self._port = config.port or free_port(config.host)
+            self.swarm = Swarm(
+                *(config.swarm, config.state / "swarm", config.bootstrap, authority, boot)
+            )
+            await self.swarm.start(self._address(self._port))
+        except (DirectoryError, AuthorityError) as error:
+            raise BrokerConfigError(str(error)) from None
 
     async def _listen(self) -> int:
         config = self.config
@@ -134,16 +199,22 @@ class Broker:
         except AuthorityError as error:
             raise BrokerConfigError(str(error)) from None
         self.secured = secured
-        add_services(self._server, self.shell, secured.guard, secured.relay, secured.reach)
+        public = PublicAddress(config.public) if config.public else None
+        swarm = self.swarm
+        add_services(
+            *(self._server, self.shell, secured.guard, secured.relay, secured.reach, public),
+            ways=None if swarm is None else swarm.offered,
+        )
         parts = self.shell, secured.admission, secured.guard
-        add_admission(self._server, *parts, address=lambda: self.address)
+        add_admission(self._server, *parts, found=self._found)
         self._door = grpc.aio.server(options=DOOR_OPTIONS)
         add_door(self._door, *parts)
         secured.listen(self._server, self._door)
         await self._door.start()
         await self._server.start()
         try:
-            return await secured.open_port(config.host, config.port)
+            at = 0 if swarm is None else swarm.port
+            return await secured.open_port(config.host, self._port, swarm=at)
         except OSError as error:
             await self._server.stop(None)
             await self._door.stop(None)
@@ -170,7 +241,17 @@ class Broker:
         """What a peer's owner pastes."""
         if self.secured is None:
             return f"shoal join {self.address} --insecure"
-        return f"shoal join {self.address} --token {self.secured.printed_token()}"
+        found = self._found()
+        flags = [f"--swarm {found.swarm}"] if found.swarm else []
+        flags += [f"--bootstrap {way}" for way in found.ways]
+        token = f"--token {self.secured.printed_token()}"
+        return " ".join(["shoal join", self.address, *flags, token])
+
+    def _found(self) -> Invitation:
+        """The part of an invitation that says where others find the broker."""
+        if self.swarm is None:
+            return Invitation(address=self.address)
+        return Invitation(address=self.address, swarm=self.swarm.name, ways=self.swarm.ways)
 
     async def __aexit__(self, *exc: object) -> None:
         if self.config.state is None:
@@ -181,13 +262,21 @@ class Broker:
                 ",".join(going),
             )
         await self.shell.settled()
+        await self._leave()
+        log.info("broker_left address=%s", self.address)
+
+    async def _leave(self) -> None:
         if self._door is not None:
             await self._door.stop(grace=None)
         await self._server.stop(grace=2.0)
         await self._close()
-        log.info("broker_left address=%s", self.address)
+
+    async def _close_swarm(self) -> None:
+        if self.swarm is not None:
+            await self.swarm.stop()
 
     async def _close(self) -> None:
+        await self._close_swarm()
         if self.secured is not None:
             await self.secured.__aexit__(None, None, None)
         self.shell.close()

@@ -54,6 +54,7 @@ from .events import (
     StreamOpened,
 )
 from .guard import Guard
+from .public import PublicAddress
 from .reach import Reach
 from .relay import Relay
 from .shell import OUTBOX_MESSAGES, Outbox, RejectedError, Shell
@@ -130,11 +131,16 @@ def add_services(
     guard: Guard | None = None,
     relay: Relay | None = None,
     reach: Reach | None = None,
+    public: PublicAddress | None = None,
+    *,
+    ways: Callable[[str], None] | None = None,
 ) -> None:
     """Registers all three services. `guard` None: everybody may call everything; `reach` None:
-    addresses are taken as the peers say them."""
+    addresses are taken as the peers say them; `public` None: none was named; `ways` gets the ways
+    into the swarm that peers offer."""
     guard = guard or Guard()
-    attach, runs = AttachService(shell, guard, relay, reach), RunsService(shell, guard)
+    attach = AttachService(shell, guard, relay, reach, public, ways)
+    runs = RunsService(shell, guard, public)
     blobs = BlobsService(shell, guard)
     unary = partial(unary_handler, guard)
     table: dict[str, dict[str, Any]] = {
@@ -191,9 +197,17 @@ class AttachService:
     """One stream per peer: what it says becomes events, what the machine tells goes out."""
 
     def __init__(
-        self, shell: Shell, guard: Guard, relay: Relay | None, reach: Reach | None
+        self,
+        shell: Shell,
+        guard: Guard,
+        relay: Relay | None,
+        reach: Reach | None,
+        public: PublicAddress | None,
+        ways: Callable[[str], None] | None,
     ) -> None:
         self._shell = shell
+        self._public = public
+        self._ways = ways
         self._guard = guard
         self._relay = relay
         self._reach = reach
@@ -211,7 +225,7 @@ class AttachService:
         stream = StreamId(f"{self._count} from {caller.subject if caller else context.peer()}")
         outbox = self._shell.outboxes[stream] = Outbox()
         self._shell.post(StreamOpened(stream, PeerId(caller.subject) if caller else None))
-        reader = asyncio.create_task(self._read(stream, outbox, messages))
+        reader = asyncio.create_task(self._read(stream, caller, outbox, messages))
 
         def tell(ticket: str) -> bool:
             # Who does not read gets no tickets: what the machine tells it needs the room.
@@ -236,6 +250,7 @@ class AttachService:
     async def _read(
         self,
         stream: StreamId,
+        caller: Party | None,
         outbox: Outbox,
         messages: AsyncIterator[PeerMessage | MalformedError],
     ) -> None:
@@ -246,10 +261,22 @@ class AttachService:
                     return
                 # A malformed message becomes one of no kind, which the machine refuses.
                 said = PeerMessage() if isinstance(message, MalformedError) else message
+                if said.HasField("confirmed"):  # nothing to decide
+                    if self._public is not None and caller is not None:
+                        self._public.answered(caller.subject, said.confirmed)
+                    continue
+                if said.HasField("way"):
+                    if self._ways is not None:
+                        self._ways(said.way.multiaddr)
+                    continue
                 if self._reach is not None and said.HasField("hello"):
                     hello = said.hello
                     hello.address = await self._reach.checked(hello.peer, hello.address)
                 self._shell.post(PeerSaid(stream, said))
+                if said.HasField("hello") and self._public is not None:
+                    question = self._public.question()
+                    if question is not None and not outbox.closed:
+                        outbox.put(question)
             why = "its process ended it or its connection broke"
         finally:
             self._ended(stream, why)
@@ -264,9 +291,10 @@ class AttachService:
 class RunsService:
     """For clients: every call is one event, and its answer the machine's."""
 
-    def __init__(self, shell: Shell, guard: Guard) -> None:
+    def __init__(self, shell: Shell, guard: Guard, public: PublicAddress | None) -> None:
         self._shell = shell
         self._guard = guard
+        self._public = public
 
     async def submit(self, spec: RunSpec, caller: Party | None) -> Submitted:
         self._shell.warm_up()  # somebody wants something planned
@@ -291,6 +319,8 @@ class RunsService:
 
     async def describe(self, _: DescribeRequest, caller: Party | None) -> Description:
         answer: Description = await self._shell.ask(DescribeAsked)
+        if self._public is not None:
+            answer.public.CopyFrom(self._public.describe())
         return answer
 
     async def preview(self, spec: RunSpec, caller: Party | None) -> PreviewAnswer:

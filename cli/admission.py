@@ -41,12 +41,16 @@ def invite(
     with clients.connect(broker) as client:
         made = client.invite(role.value, uses, float(Duration(lasts)))
     if json:
-        print_json({"token": made.token, "role": role.value, "uses": uses, "ends_s": made.ends_s})
+        found = {"swarm": made.swarm, "ways": list(made.ways)} if made.swarm else {}
+        row = {"token": made.token, "role": role.value, "uses": uses, "ends_s": made.ends_s}
+        print_json(row | found)
         return
     how = "join" if role is As.PEER else "login"
     # On the broker's own host it is 127.0.0.1 to us, and something else to whom this is for.
     address = broker or made.address or client.address
-    typer.echo(f"shoal {how} {address} --token {made.token}")
+    flags = [f"--swarm {made.swarm}"] if made.swarm and role is As.PEER else []
+    flags += [f"--bootstrap {way}" for way in made.ways if flags]
+    typer.echo(" ".join([f"shoal {how} {address}", *flags, f"--token {made.token}"]))
 
 
 @app.command()

@@ -15,6 +15,20 @@ from .token import Token, TokenFile, read_token
 __all__ = ["broker", "join", "login"]
 
 
+SwarmName = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Find each other by this name, wherever the broker is."),
+]
+Bootstrap = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MULTIADDR",
+        envvar="SHOAL_BOOTSTRAP",
+        help="A way into the swarm, from the line of the broker; may be given several times.",
+    ),
+]
+
+
 class Ops(Enum):
     """Operator sets of a peer."""
 
@@ -37,6 +51,8 @@ def broker(
         Path | None,
         typer.Option(help="Folder of identity, journal and blobs; default: one in your home."),
     ] = None,
+    swarm: SwarmName = "",
+    bootstrap: Bootstrap = None,
 ) -> None:
     """Run the broker; prints the line that a peer pastes. Example: shoal broker"""
     import asyncio
@@ -50,7 +66,15 @@ def broker(
     if state is None and not insecure:
         state = Path("~/.local/share/shoal/broker").expanduser()
     os.umask(0o077)  # weights, data and who was admitted are nobody else's
-    config = BrokerConfig(host=host, port=port, public=public, insecure=insecure, state=state)
+    config = BrokerConfig(
+        host=host,
+        port=port,
+        public=public,
+        insecure=insecure,
+        state=state,
+        swarm=swarm,
+        bootstrap=tuple(bootstrap or ()),
+    )
 
     def ready(broker: Broker) -> None:
         if broker.secured is not None:  # whoever runs a broker may use it, from this host
@@ -68,9 +92,20 @@ def broker(
 @app.command()
 @verb
 def join(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the broker is.")],
+    address: Annotated[
+        str,
+        typer.Argument(
+            metavar="[HOST:PORT]", help="Where the broker is; with --swarm, where it was last."
+        ),
+    ] = "",
     token: Token = None,
     token_file: TokenFile = None,
+    swarm: SwarmName = "",
+    bootstrap: Bootstrap = None,
+    swarm_port: Annotated[
+        int,
+        typer.Option(help="Port on which this host helps others to find the broker; 0: any."),
+    ] = 0,
     insecure: Insecure = False,
     config: Annotated[
         Path | None,
@@ -140,6 +175,9 @@ def join(
     try:
         settings = JoinConfig(
             broker=address,
+            swarm=swarm,
+            bootstrap=tuple(bootstrap or ()),
+            swarm_port=swarm_port,
             insecure=insecure,
             token="" if insecure else read_token(token, token_file),
             name=name or rights.name,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from .base import Broker, Json, app, print_json, state_row, verb
 from .owner import standing
+
+if TYPE_CHECKING:
+    from ..proto.broker_pb2 import PublicAddress
 
 __all__ = ["peers", "runs", "status"]
 
@@ -56,6 +59,32 @@ def _show_host(here: Mapping[str, Any]) -> None:
         typer.echo(f"here: {peer['name']} ({peer['peer']}) {peer['state']}; {moved}")
 
 
+def _public_row(public: PublicAddress) -> dict[str, str]:
+    return {
+        "address": public.address,
+        "confirmed_by": public.confirmed_by,
+        "tried_by": public.tried_by,
+        "problem": public.problem,
+    }
+
+
+def _public_line(public: PublicAddress) -> str:
+    from ..client.text import safe
+
+    if public.confirmed_by:
+        return f"public address {public.address}: confirmed by {public.confirmed_by}"
+    if public.problem:
+        return (
+            f"WARNING: nobody has reached the public address {public.address} so far; "
+            f"{public.tried_by} could not: {safe(public.problem)}; is the port forwarded to the "
+            "broker's host, and does its firewall let it in?"
+        )
+    return (
+        f"public address {public.address}: not confirmed yet; the first peer that joins from "
+        "another host tries it"
+    )
+
+
 def _describe(
     broker: str | None,
     json: bool,
@@ -93,10 +122,14 @@ def _describe(
     run_rows = [state_row(state) for state in found.runs]
     if json:
         parts = {"peers": peer_rows} if peers else {}
-        print_json({**(more or {}), **parts, **({"runs": run_rows} if runs else {})})
+        rows = {"runs": run_rows} if runs else {}
+        public = {"public": _public_row(found.public)} if peers and found.HasField("public") else {}
+        print_json({**(more or {}), **parts, **rows, **public})
         return
     from ..client.progress import print_table
 
+    if peers and runs and found.HasField("public"):
+        typer.echo(_public_line(found.public))
     if peers:
         title = f"{len(peer_rows)} peers at {client.address}"
         print_table(title, (*PEER_COLUMNS, *_used(peer_rows)), peer_rows)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import shutil
 import time
 import tomllib
 from contextlib import suppress
@@ -21,7 +22,7 @@ import grpc
 import grpc.aio
 
 from ..net.identity.authority import utc
-from ..net.identity.credential import Credential
+from ..net.identity.credential import Credential, write_private
 from ..net.identity.enroll import (
     BrokerAwayError,
     EnrollError,
@@ -31,9 +32,10 @@ from ..net.identity.enroll import (
     renew,
     shown_by,
 )
-from ..net.identity.names import Role
+from ..net.identity.names import OWNER, Role
 from ..net.identity.token import Token
 from ..net.local import is_loopback, split
+from ..net.proxy import proxy_options
 from .records import replacing
 
 __all__ = [
@@ -67,13 +69,14 @@ class Access:
 
     def channel(self, options: list[tuple[str, int]]) -> grpc.Channel:
         if self._credential is None:
-            return grpc.insecure_channel(self.address, options=options)
+            both = [*options, *proxy_options(self.address)]
+            return grpc.insecure_channel(self.address, options=both)
         both = [*options, *channel_options(self.address)]
         return grpc.secure_channel(self.address, self._credential.for_channel(), options=both)
 
     def aio_channel(self) -> grpc.aio.Channel:
         if self._credential is None:
-            return grpc.aio.insecure_channel(self.address)
+            return grpc.aio.insecure_channel(self.address, options=proxy_options(self.address))
         options = channel_options(self.address)
         return grpc.aio.secure_channel(
             self.address, self._credential.for_channel(), options=options
@@ -97,15 +100,19 @@ def credential_folder(address: str) -> Path:
 
 
 def remember(address: str, credential: Credential) -> None:
-    """Keeps a credential for the broker at an address, unless one that still holds is there for the
-    same authority."""
+    """Keeps a credential for the broker at an address, unless one of the same role that still holds
+    is there for the same authority."""
     folder = credential_folder(address)
     try:
         known = Credential.load(folder)
     except ValueError:
         known = None  # damaged: replaced
-    same = known is not None and known.authority == credential.authority
-    if not same or known is None or known.ends <= utc(time.time()):
+    if (
+        known is None
+        or known.authority != credential.authority
+        or known.party.role != credential.party.role
+        or known.ends <= utc(time.time())
+    ):
         credential.save(folder)
 
 
@@ -117,23 +124,38 @@ def login(address: str, token: str = "", name: str = "") -> Path:
     """
     checked = _checked(address)
     if token:
-        try:
-            credential = enroll(
-                checked, Token.parse(token), credential_folder(checked), name or _user()
-            )
-        except NotAdmittedError as error:
-            raise AccessError(str(error)) from None
-        if credential.party.role is Role.PEER:
-            for part in ("certificate", "key"):  # the next token is for another key
-                (credential_folder(checked) / f"{part}.pem").unlink(missing_ok=True)
-            raise AccessError(
-                "the token is one for peers: it is for `shoal join`; ask the operator for one with "
-                "`shoal invite --role submitter`"
-            )
+        _enrol(checked, Token.parse(token), name or _user())
     path = settings_path()
     with replacing(path) as temporary:
         temporary.write_text(f'broker = "{checked}"\n', encoding="utf-8")
     return path
+
+
+def _enrol(address: str, token: Token, name: str) -> None:
+    """Puts the token's credential in the place of the one that is there, once it is known to be one
+    for a person. Tried in a folder beside it, which stays only when an answer may have been lost:
+    the next try then takes no other use of the token."""
+    folder = credential_folder(address)
+    trying = folder.with_name(folder.name + ".new")
+    try:
+        known = Credential.load(folder)
+    except ValueError:
+        known = None  # damaged: replaced
+    if known is not None and known.party.subject != OWNER:  # the same person again
+        trying.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_private(trying / "key.pem", known.key)
+    try:
+        credential = enroll(address, token, trying, name)
+        if credential.party.role is Role.PEER:
+            raise NotAdmittedError(
+                "the token is one for peers: it is for `shoal join`; ask the operator for one with "
+                "`shoal invite --role submitter`"
+            )
+    except NotAdmittedError as error:
+        shutil.rmtree(trying, ignore_errors=True)
+        raise AccessError(str(error)) from None
+    credential.save(folder)
+    shutil.rmtree(trying)
 
 
 def _user() -> str:

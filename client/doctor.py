@@ -3,7 +3,6 @@ joining needs it. Nothing is changed, and no use of a token is taken."""
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 import grpc
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 
 from ..net.identity.authority import utc
 from ..net.identity.credential import Credential, CredentialError
@@ -24,8 +21,9 @@ from ..net.identity.enroll import (
     channel_options,
     shown_by,
 )
-from ..net.identity.token import Token, TokenError, fingerprint_of
-from ..net.local import is_loopback, local_address, split
+from ..net.identity.token import Token, TokenError, fingerprint_of_pem
+from ..net.local import local_address, split
+from ..net.proxy import ProxyError, ProxyRefusedError, dial, proxy_for
 from ..peer.host import Host
 from ..proto.broker_pb2 import BlobQuery
 from ..proto.broker_pb2_grpc import BlobsStub
@@ -33,7 +31,6 @@ from ..proto.broker_pb2_grpc import BlobsStub
 __all__ = ["Finding", "examine"]
 
 _PATIENCE_S = 5.0
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,30 +52,29 @@ def examine(
     host, port = split(address)
     if owned is not None:
         yield from _owner(Host(owned))
-    yield from _proxies(host)
     try:
-        found = {a[4][0] for a in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        text = f"{host} is not known ({error}): is it spelled right, is the network up?"
-        yield Finding(what="name", how="wrong", text=text)
+        proxy = proxy_for(address)
+    except ProxyError as error:
+        yield Finding(what="proxy", how="wrong", text=str(error))
         return
-    yield Finding(what="name", how="ok", text=f"{host} is {', '.join(sorted(map(str, found)))}")
-    began = time.monotonic()
-    try:
-        with socket.create_connection((host, port), _PATIENCE_S):
-            took_ms = 1e3 * (time.monotonic() - began)
-        yield Finding(what="port", how="ok", text=f"{port} answers within {took_ms:.0f} ms")
-    except OSError as error:
-        why = "a firewall may be in between" if isinstance(error, TimeoutError) else str(error)
-        text = f"{port} does not answer ({why}): is `shoal broker` running, is the port forwarded?"
-        yield Finding(what="port", how="wrong", text=text)
+    if proxy is not None:  # which also looks the name up
+        text = f"{proxy} of the environment is the way to {host}; no_proxy would name exceptions"
+        yield Finding(what="proxy", how="note", text=text)
+    else:
+        name = _name(host, port)
+        yield name
+        if name.how == "wrong":
+            return
+    reached = _port(host, port)
+    yield reached
+    if reached.how == "wrong":
         return
     try:
         shown = shown_by(address)
     except BrokerAwayError as error:
         yield Finding(what="broker", how="wrong", text=str(error))
         return
-    fingerprint = _fingerprint(shown.authority)
+    fingerprint = fingerprint_of_pem(shown.authority)
     yield Finding(what="broker", how="ok", text=f"authority {fingerprint.hex()[:16]}…")
     yield _clock(shown)
     if token:
@@ -112,21 +108,28 @@ def _owner(host: Host) -> Iterator[Finding]:
             yield Finding(what="owner", how="note", text=f"{one.name} is closed: {one.closed}")
 
 
-def _proxies(host: str) -> Iterator[Finding]:
-    named = {n: v for n in _PROXIES if (v := os.environ.get(n) or os.environ.get(n.upper()))}
-    if not named:
-        return
-    text = ", ".join(f"{name} is {value}" for name, value in named.items())
-    if is_loopback(host):
-        yield Finding(what="proxy", how="note", text=f"{text}; not used for this machine itself")
-    else:
-        more = "used for the broker; relayed dials go around it, and may not get out"
-        yield Finding(what="proxy", how="note", text=f"{text}; {more}")
+def _name(host: str, port: int) -> Finding:
+    try:
+        found = {a[4][0] for a in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        text = f"{host} is not known ({error}): is it spelled right, is the network up?"
+        return Finding(what="name", how="wrong", text=text)
+    return Finding(what="name", how="ok", text=f"{host} is {', '.join(sorted(map(str, found)))}")
 
 
-def _fingerprint(pem: bytes) -> bytes:
-    certificate = x509.load_pem_x509_certificate(pem)
-    return fingerprint_of(certificate.public_bytes(serialization.Encoding.DER))
+def _port(host: str, port: int) -> Finding:
+    """By the way that everything takes later, through the proxy if there is one."""
+    began = time.monotonic()
+    try:
+        with dial(host, port, _PATIENCE_S):
+            took_ms = 1e3 * (time.monotonic() - began)
+        return Finding(what="port", how="ok", text=f"{port} answers within {took_ms:.0f} ms")
+    except ProxyRefusedError as error:
+        return Finding(what="proxy", how="wrong", text=str(error))
+    except OSError as error:
+        why = "a firewall may be in between" if isinstance(error, TimeoutError) else str(error)
+        text = f"{port} does not answer ({why}): is `shoal broker` running, is the port forwarded?"
+        return Finding(what="port", how="wrong", text=text)
 
 
 def _clock(shown: Shown) -> Finding:

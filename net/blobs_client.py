@@ -79,10 +79,14 @@ class BlobClient:
         stall_s: float = 60.0,
         meter: Meter | None = None,
     ):
-        self._stub: Any = BlobsStub(channel)  # type: ignore[no-untyped-call]  # generated
+        self.use(channel)
         self._attempts = attempts
         self._stall_s = stall_s
         self._meter = meter or Meter()
+
+    def use(self, channel: grpc.aio.Channel) -> None:
+        """From now on every call goes over this one; transfers that break go on there."""
+        self._stub: Any = BlobsStub(channel)  # type: ignore[no-untyped-call]  # generated
 
     # ------------------------------------------------------------ storing
 

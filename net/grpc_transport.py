@@ -33,6 +33,7 @@ from .identity.names import Role as PartyRole
 from .identity.names import dns_name, party_of
 from .inbox import Allowed
 from .messages import MAX_CHUNK_BYTES, MAX_MESSAGE_BYTES
+from .proxy import proxy_options
 from .switchboard import MAX_FRAME_BYTES, Switchboard, backoff_s
 from .transport import OnEvent
 
@@ -91,7 +92,8 @@ class GrpcTransport:
 
     `attach(server)` adds the service to a server before that starts; without it the peer can only
     dial. `credential` gives the newest one, to show and to check others by; None: plain text, and
-    nobody is checked. `allowed` says how large a frame may be before its bytes come. `up` and
+    nobody is checked. `resolve` gives the address to dial for one that was named, anew at each
+    dial. `allowed` says how large a frame may be before its bytes come. `up` and
     `down`: the owner's caps, which all connections share; links are held up as by a slow network.
     """
 
@@ -102,6 +104,7 @@ class GrpcTransport:
         on_event: OnEvent,
         *,
         credential: Callable[[], Credential] | None = None,
+        resolve: Callable[[str], str] = lambda address: address,
         up: Cap | None = None,
         down: Cap | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
@@ -111,6 +114,7 @@ class GrpcTransport:
             peer, boot, on_event, max_frame_bytes=max_frame_bytes, allowed=allowed
         )
         self._credential = credential
+        self._resolve = resolve
         self._caps = up, down
         self._dials: dict[str, tuple[int, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # dials that end
@@ -194,8 +198,10 @@ class GrpcTransport:
 
     async def _dial_once(self, peer: str, address: str, generation: int) -> bool:
         """One connection from dial to end; whether it moved a frame."""
+        address = self._resolve(address)
         if self._credential is None:
-            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            options = (*CHANNEL_OPTIONS, *proxy_options(address))
+            channel = grpc.aio.insecure_channel(address, options=options)
         else:
             # Whoever answers there must prove to be this very peer.
             options = (*CHANNEL_OPTIONS, *channel_options(address, dns_name(PartyRole.PEER, peer)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-__all__ = ["is_loopback", "joined", "local_address", "split"]
+__all__ = ["free_port", "is_loopback", "joined", "local_address", "split"]
 
 _SOMEWHERE = "192.0.2.1"
 """An address of nobody (RFC 5737): which way would a packet leave for it?"""
@@ -23,6 +23,13 @@ def split(address: str) -> tuple[str, int]:
 def joined(host: str, port: int) -> str:
     """HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def free_port(host: str) -> int:
+    """One that nobody has now; raises OSError for a host that is not this one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as found:
+        return int(found.getsockname()[1])
 
 
 def is_loopback(host: str) -> bool:

@@ -10,7 +10,7 @@
 - RUNNING: the action lists (`step.py`). After each update a StepReport; the peer that combines an
   evaluation reports after it. The data of the next step is fetched while this one computes.
 - An arrived frame that the plan does not name ends the assignment here: its sender follows another
-  plan. A late or doubled one is dropped and counted.
+  plan. A late or doubled one is dropped and counted, and so is any of a snapshot.
 - A broken link is not an end: the transport dials again. Only when it stays down for `link_s` is
   the broker told, with the peer that it is about; so too when no action could run for `stall_s`
   (or 20 steps, when that is longer). What follows is the broker's decision.
@@ -100,6 +100,8 @@ class Assignment:
         self._up: dict[PeerId, bool] = dict.fromkeys(self.peers, False)
         self._down_since: dict[PeerId, float] = {}
         """Needed links that are down while running, and since when."""
+        self._awaits = False
+        """Snapshots, before it can build."""
         self._exports = False
         self._export_asked = False
         self._export_tries = 0
@@ -147,10 +149,15 @@ class Assignment:
         if not self._holds:
             self.phase = Phase.WARM
             return out
-        return out if self.keeping.awaits else [*out, self._build()]
+        self._awaits = self.keeping.awaits
+        return out if self._awaits else [*out, self._build()]
 
     def _build(self) -> e.Build:
-        return e.Build(self.run, self.term, self._assign)
+        return e.Build(self.run, self.term, self._assign, self.keeping.resumed)
+
+    def build_failed(self, code: str, why: str) -> list[e.Instruction]:
+        spoilt = self.keeping.spoilt(why) if code == "snapshot" else []
+        return [*spoilt, *self.fail(code, why)]
 
     def built(self, event: e.Built) -> list[e.Instruction]:
         assert self.phase is Phase.BUILDING, f"built in phase {self.phase.value}"
@@ -243,7 +250,8 @@ class Assignment:
 
     def frame(self, key: FrameKey, now: float) -> list[e.Instruction]:
         if key.role is Role.SNAPSHOT:
-            return self._snapshot_came(key)
+            self.dropped += not self.keeping.expects(key)
+            return self._snapshots_changed(self.keeping.arrived(key))
         if self.steps is None:
             return self.fail("frame", f"{_name(key)} came before {self._peer} was ready")
         verdict = self.steps.judge(key)
@@ -257,6 +265,10 @@ class Assignment:
         return [e.Release(key)] if verdict is Verdict.LATE else []
 
     def frame_refused(self, key: FrameKey, why: str) -> list[e.Instruction]:
+        if key.role is Role.SNAPSHOT:
+            own = key.source == self._peer
+            self.dropped += not own and not self.keeping.expects(key)
+            return self._snapshots_changed(self.keeping.refused(key, why))
         return [e.Release(key), *self.fail("frame", f"refused {_name(key)}: {why}")]
 
     def frame_queued(self, size_bytes: int) -> None:
@@ -369,12 +381,14 @@ class Assignment:
             return self.keeping.take(wanted)
         return self.keeping.missed(wanted, f"step {steps.step} has begun at {self._peer}")
 
-    def _snapshot_came(self, key: FrameKey) -> list[e.Instruction]:
-        if not self.keeping.expects(key):
-            return self.frame_refused(key, f"the plan of {self._peer} does not name it")
-        awaited = self.phase is Phase.BUILDING and self.keeping.awaits
-        out = self.keeping.arrived(key)
-        return [*out, self._build()] if awaited and not self.keeping.awaits else out
+    def _snapshots_changed(self, out: list[e.Instruction]) -> list[e.Instruction]:
+        """Builds when all that it goes on from is here."""
+        if self.phase is not Phase.BUILDING or not self._awaits:
+            return out
+        if why := self.keeping.refused_gift:
+            return [*out, *self.fail("frame", why)]
+        self._awaits = self.keeping.awaits
+        return out if self._awaits else [*out, self._build()]
 
     # ------------------------------------------------------------ weights
 
@@ -421,8 +435,8 @@ class Assignment:
         """What frees everything that this assignment holds; nothing, when it failed before."""
         if not self.alive:
             return []
-        self.keeping.end()
-        return [*(e.HangUp(p) for p in self.peers), e.Discard(self.run, self.term)]
+        gone = self.keeping.end()
+        return [*(e.HangUp(p) for p in self.peers), e.Discard(self.run, self.term), *gone]
 
     def _fault(self, code: str, text: str, about: str = "") -> e.Tell:
         fault = broker_pb2.Fault(

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from ..net.discovery.record import check_multiaddr, check_swarm
 from ..net.identity.token import Token
 from ..net.local import is_loopback, split
 from .hours import Hours
@@ -34,6 +35,10 @@ class PeerConfig:
 
     broker: str
     """HOST:PORT."""
+    swarm: str = ""
+    """Name under which the broker is found when it has moved. Empty: it never does."""
+    directory: str = ""
+    """Socket of this host's node of that swarm's directory. Empty: there is none."""
     state: Path
     """Folder of this peer's identity; one process at a time owns it."""
     name: str
@@ -114,8 +119,16 @@ _CAPS = ("up_bytes_per_s", "down_bytes_per_s", "monthly_bytes", "stay_s")
 class JoinConfig:
     """`shoal join`: one peer per device of this host. Raises ValueError for wrong values."""
 
-    broker: str
-    """HOST:PORT."""
+    broker: str = ""
+    """HOST:PORT. Empty: found by the name of the swarm."""
+    swarm: str = ""
+    """Name under which the broker is found, wherever it is. Empty: by its address only."""
+    bootstrap: tuple[str, ...] = ()
+    """Multiaddrs of nodes of the swarm; those that were known before are tried as well."""
+    swarm_port: int = 0
+    """Where this host's node listens; 0: where it did before, or any free one."""
+    directory: str = ""
+    """See PeerConfig."""
     insecure: bool = False
     """Without identity and encryption, on loopback only."""
     token: str = field(default="", repr=False)
@@ -158,7 +171,7 @@ class JoinConfig:
     """See PeerConfig; with several devices, each writes to a file beside it."""
 
     def __post_init__(self) -> None:
-        check_address(self.broker)
+        self._check_whereabouts()
         if self.insecure and not is_loopback(split(self.broker)[0]):
             raise ValueError(
                 f"--insecure with {self.broker}: expected a broker on this machine, as anybody on "
@@ -183,10 +196,33 @@ class JoinConfig:
                 raise ValueError(f"{name} is {value}: expected a number above 0")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port is {self.port}: expected 1 to 65535, or 0 for any free one")
+        if not 0 <= self.swarm_port < 65536:
+            raise ValueError(f"swarm_port is {self.swarm_port}: expected 0 to 65535")
         if not 1 <= self.stretch < float("inf"):
             raise ValueError(f"stretch is {self.stretch}: expected a number of at least 1")
         if self.stretch > 1 and self.threads != 1:
             raise ValueError(
                 f"stretch is {self.stretch} with threads {self.threads}: expected threads 1, as "
                 "it goes by the CPU time of one thread"
+            )
+
+    def _check_whereabouts(self) -> None:
+        if self.broker:
+            check_address(self.broker)
+        if not self.swarm:
+            if not self.broker:
+                raise ValueError(
+                    "where is the broker? expected HOST:PORT or --swarm NAME, as in the line that "
+                    "it printed"
+                )
+            if self.bootstrap:
+                raise ValueError("--bootstrap is a way into a swarm: expected --swarm, too")
+            return
+        check_swarm(self.swarm)
+        for way in self.bootstrap:
+            check_multiaddr(way)
+        if self.insecure:
+            raise ValueError(
+                "--insecure with --swarm: what is found there is believed by an identity; expected "
+                "one of them"
             )

@@ -11,9 +11,10 @@ import grpc.aio
 from ..net.grpc_transport import CHANNEL_OPTIONS
 from ..net.identity.credential import Credential
 from ..net.identity.enroll import channel_options
+from ..net.proxy import proxy_options, through
 from ..proto import broker_pb2, broker_pb2_grpc
 
-__all__ = ["ControlStream", "broker_channel"]
+__all__ = ["ControlStream", "broker_channel", "reaches"]
 
 ChannelOptions = Sequence[tuple[str, int]]
 
@@ -65,7 +66,8 @@ class ControlStream:
             except TimeoutError:
                 reached = False
             if not reached:
-                return f"no broker answers at {self.address}; is `shoal broker` running there?"
+                way = f"{self.address}{through(self.address)}"
+                return f"no broker answers at {way}; is `shoal broker` running there?"
             stub = broker_pb2_grpc.AttachStub(channel)  # type: ignore[no-untyped-call]  # generated
             call = stub.Attach()
             self._opened()
@@ -109,9 +111,19 @@ def broker_channel(
 ) -> grpc.aio.Channel:
     """A channel to the broker; without a credential in plain text."""
     if credential is None:
-        return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.insecure_channel(address, options=(*options, *proxy_options(address)))
     both = (*options, *channel_options(address))
     return grpc.aio.secure_channel(address, credential.for_channel(), options=both)
+
+
+async def reaches(address: str, credential: Credential) -> bool:
+    """Whether who answers at HOST:PORT proves to be the broker of the credential."""
+    async with broker_channel(address, credential) as channel:
+        try:
+            async with asyncio.timeout(_REACH_S):
+                return await _reach(channel)
+        except TimeoutError:
+            return False
 
 
 async def _reach(channel: grpc.aio.Channel) -> bool:

@@ -18,6 +18,7 @@ from ..net.identity.token import Token
 from ..net.local import joined
 from .addresses import to_dial
 from .config import PeerConfig
+from .finder import finder_of
 from .logs import note
 
 __all__ = ["Credentials", "NoCredentialError", "listen", "obtain"]
@@ -34,8 +35,8 @@ class NoCredentialError(ValueError):
 
 async def obtain(config: PeerConfig) -> Credential:
     """The credential in the peer's folder, or a new one by its token. Waits for a broker that does
-    not answer, as long as the settings say. Raises NoCredentialError, CredentialError, EnrollError.
-    """
+    not answer, as long as the settings say, and looks it up again if that can be done. Raises
+    NoCredentialError, CredentialError, EnrollError."""
     known = Credential.load(config.state)
     if known is not None and known.ends > utc(time.time()) and _fits(known, config.token):
         return known
@@ -45,14 +46,16 @@ async def obtain(config: PeerConfig) -> Credential:
             + (f" that still holds: its last one ended {known.ends:%Y-%m-%d}" if known else "")
             + ": join with the whole line that the broker printed, --token included"
         )
-    token, dialled = Token.parse(config.token), to_dial(config.via, config.broker)
+    token, broker = Token.parse(config.token), config.broker
+    finder = finder_of(config, token.fingerprint)
     waits = [s for s in (config.first_s, config.give_up_s) if s is not None]
     until = time.monotonic() + min(waits) if waits else None
     pause_s = _FIRST_PAUSE_S
     while True:
         try:
+            dialled = to_dial(config.via, broker)
             return await asyncio.to_thread(
-                enroll, config.broker, token, config.state, config.name, via=dialled
+                enroll, broker, token, config.state, config.name, via=dialled
             )
         except BrokerAwayError as error:
             if until is not None and time.monotonic() + pause_s > until:
@@ -60,6 +63,8 @@ async def obtain(config: PeerConfig) -> Credential:
             note(_log, logging.WARNING, "not joined yet", why=error, again_in_s=pause_s)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        if finder is not None and (found := await finder.look()):
+            broker = found
 
 
 def _fits(known: Credential, token: str) -> bool:
@@ -69,10 +74,15 @@ def _fits(known: Credential, token: str) -> bool:
 
 
 class Credentials:
-    """The newest credential of a running peer. `renewed` is called with each new one."""
+    """The newest credential of a running peer. `renewed` is called with each new one; `broker` says
+    where it is got, HOST:PORT."""
 
     def __init__(
-        self, first: Credential, config: PeerConfig, renewed: Callable[[Credential], None]
+        self,
+        first: Credential,
+        config: PeerConfig,
+        renewed: Callable[[Credential], None],
+        broker: Callable[[], str],
     ) -> None:
         if first.party.role is not Role.PEER:
             raise NoCredentialError(
@@ -80,12 +90,12 @@ class Credentials:
                 "own (`shoal invite --role peer`) and a folder of its own (--state)"
             )
         self.now = first
-        self._config, self._renewed = config, renewed
+        self._config, self._renewed, self._broker = config, renewed, broker
 
     def _next(self) -> Credential:
         """A new one: by the old one, or by the token when the host slept past its end."""
-        config = self._config
-        dialled = to_dial(config.via, config.broker)
+        config, broker = self._config, self._broker()
+        dialled = to_dial(config.via, broker)
         if self.now.ends > utc(time.time()):
             return renew(dialled, self.now, config.state)
         if not config.token:
@@ -94,7 +104,7 @@ class Credentials:
                 "renew it: join again with a token"
             )
         token = Token.parse(config.token)
-        return enroll(config.broker, token, config.state, config.name, via=dialled)
+        return enroll(broker, token, config.state, config.name, via=dialled)
 
     async def keep(self) -> None:
         """Renews for as long as it is let; a broker that is away is asked again. Raises

@@ -39,12 +39,15 @@ from ..proto import broker_pb2
 from . import events as e
 from . import relayed
 from .addresses import to_dial
+from .attempt import Attempt, attempt
 from .cache import BlobCache
 from .config import DEFAULT_STATE, PeerConfig
+from .confirm import confirm
 from .control import ControlStream, broker_channel
 from .credentials import Credentials, NoCredentialError, listen, obtain
 from .device import TorchDevice
 from .fetching import Fetching
+from .finder import finder_of
 from .host import Host
 from .hours import Hours
 from .identity import Identity, IdentityError, Incarnation
@@ -53,14 +56,14 @@ from .logs import note, note_heard, note_told
 from .machine import PeerMachine, PeerOptions
 from .opening import Terms
 from .optimizer import warm_up
-from .order import order_from_assign
+from .order import order_from_assign, resumed
 from .own_data import Catalogue, answer, host_secret, offers
 from .owner import Owner
 from .probe import probe_payload
 from .profile import measure
 from .relayed import RELAY
 from .sharing import Fellows, serve_blobs
-from .snapshots import PART_BYTES, SnapshotStore
+from .snapshots import PART_BYTES, SnapshotError, SnapshotStore
 from .spans import Spans
 from .stretch import StretchedDevice
 
@@ -140,11 +143,15 @@ class Worker:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+        self._named = config.broker
+        """HOST:PORT at which the broker is, as far as this peer knows."""
         self._credentials = (
-            None if credential is None else Credentials(credential, config, self._renewed)
+            None
+            if credential is None
+            else Credentials(credential, config, self._renewed, lambda: self._named)
         )
+        self._finder = None if credential is None else finder_of(config, credential.fingerprint)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._broker = to_dial(config.via, config.broker)
         host = config.host or local_address(split(self._broker)[0])
         port = listen(self._server, host, config.port, self._credentials)
         self._device = (
@@ -174,6 +181,7 @@ class Worker:
             me.boot,
             self._on_transport,
             credential=None if credentials is None else lambda: credentials.now,
+            resolve=lambda address: self._broker if address == RELAY else address,
             up=up,
             down=Cap(config.down_bytes_per_s, meter=self._meter),
             allowed=self._most_bytes,
@@ -290,6 +298,11 @@ class Worker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
+    def _broker(self) -> str:
+        """The address to dial for the broker."""
+        return to_dial(self.config.via, self._named)
+
+    @property
     def _newest(self) -> Credential | None:
         return None if self._credentials is None else self._credentials.now
 
@@ -306,15 +319,25 @@ class Worker:
             if not self._exit.done():
                 self._exit.set_result(e.Exit(4, str(error)))
 
-    def _renewed(self, credential: Credential) -> None:
+    def _renewed(self, _: Credential) -> None:
         """The channel for blobs would dial again with the old one; what is on its way may end."""
+        self._open_channel()
+
+    def _moved(self, address: str) -> None:
+        note(_log, logging.INFO, "looks for the broker", peer=self.me.peer, at=address)
+        self._named = address
+        self._open_channel()
+
+    def _open_channel(self) -> None:
+        """Another one in the place of the one that is open."""
 
         async def closing(old: grpc.aio.Channel) -> None:
             await old.close(grace=_OLD_CHANNEL_S)
 
-        self._start(closing(self._channel))
-        self._channel = broker_channel(self._broker, credential)
-        self._blobs = BlobClient(self._channel, meter=self._meter)
+        assert self._blobs is not None, "it runs"
+        old, self._channel = self._channel, broker_channel(self._broker, self._newest)
+        self._blobs.use(self._channel)  # a transfer that breaks goes on there
+        self._start(closing(old))
 
     # ------------------------------------------------------------ events
 
@@ -424,7 +447,7 @@ class Worker:
                 self._keeping.do(
                     lambda: self._snapshots.payload(key),
                     lambda payload: self._send_snapshot(key, payload),
-                    lambda error: note(_log, logging.WARNING, "not given", frame=key, why=error),
+                    lambda error: self._post(e.FrameRefused(key, _text(error))),
                 )
             case e.SendFrame(key):
                 self._spans.ready(key)
@@ -460,8 +483,8 @@ class Worker:
                     lambda _: self._post(e.DataReady(run, term, step)),
                     lambda error: self._post(e.DataFailed(run, term, step, _text(error))),
                 )
-            case e.Build(run, term, assign):
-                self._build(run, term, assign)
+            case e.Build():
+                self._build(instruction)
             case e.Discard():
                 self._built = None
                 self._compute.do(self._device.discard, lambda _: None, self._crash)
@@ -472,9 +495,9 @@ class Worker:
                     lambda error: self._post(e.ExportFailed(run, term, step, _text(error))),
                 )
             case e.Dial(peer, address, generation):
-                there = self._broker if address == RELAY else to_dial(self.config.via, address)
+                there = to_dial(self.config.via, address)
                 # What the broker reaches need not be reached from here: then by relay.
-                relay = self._broker if self._credentials is not None else ""
+                relay = RELAY if self._credentials is not None else ""
                 self._transport.dial(peer, there, generation, relay)
             case e.Expect(peer):
                 self._transport.expect(peer)
@@ -505,6 +528,8 @@ class Worker:
             self._start(relayed.answer(message.relayed.ticket, self._broker, self._listens))
         elif message.HasField("resolve"):
             self._start(self._resolve(message.resolve))
+        elif message.HasField("confirm"):
+            self._start(self._confirm(message.confirm.address))
         else:
             self._post(e.BrokerSaid(message))
 
@@ -516,20 +541,40 @@ class Worker:
         if self._stream is not None:
             self._stream.tell(message)
 
-    async def _attach(self) -> None:
-        stream = ControlStream(
-            self._broker,
-            opened=lambda: self._post(e.Attached()),
-            heard=self._heard,
-            credential=self._newest,
-        )
-        self._stream = stream
-        why = await stream.run()
-        if self._stream is stream:
-            self._stream = None
-        self._post(e.Detached(why))
+    async def _confirm(self, address: str) -> None:
+        """The broker's owner wants to know whether its public address is right."""
+        if (credential := self._newest) is None:
+            return
+        found = await confirm(address, to_dial(self.config.via, address), credential)
+        if self._stream is not None:
+            self._stream.tell(broker_pb2.PeerMessage(confirmed=found))
 
-    def _build(self, run: str, term: int, assign: broker_pb2.Assign) -> None:
+    async def _attach(self) -> None:
+        tried = await self._attempt()
+        if tried.elsewhere:
+            self._moved(tried.elsewhere)
+            tried = await self._attempt()
+        if not tried.reached and self._named != self.config.broker:
+            self._moved(self.config.broker)  # what was found may be old: both are tried in turn
+        self._post(e.Detached(tried.why))
+
+    async def _attempt(self) -> Attempt:
+        opened = asyncio.Event()
+
+        def attached() -> None:
+            opened.set()
+            self._post(e.Attached())
+
+        stream = ControlStream(self._broker, attached, self._heard, self._newest)
+        self._stream = stream
+        try:
+            return await attempt(stream, opened, self._finder, self._named)
+        finally:
+            if self._stream is stream:
+                self._stream = None
+
+    def _build(self, wanted: e.Build) -> None:
+        run, term, assign = wanted.run, wanted.term, wanted.assign
         reached = {
             d.peer: to_dial(self.config.via, d.address) for d in assign.dials if d.address != RELAY
         }
@@ -546,7 +591,7 @@ class Worker:
                     shard=lambda name: (
                         self._own_data.path(assign.data.hash, name) or self._cache.path(name)
                     ),
-                    snapshot=self._snapshots.parts,
+                    parts=resumed(assign, wanted.snapshots, self._snapshots.parts),
                 )
                 return self._device.build(order)
 
@@ -645,4 +690,6 @@ def _code(error: Exception) -> str:
     """A word for programs: why a build failed."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return "memory"
+    if isinstance(error, SnapshotError):
+        return "snapshot"
     return "blob" if isinstance(error, BlobTransferError) else "build"

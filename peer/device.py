@@ -69,17 +69,19 @@ class TorchDevice:
         """Builds this peer's stages of the plan; an assignment before it is discarded.
 
         Raises ValueError (PlanError, GraphError, SpecError, WeightError) when plan, graph, weights
-        and data do not fit together.
+        and data do not fit together, SnapshotError when the snapshots cannot be gone on from.
         """
         self.discard()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # of torch
         records = load_records(order.resumed).renamed(order.renamed)
-        if order.resumed:
+        goes_on = bool(order.resumed)
+        if goes_on:
             order = replace(order, weights=records.over(order.weights), resumed=())
         self._work = work = build_work(order, self.device, self._clock)
-        records.load(work)
+        if goes_on:
+            records.load(work)
         self.peak_bytes = 0
         self._measure()
         plan, train, flow = order.plan, order.training.train, work.flow

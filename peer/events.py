@@ -398,6 +398,8 @@ class Build:
     run: str
     term: int
     assign: broker_pb2.Assign
+    snapshots: tuple[SnapshotId, ...] = ()
+    """Those to go on from; empty: the starting weights."""
 
 
 @dataclass(frozen=True, slots=True)

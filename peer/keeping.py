@@ -4,7 +4,11 @@
   updates are in the stages and nothing of it can have changed: parameters, slots and buffers stay
   as they are until the update, codecs until a neighbour may be a step ahead, which needs this
   peer's part of the norm (N>). An order that comes later than that is missed, and the broker told.
-- A holder gives each own snapshot to its keepers by the plan. A copy is reported when it is whole.
+- A holder gives each own snapshot to its keepers by the plan, a few parts at a time. A copy is
+  reported when it is whole. One that cannot be kept, since the disk is full, say, is reported too,
+  and given up; the run goes on.
+- Of each holder little lies here, whatever it sends: one copy on its way and, of those that are
+  whole, the oldest that may be needed, the newest two, and what the assignment goes on from.
 - On resuming, whoever lies nearest gives snapshots on (`Gift`); the assignment is built when all
   that this peer awaits are here.
 - Snapshots outlive assignments and terms. They go when a newer set is complete, which the broker
@@ -15,8 +19,11 @@ Pure: no I/O, no clock, no threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
+from ..dag.execute import SpecError
 from ..dag.flow import Role
 from ..dag.plan import PeerId
 from ..net.frame import FrameKey
@@ -28,6 +35,27 @@ __all__ = ["Keeping"]
 
 _SLOTS = 2
 """Parts that may be here or on their way from one peer: one arrives while one is written."""
+_NEWEST = 2
+"""Of one holder under one plan: that of the last order, and that of the order before."""
+
+
+@dataclass
+class _Coming:
+    """A copy that is not whole. `parts`: how many it has, as the first of them says."""
+
+    parts: int
+    came: set[int] = field(default_factory=set)
+    refused: str = ""
+    """Why it is not kept; what else comes of it is dropped."""
+
+
+@dataclass
+class _Giving:
+    """Parts for one peer, in order. A part is read, and in memory, from its turn until it is
+    acknowledged."""
+
+    waiting: deque[FrameKey] = field(default_factory=deque)
+    under_way: set[FrameKey] = field(default_factory=set)
 
 
 class Keeping:
@@ -43,8 +71,11 @@ class Keeping:
         self.wanted: int | None = None
         """The step that the next own snapshot is of, ordered and not begun."""
         self._taking: SnapshotId | None = None
-        self._coming: dict[SnapshotId, set[int]] = {}
-        """Parts that came of those that are not whole yet."""
+        self._coming: dict[SnapshotId, _Coming] = {}
+        self._giving: dict[str, _Giving] = {}
+        """By receiver."""
+        self._needed = 0
+        """The lowest step that somebody may go back to, as the broker last said."""
         self._assign = broker_pb2.Assign()
         self._gifts: list[broker_pb2.Gift] = []
         self._keepers: list[broker_pb2.Keeper] = []
@@ -53,22 +84,29 @@ class Keeping:
 
     def begin(self, assign: broker_pb2.Assign) -> list[e.Instruction]:
         """A new plan: who gives what to whom from here on."""
-        self.end()
+        gone = self.end()
         self._assign = assign
         self._keepers = list(assign.plan.keepers)
         self._gifts = [g for g in assign.resume.gifts if g.destination == self.peer]
         # Who gives to it may change; links among those who hold stages are there all the time.
-        out: list[e.Instruction] = [e.Allow(p, Role.SNAPSHOT, _SLOTS) for p in self.counterparts]
+        out = [*gone, *(e.Allow(p, Role.SNAPSHOT, _SLOTS) for p in self.counterparts)]
         for gift in assign.resume.gifts:
             if gift.source == self.peer:
                 out += self._give(self._of_set(gift.holder), gift.destination)
         return out
 
-    def end(self) -> None:
+    def end(self) -> list[e.Instruction]:
         """The assignment ends; what is whole stays."""
-        self.wanted = self._taking = None
-        self._coming.clear()
+        out = [self._forget(s) for s in (*self._coming, *self._awaited)]
+        self.wanted, self._taking, self._needed = None, None, 0
+        self._giving.clear()
         self._assign, self._gifts, self._keepers = broker_pb2.Assign(), [], []
+        return out
+
+    def _forget(self, snapshot: SnapshotId) -> e.Instruction:
+        self.held.pop(snapshot, None)
+        self._coming.pop(snapshot, None)
+        return e.DropSnapshot(snapshot)
 
     @property
     def counterparts(self) -> tuple[PeerId, ...]:
@@ -90,7 +128,35 @@ class Keeping:
     @property
     def awaits(self) -> bool:
         """Whether something that the assignment goes on from is still on its way."""
-        return any(self._of_set(g.holder) not in self.held for g in self._gifts)
+        return bool(self._awaited)
+
+    @property
+    def _awaited(self) -> tuple[SnapshotId, ...]:
+        named = (self._of_set(g.holder) for g in self._gifts)
+        return tuple(s for s in dict.fromkeys(named) if s not in self.held)
+
+    @property
+    def refused_gift(self) -> str:
+        """Why something of that could not be kept here; empty: nothing."""
+        coming = (self._coming.get(s) for s in self._awaited)
+        return next((c.refused for c in coming if c is not None and c.refused), "")
+
+    @property
+    def resumed(self) -> tuple[SnapshotId, ...]:
+        """Of the set that the assignment goes on from, those here with some of its stages."""
+        mine = [(s.start, s.stop) for s in self._spans_of(self.peer)]
+        named = (self._of_set(holder) for holder in self._assign.resume.holders)
+        return tuple(
+            s
+            for s in named
+            if s in self.held
+            and any(a < x.stop and x.start < b for x in self.held[s][0].spans for a, b in mine)
+        )
+
+    def spoilt(self, why: str) -> list[e.Instruction]:
+        """They cannot be gone on from."""
+        gone = [(s, self.held[s][0]) for s in self.resumed]
+        return [i for s, message in gone for i in (self._forget(s), _report(message, why))]
 
     def _of_set(self, holder: str) -> SnapshotId:
         """A snapshot of the set that the assignment resumes from."""
@@ -101,15 +167,15 @@ class Keeping:
 
     def ordered(self, order: broker_pb2.SnapshotOrder) -> list[e.Instruction]:
         """Forgets what is not needed any more. `wanted` is what is to be taken now."""
-        out: list[e.Instruction] = [
-            e.DropSnapshot(s) for s in self.held if s.run == order.run and s.step < order.needed
-        ]
-        for item in out:
-            assert isinstance(item, e.DropSnapshot)
-            del self.held[item.snapshot]
-        if order.keepers and (order.run, order.term) == (self._assign.run, self._assign.term):
-            self._keepers = list(order.keepers)
-        return out
+        if (order.run, order.term) == (self._assign.run, self._assign.term):
+            self._needed = max(self._needed, order.needed)
+            self._keepers = list(order.keepers) or self._keepers
+        gone = [s for s in self._here(order.run) if s.step < order.needed]
+        return [self._forget(s) for s in gone]
+
+    def _here(self, run: str) -> Iterator[SnapshotId]:
+        """Of which something lies here."""
+        return (s for s in (*self.held, *self._coming) if s.run == run)
 
     def take(self, step: int) -> list[e.Instruction]:
         """The stages have the ordered step's updates now."""
@@ -129,7 +195,7 @@ class Keeping:
             return [e.DropSnapshot(found)]
         self._taking = None
         self.held[found] = event.snapshot, event.parts
-        out: list[e.Instruction] = [_report(event.snapshot)]
+        out = [_report(event.snapshot), *self._surplus(found)]
         for keeper in self._keepers:
             if keeper.holder == self.peer:
                 out += self._give(found, keeper.peer)
@@ -140,91 +206,144 @@ class Keeping:
         found = SnapshotId.of(snapshot)
         if found == self._taking:
             self._taking = None
-        self.held.pop(found, None)
-        return [e.DropSnapshot(found), _report(snapshot, why)]
+        return [self._forget(found), _report(snapshot, why)]
+
+    def _surplus(self, new: SnapshotId) -> list[e.Instruction]:
+        """What of a holder lies here beyond its bound, now that one more is whole."""
+        alike = sorted(s for s in self.held if s._replace(step=new.step) == new)
+        named = self._of_set(new.holder)
+        gone = [s for s in alike[1:-_NEWEST] if s != named]
+        why = f"{_NEWEST} newer ones of {new.holder} lie here"
+        messages = [self.held[s][0] for s in gone]
+        drops = [self._forget(s) for s in gone]
+        return [*drops, *(_report(m, why) for m in messages)]
 
     def _own(self, step: int) -> broker_pb2.Snapshot:
-        plan = self._assign.plan
-        return broker_pb2.Snapshot(
-            run=self._assign.run,
-            term=self._assign.term,
-            step=step,
-            holder=self.peer,
-            spans=[
-                broker_pb2.Span(start=s.start, stop=s.stop)
-                for s in plan.stages
-                if self.peer in s.holders
-            ],
-        )
+        assign = self._assign
+        return self._message(SnapshotId(assign.run, assign.term, step, self.peer))
 
     def _give(self, snapshot: SnapshotId, to: str) -> list[e.Instruction]:
         if snapshot not in self.held:
             return []  # the broker was told so; whoever awaits it complains in its time
+        giving, term = self._giving.setdefault(to, _Giving()), self._assign.term
+        if snapshot.term == term:  # the newest counts: the broker has given up those before it
+            older = [k for k in giving.waiting if SnapshotId.of_frame(k).term == term]
+            giving.waiting = deque(k for k in giving.waiting if k not in older)
         _, parts = self.held[snapshot]
-        keys = (snapshot.frame(self._assign.term, i, parts, self.peer, to) for i in range(parts))
-        return [e.SendFrame(key) for key in keys]
+        giving.waiting += (snapshot.frame(term, i, parts, self.peer, to) for i in range(parts))
+        return self._give_on(giving)
+
+    def _give_on(self, giving: _Giving) -> list[e.Instruction]:
+        out: list[e.Instruction] = []
+        while giving.waiting and len(giving.under_way) < _SLOTS:
+            key = giving.waiting.popleft()
+            if SnapshotId.of_frame(key) in self.held:
+                giving.under_way.add(key)
+                out.append(e.SendFrame(key))
+        return out
+
+    def acknowledged(self, key: FrameKey) -> list[e.Instruction]:
+        """A part that was given is there: the next one, if there is one."""
+        giving = self._giving.get(key.destination)
+        if giving is None or key not in giving.under_way:
+            return []
+        giving.under_way.remove(key)
+        return self._give_on(giving)
 
     # ------------------------------------------------------------ copies
 
     def expects(self, key: FrameKey) -> bool:
-        """Whether the present plan names such a frame to this peer."""
-        term, _, holder = key.port.partition("/")
+        """Whether a part of a snapshot is to be kept. A holder's own of the present term may come
+        from any that has a link for it: it may hear of new keepers before they do."""
         assign = self._assign
         if (key.run, key.term, key.destination) != (assign.run, assign.term, self.peer):
             return False
-        of_set = (term, key.step) == (str(assign.resume.term), assign.first_step)
-        if of_set and any((g.holder, g.source) == (holder, key.source) for g in self._gifts):
+        try:
+            found = SnapshotId.of_frame(key)
+        except SpecError:
+            return False
+        coming = self._coming.get(found)
+        if found in self.held or (coming is not None and coming.refused):
+            return False
+        if any(self._of_set(g.holder) == found and g.source == key.source for g in self._gifts):
             return True
-        keeps = any(
-            (k.holder, k.peer) == (holder, self.peer) and holder == key.source
-            for k in self._keepers
-        )
-        return keeps and term == str(assign.term)
+        own = (found.term, found.holder) == (assign.term, key.source)
+        if not own or found.step < self._needed or not self._spans_of(key.source):
+            return False
+        newest = max((s.step for s in self._coming_of(found)), default=0)
+        return found.step >= newest and key.source in self.counterparts
+
+    def _coming_of(self, alike: SnapshotId) -> Iterator[SnapshotId]:
+        """Copies of the same holder under the same plan that are on their way."""
+        return (s for s in self._coming if s._replace(step=alike.step) == alike)
 
     def arrived(self, key: FrameKey) -> list[e.Instruction]:
         """A part lies here. When all do, the broker hears of it."""
+        if not self.expects(key):
+            return self.stray(key)
         found = SnapshotId.of_frame(key)
         out: list[e.Instruction] = [e.Release(key)]
-        if found in self.held:
-            return out
-        coming = self._coming.setdefault(found, set())
-        coming.add(key.microbatch)
-        if len(coming) < key.hop:
+        out += [self._forget(s) for s in [*self._coming_of(found)] if s != found]
+        coming = self._coming.setdefault(found, _Coming(key.hop))
+        if key.hop != coming.parts:
+            return self.refused(key, f"a part of {key.hop} came, the first was of {coming.parts}")
+        coming.came.add(key.microbatch)
+        if len(coming.came) < coming.parts:
             return out
         del self._coming[found]
         snapshot = self._message(found)
         self.held[found] = snapshot, key.hop
-        return [*out, e.KeepSnapshot(snapshot, key.hop), _report(snapshot)]
+        out += [e.KeepSnapshot(snapshot, key.hop), _report(snapshot)]
+        return out + self._surplus(found)
+
+    def refused(self, key: FrameKey, why: str) -> list[e.Instruction]:
+        """A part could not be kept, or an own one not be read."""
+        if key.source == self.peer:
+            found = SnapshotId.of_frame(key)
+            return self.failed(self.held[found][0], why) if found in self.held else []
+        if not self.expects(key):
+            return self.stray(key)
+        found = SnapshotId.of_frame(key)
+        drop, report = self._forget(found), _report(self._message(found), why)
+        self._coming[found] = _Coming(key.hop, refused=why)
+        return [e.Release(key), drop, report]
+
+    def stray(self, key: FrameKey) -> list[e.Instruction]:
+        """Nobody waits for this part, or no longer: it may lie here all the same."""
+        out: list[e.Instruction] = [e.Release(key)]
+        try:
+            found = SnapshotId.of_frame(key)
+        except SpecError:
+            return out
+        wanted = {*self.held, *self._awaited, self._taking}
+        wanted |= {s for s, coming in self._coming.items() if not coming.refused}
+        if key.destination != self.peer or found in wanted:
+            return out
+        return [*out, e.DropSnapshot(found)]
 
     def _message(self, found: SnapshotId) -> broker_pb2.Snapshot:
-        """Of a copy, whose spans the plan says that it was taken under; a gift's the broker knows
-        already."""
-        spans = []
+        """Its spans say the plan under which it was taken or, of a gift, whoever ordered that."""
+        spans = [s for g in self._gifts if g.holder == found.holder for s in g.spans]
         if found.term == self._assign.term:
-            spans = [
-                broker_pb2.Span(start=s.start, stop=s.stop)
-                for s in self._assign.plan.stages
-                if found.holder in s.holders
-            ]
-        else:
-            spans = [
-                broker_pb2.Span(start=s.start, stop=s.stop)
-                for g in self._gifts
-                if g.holder == found.holder
-                for s in g.spans
-            ]
+            spans = self._spans_of(found.holder)
         return broker_pb2.Snapshot(
             run=found.run, term=found.term, step=found.step, holder=found.holder, spans=spans
         )
+
+    def _spans_of(self, holder: str) -> list[broker_pb2.Span]:
+        stages = self._assign.plan.stages
+        return [broker_pb2.Span(start=s.start, stop=s.stop) for s in stages if holder in s.holders]
 
     # ------------------------------------------------------------ the end of a run
 
     def forget(self, run: str) -> list[e.Instruction]:
         """The run has ended: nobody goes on from it."""
-        gone = [s for s in self.held if s.run == run]
-        for snapshot in gone:
-            del self.held[snapshot]
-        return [e.DropSnapshot(s) for s in gone]
+        return [self._forget(s) for s in [*self._here(run)]]
+
+    def newest(self, most: int) -> list[broker_pb2.Snapshot]:
+        """Those that lie here, the newest last; at most so many."""
+        here = sorted(self.held, key=lambda s: (s.step, s.term))
+        return [self.held[s][0] for s in here[-most:]]
 
     def __repr__(self) -> str:
         return f"<Keeping {len(self.held)} snapshots, {len(self._coming)} on their way>"

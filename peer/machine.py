@@ -56,6 +56,8 @@ _WELCOME_S = 10.0
 _RUNS_REMEMBERED = 64
 _LEAST_REPORTS = 64
 """Twice the steps between two messages of the broker about what is committed."""
+_SNAPSHOTS_TOLD = 64
+"""In a Hello, whose size the broker bounds."""
 _OF_A_LEASE = 0.25
 """The longest pause between two connections of a peer that holds a run."""
 
@@ -172,7 +174,7 @@ class PeerMachine:
             case e.FrameAcknowledged(key):
                 if key.role is Role.PROBE:
                     return self._probe_frame(event, key, now)
-                return self._traffic.acknowledged(key, now)
+                return [*self._traffic.acknowledged(key, now), *self.keeping.acknowledged(key)]
             case e.Started():
                 self._away_since = self._started_at = now
                 return self._connect()
@@ -224,7 +226,7 @@ class PeerMachine:
             case e.Built():
                 return part.built(event)
             case e.BuildFailed(why=why, code=code):
-                return part.fail(code, why)
+                return part.build_failed(code, why)
             case e.DataReady(step=step):
                 return part.data_ready(step, now)
             case e.DataFailed(step=step, why=why):
@@ -255,9 +257,12 @@ class PeerMachine:
                 self.late_frames += part.dropped - before
                 return out
             case e.FrameRefused(why=why) if part and known:
-                return part.frame_refused(key, why)
+                before = part.dropped
+                out = part.frame_refused(key, why)
+                self.late_frames += part.dropped - before
+                return out
         self.late_frames += 1
-        return [e.Release(key)]
+        return self.keeping.stray(key) if key.role is Role.SNAPSHOT else [e.Release(key)]
 
     def _probe_frame(
         self,
@@ -325,7 +330,7 @@ class PeerMachine:
         part = self.assignment
         if part is not None:  # a failed one too: the broker may not have its fault
             hello.holding.CopyFrom(broker_pb2.Holding(run=part.run, term=part.term, step=part.step))
-        hello.snapshots.extend(snapshot for snapshot, _ in self.keeping.held.values())
+        hello.snapshots.extend(self.keeping.newest(_SNAPSHOTS_TOLD))
         return e.Tell(broker_pb2.PeerMessage(hello=hello))
 
     def _detached(self, why: str, now: float) -> list[e.Instruction]:

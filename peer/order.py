@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from ..dag.vocabulary import planned_graph
 from ..job import Training
 from ..proto import broker_pb2, common_pb2
 from .data.manifest import Manifest
-from .snapshots import SnapshotId
+from .snapshots import SnapshotError, SnapshotId
 from .weights import Read, Weights, WeightsFile
 
 __all__ = ["BuildOrder", "order_from_assign", "resumed"]
@@ -58,11 +58,10 @@ def order_from_assign(
     blob: Callable[[common_pb2.BlobRef], bytes],
     read: Read,
     shard: Callable[[str], Path],
-    snapshot: Callable[[SnapshotId], tuple[memoryview, ...]] | None = None,
+    parts: tuple[tuple[memoryview, ...], ...] = (),
 ) -> BuildOrder:
     """Reads an assignment. `blob` gives a whole verified blob, `read` a byte range of one; both may
-    fetch, and block. `snapshot` gives the parts of one that lies here, and raises KeyError for
-    another.
+    fetch, and block. `parts`: of the snapshots to go on from (`resumed`).
 
     Raises ValueError (GraphError, PlanError, DataError, SettingsError) for anything
     that does not keep its rules.
@@ -96,20 +95,22 @@ def order_from_assign(
         training=training,
         shard=shard,
         first_step=assign.first_step,
-        resumed=resumed(assign, snapshot) if snapshot else (),
+        resumed=parts,
         renamed={r.old: r.to for r in assign.resume.renamed},
     )
 
 
 def resumed(
-    assign: broker_pb2.Assign, snapshot: Callable[[SnapshotId], tuple[memoryview, ...]]
+    assign: broker_pb2.Assign,
+    snapshots: Iterable[SnapshotId],
+    parts: Callable[[SnapshotId], tuple[memoryview, ...]],
 ) -> tuple[tuple[memoryview, ...], ...]:
-    """What of the assignment's set lies here."""
-    found = []
-    for holder in assign.resume.holders:
-        try:
-            name = SnapshotId(assign.run, assign.resume.term, assign.first_step, holder)
-            found.append(snapshot(name))
-        except KeyError:
-            continue
-    return tuple(found)
+    """What an assignment goes on from. `snapshots`: of its set, those that lie here and have some
+    of its stages; `parts` reads one. Raises SnapshotError when there is none, or one is gone."""
+    found = tuple(map(parts, snapshots))
+    if assign.HasField("resume") and not found:
+        raise SnapshotError(
+            f"no snapshot after {assign.first_step} steps of {assign.run} (term "
+            f"{assign.resume.term}) lies here: expected those of this peer's stages"
+        )
+    return found

@@ -1,7 +1,7 @@
 """What is in a snapshot of a torch device: named tensors, each with its own hash.
 
     param:NAME  buffer:NAME  slot:NAME:PART   of the stages; the optimizer's state by parameter
-    codec/…                                   of streams that end here (`streams.py`)
+    codec/…/PEER                              of streams (`streams.py`), by the end that it is of
 
 Names are those of parameters, never of stages: another cut of the same graph can load them. The
 file is safetensors; its metadata has the XXH3-128 of each tensor's bytes, so that a damaged one is
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from urllib.parse import quote, unquote
 
 import torch
 from safetensors import SafetensorError
@@ -23,8 +24,9 @@ from xxhash import xxh3_128_hexdigest
 from ..dag.flow import Transfer
 from ..dag.plan import PeerId
 from .build import Work
+from .snapshots import SnapshotError
 from .streams import stream_name, stream_of
-from .weights import WeightError
+from .weights import starting_tensor
 
 __all__ = ["Records", "load_records", "take_records", "write_records"]
 
@@ -39,7 +41,8 @@ def take_records(work: Work, step: int) -> dict[str, Tensor]:
         found |= {f"param:{name}": tensor for name, tensor in executor.parameters.items()}
         found |= {f"buffer:{name}": tensor for name, tensor in executor.buffers.items()}
         found |= {f"slot:{name}": t for name, t in held.optimizer.state_tensors().items()}
-    found |= work.streams.state_tensors(step - 1)
+    states = work.streams.state_tensors(step - 1)
+    found |= {_end_name(name, work.order.peer): tensor for name, tensor in states.items()}
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
 
 
@@ -58,19 +61,37 @@ class Records:
 
     def over(self, starting: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Weights by the graph's names: those of the snapshots where they have some."""
-        kinds = ("param:", "buffer:")
-        own = {n.partition(":")[2]: t for n, t in self.tensors.items() if n.startswith(kinds)}
+        own = self._weights
         return _Over(own, starting) if own else starting
+
+    @property
+    def _weights(self) -> dict[str, Tensor]:
+        kinds = ("param:", "buffer:")
+        return {n.partition(":")[2]: t for n, t in self.tensors.items() if n.startswith(kinds)}
 
     def load(self, work: Work) -> None:
         """Puts optimizer and codecs where the snapshots left them; parameters are there already.
-        States of streams that this plan does not have are left out: what they held back is lost."""
+        States of streams that this plan does not have are left out: what they held back is lost.
+
+        Raises SnapshotError for a parameter or buffer of a stage that no snapshot has."""
+        own = self._weights
+        for held in work.held.values():
+            for name in (*held.executor.parameters, *held.executor.buffers):
+                if starting_tensor(own, name) is None:
+                    raise SnapshotError(
+                        f"the snapshots lack {name!r} of stage {held.stage.index}: expected those "
+                        "of every peer that held a part of it"
+                    )
         slots = {n.removeprefix("slot:"): t for n, t in self.tensors.items() if n[:5] == "slot:"}
         for held in work.held.values():
             held.optimizer.load_state_tensors(slots)
-        states = {n: t for n, t in self.tensors.items() if n.startswith("codec/")}
-        known = {n: t for n, t in states.items() if work.streams.has(stream_of(n)[0])}
-        work.streams.load_state_tensors(known)
+        states: dict[str, Tensor] = {}
+        for name, tensor in self.tensors.items():
+            if name.startswith("codec/"):  # the other end of a stream has another state
+                state, peer = _end_of(name)
+                if peer == work.order.peer and work.streams.has(stream_of(state)[0]):
+                    states[state] = tensor
+        work.streams.load_state_tensors(states)
 
     def renamed(self, names: Mapping[str, str]) -> Records:
         """With other peers at the ends of codecs."""
@@ -80,8 +101,9 @@ class Records:
         def moved(name: str) -> str:
             if not name.startswith("codec/"):
                 return name
-            stream, part = stream_of(name)
-            return stream_name(_moved(stream, names), part)
+            state, peer = _end_of(name)
+            stream, part = stream_of(state)
+            return _end_name(stream_name(_moved(stream, names), part), names.get(peer, peer))
 
         return replace(self, tensors={moved(n): t for n, t in self.tensors.items()})
 
@@ -106,7 +128,7 @@ class _Over(Mapping[str, Tensor]):
 
 
 def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
-    """Of several snapshots, each in its parts. Raises WeightError for one that is damaged."""
+    """Of several snapshots, each in its parts. Raises SnapshotError for one that is damaged."""
     found: dict[str, Tensor] = {}
     for parts in snapshots:
         data = b"".join(parts)
@@ -114,11 +136,14 @@ def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
             tensors = load(data)
             length = int.from_bytes(data[:8], "little")
             hashes = _hashes(data[8 : 8 + length])
-        except (SafetensorError, ValueError, KeyError) as error:
-            raise WeightError(f"a snapshot of {len(data)} bytes cannot be read: {error}") from None
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+            size = len(data)
+            raise SnapshotError(f"a snapshot of {size} bytes cannot be read: {error}") from None
+        for name in sorted(hashes.keys() - tensors.keys()):
+            raise SnapshotError(f"a snapshot is damaged: it lacks {name!r}")
         for name, tensor in tensors.items():
             if hashes.get(name) != _hash(tensor):
-                raise WeightError(f"a snapshot is damaged: the hash of {name!r} is not that of it")
+                raise SnapshotError(f"a snapshot is damaged: {name!r} has another hash")
         found |= tensors
     return Records(found)
 
@@ -131,6 +156,16 @@ def _hashes(header: bytes) -> dict[str, str]:
 def _hash(tensor: Tensor) -> str:
     flat = tensor.contiguous().flatten()
     return xxh3_128_hexdigest(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+
+
+def _end_name(state: str, peer: str) -> str:
+    return f"{state}/{quote(peer, safe='')}"
+
+
+def _end_of(name: str) -> tuple[str, str]:
+    """The name of a stream's state, and the peer at whose end it was."""
+    state, _, peer = name.rpartition("/")
+    return state, unquote(peer)
 
 
 def _moved(stream: Transfer, names: Mapping[str, str]) -> Transfer:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from ..net.local import split
+from ..net.proxy import ProxyError, open_stream
 from ..net.pump import BUFFER_BYTES, Stream, close, join
 from .logs import note
 
@@ -24,13 +25,13 @@ async def answer(ticket: str, broker: str, frames: str) -> None:
     ends: list[Stream] = []
     try:
         async with asyncio.timeout(_OPEN_S):
-            for address in (broker, frames):
-                host, port = split(address)
-                ends.append(await asyncio.open_connection(host, port, limit=BUFFER_BYTES))
+            ends.append(await open_stream(*split(broker)))
+            host, port = split(frames)  # of this process: no proxy is in between
+            ends.append(await asyncio.open_connection(host, port, limit=BUFFER_BYTES))
         outer, inner = ends
         outer[1].write(f"SHOAL-RELAY {ticket}\n".encode())
         await join(outer, inner)
-    except (OSError, TimeoutError) as error:
+    except (OSError, ProxyError) as error:
         note(_log, logging.INFO, "relayed dial ended", why=str(error) or type(error).__name__)
     finally:
         for stream in ends:

@@ -20,6 +20,7 @@ from ..net.grpc_transport import CHANNEL_OPTIONS
 from ..net.identity.credential import Credential
 from ..net.identity.enroll import channel_options
 from ..net.identity.names import Role, dns_name, party_of
+from ..net.proxy import proxy_options
 from ..proto.broker_pb2 import BlobPiece, BlobRange
 from .cache import BlobCache
 
@@ -92,6 +93,6 @@ class Fellows:
     def _to(self, peer: str, address: str) -> grpc.aio.Channel:
         credential = self._credential()
         if credential is None:
-            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+            return grpc.aio.insecure_channel(address, options=(*_OPTIONS, *proxy_options(address)))
         options = (*_OPTIONS, *channel_options(address, dns_name(Role.PEER, peer)))
         return grpc.aio.secure_channel(address, credential.for_channel(), options=options)

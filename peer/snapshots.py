@@ -28,11 +28,15 @@ from ..dag.graph import TensorSpec
 from ..net.frame import Arrived, FrameKey, Payload
 from ..proto import broker_pb2
 
-__all__ = ["PART_BYTES", "SnapshotId", "SnapshotStore", "in_parts"]
+__all__ = ["PART_BYTES", "SnapshotError", "SnapshotId", "SnapshotStore", "in_parts"]
 
 PART_BYTES = 64 << 20
 _MOST_PARTS = 1 << 16
 _LISTED = "snapshot.json"
+
+
+class SnapshotError(ValueError):
+    """Nobody can go on from a snapshot: it is damaged, or lacks what is needed."""
 
 
 class SnapshotId(NamedTuple):
@@ -82,6 +86,8 @@ class SnapshotStore:
         self._folder = folder
         self._lock = threading.Lock()
         self._held: dict[SnapshotId, dict[int, memoryview | Path]] = {}
+        self._counts: dict[SnapshotId, int] = {}
+        """Of those that come, how many parts the first of them named."""
         self._whole: dict[SnapshotId, tuple[broker_pb2.Snapshot, int]] = {}
 
     # ------------------------------------------------------------ putting and reading
@@ -104,6 +110,10 @@ class SnapshotStore:
                 f"{key}: expected {_spec(size)!r} by {RAW.name}, got {arrived.spec!r} by "
                 f"{arrived.codec!r}"
             )
+        with self._lock:
+            parts = self._counts.setdefault(found, key.hop)
+        if key.hop != parts:
+            raise SpecError(f"{key}: a part of {key.hop}, the first that came was of {parts}")
         self._keep(found, key.microbatch, arrived.data)
 
     def whole(self, snapshot: broker_pb2.Snapshot, parts: int) -> None:
@@ -115,10 +125,15 @@ class SnapshotStore:
             (folder / _LISTED).write_text(json.dumps(note))
 
     def parts(self, snapshot: SnapshotId) -> tuple[memoryview, ...]:
-        """Its bytes. Raises KeyError when it does not lie here."""
+        """Its bytes. Raises SnapshotError when it does not lie here, or cannot be read."""
         with self._lock:
-            found = dict(self._held[snapshot])
-        return tuple(_read(found[i]) for i in sorted(found))
+            found = dict(self._held.get(snapshot, {}))
+        if not found:
+            raise SnapshotError(f"the {snapshot} does not lie here")
+        try:
+            return tuple(_read(found[i]) for i in sorted(found))
+        except OSError as error:
+            raise SnapshotError(f"the {snapshot} cannot be read: {error}") from None
 
     def payload(self, key: FrameKey) -> Payload:
         """A part as a frame. Raises KeyError when it does not lie here."""
@@ -132,6 +147,7 @@ class SnapshotStore:
         with self._lock:
             self._held.pop(snapshot, None)
             self._whole.pop(snapshot, None)
+            self._counts.pop(snapshot, None)
         if self._folder is not None:
             shutil.rmtree(self._of(snapshot), ignore_errors=True)
 
@@ -142,7 +158,8 @@ class SnapshotStore:
                 note = json.loads((folder / _LISTED).read_text())
                 message = broker_pb2.Snapshot.FromString(bytes.fromhex(note["snapshot"]))
                 parts = [folder / str(i) for i in range(int(note["parts"]))]
-                if not all(p.is_file() for p in parts):
+                named = folder == self._of(SnapshotId.of(message))
+                if not (parts and named and all(p.is_file() for p in parts)):
                     raise ValueError(folder)
             except (OSError, ValueError, KeyError, TypeError, DecodeError):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -152,6 +169,7 @@ class SnapshotStore:
             self._whole[found] = message, len(parts)
         for left in self._held.keys() - self._whole.keys():
             del self._held[left]
+        self._counts.clear()
         return tuple(self._whole.values())
 
     def _keep(self, snapshot: SnapshotId, part: int, data: memoryview) -> None:

@@ -26,11 +26,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from ..net.discovery.process import NodeProcess
 from ..net.local import joined, split
 from .config import DEFAULT_STATE, JoinConfig, JoinError, PeerConfig
 from .identity import seat
 from .logs import note, to_stderr
 from .profile import find_devices
+from .swarm import in_swarm
 
 __all__ = ["peer_configs", "supervise"]
 
@@ -44,13 +46,13 @@ _KILL_AFTER_S = 5.0
 def supervise(config: JoinConfig) -> int:
     """Runs the peers of this host to their end; call it in the main thread. Returns the exit code:
     0, or that of the first worker that ended otherwise. Raises JoinError when there is
-    nothing to join with."""
+    nothing to join with, BrokerAwayError when no broker is found in a swarm."""
     to_stderr(config.log)
     devices = find_devices() if config.devices == "all" else config.devices
-    with _seated(config) as config, _signals() as inbox:
-        configs = peer_configs(config, devices)
-        _check_credentials(configs)
-        return _Supervisor(configs, config.drain_s).run(inbox)
+    with _seated(config) as config:
+        _check_credentials(peer_configs(config, devices))
+        with in_swarm(config) as (config, node), _signals() as inbox:
+            return _Supervisor(peer_configs(config, devices), config.drain_s, node).run(inbox)
 
 
 def _check_credentials(configs: Sequence[PeerConfig]) -> None:
@@ -84,6 +86,8 @@ def peer_configs(config: JoinConfig, devices: Sequence[str]) -> list[PeerConfig]
     return [
         PeerConfig(
             broker=config.broker,
+            swarm=config.swarm,
+            directory=config.directory,
             state=state / device.replace(":", "-"),
             name=name if len(devices) == 1 else f"{name}-{device.replace(':', '-')}",
             device=device,
@@ -193,7 +197,10 @@ class _Child:
 
 
 class _Supervisor:
-    def __init__(self, configs: Sequence[PeerConfig], drain_s: float) -> None:
+    def __init__(
+        self, configs: Sequence[PeerConfig], drain_s: float, node: NodeProcess | None = None
+    ) -> None:
+        self._node = node
         self.children = [_Child(c) for c in configs]
         self.drain_s = drain_s
         self.stops = 0
@@ -204,6 +211,8 @@ class _Supervisor:
         try:
             while True:
                 now = time.monotonic()
+                if self._node is not None:
+                    self._node.keep()
                 for child in self.children:
                     child.reap(ending=self.stops > 0)
                     if child.start_at is not None and now >= child.start_at and not self.stops:
@@ -221,7 +230,8 @@ class _Supervisor:
     def _patience(self, now: float) -> float:
         """How long nothing needs to be done if no signal comes, seconds."""
         starts = [c.start_at - now for c in self.children if c.start_at is not None]
-        return max(0.0, min([1.0 if self.stops else 60.0, *starts]))
+        longest_s = 1.0 if self.stops else 60.0 if self._node is None else 5.0
+        return max(0.0, min([longest_s, *starts]))
 
     def _stop(self) -> None:
         self.stops += 1

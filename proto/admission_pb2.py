@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bshoal/proto/admission.proto\x12\x08shoal.v1\"a\n\x0bJoinRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ninvitation\x18\x02 \x01(\x0c\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\x12\x0f\n\x07request\x18\x04 \x01(\x0c\x12\x0c\n\x04name\x18\x05 \x01(\t\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\"?\n\x08\x41\x64mitted\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\r\n\x05now_s\x18\x03 \x01(\x01\"<\n\rInviteRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04uses\x18\x02 \x01(\r\x12\x0f\n\x07lasts_s\x18\x03 \x01(\x01\"<\n\nInvitation\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0e\n\x06\x65nds_s\x18\x02 \x01(\x01\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x1e\n\x0bKickRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"\x16\n\x06Kicked\x12\x0c\n\x04role\x18\x01 \x01(\t2\xdd\x01\n\tAdmission\x12\x31\n\x04Join\x12\x15.shoal.v1.JoinRequest\x1a\x12.shoal.v1.Admitted\x12\x33\n\x05Renew\x12\x16.shoal.v1.RenewRequest\x1a\x12.shoal.v1.Admitted\x12\x37\n\x06Invite\x12\x17.shoal.v1.InviteRequest\x1a\x14.shoal.v1.Invitation\x12/\n\x04Kick\x12\x15.shoal.v1.KickRequest\x1a\x10.shoal.v1.Kickedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bshoal/proto/admission.proto\x12\x08shoal.v1\"a\n\x0bJoinRequest\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x12\n\ninvitation\x18\x02 \x01(\x0c\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\x12\x0f\n\x07request\x18\x04 \x01(\x0c\x12\x0c\n\x04name\x18\x05 \x01(\t\"\x1f\n\x0cRenewRequest\x12\x0f\n\x07request\x18\x01 \x01(\x0c\"?\n\x08\x41\x64mitted\x12\x0f\n\x07subject\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\r\n\x05now_s\x18\x03 \x01(\x01\"<\n\rInviteRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0c\n\x04uses\x18\x02 \x01(\r\x12\x0f\n\x07lasts_s\x18\x03 \x01(\x01\"Y\n\nInvitation\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0e\n\x06\x65nds_s\x18\x02 \x01(\x01\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05swarm\x18\x04 \x01(\t\x12\x0c\n\x04ways\x18\x05 \x03(\t\"\x1e\n\x0bKickRequest\x12\x0f\n\x07subject\x18\x01 \x01(\t\"\x16\n\x06Kicked\x12\x0c\n\x04role\x18\x01 \x01(\t2\xdd\x01\n\tAdmission\x12\x31\n\x04Join\x12\x15.shoal.v1.JoinRequest\x1a\x12.shoal.v1.Admitted\x12\x33\n\x05Renew\x12\x16.shoal.v1.RenewRequest\x1a\x12.shoal.v1.Admitted\x12\x37\n\x06Invite\x12\x17.shoal.v1.InviteRequest\x1a\x14.shoal.v1.Invitation\x12/\n\x04Kick\x12\x15.shoal.v1.KickRequest\x1a\x10.shoal.v1.Kickedb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,11 +40,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INVITEREQUEST']._serialized_start=238
   _globals['_INVITEREQUEST']._serialized_end=298
   _globals['_INVITATION']._serialized_start=300
-  _globals['_INVITATION']._serialized_end=360
-  _globals['_KICKREQUEST']._serialized_start=362
-  _globals['_KICKREQUEST']._serialized_end=392
-  _globals['_KICKED']._serialized_start=394
-  _globals['_KICKED']._serialized_end=416
-  _globals['_ADMISSION']._serialized_start=419
-  _globals['_ADMISSION']._serialized_end=640
+  _globals['_INVITATION']._serialized_end=389
+  _globals['_KICKREQUEST']._serialized_start=391
+  _globals['_KICKREQUEST']._serialized_end=421
+  _globals['_KICKED']._serialized_start=423
+  _globals['_KICKED']._serialized_end=445
+  _globals['_ADMISSION']._serialized_start=448
+  _globals['_ADMISSION']._serialized_end=669
 # @@protoc_insertion_point(module_scope)

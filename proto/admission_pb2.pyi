@@ -1,5 +1,7 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
 from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -45,14 +47,18 @@ class InviteRequest(_message.Message):
     def __init__(self, role: _Optional[str] = ..., uses: _Optional[int] = ..., lasts_s: _Optional[float] = ...) -> None: ...
 
 class Invitation(_message.Message):
-    __slots__ = ("token", "ends_s", "address")
+    __slots__ = ("token", "ends_s", "address", "swarm", "ways")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     ENDS_S_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SWARM_FIELD_NUMBER: _ClassVar[int]
+    WAYS_FIELD_NUMBER: _ClassVar[int]
     token: str
     ends_s: float
     address: str
-    def __init__(self, token: _Optional[str] = ..., ends_s: _Optional[float] = ..., address: _Optional[str] = ...) -> None: ...
+    swarm: str
+    ways: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, token: _Optional[str] = ..., ends_s: _Optional[float] = ..., address: _Optional[str] = ..., swarm: _Optional[str] = ..., ways: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KickRequest(_message.Message):
     __slots__ = ("subject",)

@@ -40,7 +40,7 @@ FAILED: Phase
 CANCELLED: Phase
 
 class PeerMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link", "snapshot", "opening", "resolved")
+    __slots__ = ("hello", "heartbeat", "ready", "step", "exported", "fault", "goodbye", "drained", "link", "snapshot", "confirmed", "way", "opening", "resolved")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,8 @@ class PeerMessage(_message.Message):
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
     OPENING_FIELD_NUMBER: _ClassVar[int]
     RESOLVED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
@@ -63,9 +65,11 @@ class PeerMessage(_message.Message):
     drained: Drained
     link: LinkReport
     snapshot: SnapshotReport
+    confirmed: Confirmed
+    way: Way
     opening: Opening
     resolved: Resolved
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotReport, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., resolved: _Optional[_Union[Resolved, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., exported: _Optional[_Union[Exported, _Mapping]] = ..., fault: _Optional[_Union[Fault, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., link: _Optional[_Union[LinkReport, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotReport, _Mapping]] = ..., confirmed: _Optional[_Union[Confirmed, _Mapping]] = ..., way: _Optional[_Union[Way, _Mapping]] = ..., opening: _Optional[_Union[Opening, _Mapping]] = ..., resolved: _Optional[_Union[Resolved, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("version", "peer", "boot", "counter", "profile", "address", "holding", "snapshots", "closed")
@@ -309,6 +313,24 @@ class LinkReport(_message.Message):
     problem: _common_pb2.Reason
     def __init__(self, peer: _Optional[str] = ..., probe: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
 
+class Confirmed(_message.Message):
+    __slots__ = ("address", "reached", "inside", "problem")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    INSIDE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    reached: bool
+    inside: bool
+    problem: str
+    def __init__(self, address: _Optional[str] = ..., reached: _Optional[bool] = ..., inside: _Optional[bool] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class Way(_message.Message):
+    __slots__ = ("multiaddr",)
+    MULTIADDR_FIELD_NUMBER: _ClassVar[int]
+    multiaddr: str
+    def __init__(self, multiaddr: _Optional[str] = ...) -> None: ...
+
 class Outcome(_message.Message):
     __slots__ = ("loss", "weight", "grad_norm", "lr", "metrics")
     LOSS_FIELD_NUMBER: _ClassVar[int]
@@ -380,7 +402,7 @@ class Drained(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class BrokerMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "resolve")
+    __slots__ = ("welcome", "refused", "assign", "start", "drain", "leave", "export", "probe", "committed", "relayed", "snapshot", "confirm", "resolve")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
@@ -392,6 +414,7 @@ class BrokerMessage(_message.Message):
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     RELAYED_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    CONFIRM_FIELD_NUMBER: _ClassVar[int]
     RESOLVE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
@@ -404,8 +427,9 @@ class BrokerMessage(_message.Message):
     committed: Committed
     relayed: Relayed
     snapshot: SnapshotOrder
+    confirm: Confirm
     resolve: Resolve
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., export: _Optional[_Union[Export, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., snapshot: _Optional[_Union[SnapshotOrder, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("broker", "lease_s", "heartbeat_s", "resumed")
@@ -608,6 +632,12 @@ class Relayed(_message.Message):
     TICKET_FIELD_NUMBER: _ClassVar[int]
     ticket: str
     def __init__(self, ticket: _Optional[str] = ...) -> None: ...
+
+class Confirm(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("stages", "routes", "schedule", "microbatch_size", "codecs", "predicted", "reasons", "spares", "evaluation_routes", "head_parts", "keepers")
@@ -938,16 +968,30 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Description(_message.Message):
-    __slots__ = ("broker", "peers", "runs", "links")
+    __slots__ = ("broker", "peers", "runs", "links", "public")
     BROKER_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_FIELD_NUMBER: _ClassVar[int]
     broker: str
     peers: _containers.RepeatedCompositeFieldContainer[PeerState]
     runs: _containers.RepeatedCompositeFieldContainer[RunState]
     links: _containers.RepeatedCompositeFieldContainer[LinkState]
-    def __init__(self, broker: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ...) -> None: ...
+    public: PublicAddress
+    def __init__(self, broker: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[PeerState, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunState, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ..., public: _Optional[_Union[PublicAddress, _Mapping]] = ...) -> None: ...
+
+class PublicAddress(_message.Message):
+    __slots__ = ("address", "confirmed_by", "problem", "tried_by")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_BY_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    TRIED_BY_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    confirmed_by: str
+    problem: str
+    tried_by: str
+    def __init__(self, address: _Optional[str] = ..., confirmed_by: _Optional[str] = ..., problem: _Optional[str] = ..., tried_by: _Optional[str] = ...) -> None: ...
 
 class LinkState(_message.Message):
     __slots__ = ("source", "destination", "latency_s", "bytes_per_s", "age_s")

@@ -154,6 +154,12 @@ def test_what_only_simulations_need_is_not_in_the_help() -> None:
         ["join", "127.0.0.1:7077", "--token-file", "no-such-file"],
         ["join", "127.0.0.1:7077", "--token", "a", "--token-file", "b"],
         ["join", "127.0.0.1:7077", "--insecure", "--memory", "10"],
+        ["join"],
+        ["join", "--swarm", "a b", "--token", "x"],
+        ["join", "--swarm", "fish", "--bootstrap", "a:1", "--state", "/nowhere/at/all"],
+        ["join", "--swarm", "fish", "--state", "/nowhere/at/all"],
+        ["broker", "--swarm", "a b"],
+        ["broker", "--bootstrap", "/ip4/1.2.3.4/tcp/1/p2p/x"],
         ["export", "r-1", "--format", "pt"],
     ],
 )

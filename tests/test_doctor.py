@@ -16,6 +16,7 @@ from shoal.net.identity.authority import Authority, utc
 from shoal.net.identity.enroll import enroll
 from shoal.net.identity.token import Token
 from shoal.peer.host import Host, Standing
+from shoal.tests.net.proxies import ConnectProxy
 
 
 async def found(address: str, token: str = "", *folders: Path) -> dict[str, Finding]:
@@ -78,6 +79,26 @@ async def test_what_the_owner_has_set_is_said(tmp_path: Path) -> None:
     (text,) = about()
     assert text.startswith("this host is paused since 20")
     assert "`shoal unpause`" in text
+
+
+async def test_a_proxy_of_the_environment_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    far = "broker.invalid:7077"
+    async with Broker(BrokerConfig(port=0)) as broker, ConnectProxy({far: broker.address}) as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url)
+        token = broker.join_line().split()[-1]
+        findings = await found(far, token)
+        assert wrong(findings) == []
+        assert [findings[what].how for what in ("proxy", "port", "token")] == ["note", "ok", "ok"]
+        assert "name" not in findings  # only the proxy knows it
+        assert proxy.asked == [far, far]
+        findings = await found("broker.invalid:443")
+        assert wrong(findings) == ["proxy"]
+        assert "403 Forbidden" in findings["proxy"].text
+        assert "--port 443" in findings["proxy"].text
+        # This machine itself is reached without it.
+        assert "proxy" not in await found(broker.address)
+        monkeypatch.setenv("https_proxy", "socks5://127.0.0.1:1")
+        assert wrong(await found(far)) == ["proxy"]
 
 
 async def test_it_ends_where_nothing_further_can_be_seen() -> None:

@@ -70,6 +70,18 @@ def test_a_room_imports_only_from_lower_floors(room: str, path: Path) -> None:
         )
 
 
+def test_only_the_node_of_a_swarm_imports_hivemind() -> None:
+    """It loads torch and starts a daemon: nobody else is to pay for that, or to need it."""
+    users = {
+        path
+        for _, path in rooms()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("hivemind"))
+        or (isinstance(node, ast.Import) and any(a.name.startswith("hivemind") for a in node.names))
+    }
+    assert users == {ROOT / "net/discovery/node.py"}
+
+
 def test_only_the_command_line_imports_the_simulator() -> None:
     users = {room for room, p in rooms() if room != "sim" and "sim" in imported(p)}
     assert users <= {"cli"}

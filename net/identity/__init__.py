@@ -2,7 +2,7 @@
 
 names        how subjects and roles are written into certificates
 token        the text that a peer's owner pastes: whom to trust, and the right to join
-authority    the broker's own: it signs certificates, and nothing else does
+authority    the broker's own: it signs certificates, and says where the broker is (discovery/)
 credential   a key with its certificate, on disk and in gRPC's terms
 enroll       the first contact: from a token to a credential, and its renewal
 

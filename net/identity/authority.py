@@ -44,7 +44,8 @@ class Authority:
         self._certificate = certificate
         self.pem = certificate.public_bytes(serialization.Encoding.PEM)
         """Its own certificate: what everybody checks others against."""
-        self.fingerprint = fingerprint_of(certificate.public_bytes(serialization.Encoding.DER))
+        self.der = certificate.public_bytes(serialization.Encoding.DER)
+        self.fingerprint = fingerprint_of(self.der)
 
     @classmethod
     def open(cls, folder: Path, now: datetime) -> Authority:
@@ -95,6 +96,12 @@ class Authority:
             .sign(key, None)
         )
         return cls(key, certificate)
+
+    def attest(self, statement: bytes) -> bytes:
+        """Its Ed25519 signature (64 bytes) under a statement that begins with what it is about; no
+        certificate begins so."""
+        assert statement.startswith(b"shoal "), "what is signed could be a certificate"
+        return self._key.sign(statement)
 
     def token(self) -> Token:
         """A fresh one that pins this authority. Who may use it is the admission's to say."""

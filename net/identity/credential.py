@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from .names import Party, party_of
-from .token import fingerprint_of
+from .token import fingerprint_of_pem
 
 __all__ = [
     "Credential",
@@ -134,8 +134,7 @@ class Credential:
     @cached_property
     def fingerprint(self) -> bytes:
         """Of the authority; what a token of its broker has."""
-        authority = x509.load_pem_x509_certificate(self.authority)
-        return fingerprint_of(authority.public_bytes(serialization.Encoding.DER))
+        return fingerprint_of_pem(self.authority)
 
     @cached_property
     def party(self) -> Party:

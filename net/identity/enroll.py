@@ -14,8 +14,6 @@ from __future__ import annotations
 import http.client
 import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -27,10 +25,11 @@ from cryptography.hazmat.primitives import serialization
 
 from ...proto.admission_pb2 import Admitted, JoinRequest, RenewRequest
 from ...proto.admission_pb2_grpc import AdmissionStub
-from ..local import is_loopback, split
+from ..local import split
+from ..proxy import ProxyRefusedError, dial, proxy_options
 from .credential import Credential, load_key, pem_of, request_of
 from .names import BROKER_NAME, DOOR_NAME
-from .token import Token, fingerprint_of
+from .token import Token, fingerprint_of_pem
 
 __all__ = [
     "BrokerAwayError",
@@ -73,36 +72,35 @@ class Shown(NamedTuple):
 
 
 def channel_options(address: str, name: str = BROKER_NAME) -> list[tuple[str, int | str]]:
-    """For a TLS channel to a broker: it proves its name, wherever it lives; and nobody reaches this
-    machine itself through a proxy."""
-    options: list[tuple[str, int | str]] = [("grpc.ssl_target_name_override", name)]
-    if is_loopback(split(address)[0]):
-        options.append(("grpc.enable_http_proxy", 0))
-    return options
+    """For a TLS channel to HOST:PORT: who answers proves its name, wherever it lives, and whatever
+    proxy is in between. Raises ProxyError."""
+    return [("grpc.ssl_target_name_override", name), *proxy_options(address)]
 
 
 def shown_by(address: str) -> Shown:
     """Asks the broker at HOST:PORT for its authority's certificate, which is not believed by that.
-    Raises BrokerAwayError."""
+    Raises BrokerAwayError, ProxyError."""
     host, port = split(address)
-    handlers: list[urllib.request.BaseHandler] = []
-    if is_loopback(host):
-        handlers.append(urllib.request.ProxyHandler({}))  # no proxy
-    opener = urllib.request.build_opener(*handlers)
     try:
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/authority.pem"
-        with opener.open(url, timeout=_CALL_S) as answer:
-            pem, date = answer.read(_LARGEST_CERTIFICATE), answer.headers["Date"]
+        connection = dial(host, port, _CALL_S)
+    except OSError as error:
+        raise BrokerAwayError(_unreachable(address, error)) from None
+    asked = http.client.HTTPConnection(host, port)
+    asked.sock = connection
+    try:
+        asked.request("GET", "/authority.pem")
+        answer = asked.getresponse()
+        if answer.status != 200:
+            raise _no_broker(address, f"it answers {answer.status}")
+        pem, date = answer.read(_LARGEST_CERTIFICATE), answer.headers["Date"]
         x509.load_pem_x509_certificate(pem)
         ahead_s = time.time() - parsedate_to_datetime(date).timestamp()
-    except urllib.error.HTTPError as error:
-        raise _no_broker(address, f"it answers {error.code}") from None
-    except urllib.error.URLError as error:
-        raise BrokerAwayError(_unreachable(address, error.reason)) from None
-    except (TimeoutError, ConnectionError) as error:
+    except TimeoutError as error:
         raise BrokerAwayError(_unreachable(address, error)) from None
     except (http.client.HTTPException, OSError, ValueError, TypeError):
         raise _no_broker(address, "what answers there speaks otherwise") from None
+    finally:
+        asked.close()
     return Shown(pem, ahead_s)
 
 
@@ -113,7 +111,9 @@ def _no_broker(address: str, what: str) -> BrokerAwayError:
     )
 
 
-def _unreachable(address: str, reason: object) -> str:
+def _unreachable(address: str, reason: OSError) -> str:
+    if isinstance(reason, ProxyRefusedError):
+        return str(reason)
     if isinstance(reason, socket.gaierror):
         return f"the name in {address} is not known: is it spelled right, is the network up?"
     if isinstance(reason, ConnectionRefusedError):
@@ -138,9 +138,7 @@ def enroll(address: str, token: Token, folder: Path, name: str, *, via: str = ""
     of the address. Raises BrokerAwayError, NotAdmittedError, CredentialError, OSError."""
     dialled = via or address
     shown = shown_by(dialled)
-    certificate = x509.load_pem_x509_certificate(shown.authority)
-    der = certificate.public_bytes(serialization.Encoding.DER)
-    if fingerprint_of(der) != token.fingerprint:
+    if fingerprint_of_pem(shown.authority) != token.fingerprint:
         raise NotAdmittedError(
             f"{address} is not the broker that gave out this token: its authority is another one; "
             "check the address, and ask the operator for a new line if the broker was set up anew"

@@ -18,6 +18,7 @@ from typing import NamedTuple
 __all__ = [
     "BROKER_NAME",
     "DOOR_NAME",
+    "OWNER",
     "SUBJECT",
     "Party",
     "Role",
@@ -30,6 +31,8 @@ BROKER_NAME = "broker.shoal"
 """What a broker proves to be, whatever its address is."""
 DOOR_NAME = "door.shoal"
 """The same broker where it asks for no certificate: only joining is possible there."""
+OWNER = "local"
+"""The operator who runs the broker, on its own host; whoever joins gets a longer subject."""
 SUBJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 """A peer's id or a person's name."""
 _MOST_URIS = 8

@@ -19,7 +19,10 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 
-__all__ = ["Token", "TokenError", "fingerprint_of"]
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+__all__ = ["Token", "TokenError", "fingerprint_of", "fingerprint_of_pem"]
 
 KIND = "shl1"
 _FINGERPRINT_BYTES, _ID_BYTES, _SECRET_BYTES, _CHECK_BYTES = 32, 8, 16, 3
@@ -32,6 +35,12 @@ class TokenError(ValueError):
 def fingerprint_of(certificate_der: bytes) -> bytes:
     """32 bytes that stand for a certificate."""
     return hashlib.sha256(certificate_der).digest()
+
+
+def fingerprint_of_pem(certificate: bytes) -> bytes:
+    """The same of a certificate in PEM. Raises ValueError when it is none."""
+    found = x509.load_pem_x509_certificate(certificate)
+    return fingerprint_of(found.public_bytes(serialization.Encoding.DER))
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,7 @@ def _harmless(stale: Observed, record: object) -> bool:
     if isinstance(stale.record, b.PeerSaid):
         about = getattr(stale.record.message, str(stale.record.message.WhichOneof("kind")))
         return not (isinstance(record, b.Publish) and record.run == about.run)
-    return isinstance(record, p.Release)
+    return isinstance(record, p.Release | p.DropSnapshot)
 
 
 def _stale(seen: Observed) -> str:

@@ -13,8 +13,7 @@ from ...dag.pace import Totals, action_work
 from ...dag.plan import PeerId
 from ...dag.schedule import Action, Kind
 from ...dag.speed import Speeds, Work
-from ...peer.order import BuildOrder, order_from_assign, resumed
-from ...peer.snapshots import SnapshotId
+from ...peer.order import BuildOrder, order_from_assign
 from ...peer.weights import Read, Weights, WeightsFile
 from ...proto import broker_pb2
 
@@ -58,7 +57,7 @@ class Orders:
         blob: Callable[[str], bytes],
         read: Read,
         shard: Callable[[str], Path],
-        snapshot: Callable[[SnapshotId], tuple[memoryview, ...]],
+        parts: tuple[tuple[memoryview, ...], ...] = (),
     ) -> tuple[BuildOrder, Pace]:
         """As `order_from_assign`; `blob` gives a whole blob by its hash, and is asked for all that
         this peer fetches."""
@@ -80,7 +79,7 @@ class Orders:
             peer=PeerId(peer),
             weights=Weights(files, read),
             shard=shard,
-            resumed=resumed(assign, snapshot),
+            resumed=parts,
         )
         return mine, Pace(known.work, mine.peer, speeds)
 

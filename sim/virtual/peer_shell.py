@@ -31,10 +31,10 @@ from ...net.transport import (
 )
 from ...peer import events as p
 from ...peer.machine import PeerMachine, PeerOptions
-from ...peer.order import BuildOrder
+from ...peer.order import BuildOrder, resumed
 from ...peer.probe import probe_payload
 from ...peer.profile import speeds_to_proto
-from ...peer.snapshots import SnapshotStore
+from ...peer.snapshots import SnapshotError, SnapshotStore
 from ...proto import broker_pb2, common_pb2, graph_pb2
 from .. import trace
 from .clock import Observed, Timers
@@ -247,11 +247,12 @@ class PeerShell:
                 try:
                     # One of another term has no tensor here: the machine counts and frees it.
                     known = part is not None and part.matches(key.run, key.term)
-                    if known and key.role is Role.SNAPSHOT:
-                        self.snapshots.accept(arrived)
+                    if key.role is Role.SNAPSHOT:
+                        if self.machine.keeping.expects(key):
+                            self.snapshots.accept(arrived)
                     elif known and key.role is not Role.PROBE:
                         self.device.accept(arrived)
-                except ValueError as error:
+                except (ValueError, OSError) as error:
                     self.handle(p.FrameRefused(key, str(error)))
                     return
                 self.world.note(self.name, "has", key)
@@ -261,6 +262,8 @@ class PeerShell:
         try:
             self._transport.send(key.destination, key, payload)
         except LinkError as error:
+            if key.role is Role.SNAPSHOT:
+                return  # it has hung up: the broker sees that the copy is missing
             why = f"LinkError: {error}"
             self.world.after(0.0, lambda: self.handle(p.FrameRefused(key, why)))
             return
@@ -382,11 +385,12 @@ class PeerShell:
                 blob=whole,
                 read=read,
                 shard=shard,
-                snapshot=self.snapshots.parts,
+                parts=resumed(wanted.assign, wanted.snapshots, self.snapshots.parts),
             )
             answer = self.device.build(order)
         except ValueError as error:
-            answer = p.BuildFailed(wanted.run, wanted.term, str(error))
+            code = "snapshot" if isinstance(error, SnapshotError) else "build"
+            answer = p.BuildFailed(wanted.run, wanted.term, str(error), code)
 
         def built() -> None:
             self._span("build", began)

@@ -37,6 +37,9 @@ from shoal.net.transport import (
 from shoal.peer.relayed import answer
 from shoal.proto.broker_pb2 import Hello, PeerMessage, Profile
 from shoal.proto.broker_pb2_grpc import AttachStub
+from shoal.tests.net.proxies import ConnectProxy
+
+FAR = "broker.invalid:7077"
 
 
 class Member:
@@ -78,7 +81,7 @@ class Member:
         self.transport.allow(peer, Role.ACTIVATION, 10)
 
     @asynccontextmanager
-    async def attached(self, broker: Broker) -> AsyncIterator[None]:
+    async def attached(self, address: str) -> AsyncIterator[None]:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         self.transport.attach(server)
         shown = self.credential.for_server()
@@ -87,9 +90,7 @@ class Member:
         async with (
             self.transport,
             grpc.aio.secure_channel(
-                broker.address,
-                self.credential.for_channel(),
-                options=channel_options(broker.address),
+                address, self.credential.for_channel(), options=channel_options(address)
             ) as channel,
             asyncio.TaskGroup() as tasks,
         ):
@@ -106,9 +107,7 @@ class Member:
                         self.relayed.append(message.relayed.ticket)
                         self._news.set()
                         if self.answers:
-                            tasks.create_task(
-                                answer(message.relayed.ticket, broker.address, frames)
-                            )
+                            tasks.create_task(answer(message.relayed.ticket, address, frames))
 
             listening = tasks.create_task(listen())
             try:
@@ -120,7 +119,10 @@ class Member:
 
 
 @asynccontextmanager
-async def network(*names: str) -> AsyncIterator[tuple[Broker, list[Member]]]:
+async def network(
+    *names: str, proxy: ConnectProxy | None = None
+) -> AsyncIterator[tuple[Broker, list[Member]]]:
+    """With a proxy, the peers know the broker as FAR, which only the proxy knows."""
     options = BrokerOptions(probe_s=0.0)
     async with Broker(BrokerConfig(port=0, options=options)) as broker, AsyncExitStack() as stack:
         assert broker.secured is not None
@@ -130,7 +132,10 @@ async def network(*names: str) -> AsyncIterator[tuple[Broker, list[Member]]]:
             party = Party(PartyRole.PEER, name)
             credential = broker.secured.authority.credential(party, now, timedelta(hours=1))
             members.append(Member(name, credential))
-            await stack.enter_async_context(members[-1].attached(broker))
+            if proxy is not None:
+                proxy.targets[FAR] = broker.address
+            address = broker.address if proxy is None else FAR
+            await stack.enter_async_context(members[-1].attached(address))
         yield broker, members
 
 
@@ -149,6 +154,21 @@ async def test_frames_go_both_ways_and_the_broker_reads_none():
         assert [bytes(x.data) for x in sorted(arrived, key=lambda x: x.key.microbatch)] == sent
         assert [bytes(e.arrived.data) for e in a.events if isinstance(e, FrameArrived)] == [back]
         assert len(b.relayed) == 1
+
+
+async def test_everything_takes_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch):
+    """Control, the dial through the relay and its answer: two that reach only their proxy."""
+    async with ConnectProxy({}) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+        async with network("a", "b", proxy=proxy) as (_, (a, b)):
+            assert proxy.asked == [FAR] * 2
+            b.expect("a")
+            a.transport.dial("b", FAR, 1)
+            a.transport.allow("b", Role.ACTIVATION, 10)
+            await a.heard(LinkUp)
+            a.send("b", 1 << 20)
+            await a.heard(FrameAcknowledged)
+            assert proxy.asked == [FAR] * 4
 
 
 async def test_one_who_dials_through_the_relay_is_checked_as_anybody():

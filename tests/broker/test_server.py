@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -327,6 +328,25 @@ async def test_blobs_go_up_and_down_whole_and_by_range(tmp_path: Path) -> None:
     async with running(state=tmp_path / "state") as (broker, channel):
         assert await BlobClient(channel).fetch(ref.hash, 5, 5) == data[5:10]
         assert broker.shell.machine.broker_id == name
+
+
+async def test_a_transfer_goes_on_over_another_channel() -> None:
+    """Of a broker that has moved: the channel to where it was is closed while somebody tries."""
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        gone = f"127.0.0.1:{nobody.getsockname()[1]}"
+    async with running() as (_, channel):
+        ref = await BlobClient(channel).store(b"x" * 1000)
+        old = grpc.aio.insecure_channel(gone)
+        client = BlobClient(old)
+        storing = asyncio.create_task(client.store(b"y" * 1000))
+        fetching = asyncio.create_task(client.fetch(ref.hash))
+        while old.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            await old.wait_for_state_change(old.get_state())
+        client.use(channel)
+        closing = asyncio.create_task(old.close(grace=10))
+        assert (await storing).size_bytes == 1000
+        assert await fetching == b"x" * 1000
+        await closing
 
 
 async def test_an_upload_that_broke_goes_on_where_it_ended() -> None:

@@ -35,6 +35,7 @@ from shoal.dag.graph import (
 from shoal.dag.plan import (
     CodecChoice,
     CodecUse,
+    Keeper,
     LinkPrediction,
     PeerId,
     PeerPrediction,
@@ -97,6 +98,8 @@ def test_infinities_and_nan_are_arguments(chain):
 def test_a_plan_comes_back_equal(worlds, data):
     plan = data.draw(worlds).plan
     first = plan.peers[0]
+    anybody = st.sampled_from([*plan.peers, PeerId("x"), PeerId("y")])
+    pairs = st.tuples(st.sampled_from(plan.peers), anybody).filter(lambda pair: pair[0] != pair[1])
     plan = replace(
         plan,
         codecs=(CodecChoice(first, PeerId("x"), "activation_grad", "raw/1"),),
@@ -115,6 +118,7 @@ def test_a_plan_comes_back_equal(worlds, data):
         ),
         reasons=("equal FLOPs",),
         spares=(Spare(PeerId("x"), "too small"),),
+        keepers=tuple(Keeper(h, p) for h, p in data.draw(st.lists(pairs, unique=True, max_size=4))),
     )
     assert plan_from_proto(plan_to_proto(plan)) == plan
 

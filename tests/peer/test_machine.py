@@ -341,7 +341,7 @@ def test_a_frame_of_the_next_step_waits_and_a_later_one_breaks_the_plan(running:
         frame()._replace(hop=3),
         frame()._replace(source="stranger"),
         frame()._replace(destination=OTHER, source=ME),
-        frame()._replace(role=Role.SNAPSHOT),
+        frame()._replace(role=Role.ACTIVATION),
     ],
     ids=["port", "microbatch", "hop", "source", "not for us", "role"],
 )
@@ -352,6 +352,20 @@ def test_a_frame_that_the_plan_does_not_name_is_refused_i4(running: Make, key: F
     assert told(out, "fault")[0].reason.code == "frame"
     assert of(out, e.Discard)
     assert one.handle(e.FrameArrived(key), 0.2) == [e.Release(key)], "the rest is only dropped"
+
+
+@pytest.mark.parametrize("port", ["1/other", "2/other", "1/me", "nothing"])
+def test_a_snapshot_that_nobody_waits_for_is_dropped_and_counted(running: Make, port: str) -> None:
+    one = running()
+    key = FrameKey("r", 1, 4, Role.SNAPSHOT, 0, 1, port, OTHER, ME)
+    for event in (e.FrameArrived(key), e.FrameRefused(key, "the disk is full")):
+        out = one.handle(event, 0.1)
+        assert out[0] == e.Release(key)
+        assert not of(out, e.Tell)
+        assert not of(out, e.Discard)
+    assert one.assignment is not None
+    assert one.assignment.phase is Phase.RUNNING
+    assert one.late_frames == 2
 
 
 def test_a_consumed_frame_that_comes_again_is_dropped(running: Make) -> None:

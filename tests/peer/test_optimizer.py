@@ -121,3 +121,42 @@ def test_clipping_only_ever_shrinks():
     assert clip_factor(4.0, 1.0) == 0.25
     assert clip_factor(0.5, 1.0) == 1.0
     assert clip_factor(4.0, 0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "sgd", "momentum": 0.0}]
+)
+def test_an_optimizer_goes_on_from_its_state_to_the_bit(settings):
+    """The other one holds one parameter more, in another order, and takes copies."""
+    train = Train(steps=6, batch=4, microbatch=4, lr=0.05, no_decay=("*.bias",), **settings)
+    first = model()
+    one = StageOptimizer(train, dict(first.named_parameters()))
+
+    def update(module, optimizer, step):
+        loss_of(module, batches(step, 0)).backward()
+        optimizer.step(step, weight=1.0, norm=1.0)
+        module.zero_grad()
+
+    for step in range(3):
+        update(first, one, step)
+    second = copy.deepcopy(first)
+    named = {"more": nn.Parameter(torch.ones(3)), **dict(reversed([*second.named_parameters()]))}
+    other = StageOptimizer(train, named)
+    states = one.state_tensors()
+    assert bool(states) == (train.optimizer_slots > 0)
+    other.load_state_tensors(states | {"stranger:exp_avg": torch.ones(2)})
+    again = other.state_tensors()
+    assert again.keys() == states.keys()
+    assert all(torch.equal(again[n], states[n]) for n in states)
+    for step in range(3, 6):
+        update(first, one, step)
+        update(second, other, step)
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_frozen_parameters_have_no_state_to_load():
+    module = model().requires_grad_(False)
+    optimizer = StageOptimizer(Train(steps=1, batch=1), dict(module.named_parameters()))
+    optimizer.load_state_tensors({"0.weight:exp_avg": torch.ones(8, 5)})
+    assert optimizer.state_tensors() == {}

@@ -430,6 +430,7 @@ JOB = Job.from_table(
         },
         "data": {"kind": "text", "length": 16, "holdout": 0.0},
         "train": {"steps": 3, "batch": 8, "microbatch": 2, "lr": 1e-2},
+        "recovery": {"ladder": []},  # a ghost's snapshot weighs what its tensors do, no headers
     }
 )
 

@@ -182,7 +182,8 @@ def test_peers_that_reach_only_the_broker_train_to_the_same_losses(
     networks: Networks, tmp_path: Path, wanted: list[float], public: Sequence[str]
 ) -> None:
     write_job(tmp_path, stages=2)
-    broker = networks.start("broker", "broker", "--state", "state", "--port", "7077")
+    at = ("--port", "7077", "--public", "10.77.1.1:7077")
+    broker = networks.start("broker", "broker", "--state", "state", *at)
     assert broker.stdout is not None
     token = broker.stdout.readline().split()[-1]
     for number, which in ((1, "one"), (2, "two")):
@@ -201,4 +202,6 @@ def test_peers_that_reach_only_the_broker_train_to_the_same_losses(
     found = losses(done.stdout)
     assert len(found) == 5
     assert all(abs(a - b) < 1e-5 for a, b in itertools.zip_longest(found, wanted, fillvalue=9.0))
+    # Only one of them has a way to that address, and says so.
+    assert logs.count("public_confirmed address=10.77.1.1:7077 by=one-") == 1
     assert "peer_not_reached" not in logs  # the broker reaches what was announced

@@ -99,9 +99,14 @@ class Lab:
         assert self.calm.end.phase == DONE
 
     def play(
-        self, deaths: dict[int, str] | None = None, peers: int = 3, limit_s: float = 3600.0
+        self,
+        deaths: dict[int, str] | None = None,
+        peers: int = 3,
+        limit_s: float = 3600.0,
+        damaged: str = "",
     ) -> Played:
-        """deaths: by number of the record, who dies there."""
+        """deaths: by number of the record, who dies there; the own snapshots on another one's disk
+        are `damaged` then."""
         world = self.laboratory.world(peers, log=False)
         world.orders = self.orders
         monitor = Monitor(world)
@@ -119,6 +124,7 @@ class Lab:
                 played.moments.append((seen.who, type(seen.record).__name__))
                 if (name := (deaths or {}).get(played.records)) and world.peers[name].alive:
                     world.kill(name)
+                    damage(world, damaged)
 
         world.observe = observe
         monitor.finish(run, limit_s)
@@ -149,6 +155,15 @@ def made(laboratory: Any) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def lab(made: Any) -> Lab:
     return made()
+
+
+def damage(world: World, name: str) -> None:
+    """One bit of each own snapshot that lies at a peer."""
+    held = world.disks[name]._held if name else {}
+    for parts in (parts for snapshot, parts in held.items() if snapshot.holder == name):
+        spoilt = bytearray(parts[0])
+        spoilt[-1] ^= 1
+        parts[0] = memoryview(spoilt)
 
 
 def sampled(played: Played, part: int, parts: int) -> range:
@@ -199,6 +214,16 @@ def test_holders_and_keeper_at_once_go_back_to_the_starting_weights(lab: Lab) ->
     at = lab.calm.records * 2 // 3
     played = lab.play({at: "p0", at + 1: "p1", at + 2: "p2"}, peers=6)
     lab.assert_same(played)
+    assert "from the starting weights" in played.notes
+
+
+def test_a_damaged_snapshot_is_not_gone_on_from(lab: Lab) -> None:
+    """p1 dies, and what p0 would go on from has a wrong bit: another set, or the start."""
+    at = lab.calm.records * 2 // 3
+    assert "starting weights" not in lab.play({at: "p1"}, peers=5).notes
+    played = lab.play({at: "p1"}, peers=5, damaged="p0")
+    lab.assert_same(played)
+    assert "has another hash" in played.notes
     assert "from the starting weights" in played.notes
 
 
