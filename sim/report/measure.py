@@ -130,7 +130,7 @@ def measure(trace: Trace, network: Network | None = None) -> Measured:
         down={},
         totals=totals,
         step_s=median(s.end_s - s.start_s for s in steps) if steps else 0.0,
-        goodput=_goodput(trace.spans),
+        goodput=_goodput(steps, trace.spans, bool(disturbing(trace.marks))),
     )
     if typical:
         _fill(found, trace.spans, typical[0].start_s, typical[-1].end_s)
@@ -239,24 +239,23 @@ def _ends(found: Measured, network: Network | None) -> None:
                     uses[name] = float(size / (rate * found.span_s))
 
 
-def _goodput(spans: Sequence[Span]) -> float | None:
-    """The last time that each visit and update was done is the one that counted."""
-    last: dict[tuple[str, str, int, int, int], Span] = {}
-    begin_s = end_s = None
-    for span in spans:
-        if span.step >= 0 and span.kind in COMPUTE:
-            key = (span.peer, span.kind, span.step, span.microbatch, span.stage)
-            if span.microbatch < 0 or key not in last or last[key].start_s < span.start_s:
-                last[key] = span
-            begin_s = span.start_s if begin_s is None else min(begin_s, span.start_s)
-            end_s = span.end_s if end_s is None else max(end_s, span.end_s)
-    if begin_s is None or end_s is None or end_s <= begin_s:
+def _goodput(steps: Sequence[Step], spans: Sequence[Span], disturbed: bool) -> float | None:
+    """Fault-free time of the steps over the time that they took: where something happened, or was
+    done again, a slow step counts as a usual one. None: nothing was computed."""
+    computing = [s for s in spans if s.step >= 0 and s.kind in COMPUTE]
+    if not computing or not steps:
         return None
-    counted: dict[int, tuple[float, float]] = {}
-    for span in last.values():
-        a, b = counted.get(span.step, (span.start_s, span.end_s))
-        counted[span.step] = min(a, span.start_s), max(b, span.end_s)
-    return overlap(counted.values(), begin_s, end_s) / (end_s - begin_s)
+    whole_s = max(s.end_s for s in computing) - min(s.start_s for s in computing)
+    if whole_s <= 0:
+        return None
+    visits = [
+        (s.peer, s.kind, s.step, s.microbatch, s.stage) for s in computing if s.microbatch >= 0
+    ]
+    times = [s.end_s - s.start_s for s in steps]
+    if disturbed or len(set(visits)) < len(visits):
+        usual = median(times)
+        times = [usual if t > SLOW * usual else t for t in times]
+    return min(1.0, sum(times) / whole_s)
 
 
 def overlap(parts: Iterable[tuple[float, float]], start_s: float, end_s: float) -> float:

@@ -202,6 +202,19 @@ def test_goodput_leaves_out_what_was_done_again() -> None:
     assert len(measure(again).steps) == 3
 
 
+def test_goodput_leaves_out_what_was_waited_for() -> None:
+    """Six steps of a second; within the fourth the line is dead for 25 s."""
+    trace, at = Trace(), 0.0
+    for step in range(6):
+        stands_s = 25.0 if step == 3 else 0.0
+        trace.add(act("a", "forward", at, at + 0.5, step))
+        trace.add(act("a", "update", at + 0.5 + stands_s, at + 1.0 + stands_s, step))
+        at += 1.0 + stands_s
+    assert measure(trace).goodput == pytest.approx(1.0, rel=1e-5), "a long step, and no fault"
+    trace.add(Mark(at_s=3.6, who="a", what="part"))
+    assert measure(trace).goodput == pytest.approx(6 / 31, rel=1e-5)
+
+
 def test_nothing_is_measured_of_nothing() -> None:
     found = measure(Trace())
     assert (found.steps, found.typical, found.bubble, found.goodput) == ((), (), None, None)
