@@ -24,7 +24,7 @@ from ..net.discovery.record import MOST_NODES, Claim, check_multiaddr, endpoint_
 from ..net.identity.authority import Authority
 from ..net.local import free_port, split
 
-__all__ = ["Beacon", "Swarm"]
+__all__ = ["GREETING", "Beacon", "Swarm"]
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _TRY_AGAIN_S = 60.0
 """Ways in are tried so often."""
 _PATIENCE_S = 3.0
 _MOST_OFFERS = 64
-_GREETING = b"\x13/multistream/1.0.0\n"
+GREETING = b"\x13/multistream/1.0.0\n"
 """What both ends of a libp2p connection say first."""
 
 
@@ -228,8 +228,8 @@ async def _greets(host: str, port: int) -> bool:
         async with asyncio.timeout(_PATIENCE_S):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                writer.write(_GREETING)
-                return await reader.readexactly(len(_GREETING)) == _GREETING
+                writer.write(GREETING)
+                return await reader.readexactly(len(GREETING)) == GREETING
             finally:
                 writer.close()
     except (OSError, asyncio.IncompleteReadError):

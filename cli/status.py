@@ -13,7 +13,7 @@ from .owner import standing
 if TYPE_CHECKING:
     from ..proto.broker_pb2 import PublicAddress
 
-__all__ = ["peers", "runs", "status"]
+__all__ = ["peers", "public_line", "runs", "status"]
 
 PEER_COLUMNS = (
     *("name", "peer", "device", "memory_bytes", "membership", "run", "dialled_at", "silent_s"),
@@ -68,7 +68,8 @@ def _public_row(public: PublicAddress) -> dict[str, str]:
     }
 
 
-def _public_line(public: PublicAddress) -> str:
+def public_line(public: PublicAddress) -> str:
+    """For people: whether the broker's public address is right."""
     from ..client.text import safe
 
     if public.confirmed_by:
@@ -129,7 +130,7 @@ def _describe(
     from ..client.progress import print_table
 
     if peers and runs and found.HasField("public"):
-        typer.echo(_public_line(found.public))
+        typer.echo(public_line(found.public))
     if peers:
         title = f"{len(peer_rows)} peers at {client.address}"
         print_table(title, (*PEER_COLUMNS, *_used(peer_rows)), peer_rows)

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["ClusterError", "LocalCluster", "uninterrupted"]
+__all__ = ["ClusterError", "LocalCluster", "die_with", "uninterrupted"]
 
 _SETTINGS = "XDG_CONFIG_HOME"
 PATIENCE_S = 60.0
@@ -200,7 +200,7 @@ class LocalCluster:
                 stderr=log,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()) if sys.platform == "linux" else None,
+                preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,
             )
 
     def _join_line(self) -> tuple[str, str]:
@@ -241,7 +241,7 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(came[0])
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def die_with(parent: int) -> Callable[[], None]:
     """For a child before it runs its program: the kernel ends it with `parent` (Linux)."""
     library = ctypes.CDLL(None)
 

@@ -57,6 +57,7 @@ _FIND_S = 10.0
 _MEET_EVERY_S = 10.0
 _FIND_EVERY_S = 30.0
 _MOST_WAYS = 32
+_ORPHANED_S = 3.0
 
 
 class _OnlyOurs(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types for us
@@ -306,10 +307,15 @@ def main() -> int:
 
 
 async def _run(config: NodeConfig) -> int:
-    stop = asyncio.Event()
+    stop, told = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def asked() -> None:
+        told.set()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, asked)
 
     def listen() -> None:
         sys.stdin.read()  # until our owner is gone
@@ -317,6 +323,10 @@ async def _run(config: NodeConfig) -> int:
 
     threading.Thread(target=listen, name="rope", daemon=True).start()
     code = await _Node(config).run(stop)
+    # The kernel tells of an owner's death while its threads still end: it is our parent till then.
+    until = time.monotonic() + (_ORPHANED_S if told.is_set() else 0.0)
+    while os.getppid() == config.parent and time.monotonic() < until:  # noqa: ASYNC110  # untold
+        await asyncio.sleep(0.02)
     if os.getppid() != config.parent:  # who would have removed it was killed
         shutil.rmtree(config.sockets, ignore_errors=True)
     return code

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shoal.broker.public import PublicAddress
 from shoal.broker.server import Broker, BrokerConfig
-from shoal.cli.status import _public_line
+from shoal.cli.status import public_line
 from shoal.net.identity.authority import Authority, utc
 from shoal.net.identity.credential import Credential
 from shoal.net.identity.enroll import channel_options
@@ -56,8 +56,8 @@ def test_the_first_who_reached_it_from_another_host_confirms_it(
     assert bool(found.problem) == (bool(outside) and not first)
     assert found.problem.isprintable()
     assert len(found.problem) <= 200
-    assert first in _public_line(found)
-    assert _public_line(found).startswith("WARNING") == bool(found.problem)
+    assert first in public_line(found)
+    assert public_line(found).startswith("WARNING") == bool(found.problem)
 
 
 def a_peer(authority: Authority) -> Credential:
@@ -118,7 +118,7 @@ async def test_the_first_joiner_confirms_it_and_status_shows_by_whom(
         ) as channel:
             stub = RunsStub(channel)
             before = (await stub.Describe(DescribeRequest())).public
-            assert "not confirmed yet" in _public_line(before)
+            assert "not confirmed yet" in public_line(before)
             workers: list[Worker] = []
             settings = PeerConfig(
                 broker=at,
@@ -133,6 +133,6 @@ async def test_the_first_joiner_confirms_it_and_status_shows_by_whom(
                     pass  # the broker has no call that waits for it; each round is one of its own
             assert f"public_confirmed address=localhost:{port}" in caplog.text
             assert found.confirmed_by == workers[0].me.peer
-            assert "confirmed by home-" in _public_line(found)
+            assert "confirmed by home-" in public_line(found)
             workers[0].stop(now=True)
             assert await end == 0

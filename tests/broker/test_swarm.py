@@ -14,7 +14,7 @@ import pytest
 
 from shoal.broker.secured import Secured
 from shoal.broker.server import Broker, BrokerConfig, BrokerConfigError
-from shoal.broker.swarm import _GREETING, Beacon
+from shoal.broker.swarm import GREETING, Beacon
 from shoal.net.discovery import process
 from shoal.net.discovery.directory import DirectoryError, MemoryDirectory
 from shoal.net.discovery.record import LASTS_S, MOST_NODES, YOUNG_S, Claim, newest, sign
@@ -80,7 +80,7 @@ async def listening(says: bytes) -> AsyncIterator[str]:
 async def test_it_is_said_again_when_something_changed_and_not_otherwise() -> None:
     sea = Sea()
     beacon = sea.beacon("one")
-    async with listening(_GREETING) as node, listening(b"SSH-2.0-no libp2p here\r\n") as other:
+    async with listening(GREETING) as node, listening(b"SSH-2.0-no libp2p here\r\n") as other:
         for _ in range(3):
             await beacon.look()
         assert sea.directory.published == 1
@@ -173,16 +173,16 @@ async def test_a_directory_that_is_out_of_order_is_told_of_once_and_tried_again(
 
 async def test_the_node_is_reached_through_the_brokers_port_if_there_is_one() -> None:
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"node: " + await reader.readexactly(len(_GREETING)))
+        writer.write(b"node: " + await reader.readexactly(len(GREETING)))
         writer.close()
 
     server = await asyncio.start_server(node, "127.0.0.1", 0)
     behind = server.sockets[0].getsockname()[1]
-    for swarm, expected in ((behind, b"node: " + _GREETING), (0, b"")):
+    for swarm, expected in ((behind, b"node: " + GREETING), (0, b"")):
         async with Secured(None) as secured:
             port = await secured.open_port("127.0.0.1", 0, swarm=swarm)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(_GREETING)
+            writer.write(GREETING)
             assert await asyncio.wait_for(reader.read(), 10) == expected
             writer.close()
             if swarm:  # and everything else goes where it went

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 from shoal.net.discovery.directory import DirectoryError
 from shoal.net.discovery.process import check_available
-from shoal.sim.processes import LocalCluster
+from shoal.sim.processes import LocalCluster, die_with
 from shoal.tests.sim.test_namespaces import JOB, SUBMIT, losses
 
 Popen = subprocess.Popen[str]
@@ -77,6 +78,7 @@ def program(folder: Path, log: str, *arguments: str) -> Iterator[Popen]:
             text=True,
             cwd=folder,
             start_new_session=True,
+            preexec_fn=die_with(os.getpid()),
         )
         try:
             yield process
@@ -109,8 +111,16 @@ def python(folder: Path, text: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where processes put what is to be gone after them; Unix sockets need a short name."""
+    with tempfile.TemporaryDirectory(prefix="sea-", dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
 def test_a_run_goes_on_when_its_broker_has_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "text.txt").write_text("all fish swim in one sea. " * 60)
     job = (JOB % 1).replace("steps = 5", f"steps = {STEPS}")
@@ -143,6 +153,7 @@ def test_a_run_goes_on_when_its_broker_has_moved(
             steps = [json.loads(row) for row in text[1:]]
             invited = python(tmp_path, INVITE, moved[2]).split()
             assert invited[:-1] == moved[:-1]
+    assert not list(temporary.glob("shoal-swarm-*"))  # not even of the broker that was killed
     logs = {f.name: f.read_text() for f in tmp_path.glob("*.log")}
     assert "phase=DONE" in logs["moved.log"], logs["moved.log"]  # it was not over before
     assert all(logs[name].count("worker crashed") == 0 for name in ("one.log", "two.log"))
