@@ -311,7 +311,7 @@ def forgotten_queue() -> Iterator[None]:
 
 @mutant("the broker does not notice that a holder is gone", "own", "I9", brings="death")
 def loss_ignored() -> Iterator[None]:
-    with patch.object(Run, "lost", lambda self, lost, members, now: []):
+    with patch.object(Run, "lost", lambda self, lost, members, generation, now: []):
         yield
 
 
