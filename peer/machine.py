@@ -248,7 +248,8 @@ class PeerMachine:
         match event:
             case e.FrameQueued(size_bytes=size_bytes):
                 if part and known:
-                    part.frame_queued(size_bytes)
+                    if key.role is not Role.SNAPSHOT:
+                        part.frame_queued(size_bytes)
                     self._traffic.queued(key, size_bytes, now)
                 return []
             case e.FrameArrived() if part and known:

@@ -11,6 +11,7 @@ else, and for a fault that does not happen.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -279,7 +280,13 @@ def play(
         seed=drawn.seed,
         log=log,
     )
-    monitor = Monitor(world, seed=drawn.seed, losses=losses, tolerance=tolerance)
+    monitor = Monitor(
+        world,
+        seed=drawn.seed,
+        losses=losses,
+        tolerance=tolerance,
+        most_terms=math.inf if drawn.lost else 1,
+    )
     faults = Faults(world, drawn.faults, specs=drawn.late)
     faults.start()
     planned = broker_pb2.RunSpec()

@@ -34,6 +34,7 @@ The machines' own rules (`validate`, their assertions) count as well, as "own".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,8 @@ peers than so many at every one, messages to the broker left out."""
 
 class Monitor:
     """See the module. `losses`, `norms`: by step, what the plain loop has, to a relative
-    `tolerance`. Observes the world from now on, beside whoever does already."""
+    `tolerance`. `most_terms`: plans that a run may have; 1 where nobody is lost. Observes the world
+    from now on, beside whoever does already."""
 
     def __init__(
         self,
@@ -71,12 +73,14 @@ class Monitor:
         losses: Sequence[float] = (),
         norms: Sequence[float] = (),
         tolerance: float = 1e-5,
+        most_terms: float = math.inf,
     ) -> None:
         self.seed = seed
         self.checks = 0
         """How many records were checked so far."""
         self._world = world
         work = WorkCheck(world, losses, norms, tolerance)
+        work.most_terms = most_terms
         journal = JournalCheck(world)
         self._all = (TermCheck(world), work, LinkCheck(world), CodecCheck(world), journal)
         self._wanted: dict[type, tuple[tuple[Check, ...], bool]] = {}

@@ -117,6 +117,8 @@ class WorkCheck(Check):
         self, world: World, losses: Sequence[float], norms: Sequence[float], tolerance: float
     ) -> None:
         super().__init__(world)
+        self.most_terms = math.inf
+        """More plans than these are a violation: nothing happened that asks for another one."""
         self._expected = {"loss": losses, "grad_norm": norms}
         self._tolerance = tolerance
         self._parts: dict[str, _Part] = {}
@@ -155,6 +157,10 @@ class WorkCheck(Check):
             case b.PeerSaid(stream, message) if message.HasField("step"):
                 peer = self.world.broker.machine.members.streams.get(stream)
                 self._reported.setdefault((message.step.run, message.step.step), set()).add(peer)
+            case b.Publish(run, event) if event.HasField("plan"):
+                if event.term > self.most_terms:
+                    why = self.world.broker.machine.runs[b.RunId(run)].reason.text
+                    raise Broken("I9", f"{run} needs plan {event.term}, and nobody was lost: {why}")
             case b.Publish(run, event) if event.HasField("step"):
                 self._commit(run, event.step)
             case b.Started():

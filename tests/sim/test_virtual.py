@@ -151,10 +151,10 @@ def test_ghosts_take_the_time_that_tensors_take(gpt, tmp_path):
 
 
 def test_a_run_is_cancelled_at_the_limit(gpt, tmp_path):
-    found = run(gpt, tmp_path, PEERS.replace("1h", "9s"))
+    found = run(gpt, tmp_path, PEERS.replace("1h", "6s"))
     assert found.late
     assert found.state.phase == broker_pb2.CANCELLED
-    assert found.now == pytest.approx(9.0, abs=1.0)
+    assert found.now == pytest.approx(6.0, abs=1.0)
 
 
 def test_peers_that_come_and_go_are_in_the_trace(gpt, tmp_path):
