@@ -155,6 +155,7 @@ def test_uniform_takes_as_long_as_adatopk_and_no_longer(rows: ModuleType) -> Non
     assert 0.97 * aim < rows.step_seconds(texts, SPEC) <= aim
 
 
+@pytest.mark.slow
 def test_a_quick_run_learns_and_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -167,6 +167,7 @@ def test_two_processes_on_one_folder_share_a_fetch(tmp_path: Path) -> None:
         args = (str(tmp_path), data, name_of(data), there)
         workers.append(context.Process(target=fetch_and_report, args=args))
         workers[-1].start()
+        there.close()  # so that a process that dies is noticed here
     for pipe in pipes:
         pipe.send("go")
     reports = [pipe.recv() for pipe in pipes]

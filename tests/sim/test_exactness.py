@@ -141,7 +141,7 @@ def check(exact: Any, equal_training: Any, name: str, stages: int, seed: int) ->
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "stages",
-    [3, 7, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)],
+    [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 7))],
 )
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_a_plan_gives_the_plain_loops_losses_and_weights(exact, equal_training, name, stages):

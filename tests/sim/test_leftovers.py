@@ -158,13 +158,13 @@ def test_the_run_of_a_killed_worker_goes_on_when_it_is_back(
     """It needs two peers, and there are two: it pauses until the supervisor has started another
     worker, whose disk has what the first one kept."""
     at = ["--broker", cluster.address]
-    with shoal("train", job(tmp_path, 800), *at) as train:
+    with shoal("train", job(tmp_path, 400), *at) as train:
         lines_until(train, "^step 1/")
         assert cluster.folder is not None
         os.kill(int((cluster.folder / "sim-2" / "cpu" / "lock").read_text()), signal.SIGKILL)
         out, said = train.communicate()
     assert train.returncode == 0, said
-    assert "is done: 800 steps" in out
+    assert "is done: 400 steps" in out
     lost = r"peer sim-2 \(sim-2-\w+\) was lost at step \d+: its stream ended"
     assert re.search(lost, out + said), said
     cluster.check()
