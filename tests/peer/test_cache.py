@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -149,32 +149,37 @@ def test_after_a_fetch_that_failed_those_who_waited_take_turns(tmp_path: Path) -
     assert [p.name for p in tmp_path.iterdir()] == [name_of(b"shared blob")]
 
 
-def fetch_and_report(folder: str, data: bytes, name: str, pipe: Any) -> None:
-    """In a process of its own: how often this one had to fetch."""
-    store = Store(data)
-    pipe.recv()
-    got = BlobCache(Path(folder), store.fetch).path(name).read_bytes()
-    pipe.send((got == data, len(store.asked)))
+FETCH = """
+import sys
+from pathlib import Path
+from shoal.peer.cache import BlobCache
+
+folder, name = sys.argv[1:]
+data, asked = bytes(range(256)) * 4000, 0
+
+def fetch(name, offset, length):
+    global asked
+    asked += 1
+    yield data[offset:]
+
+sys.stdin.readline()
+print(BlobCache(Path(folder), fetch).path(name).read_bytes() == data, asked)
+"""
 
 
-def test_two_processes_on_one_folder_share_a_fetch(tmp_path: Path) -> None:
-    data = bytes(range(256)) * 4000
-    context = multiprocessing.get_context("spawn")
-    pipes, workers = [], []
-    for _ in range(3):
-        here, there = context.Pipe()
-        pipes.append(here)
-        args = (str(tmp_path), data, name_of(data), there)
-        workers.append(context.Process(target=fetch_and_report, args=args))
-        workers[-1].start()
-        there.close()  # so that a process that dies is noticed here
-    for pipe in pipes:
-        pipe.send("go")
-    reports = [pipe.recv() for pipe in pipes]
+def test_processes_on_one_folder_share_a_fetch(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FETCH, str(tmp_path), name_of(bytes(range(256)) * 4000)]
+    workers = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
     for worker in workers:
-        worker.join()
-    assert all(right for right, _ in reports)
-    assert sum(asked for _, asked in reports) == 1
+        assert worker.stdin is not None
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+    reports = [worker.communicate()[0].split() for worker in workers]
+    assert [right for right, _ in reports] == ["True"] * 3
+    assert sorted(asked for _, asked in reports) == ["0", "0", "1"]
 
 
 def test_a_fetch_goes_on_where_the_last_one_broke_also_in_another_process(tmp_path: Path) -> None:
