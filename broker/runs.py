@@ -23,6 +23,9 @@ Rules.
 - Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
   `step_floor_s` and `step_factor` medians of the measured steps since the last report, with one
   more median for each batch of an evaluation, and `first_step_s` before a step was measured.
+- A run that is paused goes back to WAITING when its next set of snapshots is whole, and nothing is
+  planned for it until somebody resumes it. Checkpoints (`checkpoints.py`) lie with the broker; one
+  that is on its way at the end is waited for.
 - What must outlive the broker changes by events only (`durable.py`). After a restart a run that was
   RUNNING or EXPORTING goes on with its holders, which come back (`returning.py`); one that was
   BUILDING goes back to WAITING.
@@ -51,6 +54,7 @@ from ..proto.broker_pb2 import (
     Ready,
     RunEvent,
     RunSpec,
+    Saved,
     Start,
     StepReport,
     WeightFile,
@@ -105,6 +109,8 @@ class Run(Terms):
         self._exports: dict[PeerId, Exported] = {}
         self._finished: dict[PeerId, None] = {}
         """Who has reported the last step in this term, be it in a replay."""
+        self._pausing: int | None = None
+        """It is to pause, with so many steps at least."""
         self._since = 0.0  # Begin of what the deadline counts from.
         self._armed: float | None = None
 
@@ -219,9 +225,8 @@ class Run(Terms):
             self.told_loss(done.step, done.outcome.loss)
         if self.committed // COMMITTED_EVERY > before // COMMITTED_EVERY:
             out += self._say_committed(members)
-        if self.committed == self.spec.steps:
-            return out + self._export(members, now)
-        return out + self.order_snapshots(members, now)
+        out += self.order_snapshots(members, now)
+        return out if self.committed < self.spec.steps else out + self._export(members, now)
 
     def _say_committed(self, members: Membership) -> list[Instruction]:
         kept = Committed(run=self.id, term=self.term, step=self.committed)
@@ -231,6 +236,7 @@ class Run(Terms):
         text = f"{len(self._exporters)} peers upload their weights"
         return [
             *self._enter(EXPORTING, now, "exporting", text),
+            *self.order_snapshots(members, now),
             *self._finish_export(members, now),
         ]
 
@@ -253,10 +259,86 @@ class Run(Terms):
     def _finish_export(self, members: Membership, now: float) -> list[Instruction]:
         if self.phase != EXPORTING or len(self._exports) < len(self._exporters):
             return []
+        if self.checkpoints.coming is not None:
+            return []
         files = [WeightFile(blob=self._exports[p].weights) for p in self._exporters]
         weights = Weights(step=self.spec.steps, files=files)
         out: list[Instruction] = [self._publish(RunEvent(weights=weights), now)]
         return out + self._end(DONE, "done", f"{self.committed} steps are done", members, now)
+
+    def saved(
+        self, member: Member, message: Saved, members: Membership, now: float
+    ) -> list[Instruction]:
+        """A part of a checkpoint lies with the broker, or will not."""
+        stale = self._stale("saved", member, message.term, RUNNING, EXPORTING)
+        if stale:
+            return stale
+        self._since = now
+        out: list[Instruction] = []
+        if message.HasField("blob"):
+            whole = self.checkpoints.saved(member.id, message)
+            if whole is not None:
+                out.append(self._publish(RunEvent(checkpoint=whole), now))
+        else:
+            why = clean(message.reason.text, 2000) or "it does not say why"
+            out += self._no_checkpoint(f"{member.label} could not bring its part here: {why}", now)
+        out += self.order_snapshots(members, now)
+        return out + self._finish_export(members, now)
+
+    def _no_checkpoint(self, why: str, now: float) -> list[Instruction]:
+        step = self.checkpoints.coming
+        self.checkpoints.given_up()
+        text = f"no checkpoint after {step} steps: {why}"
+        return [] if step is None else self.note(text, now)
+
+    # ------------------------------------------------------------ pauses
+
+    @property
+    def paused(self) -> bool:
+        return self.phase == WAITING and self.reason.code == "paused"
+
+    def pause(self, members: Membership, now: float) -> list[Instruction]:
+        """Raises ValueError when it cannot be paused."""
+        if self.ended or self.phase == EXPORTING:
+            raise ValueError(f"run {self.id} is {Phase.Name(self.phase).lower()}: nothing to pause")
+        if self.phase == WAITING or not self.committed:
+            return self._put_aside(members, now)
+        if not self.snapshots:
+            raise ValueError(
+                f"run {self.id} takes no snapshots, so that a pause would lose {self.committed} "
+                'steps: expected "snapshot" in recovery.ladder'
+            )
+        if self.phase == BUILDING:
+            return self._put_aside(members, now)
+        self._pausing = self.committed
+        return self.order_snapshots(members, now)
+
+    def order_snapshots(self, members: Membership, now: float) -> list[Instruction]:
+        out = super().order_snapshots(members, now)
+        whole, wanted = self.cadence.whole, self._pausing
+        if self.running and whole is not None and wanted is not None and whole >= wanted:
+            return self._put_aside(members, now)
+        return out
+
+    def _put_aside(self, members: Membership, now: float) -> list[Instruction]:
+        self._pausing, self.asked, self.offered = None, None, {}
+        found = self.goes_on_from(members)
+        at = f"with {found.step} steps" if found else "before its first step"
+        text = f"paused {at}: `shoal resume {self.id}` goes on"
+        return self._release(self.parts, text, members, now) + self._enter(
+            WAITING, now, "paused", text
+        )
+
+    def unpause(self, now: float) -> list[Instruction]:
+        """Raises ValueError when it is not paused."""
+        if self._pausing is not None:
+            self._pausing = None
+            return []
+        if not self.paused:
+            raise ValueError(
+                f"run {self.id} is {Phase.Name(self.phase).lower()}: expected a paused one"
+            )
+        return self._enter(WAITING, now, "resumed", "waits for a plan")
 
     @property
     def _exporters(self) -> tuple[PeerId, ...]:
@@ -273,7 +355,10 @@ class Run(Terms):
         text = f"peer {lost.member.label} was lost {self._where}: {lost.cause}"
         self.blamed.lost(peer, now)
         if not self.needs(peer):
-            return [*self.note(text, now), *self.order_snapshots(members, now)]
+            out = self.note(text, now)
+            if self.checkpoints.awaits(peer):
+                out += self._no_checkpoint(text, now)
+            return [*out, *self.order_snapshots(members, now), *self._finish_export(members, now)]
         return self._go_on((peer,), lost.code, text, members, generation, now)
 
     def needs(self, peer: PeerId) -> bool:
@@ -472,6 +557,9 @@ class Run(Terms):
             text = f"not built within {waited:.0f} s: no Ready came from {{}}"
         elif self.phase == EXPORTING:
             missing = [p for p in self._exporters if p not in self._exports]
+            if not missing:
+                out = self._no_checkpoint(f"nothing of it came for {waited:.0f} s", now)
+                return out + self._finish_export(members, now)
             text = f"no weights came for {waited:.0f} s: they are missing from {{}}"
         else:
             assert self.ledger is not None, self

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ..dag.plan import PeerId, Plan
-from ..proto.broker_pb2 import Snapshot
+from ..proto.broker_pb2 import Checkpoint, Snapshot
 
 __all__ = ["MOST_SNAPSHOTS", "Set", "Sets"]
 
@@ -24,11 +24,12 @@ Span = tuple[int, int]
 @dataclass(frozen=True)
 class Set:
     """`where`: for each holder whose snapshot it has, the spans of the graph in that, and the peers
-    where it lies."""
+    where it lies; empty for a `checkpoint`, which lies with the broker."""
 
     term: int
     step: int
     where: dict[PeerId, tuple[tuple[Span, ...], tuple[PeerId, ...]]]
+    checkpoint: Checkpoint | None = None
 
     def overlapping(self, spans: Iterable[Span]) -> tuple[PeerId, ...]:
         """Holders whose snapshots somebody with these spans needs."""

@@ -20,6 +20,7 @@ from ..dag.convert_plan import plan_to_proto
 from ..dag.plan import Keeper, PeerId, Plan
 from ..proto import broker_pb2
 from ..proto.broker_pb2 import (
+    EXPORTING,
     RUNNING,
     Assign,
     BrokerMessage,
@@ -36,6 +37,7 @@ from ..proto.common_pb2 import Reason
 from ..proto.graph_pb2 import CORE
 from ..proto.journal_pb2 import Decision
 from .cadence import Cadence
+from .checkpoints import as_set
 from .durable import DurableRun
 from .events import Instruction, Log, RunId, Tell
 from .keepers import choose_keepers, instead, ring_pairs
@@ -71,8 +73,7 @@ class Terms(DurableRun):
         decisions: list[Decision],
         owner: str = "",
     ) -> None:
-        super().__init__(run, number, spec, options, decisions, owner)
-        self.wish = wish
+        super().__init__(run, number, spec, wish, options, decisions, owner)
         self.sets = Sets()
         self.cadence = Cadence(0, 0)
         self.pairs: tuple[Pair, ...] = ()
@@ -107,7 +108,16 @@ class Terms(DurableRun):
         return () if self.plan is None else (*self.plan.peers, *self.plan.warm)
 
     def goes_on_from(self, members: Membership) -> Set | None:
-        """The newest set, of what lies at peers of this run or of the pool."""
+        """The newest set, of what lies at peers of this run or of the pool, or of checkpoints."""
+        saved = self.checkpoints.newest if "checkpoint" in self.wish.recovery.ladder else None
+        if saved is None and self.spec.HasField("resumed"):
+            saved = self.spec.resumed
+        found = self._newest_set(members)
+        if saved is None or (found is not None and found.step >= saved.step):
+            return found
+        return as_set(saved)
+
+    def _newest_set(self, members: Membership) -> Set | None:
         if self.plan is None or not self.snapshots:
             return None
 
@@ -137,6 +147,7 @@ class Terms(DurableRun):
         self.pairs = tuple(pairs) or tuple(combinations(plan.peers, 2))
         step = found.step if found else 0
         self.cadence = self._cadence(step)
+        self.checkpoints.given_up()
         self._keepers = {}
         base = Assign(
             run=self.id,
@@ -151,7 +162,9 @@ class Terms(DurableRun):
             first_step=step,
         )
         if found is not None:
-            base.resume.CopyFrom(resume(found, plan, self._names.get(found.term, {})))
+            own = found.checkpoint is None or found.checkpoint.run == self.id
+            names = self._names.get(found.term, {}) if own else {}
+            base.resume.CopyFrom(resume(found, plan, names))
         self.gifts = tuple(base.resume.gifts)
         self.speed_of = {p: members.members[p].offer.flops_per_s for p in plan.peers}
         dials = self._dials(plan, base, members, generation)
@@ -260,10 +273,13 @@ class Terms(DurableRun):
             self.sets.held(member.id, snapshot)
             if (snapshot.term, snapshot.holder) == (self.term, member.id):
                 self.cadence.taken(snapshot.step, now)
+                self.checkpoints.taken(member.id, snapshot.step)
             return self.order_snapshots(members, now)
         self.sets.not_held(member.id, snapshot)
         if snapshot.term == self.term:
             self.cadence.missed(snapshot.step)
+            if snapshot.step == self.checkpoints.coming and self.checkpoints.untaken:
+                self.checkpoints.given_up(late=True)
         fields = (("run", self.id), ("peer", member.id), ("step", snapshot.step))
         return [Log("snapshot_missed", (*fields, ("why", clean(report.reason.text))))]
 
@@ -292,9 +308,8 @@ class Terms(DurableRun):
 
     def order_snapshots(self, members: Membership, now: float) -> list[Instruction]:
         """The next set, if one is due; and that older ones may go, when a newer one is whole."""
-        if self.phase != RUNNING or self.plan is None or not self.snapshots:
+        if self.phase not in (RUNNING, EXPORTING) or self.plan is None:
             return []
-        out: list[Instruction] = []
         cadence, keepers = self.cadence, instead(self.plan, members)
         if cadence.pending is not None:
             if self.sets.copied(cadence.pending, self.term, self.plan, keepers):
@@ -304,17 +319,22 @@ class Terms(DurableRun):
         needed = self._needed
         if cadence.whole is not None and cadence.whole <= self.committed:
             needed = max(needed, cadence.whole)
-        due = cadence.due(self.committed, self.spec.steps, now)
+        due = saves = self.checkpoints.due(self.committed, self.spec.steps)
+        if saves is not None:
+            self.checkpoints.begin(self.id, self.term, saves, self.plan)
+        elif self.snapshots and self.running and not self.checkpoints.untaken:
+            due = cadence.due(self.committed, self.spec.steps, now)
         if due is None and needed == self._needed:
-            return out
+            return []
         told = dict.fromkeys((*self.parts, *self.sets.peers))
         self.sets.not_needed(needed)
         self._needed, self._keepers = needed, keepers
         if due is not None:
             cadence.ordered(due)
         order = SnapshotOrder(run=self.id, term=self.term, step=due or 0, needed=needed)
+        order.upload = saves is not None
         order.keepers.extend(broker_pb2.Keeper(holder=h, peer=p) for h, p in keepers.items())
-        return out + _tell(told, order, members)
+        return _tell(told, order, members)
 
     def forget_snapshots(self, members: Membership) -> list[Instruction]:
         """It has ended. Its parts hear that as they leave; who else keeps something, now."""

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, cast
 from ..dag.plan import PeerId, Plan, ScheduleName
 from ..job import MOST_CHOICES, MOST_MICROBATCHES, Job, SettingsError
 from ..job.settings import plain
-from ..job.tables import Codec, Recovery, Train
+from ..job.tables import Codec, Output, Recovery, Train
 from ..proto.broker_pb2 import RunSpec
 from ..proto.common_pb2 import BlobRef
 from .scheduler.interface import CodecOptions, PlanOptions
@@ -53,6 +53,7 @@ class Wish:
     data: name of the data set of a peer that it trains on; empty: its data lies with the broker.
     local: inputs of the model that only peers with that data may read.
     replan: whether its plan may change while it runs. recovery: what may be done after a loss.
+    output: when checkpoints are made, and how many are kept.
     """
 
     priority: int
@@ -63,6 +64,7 @@ class Wish:
     core: bool
     replan: bool = True
     recovery: Recovery = field(default_factory=Recovery)
+    output: Output = field(default_factory=Output)
     data: str = ""
     data_options: str = ""
     local: tuple[str, ...] = ()
@@ -129,6 +131,7 @@ def read_spec(spec: RunSpec) -> Wish:
         core=spec.HasField("core_graph"),
         replan=asked.replan,
         recovery=job.recovery,
+        output=job.output,
         data=job.data.source if job.data.where == "peer" else "",
         data_options=json.dumps(plain(job.data)) if job.data.where == "peer" else "",
         local=tuple(spec.local),
@@ -237,6 +240,8 @@ def _problems(spec: RunSpec) -> Iterator[str]:
                 f"microbatch_sizes of the run has {size}, which is there twice or is "
                 "microbatch_size: expected each other size once"
             )
+    if spec.HasField("resumed"):
+        yield from _odd_checkpoint(spec)
     for name, ref in _refs(spec):
         if not HASH.fullmatch(ref.hash):
             yield (
@@ -269,3 +274,25 @@ def _refs(spec: RunSpec) -> Iterator[tuple[str, BlobRef]]:
         yield "core_graph", spec.core_graph
     for i, file in enumerate(spec.weights):
         yield f"weights[{i}]", file.blob
+    for i, saved in enumerate(spec.resumed.files):
+        yield f"resumed.files[{i}]", saved.blob
+
+
+def _odd_checkpoint(spec: RunSpec) -> Iterator[str]:
+    found = spec.resumed
+    if not 1 <= found.step < spec.steps:
+        yield (
+            f"the checkpoint of the run has {found.step} steps, and train.steps is {spec.steps}: "
+            "expected more steps than the checkpoint has"
+        )
+    if not found.term:
+        yield "the checkpoint of the run has no term"
+    at = 0
+    for start, stop in sorted((s.start, s.stop) for f in found.files for s in f.spans):
+        if start > at or stop <= start:
+            break
+        at = max(at, stop)
+    else:
+        if at:
+            return
+    yield "the files of the checkpoint do not have every operator of the graph"

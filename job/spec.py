@@ -187,7 +187,6 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         "plan": ("peers", "exclude", "pin", "skip", "swap"),
         "sync": tuple(f.name for f in fields(Sync)),
         "recovery": ("lease",),
-        "output": ("every", "keep"),
     }
     for table, keys in anything.items():
         settings = getattr(job, table)

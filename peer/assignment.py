@@ -377,7 +377,7 @@ class Assignment:
             return []
         if wanted > steps.updates and not steps.over:
             return []
-        if wanted == steps.updates and steps.unchanged and self.phase is Phase.RUNNING:
+        if wanted == steps.updates and steps.unchanged and self.alive:
             return self.keeping.take(wanted)
         return self.keeping.missed(wanted, f"step {steps.step} has begun at {self._peer}")
 

@@ -196,6 +196,8 @@ class PeerMachine:
                 out = self.keeping.taken(event)
             case e.SnapshotFailed(snapshot, why):
                 out = self.keeping.failed(snapshot, why)
+            case e.SnapshotSaved():
+                out = self.keeping.saved(event)
             case e.LinkUp(peer, again_bytes):
                 if self.assignment:
                     self.assignment.sent_again(again_bytes)

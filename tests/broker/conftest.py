@@ -21,7 +21,7 @@ from shoal.broker.events import (
     Publish,
     Reject,
     RequestId,
-    RunCancelled,
+    RunAsked,
     RunId,
     RunSubmitted,
     SetTimer,
@@ -166,7 +166,7 @@ class World:
         return RunId(answers[0].message.run), out
 
     def cancel(self, run: RunId) -> list[Instruction]:
-        return self.handle(RunCancelled(self.request(), run))
+        return self.handle(RunAsked(self.request(), run, "cancel"))
 
     def request(self) -> RequestId:
         self._count += 1
