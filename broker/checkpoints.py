@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..dag.plan import PeerId, Plan
-from ..proto.broker_pb2 import Checkpoint, CheckpointFile, Saved, Span
+from ..proto.broker_pb2 import Checkpoint, CheckpointFile, RunSpec, Saved, Span
 from .sets import Set
 from .wish import HASH
 
@@ -40,9 +40,10 @@ class Checkpoints:
         self.kept += found
         del self.kept[: -self._keep]
 
-    @property
-    def newest(self) -> Checkpoint | None:
-        return self.kept[-1] if self.kept else None
+    def newest(self, committed: int | None = None) -> Checkpoint | None:
+        """Of at most so many steps, if that is given."""
+        found = (c for c in reversed(self.kept) if committed is None or c.step <= committed)
+        return next(found, None)
 
     @property
     def coming(self) -> int | None:
@@ -59,9 +60,19 @@ class Checkpoints:
         step = min(-(-after // self.every) * self.every, steps)  # after the last nothing changes
         return step if step <= committed + max(_LEAD, 1 + self._late) else None
 
-    def begin(self, run: str, term: int, step: int, plan: Plan) -> None:
+    def begin(self, run: str, term: int, step: int, spec: RunSpec, plan: Plan) -> None:
         """It was ordered from all holders of a plan."""
-        self._coming = Checkpoint(run=run, term=term, step=step)
+        self._coming = Checkpoint(
+            run=run,
+            term=term,
+            step=step,
+            job=spec.job,
+            graph=spec.graph,
+            data=spec.data,
+            operators=plan.stages[-1].stop,
+            microbatch_size=plan.microbatch_size,
+            head_parts=plan.head_parts,
+        )
         self._next = step + 1
         self._untaken = dict.fromkeys(plan.peers)
         self._missing = {

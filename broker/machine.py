@@ -359,7 +359,7 @@ class BrokerMachine:
             text = f"run {run.id} is {run.owner}'s: only they or an operator may {wanted} it"
             return [Reject(request, "PERMISSION_DENIED", text)]
         if wanted == "recall":
-            found = Recalled(spec=run.spec, checkpoint=run.checkpoints.newest)
+            found = Recalled(spec=run.spec, checkpoint=run.checkpoints.newest())
             return [Answer(request, found)]
         out: list[Instruction] = []
         try:

@@ -433,15 +433,16 @@ class Run(Terms):
         for peer in self.returning.away:
             members.expected.pop(peer, None)
         away, self.returning = self.returning.away, Returning((), now)
-        nothing = not self.wish.recovery.ladder
-        if nothing or (self.committed and not self.goes_on_from(members) and not self._begins_anew):
+        found = self.goes_on_from(members)
+        lost = found is None or found.checkpoint is not None
+        if not self.wish.recovery.ladder or (self.committed and lost and not self.begins_anew):
             text += ". No snapshot of it is left, and its ladder has no checkpoint"
             return self.fail(code, text, members, now)
-        found = replacements(self, (*gone, *(p for p in away if p not in gone)), members, now)
-        if found is None:
+        taken_by = replacements(self, (*gone, *(p for p in away if p not in gone)), members, now)
+        if taken_by is None:
             return self._collect(code, text, members, now)
         plan, pairs, names = self.plan, self.pairs, []
-        for old, new in found.items():
+        for old, new in taken_by.items():
             stages = ", ".join(str(k) for k in plan.stages_of(old))
             kind = "warm" if new in self.plan.warm else "from the pool"
             names.append(f"stage {stages} -> {members.members[new].label} ({kind})")
@@ -452,11 +453,6 @@ class Run(Terms):
         if names:
             plan = replace(plan, reasons=(*names, "the rest is as before"))
         return self._build(plan, pairs, members, generation, code, text, now)
-
-    @property
-    def _begins_anew(self) -> bool:
-        """Whether it may go back to the weights that it began with."""
-        return "checkpoint" in self.wish.recovery.ladder
 
     def _collect(self, code: str, text: str, members: Membership, now: float) -> list[Instruction]:
         """Everybody goes back to the pool, and all are planned anew."""

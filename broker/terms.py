@@ -109,13 +109,18 @@ class Terms(DurableRun):
 
     def goes_on_from(self, members: Membership) -> Set | None:
         """The newest set, of what lies at peers of this run or of the pool, or of checkpoints."""
-        saved = self.checkpoints.newest if "checkpoint" in self.wish.recovery.ladder else None
+        saved = self.checkpoints.newest(self.committed) if self.begins_anew else None
         if saved is None and self.spec.HasField("resumed"):
             saved = self.spec.resumed
         found = self._newest_set(members)
         if saved is None or (found is not None and found.step >= saved.step):
             return found
         return as_set(saved)
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether it may go back to its last checkpoint, or to the weights that it began with."""
+        return "checkpoint" in self.wish.recovery.ladder
 
     def _newest_set(self, members: Membership) -> Set | None:
         if self.plan is None or not self.snapshots:
@@ -321,7 +326,7 @@ class Terms(DurableRun):
             needed = max(needed, cadence.whole)
         due = saves = self.checkpoints.due(self.committed, self.spec.steps)
         if saves is not None:
-            self.checkpoints.begin(self.id, self.term, saves, self.plan)
+            self.checkpoints.begin(self.id, self.term, saves, self.spec, self.plan)
         elif self.snapshots and self.running and not self.checkpoints.untaken:
             due = cadence.due(self.committed, self.spec.steps, now)
         if due is None and needed == self._needed:

@@ -12,7 +12,7 @@ from ..dag.plan import PeerId, Plan, ScheduleName
 from ..job import MOST_CHOICES, MOST_MICROBATCHES, Job, SettingsError
 from ..job.settings import plain
 from ..job.tables import Codec, Output, Recovery, Train
-from ..proto.broker_pb2 import RunSpec
+from ..proto.broker_pb2 import Checkpoint, RunSpec
 from ..proto.common_pb2 import BlobRef
 from .scheduler.interface import CodecOptions, PlanOptions
 
@@ -96,6 +96,8 @@ def read_spec(spec: RunSpec) -> Wish:
             f"local of the run has {list(spec.local)}, and its job's data.where is "
             f'"{job.data.where}": expected "peer" where data stays with peers'
         )
+    if spec.HasField("resumed"):
+        _check_unchanged(spec.resumed, job)
     train = job.train
     for name, given, wanted in (
         ("steps", spec.steps, train.steps),
@@ -136,6 +138,24 @@ def read_spec(spec: RunSpec) -> Wish:
         data_options=json.dumps(plain(job.data)) if job.data.where == "peer" else "",
         local=tuple(spec.local),
     )
+
+
+def _check_unchanged(found: Checkpoint, job: Job) -> None:
+    """Raises SpecError for a job that cannot go on from a checkpoint of another one."""
+    try:
+        before = Job.from_json(found.job)
+    except (SettingsError, RecursionError) as error:
+        raise SpecError(f"the checkpoint of the run has no valid job: {error}") from None
+    for key, had, has in (
+        ("seed", before.seed, job.seed),
+        ("train.batch", before.train.batch, job.train.batch),
+        ("train.optimizer", before.train.optimizer, job.train.optimizer),
+    ):
+        if had != has:
+            raise SpecError(
+                f"{key} of the job is {has!r}, and its checkpoint was made with {had!r}: it may "
+                "not change"
+            )
 
 
 def _codecs(asked: Codec) -> CodecOptions:
@@ -280,6 +300,15 @@ def _refs(spec: RunSpec) -> Iterator[tuple[str, BlobRef]]:
 
 def _odd_checkpoint(spec: RunSpec) -> Iterator[str]:
     found = spec.resumed
+    for what, hash, before in (
+        ("model", spec.graph.hash, found.graph.hash),
+        ("data", spec.data.hash, found.data.hash),
+    ):
+        if hash != before:
+            yield (
+                f"the checkpoint of the run is of another {what}: expected the {what} with the "
+                f"hash {before[:12]}, got {hash[:12]}. It may not change"
+            )
     if not 1 <= found.step < spec.steps:
         yield (
             f"the checkpoint of the run has {found.step} steps, and train.steps is {spec.steps}: "
@@ -287,12 +316,18 @@ def _odd_checkpoint(spec: RunSpec) -> Iterator[str]:
         )
     if not found.term:
         yield "the checkpoint of the run has no term"
+    sizes = (spec.microbatch_size, *spec.microbatch_sizes)
+    if found.microbatch_size not in sizes:
+        yield (
+            f"train.microbatch of the run allows {' or '.join(map(str, sizes))} samples, and its "
+            f"checkpoint was made with {found.microbatch_size}: it may not change"
+        )
     at = 0
     for start, stop in sorted((s.start, s.stop) for f in found.files for s in f.spans):
         if start > at or stop <= start:
             break
         at = max(at, stop)
     else:
-        if at:
+        if at and at == found.operators:
             return
     yield "the files of the checkpoint do not have every operator of the graph"

@@ -230,16 +230,28 @@ class Saved(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., blob: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("run", "term", "step", "files")
+    __slots__ = ("run", "term", "step", "files", "job", "graph", "data", "operators", "microbatch_size", "head_parts")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    OPERATORS_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    HEAD_PARTS_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     step: int
     files: _containers.RepeatedCompositeFieldContainer[CheckpointFile]
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ...) -> None: ...
+    job: str
+    graph: _common_pb2.BlobRef
+    data: _common_pb2.BlobRef
+    operators: int
+    microbatch_size: int
+    head_parts: int
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., operators: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., head_parts: _Optional[int] = ...) -> None: ...
 
 class CheckpointFile(_message.Message):
     __slots__ = ("holder", "spans", "blob")
