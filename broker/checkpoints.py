@@ -34,6 +34,8 @@ class Checkpoints:
         self._next = 0  # None of a step before this one is begun.
         self._late = 0
         """How much further ahead they are ordered, because somebody was past the step before."""
+        self._overdue = False
+        """One was ordered too late: the next need not wait for its step."""
 
     def add(self, found: Iterable[Checkpoint]) -> None:
         """These are complete; older ones than are kept go."""
@@ -57,11 +59,14 @@ class Checkpoints:
         if self._next > steps:
             return None
         after = max(committed + 1 + self._late, self._next)
-        step = min(-(-after // self.every) * self.every, steps)  # after the last nothing changes
+        if not self._overdue:
+            after = -(-after // self.every) * self.every
+        step = min(after, steps)  # after the last nothing changes any more
         return step if step <= committed + max(_LEAD, 1 + self._late) else None
 
     def begin(self, run: str, term: int, step: int, spec: RunSpec, plan: Plan) -> None:
         """It was ordered from all holders of a plan."""
+        self._overdue = False
         self._coming = Checkpoint(
             run=run,
             term=term,
@@ -119,6 +124,7 @@ class Checkpoints:
     def given_up(self, late: bool = False) -> None:
         """The one that is on its way will not be complete; `late`: it was ordered too late."""
         self._coming, self._missing, self._untaken = None, {}, {}
+        self._overdue = late
         if late:
             self._late = min(_MOST_LATE, 2 * self._late + 1)
 
