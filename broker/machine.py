@@ -122,6 +122,9 @@ class BrokerMachine:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """What to do about an event. Never raises for anything that came from outside."""
         out = self._decide(event, now)
+        for run in self.runs.values():
+            if run.handing or run.on_hold:
+                out += run.hand_over(self.members, self.placing.next_generation, now)
         out += self.data.advance(self.runs.values(), now)
         out += self.probing.advance(self.members, self.placing.next_generation, now)
         out += self.placing.place(self.runs.values(), now)
@@ -246,7 +249,7 @@ class BrokerMachine:
             if member.id not in run.returning:
                 continue
             if member.run == run.id and member.state == "assigned":
-                return run.back(member, now)
+                return run.back(member, self.members, now)
             lost = Lost(member, "it came back without the run", "lost")
             return run.lost(lost, self.members, self.placing.next_generation, now)
         return []
@@ -261,7 +264,10 @@ class BrokerMachine:
         if kind == "resolved":
             return self.data.resolved(member, message.resolved)
         if kind == "opening":
-            return self.members.opening(member, message.opening)
+            out = self.members.opening(member, message.opening)
+            if member.state == "assigned" and member.run in self.runs:
+                self.runs[member.run].owner_says(member)
+            return out
         if kind == "link":
             return self.probing.reported(member.id, message.link, now)
         if kind == "snapshot":

@@ -78,6 +78,7 @@ class Member:
     state: State = "pool"
     run: RunId | None = None  # Set exactly while it is assigned or draining.
     draining_since: float = 0.0
+    stays_until: float = math.inf  # When it means to leave.
     closed: Reason | None = None  # Why its owner keeps it out of runs; None: it takes part.
     correction: Correction = field(default_factory=Correction)
     planned_with: float = 1.0  # The correction's factor when it was assigned.
@@ -299,6 +300,7 @@ class Membership:
             joined=self._joins,
             heard_at=now,
             correction=self._claims[peer].correction,
+            stays_until=now + profile.stay_s if profile.stay_s > 0 else math.inf,
             closed=_cleaned(hello.closed) if hello.HasField("closed") else None,
         )
         member.state = member.free

@@ -20,6 +20,7 @@ Rules.
   a fault, or makes no progress; it is left out for a while. What would fail on any peer ends the
   run, as does a fault at every peer that was tried. A lost peer that only keeps snapshots ends
   nothing.
+- A holder that says that it leaves hands its part over first (`handing.py`): no step is done again.
 - Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
   `step_floor_s` and `step_factor` medians of the measured steps since the last report, with one
   more median for each batch of an evaluation, and `first_step_s` before a step was measured.
@@ -117,6 +118,7 @@ class Run(Terms):
         if code:
             state.reason.CopyFrom(Reason(code=code, text=text))
         self._since = now
+        self.handing.reset()
         fields: list[tuple[str, str | int | float]] = [("run", self.id)]
         fields += [("phase", Phase.Name(phase)), ("term", self.term)]
         fields += [("step", self.committed), ("why", text)]
@@ -265,11 +267,33 @@ class Run(Terms):
 
     # ------------------------------------------------------------ ends
 
+    def owner_says(self, member: Member) -> None:
+        """The owner of a peer with a part in it takes it out of runs, or no longer does."""
+        if member.closed is None:
+            self.handing.remains(member.id)
+        elif member.id in self.peers:
+            self.handing.leaves(member.id, member.closed.text)
+
+    def hand_over(
+        self, members: Membership, generation: Callable[[], int], now: float
+    ) -> list[Instruction]:
+        """Goes on with handing over the parts of those that leave (`handing.py`)."""
+        if self.returning:
+            return []
+        held = self.on_hold
+        out, over = self.handing.look(self, members, now)
+        if held and not self.on_hold:
+            self._since = now
+        if over is None:
+            return out
+        return [*out, *self._go_on(over.leavers, "left", over.text, members, generation, now)]
+
     def lost(
         self, lost: Lost, members: Membership, generation: Callable[[], int], now: float
     ) -> list[Instruction]:
         """A peer with a part in it is no member any more."""
         peer = lost.member.id
+        self.handing.remains(peer)
         text = f"peer {lost.member.label} was lost {self._where}: {lost.cause}"
         self.blamed.lost(peer, now)
         if not self.needs(peer):
@@ -415,17 +439,29 @@ class Run(Terms):
             self.returning = Returning(self.peers, now + self.options.lease_s)
         return []
 
-    def back(self, member: Member, now: float) -> list[Instruction]:
-        """A holder attached again, still with its part. It may not have heard the Start."""
+    def back(self, member: Member, members: Membership, now: float) -> list[Instruction]:
+        """A holder attached again, still with its part. It may not have heard the Start, nor which
+        step is on hold, or no longer."""
         self.returning.back(member.id)
         self._since = now
-        return [Tell(member.stream, self._start())]
+        self.handing.holds(member)
+        out: list[Instruction] = [Tell(member.stream, self._start())]
+        return out if self.returning else [*out, *self.tell_order(members)]
 
     # ------------------------------------------------------------ time
 
     @property
     def deadline(self) -> float | None:
-        """When the current phase has failed, unless something comes before."""
+        """When something is to be done, unless something comes before."""
+        phase = self._phase_deadline
+        if self.returning or self.phase != RUNNING or phase is None:
+            return phase
+        hand_over = self.handing.due(self)
+        return hand_over if self.on_hold else min(hand_over, phase)
+
+    @property
+    def _phase_deadline(self) -> float | None:
+        """When the current phase has failed."""
         if self.returning:
             return self.returning.until
         if self.phase == BUILDING:
@@ -466,6 +502,13 @@ class Run(Terms):
             who = _labels(away, members)
             text = f"{who} did not come back within a lease of the broker's restart, {self._where}"
             return self._go_on(away, "lost", text, members, generation, now)
+        if self.phase == RUNNING:
+            over = self.handing.timed(self, members, now)
+            if over is not None:
+                return self._go_on(over.leavers, "left", over.text, members, generation, now)
+            phase = self._phase_deadline
+            if self.on_hold or phase is None or now < phase:
+                return []
         waited = now - self._since
         if self.phase == BUILDING:
             missing = [p for p in self.peers if p not in self._ready]

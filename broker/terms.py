@@ -38,6 +38,7 @@ from ..proto.journal_pb2 import Decision
 from .cadence import Cadence
 from .durable import DurableRun
 from .events import Instruction, Log, RunId, Tell
+from .handing import Handing
 from .keepers import choose_keepers, instead, ring_pairs
 from .membership import Member, Membership, clean, dial
 from .options import BrokerOptions
@@ -89,6 +90,9 @@ class Terms(DurableRun):
         self._losses: deque[tuple[int, float]] = deque(maxlen=_LOSSES)
         self._drift = 0.0
         self.blamed = Blamed()
+        self.handing = Handing()
+        self.on_hold = 0
+        """The step that nobody begins: parts are handed over there. 0: none."""
         self.local = wish.local
         """Inputs of the model that only peers with the data read, under the present plan."""
         self.speed_of: dict[PeerId, float] = {}
@@ -116,7 +120,30 @@ class Terms(DurableRun):
             free = member is not None and member.state == "pool"
             return free or members.mine(peer, self.id) is not None
 
-        return self.sets.newest(self._operators, self.committed, gives)
+        found = self.sets.newest(self._operators, self.committed, gives)
+        if found is None or not self.handing.leaving:
+            return found
+        return found.without(self.handing.leaving) or found
+
+    @property
+    def unreliable(self) -> tuple[PeerId, ...]:
+        """Peers with a part in it that nothing is to be left with."""
+        return tuple(self.handing.leaving)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a step, measured or predicted; None: not known."""
+        measured = self.ledger.median_s if self.ledger else None
+        predicted = self.plan.predicted.step_s if self.plan else 0.0
+        return measured or predicted or None
+
+    def ends_at(self, now: float) -> float:
+        """When its last step is done, as far as that can be told."""
+        return now + (self.spec.steps - self.committed) * (self.step_s or 0.0)
+
+    def lacks_s(self, member: Member, now: float) -> float:
+        """How long before the end of the run a peer means to leave, seconds."""
+        return max(0.0, self.ends_at(now) - member.stays_until)
 
     def begin_term(
         self,
@@ -129,7 +156,7 @@ class Terms(DurableRun):
         """The plan's peers are all in the pool, or in this run already. Of each pair the one that
         stands first dials, or the one that can."""
         self.begun_from = found = self.goes_on_from(members)
-        plan = self._with_keepers(plan, found, members)
+        plan = self._with_keepers(plan, found, members, now)
         before = self.parts
         wire = plan_to_proto(plan)
         out: list[Instruction] = [self._publish(RunEvent(plan=wire), now, self.term + 1, plan)]
@@ -137,7 +164,7 @@ class Terms(DurableRun):
         self.pairs = tuple(pairs) or tuple(combinations(plan.peers, 2))
         step = found.step if found else 0
         self.cadence = self._cadence(step)
-        self._keepers = {}
+        self._keepers, self.on_hold = {}, 0
         base = Assign(
             run=self.id,
             term=self.term,
@@ -166,11 +193,12 @@ class Terms(DurableRun):
             assign.dials.extend(dials[peer])
             out.append(Tell(member.stream, BrokerMessage(assign=assign)))
         gone = [p for p in before if p not in self.parts]
+        self.handing.begin_term(members.members[p] for p in plan.peers)
         return out + self._release(gone, "the run goes on without it", members, now)
 
     def _cadence(self, first: int) -> Cadence:
         every = self.wish.recovery.snapshot_every
-        return Cadence(0 if every == "auto" else every, first)
+        return Cadence(0 if every == "auto" else every, first, self.cadence.took)
 
     def taken_up(self) -> None:
         """An earlier start of the broker began the term: what that knew of it is not kept."""
@@ -198,14 +226,22 @@ class Terms(DurableRun):
                 dials[source.id].append(order)
         return dials
 
-    def _with_keepers(self, plan: Plan, found: Set | None, members: Membership) -> Plan:
+    def _with_keepers(self, plan: Plan, found: Set | None, members: Membership, now: float) -> Plan:
         if not self.snapshots:
             return plan
-        warm = [m for p in self.parts if (m := members.mine(p, self.id))]
+        here = [m for p in self.parts if (m := members.mine(p, self.id))]
+        warm = [m for m in here if m.closed is None and m.id not in self.handing.leaving]
         free = [m for m in members.pool if self.suits(m)]
         wanted = self.wish.recovery.warm_spares
         spares = 1 if wanted == "auto" else wanted
-        keepers = choose_keepers(plan, (*warm, *free), members, spares, self.options.relays)
+        keepers = choose_keepers(
+            plan,
+            (*warm, *free),
+            members,
+            spares,
+            self.options.relays,
+            lambda m: self.lacks_s(m, now),
+        )
         plan = replace(plan, keepers=keepers)
         if found is None:
             return plan
@@ -294,8 +330,7 @@ class Terms(DurableRun):
         """The next set, if one is due; and that older ones may go, when a newer one is whole."""
         if self.phase != RUNNING or self.plan is None or not self.snapshots:
             return []
-        out: list[Instruction] = []
-        cadence, keepers = self.cadence, instead(self.plan, members)
+        cadence, keepers = self.cadence, instead(self.plan, members, self.unreliable)
         if cadence.pending is not None:
             if self.sets.copied(cadence.pending, self.term, self.plan, keepers):
                 cadence.copied(now)
@@ -304,17 +339,41 @@ class Terms(DurableRun):
         needed = self._needed
         if cadence.whole is not None and cadence.whole <= self.committed:
             needed = max(needed, cadence.whole)
-        due = cadence.due(self.committed, self.spec.steps, now)
+        due = None if self.on_hold else cadence.due(self.committed, self.spec.steps, now)
         if due is None and needed == self._needed:
-            return out
+            return []
         told = dict.fromkeys((*self.parts, *self.sets.peers))
         self.sets.not_needed(needed)
         self._needed, self._keepers = needed, keepers
         if due is not None:
             cadence.ordered(due)
-        order = SnapshotOrder(run=self.id, term=self.term, step=due or 0, needed=needed)
-        order.keepers.extend(broker_pb2.Keeper(holder=h, peer=p) for h, p in keepers.items())
-        return out + _tell(told, order, members)
+        return _tell(told, self._order(due or 0), members)
+
+    def _order(self, step: int) -> SnapshotOrder:
+        order = SnapshotOrder(run=self.id, term=self.term, step=step, needed=self._needed)
+        order.keepers.extend(broker_pb2.Keeper(holder=h, peer=p) for h, p in self._keepers.items())
+        order.hold = self.on_hold
+        return order
+
+    def hold(self, step: int, members: Membership) -> list[Instruction]:
+        """Orders a set of this step, in place of the one that is pending, and that nobody begins
+        the step."""
+        assert self.plan is not None, self
+        self.cadence.ordered(step)
+        self.on_hold = step
+        self._keepers = instead(self.plan, members, self.unreliable)
+        return _tell(self.parts, self._order(step), members)
+
+    def release(self, members: Membership) -> list[Instruction]:
+        """No step is on hold any more."""
+        if not self.on_hold:
+            return []
+        self.on_hold = 0
+        return self.tell_order(members)
+
+    def tell_order(self, members: Membership) -> list[Instruction]:
+        """What holds, without another snapshot."""
+        return _tell(self.parts, self._order(0), members)
 
     def forget_snapshots(self, members: Membership) -> list[Instruction]:
         """It has ended. Its parts hear that as they leave; who else keeps something, now."""

@@ -14,6 +14,7 @@
 - A broken link is not an end: the transport dials again. Only when it stays down for `link_s` is
   the broker told, with the peer that it is about; so too when no action could run for `stall_s`
   (or 20 steps, when that is longer). What follows is the broker's decision.
+- A step that is on hold is not begun: parts are handed over there, under the next term's plan.
 - Weights asked for in mid-run are copied after the update of the step; a failed upload is tried
   again after the next one. At the end it is tried `export_tries` times, then it is a failure.
 - Without the broker it goes on. Its reports are kept (`reports.py`); data and uploads that fail
@@ -223,7 +224,7 @@ class Assignment:
     def stall_timer(self, now: float, away: bool) -> list[e.Instruction]:
         if self.phase is not Phase.RUNNING or self.steps is None:
             return []
-        if away:  # perhaps others keep all the reports that they may
+        if away or self._on_hold:  # perhaps others keep all the reports that they may
             return self._watch(now)
         out = self._watch(now) if self.steps.progress != self._watched else []
         if out or self.steps.in_flight:  # a device that computes for long is not stuck
@@ -307,7 +308,7 @@ class Assignment:
                 return []
             self.phase = Phase.EXPORTING
             return [e.UploadWeights(self.run, self.term, steps.steps)]
-        if self.reports.full and steps.position == 0 and not steps.evaluating:
+        if self._on_hold or (self.reports.full and steps.position == 0 and not steps.evaluating):
             return []
         action = steps.begin_next(now)
         if action is None:
@@ -317,6 +318,14 @@ class Assignment:
         if begins and steps.step + 1 < steps.steps:
             out.append(e.Prefetch(self.run, self.term, steps.step + 1))
         return out
+
+    @property
+    def _on_hold(self) -> bool:
+        """Whether it is in front of the step that nobody begins."""
+        steps, hold = self.steps, self.keeping.hold
+        if steps is None or not hold or steps.evaluating:
+            return False
+        return steps.step == hold and not steps.begun
 
     def _report(self, steps: Steps) -> e.Tell:
         report = broker_pb2.StepReport(
@@ -363,12 +372,15 @@ class Assignment:
 
     # ------------------------------------------------------------ snapshots
 
-    def snapshot_ordered(self, step: int) -> list[e.Instruction]:
-        """A snapshot is to be taken when so many updates are in."""
+    def snapshot_ordered(self, step: int, now: float) -> list[e.Instruction]:
+        """A snapshot is to be taken when so many updates are in; 0: none. Which step is on hold
+        has changed, perhaps."""
         if not self._holds:
             return []
+        if not step:
+            return self._advance(now)
         self.keeping.wanted = step
-        return self._take_snapshot()
+        return [*self._take_snapshot(), *self._advance(now)]
 
     def _take_snapshot(self) -> list[e.Instruction]:
         """The ordered one, if it is time."""
@@ -377,7 +389,8 @@ class Assignment:
             return []
         if wanted > steps.updates and not steps.over:
             return []
-        if wanted == steps.updates and steps.unchanged and self.phase is Phase.RUNNING:
+        still = not steps.begun if wanted == self.keeping.hold else steps.unchanged
+        if wanted == steps.updates and still and self.phase is Phase.RUNNING:
             return self.keeping.take(wanted)
         return self.keeping.missed(wanted, f"step {steps.step} has begun at {self._peer}")
 

@@ -70,6 +70,8 @@ class Keeping:
         """Whole ones, with their number of parts."""
         self.wanted: int | None = None
         """The step that the next own snapshot is of, ordered and not begun."""
+        self.hold = 0
+        """The step that nobody begins under this plan, as the broker last said; 0: none."""
         self._taking: SnapshotId | None = None
         self._coming: dict[SnapshotId, _Coming] = {}
         self._giving: dict[str, _Giving] = {}
@@ -98,7 +100,7 @@ class Keeping:
     def end(self) -> list[e.Instruction]:
         """The assignment ends; what is whole stays."""
         out = [self._forget(s) for s in (*self._coming, *self._awaited)]
-        self.wanted, self._taking, self._needed = None, None, 0
+        self.wanted, self._taking, self._needed, self.hold = None, None, 0, 0
         self._giving.clear()
         self._assign, self._gifts, self._keepers = broker_pb2.Assign(), [], []
         return out
@@ -168,7 +170,7 @@ class Keeping:
     def ordered(self, order: broker_pb2.SnapshotOrder) -> list[e.Instruction]:
         """Forgets what is not needed any more. `wanted` is what is to be taken now."""
         if (order.run, order.term) == (self._assign.run, self._assign.term):
-            self._needed = max(self._needed, order.needed)
+            self._needed, self.hold = max(self._needed, order.needed), order.hold
             self._keepers = list(order.keepers) or self._keepers
         gone = [s for s in self._here(order.run) if s.step < order.needed]
         return [self._forget(s) for s in gone]
