@@ -70,6 +70,10 @@ class Cadence:
             return False
         return now - self._taken_at > max(_LEAST_S, _LONGER * (self.took or 0.0))
 
+    def given_up(self) -> None:
+        """The pending one cannot be whole, or is not wanted any more."""
+        self.pending = None
+
     def missed(self, step: int) -> None:
         """Somebody was past it already, or could not keep it."""
         if step == self.pending:

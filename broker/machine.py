@@ -103,6 +103,7 @@ class BrokerMachine:
         self._boot = boot
         self.options = options or BrokerOptions()
         self.members = Membership(broker_id, self.options)
+        self.members.goes_on_with = self._goes_on_with
         self.decided = decided or Decided(self.options)
         self.runs = self.decided.runs
         self.probing = Probing(self.options)
@@ -244,6 +245,13 @@ class BrokerMachine:
         order = SnapshotOrder(run=report.snapshot.run, needed=NEVER)
         return [Tell(member.stream, BrokerMessage(snapshot=order))]
 
+    def _goes_on_with(self, member: Member) -> Holding | None:
+        """What a member may come back with, when its stream broke."""
+        run = self.runs.get(member.run) if member.run else None
+        if run is None or not run.may_return(member.id):
+            return None
+        return Holding(run=run.id, term=run.term, step=run.committed)
+
     def _returned(self, member: Member, now: float) -> list[Instruction]:
         for run in self.runs.values():
             if member.id not in run.returning:
@@ -289,6 +297,9 @@ class BrokerMachine:
             return run.reported(member, message.step, self.members, now)
         if kind == "exported":
             return run.exported(member, message.exported, self.members, now)
+        if kind == "heard":
+            generation = self.placing.next_generation
+            return run.heard(member, message.heard, self.members, generation, now)
         assert kind == "fault", kind
         return run.fault(member, message.fault, self.members, self.placing.next_generation, now)
 

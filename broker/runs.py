@@ -47,6 +47,7 @@ from ..proto.broker_pb2 import (
     Committed,
     Exported,
     Fault,
+    Heard,
     Leave,
     Phase,
     Ready,
@@ -104,6 +105,10 @@ class Run(Terms):
         self.returning = Returning((), 0.0)
         self._ready: dict[PeerId, Ready] = {}
         self._exports: dict[PeerId, Exported] = {}
+        self._left: dict[PeerId, str] = {}
+        """Of those that may come back: how their stream broke."""
+        self._down: dict[PeerId, dict[PeerId, None]] = {}
+        """To whom links are broken in this term, and who says so."""
         self._finished: dict[PeerId, None] = {}
         """Who has reported the last step in this term, be it in a replay."""
         self._since = 0.0  # Begin of what the deadline counts from.
@@ -162,7 +167,7 @@ class Run(Terms):
         now: float,
     ) -> list[Instruction]:
         self.asked, self.offered = None, {}
-        self._ready, self._exports, self._finished = {}, {}, {}
+        self._ready, self._exports, self._finished, self._down = {}, {}, {}, {}
         out = self.begin_term(plan, pairs, members, generation, now)
         if self.term > 1:
             found = self.begun_from
@@ -293,12 +298,43 @@ class Run(Terms):
     ) -> list[Instruction]:
         """A peer with a part in it is no member any more."""
         peer = lost.member.id
-        self.handing.remains(peer)
         text = f"peer {lost.member.label} was lost {self._where}: {lost.cause}"
+        if lost.code == "away":
+            self.returning.wait_for(peer, lost.member.heard_at + self.options.lease_s)
+            self._left[peer] = text
+            return []
+        self.handing.remains(peer)
         self.blamed.lost(peer, now)
         if not self.needs(peer):
             return [*self.note(text, now), *self.order_snapshots(members, now)]
         return self._go_on((peer,), lost.code, text, members, generation, now)
+
+    def may_return(self, peer: PeerId) -> bool:
+        """Whether a holder whose stream broke is waited for: all who have links with it still hear
+        it. If its process had died, these would have broken as well."""
+        return self.phase in (RUNNING, EXPORTING) and self.needs(peer) and not self._down.get(peer)
+
+    def heard(
+        self,
+        member: Member,
+        heard: Heard,
+        members: Membership,
+        generation: Callable[[], int],
+        now: float,
+    ) -> list[Instruction]:
+        """A link of a peer with a part in it broke, or is up again."""
+        if heard.term != self.term or members.mine(member.id, self.id) is None:
+            return []
+        peer = PeerId(heard.peer)
+        if heard.up or peer not in self.parts:
+            self._down.get(peer, {}).pop(member.id, None)
+            return []
+        self._down.setdefault(peer, {})[member.id] = None
+        if peer not in self._left:
+            return []
+        text = f"{self._left[peer]}, as did its link with {member.label}"
+        self.blamed.lost(peer, now)
+        return self._go_on((peer,), "lost", text, members, generation, now)
 
     def needs(self, peer: PeerId) -> bool:
         """Whether it cannot go on without a peer: a holder, until all have finished the last step
@@ -371,7 +407,7 @@ class Run(Terms):
         assert self.plan is not None, self
         for peer in self.returning.away:
             members.expected.pop(peer, None)
-        away, self.returning = self.returning.away, Returning((), now)
+        away, self.returning, self._left = self.returning.away, Returning((), now), {}
         nothing = not self.wish.recovery.ladder
         if nothing or (self.committed and not self.goes_on_from(members) and not self._begins_anew):
             text += ". No snapshot of it is left, and its ladder has no checkpoint"
@@ -423,7 +459,7 @@ class Run(Terms):
         self._ready, self._exports, self._finished = {}, {}, {}
         for peer in self.returning.away:
             members.expected.pop(peer, None)
-        self.returning = Returning((), now)
+        self.returning, self._left = Returning((), now), {}
         return out + self._enter(phase, now, code, text)
 
     # ------------------------------------------------------------ after a restart
@@ -443,7 +479,9 @@ class Run(Terms):
         """A holder attached again, still with its part. It may not have heard the Start, nor which
         step is on hold, or no longer."""
         self.returning.back(member.id)
+        self._left.pop(member.id, None)
         self._since = now
+        self.cadence.given_up()  # it may not have heard the order
         self.handing.holds(member)
         out: list[Instruction] = [Tell(member.stream, self._start())]
         return out if self.returning else [*out, *self.tell_order(members)]
@@ -500,7 +538,10 @@ class Run(Terms):
         if self.returning:
             away = self.returning.away
             who = _labels(away, members)
-            text = f"{who} did not come back within a lease of the broker's restart, {self._where}"
+            text = f"{who} did not come back within a lease of {self.options.lease_s:g} s"
+            text = "; ".join((*self._left.values(), f"{text}, {self._where}"))
+            for peer in self._left:
+                self.blamed.lost(peer, now)
             return self._go_on(away, "lost", text, members, generation, now)
         if self.phase == RUNNING:
             over = self.handing.timed(self, members, now)

@@ -11,7 +11,8 @@
   evaluation reports after it. The data of the next step is fetched while this one computes.
 - An arrived frame that the plan does not name ends the assignment here: its sender follows another
   plan. A late or doubled one is dropped and counted, and so is any of a snapshot.
-- A broken link is not an end: the transport dials again. Only when it stays down for `link_s` is
+- A broken link is not an end: the broker hears of it, which may miss a sign of life of the other
+  one, and the transport dials again. Only when it stays down for `link_s` is
   the broker told, with the peer that it is about; so too when no action could run for `stall_s`
   (or 20 steps, when that is longer). What follows is the broker's decision.
 - A step that is on hold is not begun: parts are handed over there, under the next term's plan.
@@ -99,6 +100,8 @@ class Assignment:
         """Whom it has links with: other holders, in order of the first stage that they hold, and
         from `begin` on who gives it snapshots, or gets some."""
         self._up: dict[PeerId, bool] = dict.fromkeys(self.peers, False)
+        self._told_down: set[PeerId] = set()
+        """Of whose links the broker knows that they broke."""
         self._down_since: dict[PeerId, float] = {}
         """Needed links that are down while running, and since when."""
         self._awaits = False
@@ -192,14 +195,19 @@ class Assignment:
     def link(self, peer: PeerId, up: bool, now: float) -> list[e.Instruction]:
         if peer not in self._up:
             return []
-        self._up[peer] = up
+        before, self._up[peer] = self._up[peer], up
+        out: list[e.Instruction] = []
+        if self.alive and (peer in self._told_down if up else before):
+            self._told_down ^= {peer}
+            heard = broker_pb2.Heard(run=self.run, term=self.term, peer=peer, up=up)
+            out.append(e.Tell(broker_pb2.PeerMessage(heard=heard)))
         if up:
             self._down_since.pop(peer, None)
-            return []
+            return out
         running = self.phase is Phase.RUNNING and self.steps is not None
         if running and self.steps and peer in self.steps.neighbours():
-            return self._miss(peer, now)
-        return []
+            out += self._miss(peer, now)
+        return out
 
     def _miss(self, peer: PeerId, now: float) -> list[e.Instruction]:
         self._down_since.setdefault(peer, now)
@@ -366,6 +374,9 @@ class Assignment:
         if self._export_waits:
             self._export_waits = False
             out += self.export_timer()
+        for peer in sorted(self._told_down):  # it may not have come
+            heard = broker_pb2.Heard(run=self.run, term=self.term, peer=peer)
+            out.append(e.Tell(broker_pb2.PeerMessage(heard=heard)))
         if self.phase is Phase.RUNNING:
             out += self._watch(now)
         return [*out, *self._advance(now)]

@@ -481,7 +481,7 @@ class PeerMachine:
     # ------------------------------------------------------------ the end
 
     def _stop_asked(self, at_once: bool, now: float) -> list[e.Instruction]:
-        if at_once or self._draining == "owner" or not self._busy():
+        if at_once or self._draining == "owner" or not self._has_a_part():
             return self._go("the owner stopped it")
         self._draining = "owner"
         closed = broker_pb2.Opening(closed=self._closed)
@@ -499,7 +499,7 @@ class PeerMachine:
         part = self.assignment
         assert part is not None
         self._drain_step = part.step
-        self._parting = part.phase is Phase.RUNNING and not self._away
+        self._parting = not self._away
         what = "the broker to say who takes its part" if self._parting else "the end of the step"
         wait = self.options.drain_s
         return [e.SetTimer("drain", now + wait), e.Waits(what, wait)]
@@ -571,8 +571,8 @@ class PeerMachine:
         if self._draining == "broker":
             holds = part is not None and part.alive
             return [] if holds else self._go("the broker drained it")
-        before = (Phase.BUILDING, Phase.READY, Phase.RUNNING)
-        if self._parting and part is not None and part.phase in before:
+        over = part is None or part.phase in (Phase.WARM, Phase.FAILED)
+        if self._parting and not over:
             return []
         stepped = part is not None and part.phase is Phase.RUNNING and part.step > self._drain_step
         if self._draining == "closed":

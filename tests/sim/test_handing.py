@@ -44,7 +44,7 @@ JOB: dict[str, Any] = {
         **{"eval_every": 2, "eval_batches": 1},
     },
 }
-SAMPLE = 12
+SAMPLE = 8
 
 Act = Callable[[World], None]
 
@@ -87,8 +87,11 @@ class Played:
 class Lab:
     """Plays a job on p0, p1, … in a row, and spares, again and again."""
 
-    def __init__(self, laboratory: Any, stages: int = 2, **tables: Any) -> None:
-        """`tables`: in place of the job's; they must not change the model."""
+    def __init__(
+        self, laboratory: Any, stages: int = 2, flops: float = 1e10, **tables: Any
+    ) -> None:
+        """`tables`: in place of the job's; they must not change the model. `flops`: per second, of
+        each peer."""
         self.laboratory = laboratory(Job.from_table(JOB))
         self.orders = Orders()
         n = len(self.laboratory.graph.operators)
@@ -102,7 +105,7 @@ class Lab:
         self.spec.plan.CopyFrom(plan_to_proto(plan))
         job = Job.from_table(json.loads(self.spec.job) | tables)
         self.spec.job, self.spec.steps = job.to_json(), job.train.steps or 0
-        self.stages = stages
+        self.stages, self.flops = stages, flops
         self.calm = self.play()
         assert self.calm.end.phase == DONE
         assert not self.calm.again
@@ -115,7 +118,8 @@ class Lab:
     ) -> Played:
         """acts: by number of the record, what happens there."""
         names = [f"p{i}" for i in range(self.stages + spares)]
-        peers = [PeerSpec(name=n, **(specs or {}).get(n, {})) for n in names]
+        also_said = specs or {}
+        peers = [PeerSpec(name=n, flops_per_s=self.flops, **also_said.get(n, {})) for n in names]
         world = self.laboratory.world(peers, log=False, control_latency_s=0.002)
         world.orders = self.orders
         monitor = Monitor(world)
@@ -209,23 +213,23 @@ def test_it_may_leave_at_every_moment(lab: Lab, name: str) -> None:
 
 
 def test_two_may_leave_at_once(lab: Lab) -> None:
-    """With a spare for each; with one spare the second one's part is lost as it is today."""
-    for at in sampled(lab.calm, 0, 3):
+    """With a spare for each."""
+    for at in sampled(lab.calm, 1, 4):
         played = lab.play({at: leave("p0", "p1")}, spares=2)
         lab.assert_nothing_again(played, f"at {at} ({lab.calm.moments[at - 1]})")
-    played = lab.play({(lab.calm.begun + lab.calm.records) // 2: leave("p0", "p1")}, spares=1)
-    assert "hands over" in played.notes
 
 
 def test_a_leaver_may_die_while_it_hands_over(lab: Lab) -> None:
     at = lab.calm.begun + (lab.calm.records - lab.calm.begun) // 3
     left = lab.play({at: leave("p1")})
     assert "hands over" in left.notes
-    for later in range(at + 1, left.records, max(1, (left.records - at) // 8)):
+    for later in range(at + 20, left.records, max(1, (left.records - at) // 4)):
         played = lab.play({at: leave("p1"), later: lambda world: world.kill("p1")})
         lab.assert_same(played, f"killed at {later} ({left.moments[later - 1]})")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_another_may_die_while_one_hands_over(lab: Lab) -> None:
     at = lab.calm.begun + (lab.calm.records - lab.calm.begun) // 3
     left = lab.play({at: leave("p1")}, spares=3)
@@ -237,30 +241,31 @@ def test_another_may_die_while_one_hands_over(lab: Lab) -> None:
 
 
 def test_a_run_of_one_stage_is_handed_over(made: Any) -> None:
-    lab = made(stages=1)
+    lab = made(stages=1, flops=1e6)
     played = lab.play({(lab.calm.begun + lab.calm.records) // 2: leave("p0")})
     lab.assert_nothing_again(played)
     assert "hands over" in played.notes
 
 
-@pytest.mark.parametrize("codec", ["topk:ratio=4", "delta+topk:ratio=4"])
+@pytest.mark.parametrize(
+    "codec", ["delta+topk:ratio=4", pytest.param("topk:ratio=4", marks=pytest.mark.slow)]
+)
 def test_codecs_with_a_memory_are_handed_over(made: Any, codec: str) -> None:
     lab = made(codec={"activation": codec, "activation_grad": codec})
     at = lab.calm.begun + (lab.calm.records - lab.calm.begun) // 3
-    for name in ("p0", "p1"):
-        played = lab.play({at: leave(name)})
-        lab.assert_nothing_again(played, name)
-        assert "hands over" in played.notes
+    played = lab.play({at: leave("p0")})
+    lab.assert_nothing_again(played)
+    assert "hands over" in played.notes
 
 
-def test_without_anybody_who_takes_the_part_it_leaves_after_its_step(lab: Lab) -> None:
-    """The run waits for another peer, and begins again behind its last snapshots."""
-    at = lab.calm.begun + (lab.calm.records - lab.calm.begun) // 3
+def test_without_anybody_who_takes_the_part_it_leaves_after_its_step(made: Any) -> None:
+    """The run waits for another peer, which begins with what is left: nothing."""
+    lab = made(stages=1, flops=1e5)
     told: list[str] = []
 
     def watch(world: World) -> None:
-        leave("p1")(world)
-        world.after(30.0, lambda: world.join(PeerSpec(name="p9")))
+        leave("p0")(world)
+        world.after(30.0, lambda: world.join(PeerSpec(name="p9", flops_per_s=1e5)))
         also = world.observe
 
         def observe(seen: Observed) -> None:
@@ -271,32 +276,33 @@ def test_without_anybody_who_takes_the_part_it_leaves_after_its_step(lab: Lab) -
 
         world.observe = observe
 
+    at = lab.calm.begun + (lab.calm.records - lab.calm.begun) // 4
     played = lab.play({at: watch}, spares=0)
-    assert played.end.phase == DONE
+    lab.assert_same(played)
     assert told == [
         "the broker to say who takes its part",
-        "the end of the step: no other peer can take its part",
+        "the end of the step: nobody who stays can keep its snapshot",
     ]
     assert "it said goodbye (the owner stopped it)" in played.notes
 
 
-def test_who_leaves_is_replaced_by_a_new_plan_where_no_single_peer_fits(made: Any) -> None:
-    """A spare that is far slower than the one that leaves: the rest is planned anew, behind the
-    same step."""
-    lab = made()
-    free = Lab.__new__(Lab)
-    free.__dict__.update(lab.__dict__)
-    free.spec = broker_pb2.RunSpec()
-    free.spec.CopyFrom(lab.spec)
+def test_where_no_single_peer_takes_the_part_the_rest_is_planned_anew(lab: Lab) -> None:
+    """Behind the same step; another cut adds up in another order."""
     at = lab.calm.begun + (lab.calm.records - lab.calm.begun) // 3
-    small = {"p2": {"memory_bytes": 1}}
-    played = free.play({at: leave("p1")}, spares=2, specs=small)
-    lab.assert_nothing_again(played)
+    played = lab.play({at: leave("p1")}, spares=0)
+    assert played.end.phase == DONE
+    assert not [which for which, n in played.computed.items() if n > 1 and which[1].stage == 0]
+    steps = [e.step.step for e in played.world.events(played.run) if e.HasField("step")]
+    assert steps == list(range(STEPS))
+    assert "hands over" in played.notes
+    losses = [e.step.outcome.loss for e in played.world.events(played.run) if e.HasField("step")]
+    calm = [e.step.outcome.loss for e in lab.calm.world.events(lab.calm.run) if e.HasField("step")]
+    assert losses == pytest.approx(calm, rel=1e-5)
 
 
 def test_a_part_is_handed_over_before_its_holder_means_to_leave(lab: Lab) -> None:
     """p1 said how long it stays: somebody who stays has its part by then."""
-    played = lab.play(specs={"p1": {"stays_s": 1.0}})
+    played = lab.play(specs={"p1": {"stays_s": 0.8 * lab.calm.world.now}})
     lab.assert_nothing_again(played)
     assert "hands over" in played.notes
     assert "p2 (warm)" in played.notes
@@ -304,7 +310,18 @@ def test_a_part_is_handed_over_before_its_holder_means_to_leave(lab: Lab) -> Non
 
 def test_who_stays_is_used_first(lab: Lab) -> None:
     """Both spares could keep copies; p2, which came first, leaves before the run is over."""
-    at = lab.calm.begun + (lab.calm.records - lab.calm.begun) // 2
-    played = lab.play({at: leave("p1")}, spares=2, specs={"p2": {"stays_s": 0.01}})
+    at = lab.calm.begun + (lab.calm.records - lab.calm.begun) // 3
+    stays = 0.9 * lab.calm.world.now
+    played = lab.play({at: leave("p1")}, spares=2, specs={"p2": {"stays_s": stays}})
     lab.assert_same(played)
     assert "-> p3" in played.notes
+
+
+def test_a_stream_that_breaks_and_comes_back_costs_no_recovery(lab: Lab) -> None:
+    """The links with its neighbours hold all the while, so its process is alive."""
+    for name in ("p0", "p1"):
+        at = lab.calm.begun + (lab.calm.records - lab.calm.begun) // 3
+        cut = partial(World.cut, name=name)
+        played = lab.play({at: cut, at + 200: cut})
+        lab.assert_nothing_again(played, name)
+        assert played.end.term == 1, played.notes
