@@ -32,19 +32,21 @@ def choose_keepers(
     spares: int,
     relays: bool,
     lacks_s: Callable[[Member], float] = lambda member: 0.0,
+    unreliable: Container[PeerId] = (),
 ) -> tuple[Keeper, ...]:
     """`free`: pool peers that may be warmed, at most `spares` of them. `lacks_s`: how long before
-    the end of the run one means to leave; the least comes first."""
+    the end of the run one means to leave; the least comes first. `unreliable`: those that leave, or
+    refuse copies, which are asked when there is nobody else."""
     holders = [members.members[p] for p in plan.peers]
     heaviest = max(holders, key=lambda m: m.profile.device_memory_bytes)
-    able = [m for m in free if m.id not in plan.peers]
+    able = [m for m in free if m.id not in plan.peers and m.id not in unreliable]
     able.sort(key=lambda m: (not fits(plan, heaviest.id, m), lacks_s(m), m.joined))
     warm = able[:spares]
     found: list[Keeper] = []
     for i, holder in enumerate(holders):
         turn = warm[i % len(warm) :] + warm[: i % len(warm)] if warm else []
         ring = holders[i + 1 :] + holders[:i]
-        ring.sort(key=lambda m: (m.closed is not None, _alike(m, holder), lacks_s(m)))
+        ring.sort(key=lambda m: (m.id in unreliable, _alike(m, holder), lacks_s(m)))
         for keeper in (*turn, *ring):
             if dial(holder, keeper, relays) is not None:
                 found.append(Keeper(holder.id, keeper.id))

@@ -304,6 +304,7 @@ class Run(Terms):
             self._left[peer] = text
             return []
         self.handing.remains(peer)
+        self._refuse.pop(peer, None)
         self.blamed.lost(peer, now)
         if not self.needs(peer):
             return [*self.note(text, now), *self.order_snapshots(members, now)]

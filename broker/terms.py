@@ -87,6 +87,8 @@ class Terms(DurableRun):
         """Snapshots of fewer steps may go, as peers were told."""
         self._keepers: dict[PeerId, PeerId] = {}
         """By holder, as peers were told."""
+        self._refuse: dict[PeerId, None] = {}
+        """Keepers that did not take a copy."""
         self._losses: deque[tuple[int, float]] = deque(maxlen=_LOSSES)
         self._drift = 0.0
         self.blamed = Blamed()
@@ -128,7 +130,7 @@ class Terms(DurableRun):
     @property
     def unreliable(self) -> tuple[PeerId, ...]:
         """Peers with a part in it that nothing is to be left with."""
-        return tuple(self.handing.leaving)
+        return (*self.handing.leaving, *self._refuse)
 
     @property
     def step_s(self) -> float | None:
@@ -229,8 +231,7 @@ class Terms(DurableRun):
     def _with_keepers(self, plan: Plan, found: Set | None, members: Membership, now: float) -> Plan:
         if not self.snapshots:
             return plan
-        here = [m for p in self.parts if (m := members.mine(p, self.id))]
-        warm = [m for m in here if m.closed is None and m.id not in self.handing.leaving]
+        warm = [m for p in self.parts if (m := members.mine(p, self.id)) and m.closed is None]
         free = [m for m in members.pool if self.suits(m)]
         wanted = self.wish.recovery.warm_spares
         spares = 1 if wanted == "auto" else wanted
@@ -241,6 +242,7 @@ class Terms(DurableRun):
             spares,
             self.options.relays,
             lambda m: self.lacks_s(m, now),
+            self.unreliable,
         )
         plan = replace(plan, keepers=keepers)
         if found is None:
@@ -298,10 +300,31 @@ class Terms(DurableRun):
                 self.cadence.taken(snapshot.step, now)
             return self.order_snapshots(members, now)
         self.sets.not_held(member.id, snapshot)
-        if snapshot.term == self.term:
-            self.cadence.missed(snapshot.step)
+        why = clean(report.reason.text) or "it does not say why"
         fields = (("run", self.id), ("peer", member.id), ("step", snapshot.step))
-        return [Log("snapshot_missed", (*fields, ("why", clean(report.reason.text))))]
+        out: list[Instruction] = [Log("snapshot_missed", (*fields, ("why", why)))]
+        if snapshot.term != self.term:
+            return out
+        refused = snapshot.holder != member.id and snapshot.step == self.cadence.pending
+        self.cadence.missed(snapshot.step)
+        if refused and member.id not in self._refuse:
+            out += self._refused(member, PeerId(snapshot.holder), why, members, now)
+            out += self.order_snapshots(members, now)
+        return out
+
+    def _refused(
+        self, keeper: Member, holder: PeerId, why: str, members: Membership, now: float
+    ) -> list[Instruction]:
+        """Another one keeps this holder's copies from here on, if there is one."""
+        assert self.plan is not None, self
+        self._refuse[keeper.id] = None
+        other = instead(self.plan, members, self.unreliable).get(holder)
+        text = f"peer {keeper.label} does not keep a copy of the snapshots of {holder}: {why}"
+        if other is None or other in self._refuse:
+            text += ". Nobody else can: without a copy the loss of that peer costs more steps"
+        else:
+            text += f"; {members.members[other].label} does instead"
+        return [self._publish(RunEvent(note=text), now)]
 
     def _odd(self, snapshot: Snapshot) -> str:
         """What cannot be of a snapshot that a peer tells of; empty: nothing."""

@@ -7,7 +7,8 @@
 - A holder gives each own snapshot to its keepers by the plan, a few parts at a time. A copy is
   reported when it is whole. One that cannot be kept, since the disk is full, say, is reported too,
   and given up; the run goes on.
-- Of each holder little lies here, whatever it sends: one copy on its way and, of those that are
+- Of each holder little lies here, whatever it sends: nothing larger than this peer announced to
+  have (`most_bytes`), one copy on its way and, of those that are
   whole, the oldest that may be needed, the newest two, and what the assignment goes on from.
 - On resuming, whoever lies nearest gives snapshots on (`Gift`); the assignment is built when all
   that this peer awaits are here.
@@ -29,7 +30,7 @@ from ..dag.plan import PeerId
 from ..net.frame import FrameKey
 from ..proto import broker_pb2, common_pb2
 from . import events as e
-from .snapshots import SnapshotId
+from .snapshots import PART_BYTES, SnapshotId
 
 __all__ = ["Keeping"]
 
@@ -61,9 +62,16 @@ class _Giving:
 class Keeping:
     """Of one peer. Its methods return what is to be done, in order."""
 
-    def __init__(self, peer: PeerId, found: Iterable[tuple[broker_pb2.Snapshot, int]] = ()) -> None:
-        """`found`: what an earlier process left, with the number of parts."""
+    def __init__(
+        self,
+        peer: PeerId,
+        found: Iterable[tuple[broker_pb2.Snapshot, int]] = (),
+        most_bytes: int = 0,
+    ) -> None:
+        """`found`: what an earlier process left, with the number of parts. `most_bytes`: of one
+        snapshot of another peer, the host memory that this one announced; 0: it said nothing."""
         self.peer = peer
+        self._most_parts = -(-most_bytes // PART_BYTES) if most_bytes else 0
         self.held: dict[SnapshotId, tuple[broker_pb2.Snapshot, int]] = {
             SnapshotId.of(snapshot): (snapshot, parts) for snapshot, parts in found
         }
@@ -287,6 +295,11 @@ class Keeping:
         out: list[e.Instruction] = [e.Release(key)]
         out += [self._forget(s) for s in [*self._coming_of(found)] if s != found]
         coming = self._coming.setdefault(found, _Coming(key.hop))
+        if self._most_parts and key.hop > self._most_parts:
+            size = (key.hop - 1) * PART_BYTES
+            what = f"a snapshot of over {size / 1e9:.3g} GB"
+            most = self._most_parts * PART_BYTES / 1e9
+            return self.refused(key, f"{what} came: {self.peer} offers {most:.3g} GB of its host")
         if key.hop != coming.parts:
             return self.refused(key, f"a part of {key.hop} came, the first was of {coming.parts}")
         coming.came.add(key.microbatch)

@@ -124,7 +124,7 @@ class PeerMachine:
         self.options = options or PeerOptions()
         self.assignment: Assignment | None = None
         """What it takes part in; None in the pool. Stays in phase FAILED until the Leave."""
-        self.keeping = Keeping(peer, snapshots)
+        self.keeping = Keeping(peer, snapshots, profile.host_memory_bytes)
         """Snapshots that lie here."""
         self.probes = Probes(peer)
         """Links that the broker wants measured now."""

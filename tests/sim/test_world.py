@@ -131,6 +131,7 @@ def test_a_peer_stopped_by_its_owner_leaves_when_its_part_is_handed_over(gpt, eq
     trained_a_step(world, run)
     world.peers["p1"].handle(StopAsked())
     equal_training(gpt.finish(world, run), gpt.plain())
+    world.until(lambda: world.peers["p1"].exit is not None)
     assert world.peers["p1"].exit is not None
     assert world.peers["p1"].exit.code == 0
 
