@@ -104,6 +104,7 @@ class BrokerMachine:
         self._boot = boot
         self.options = options or BrokerOptions()
         self.members = Membership(broker_id, self.options)
+        self.members.goes_on_with = self._goes_on_with
         self.decided = decided or Decided(self.options)
         self.runs = self.decided.runs
         self.probing = Probing(self.options)
@@ -123,6 +124,9 @@ class BrokerMachine:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """What to do about an event. Never raises for anything that came from outside."""
         out = self._decide(event, now)
+        for run in self.runs.values():
+            if run.handing or run.on_hold:
+                out += run.hand_over(self.members, self.placing.next_generation, now)
         out += self.data.advance(self.runs.values(), now)
         out += self.probing.advance(self.members, self.placing.next_generation, now)
         out += self.placing.place(self.runs.values(), now)
@@ -242,12 +246,19 @@ class BrokerMachine:
         order = SnapshotOrder(run=report.snapshot.run, needed=NEVER)
         return [Tell(member.stream, BrokerMessage(snapshot=order))]
 
+    def _goes_on_with(self, member: Member) -> Holding | None:
+        """What a member may come back with, when its stream broke."""
+        run = self.runs.get(member.run) if member.run else None
+        if run is None or not run.may_return(member.id):
+            return None
+        return Holding(run=run.id, term=run.term, step=run.committed)
+
     def _returned(self, member: Member, now: float) -> list[Instruction]:
         for run in self.runs.values():
             if member.id not in run.returning:
                 continue
             if member.run == run.id and member.state == "assigned":
-                return run.back(member, now)
+                return run.back(member, self.members, now)
             lost = Lost(member, "it came back without the run", "lost")
             return run.lost(lost, self.members, self.placing.next_generation, now)
         return []
@@ -262,7 +273,10 @@ class BrokerMachine:
         if kind == "resolved":
             return self.data.resolved(member, message.resolved)
         if kind == "opening":
-            return self.members.opening(member, message.opening)
+            out = self.members.opening(member, message.opening)
+            if member.state == "assigned" and member.run in self.runs:
+                self.runs[member.run].owner_says(member)
+            return out
         if kind == "link":
             return self.probing.reported(member.id, message.link, now)
         if kind == "snapshot":
@@ -286,6 +300,9 @@ class BrokerMachine:
             return run.saved(member, message.saved, self.members, now)
         if kind == "exported":
             return run.exported(member, message.exported, self.members, now)
+        if kind == "heard":
+            generation = self.placing.next_generation
+            return run.heard(member, message.heard, self.members, generation, now)
         assert kind == "fault", kind
         return run.fault(member, message.fault, self.members, self.placing.next_generation, now)
 

@@ -20,6 +20,7 @@ Rules.
   a fault, or makes no progress; it is left out for a while. What would fail on any peer ends the
   run, as does a fault at every peer that was tried. A lost peer that only keeps snapshots ends
   nothing.
+- A holder that says that it leaves hands its part over first (`handing.py`): no step is done again.
 - Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
   `step_floor_s` and `step_factor` medians of the measured steps since the last report, with one
   more median for each batch of an evaluation, and `first_step_s` before a step was measured.
@@ -49,6 +50,7 @@ from ..proto.broker_pb2 import (
     Committed,
     Exported,
     Fault,
+    Heard,
     Leave,
     Phase,
     Ready,
@@ -107,6 +109,10 @@ class Run(Terms):
         self.returning = Returning((), 0.0)
         self._ready: dict[PeerId, Ready] = {}
         self._exports: dict[PeerId, Exported] = {}
+        self._left: dict[PeerId, str] = {}
+        """Of those that may come back: how their stream broke."""
+        self._down: dict[PeerId, dict[PeerId, None]] = {}
+        """To whom links are broken in this term, and who says so."""
         self._finished: dict[PeerId, None] = {}
         """Who has reported the last step in this term, be it in a replay."""
         self._pausing: int | None = None
@@ -123,6 +129,7 @@ class Run(Terms):
         if code:
             state.reason.CopyFrom(Reason(code=code, text=text))
         self._since = now
+        self.handing.reset()
         fields: list[tuple[str, str | int | float]] = [("run", self.id)]
         fields += [("phase", Phase.Name(phase)), ("term", self.term)]
         fields += [("step", self.committed), ("why", text)]
@@ -166,7 +173,7 @@ class Run(Terms):
         now: float,
     ) -> list[Instruction]:
         self.asked, self.offered = None, {}
-        self._ready, self._exports, self._finished = {}, {}, {}
+        self._ready, self._exports, self._finished, self._down = {}, {}, {}, {}
         out = self.begin_term(plan, pairs, members, generation, now)
         if self.term > 1:
             found = self.begun_from
@@ -347,12 +354,39 @@ class Run(Terms):
 
     # ------------------------------------------------------------ ends
 
+    def owner_says(self, member: Member) -> None:
+        """The owner of a peer with a part in it takes it out of runs, or no longer does."""
+        if member.closed is None:
+            self.handing.remains(member.id)
+        elif member.id in self.peers:
+            self.handing.leaves(member.id, member.closed.text)
+
+    def hand_over(
+        self, members: Membership, generation: Callable[[], int], now: float
+    ) -> list[Instruction]:
+        """Goes on with handing over the parts of those that leave (`handing.py`)."""
+        if self.returning:
+            return []
+        held = self.on_hold
+        out, over = self.handing.look(self, members, now)
+        if held and not self.on_hold:
+            self._since = now
+        if over is None:
+            return out
+        return [*out, *self._go_on(over.leavers, "left", over.text, members, generation, now)]
+
     def lost(
         self, lost: Lost, members: Membership, generation: Callable[[], int], now: float
     ) -> list[Instruction]:
         """A peer with a part in it is no member any more."""
         peer = lost.member.id
         text = f"peer {lost.member.label} was lost {self._where}: {lost.cause}"
+        if lost.code == "away":
+            self.returning.wait_for(peer, lost.member.heard_at + self.options.lease_s)
+            self._left[peer] = text
+            return []
+        self.handing.remains(peer)
+        self._refuse.pop(peer, None)
         self.blamed.lost(peer, now)
         if not self.needs(peer):
             out = self.note(text, now)
@@ -360,6 +394,33 @@ class Run(Terms):
                 out += self._no_checkpoint(text, now)
             return [*out, *self.order_snapshots(members, now), *self._finish_export(members, now)]
         return self._go_on((peer,), lost.code, text, members, generation, now)
+
+    def may_return(self, peer: PeerId) -> bool:
+        """Whether a holder whose stream broke is waited for: all who have links with it still hear
+        it. If its process had died, these would have broken as well."""
+        return self.phase in (RUNNING, EXPORTING) and self.needs(peer) and not self._down.get(peer)
+
+    def heard(
+        self,
+        member: Member,
+        heard: Heard,
+        members: Membership,
+        generation: Callable[[], int],
+        now: float,
+    ) -> list[Instruction]:
+        """A link of a peer with a part in it broke, or is up again."""
+        if heard.term != self.term or members.mine(member.id, self.id) is None:
+            return []
+        peer = PeerId(heard.peer)
+        if heard.up or peer not in self.parts:
+            self._down.get(peer, {}).pop(member.id, None)
+            return []
+        self._down.setdefault(peer, {})[member.id] = None
+        if peer not in self._left:
+            return []
+        text = f"{self._left[peer]}, as did its link with {member.label}"
+        self.blamed.lost(peer, now)
+        return self._go_on((peer,), "lost", text, members, generation, now)
 
     def needs(self, peer: PeerId) -> bool:
         """Whether it cannot go on without a peer: a holder, until all have finished the last step
@@ -432,7 +493,7 @@ class Run(Terms):
         assert self.plan is not None, self
         for peer in self.returning.away:
             members.expected.pop(peer, None)
-        away, self.returning = self.returning.away, Returning((), now)
+        away, self.returning, self._left = self.returning.away, Returning((), now), {}
         found = self.goes_on_from(members)
         lost = found is None or found.checkpoint is not None
         if not self.wish.recovery.ladder or (self.committed and lost and not self.begins_anew):
@@ -480,7 +541,7 @@ class Run(Terms):
         self._ready, self._exports, self._finished = {}, {}, {}
         for peer in self.returning.away:
             members.expected.pop(peer, None)
-        self.returning = Returning((), now)
+        self.returning, self._left = Returning((), now), {}
         return out + self._enter(phase, now, code, text)
 
     # ------------------------------------------------------------ after a restart
@@ -496,17 +557,31 @@ class Run(Terms):
             self.returning = Returning(self.peers, now + self.options.lease_s)
         return []
 
-    def back(self, member: Member, now: float) -> list[Instruction]:
-        """A holder attached again, still with its part. It may not have heard the Start."""
+    def back(self, member: Member, members: Membership, now: float) -> list[Instruction]:
+        """A holder attached again, still with its part. It may not have heard the Start, nor which
+        step is on hold, or no longer."""
         self.returning.back(member.id)
+        self._left.pop(member.id, None)
         self._since = now
-        return [Tell(member.stream, self._start())]
+        self.cadence.given_up()  # it may not have heard the order
+        self.handing.holds(member)
+        out: list[Instruction] = [Tell(member.stream, self._start())]
+        return out if self.returning else [*out, *self.tell_order(members)]
 
     # ------------------------------------------------------------ time
 
     @property
     def deadline(self) -> float | None:
-        """When the current phase has failed, unless something comes before."""
+        """When something is to be done, unless something comes before."""
+        phase = self._phase_deadline
+        if self.returning or self.phase != RUNNING or phase is None:
+            return phase
+        hand_over = self.handing.due(self)
+        return hand_over if self.on_hold else min(hand_over, phase)
+
+    @property
+    def _phase_deadline(self) -> float | None:
+        """When the current phase has failed."""
         if self.returning:
             return self.returning.until
         if self.phase == BUILDING:
@@ -545,8 +620,18 @@ class Run(Terms):
         if self.returning:
             away = self.returning.away
             who = _labels(away, members)
-            text = f"{who} did not come back within a lease of the broker's restart, {self._where}"
+            text = f"{who} did not come back within a lease of {self.options.lease_s:g} s"
+            text = "; ".join((*self._left.values(), f"{text}, {self._where}"))
+            for peer in self._left:
+                self.blamed.lost(peer, now)
             return self._go_on(away, "lost", text, members, generation, now)
+        if self.phase == RUNNING:
+            over = self.handing.timed(self, members, now)
+            if over is not None:
+                return self._go_on(over.leavers, "left", over.text, members, generation, now)
+            phase = self._phase_deadline
+            if self.on_hold or phase is None or now < phase:
+                return []
         waited = now - self._since
         if self.phase == BUILDING:
             missing = [p for p in self.peers if p not in self._ready]

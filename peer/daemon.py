@@ -136,6 +136,8 @@ class Worker:
     ) -> None:
         self.config = config
         self.me = me
+        self.waits: Callable[[str, float], None] = lambda what, within_s: None
+        """Called with what a drain waits for, and for how many seconds at most."""
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[e.Exit] = self._loop.create_future()
         self._events: deque[e.Event] = deque()
@@ -525,6 +527,9 @@ class Worker:
                 if name in self._timers:
                     self._timers[name].cancel()
                 self._timers[name] = self._loop.call_at(at, self._post, e.TimerFired(name))
+            case e.Waits(what, within_s):
+                note(_log, logging.INFO, "waits", peer=self.me.peer, what=what, within_s=within_s)
+                self.waits(what, within_s)
             case e.Exit():
                 self._exit.set_result(instruction)
 

@@ -6,7 +6,7 @@ order, and turns every result, failure and timeout into the next event. `run` an
 assignment that caused a record, so that a stale answer is recognised and dropped.
 
     shell -> machine                          machine -> shell
-    Started StopAsked OwnerLooked TimerFired  Connect Tell SetTimer Exit
+    Started StopAsked OwnerLooked TimerFired  Connect Tell SetTimer Waits Exit
     Attached Detached BrokerSaid              Dial Expect HangUp Allow
     LinkUp LinkDown                           Build Prefetch Compute Discard UploadWeights
     Built BuildFailed DataReady DataFailed    SendFrame Release
@@ -80,6 +80,7 @@ __all__ = [
     "TimerFired",
     "UploadSnapshot",
     "UploadWeights",
+    "Waits",
 ]
 
 # ---------------------------------------------------------------- facts
@@ -363,6 +364,14 @@ class SetTimer:
 
 
 @dataclass(frozen=True, slots=True)
+class Waits:
+    """Tell the owner what the peer waits for before it leaves its run, at most for so long."""
+
+    what: str
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """End the process with this exit code. What was told and sent may still leave, for a moment;
     then everything is freed."""
@@ -510,6 +519,7 @@ Instruction = (
     Connect
     | Tell
     | SetTimer
+    | Waits
     | Exit
     | Dial
     | Expect

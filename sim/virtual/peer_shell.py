@@ -99,7 +99,7 @@ class PeerSpec:
     """The same of the downlink."""
     joins_s: float = 0.0
     stays_s: float | None = None
-    """How long after its coming the owner ends it, in good order; None: never."""
+    """How long after its coming the owner ends it, in good order, as it says; None: never."""
 
     @property
     def speeds(self) -> Speeds:
@@ -119,6 +119,7 @@ class PeerSpec:
             operator_set=graph_pb2.CORE if self.core else graph_pb2.FULL,
             up_bytes_per_s=self.up,
             down_bytes_per_s=self.down,
+            stay_s=self.stays_s or 0.0,
         )
 
 
@@ -316,6 +317,8 @@ class PeerShell:
                 self._tell(message)
             case p.SetTimer(name, at):
                 self._timers.set(name, at)
+            case p.Waits(what, within_s):
+                world.note(self.name, f"waits for {what}, at most {within_s:.3f} s")
             case p.Exit():
                 self._exit(instruction)
             case p.Dial(peer, address, generation):

@@ -769,3 +769,15 @@ def test_the_same_events_give_the_same_instructions(make_world) -> None:
         return found
 
     assert story() == story()
+
+
+def test_a_run_that_asks_for_more_warm_spares_than_there_are_says_so(world) -> None:
+    for peer in "abc":
+        world.join(peer)
+    spec = world.spec(plan={"stages": 2}, recovery={"warm_spares": 2})
+    run, _ = world.submit(spec)
+    assert world.state(run).phase == WAITING
+    text = world.state(run).reason.text
+    assert "needs 2 peers and 2 more as warm spares (recovery.warm_spares), has 3" in text
+    out = world.join("d")
+    assert world.only(out, MakePlan).run == run
