@@ -1,7 +1,7 @@
 """A holder dies whose stage another one holds, too: that one does its microbatches.
 
-The oracle is the same world without a death; committed steps are not done again. Moments of death are numbered by the records of the
-world, as in test_recovery.py.
+The oracle is the same world without a death; committed steps are not done again. Moments of death
+are numbered by the records of the world, as in test_recovery.py.
 """
 
 from __future__ import annotations
