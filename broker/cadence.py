@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["Cadence"]
+__all__ = ["PAUSE_S", "Cadence"]
 
 _MOST_LEAD = 64
 _SHARE = 0.5
-_PAUSE_S = 0.5
+PAUSE_S = 0.5
 """Between two sets, however small they are."""
 _LEAST_S, _LONGER = 300.0, 10.0
 """A set that is not whole after so long, or so many times as long as the last one, is given up."""
@@ -86,7 +86,7 @@ class Cadence:
         self.whole, self.pending = self.pending, None
         self.took = 0.0 if self._taken_at is None else now - self._taken_at
         if not self.every:
-            self._not_before = now + max(_PAUSE_S, self.took * (1 / _SHARE - 1))
+            self._not_before = now + max(PAUSE_S, self.took * (1 / _SHARE - 1))
         return self.whole
 
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ from ..proto.broker_pb2 import OperatorSpan, PreviewAnswer
 from ..proto.common_pb2 import Reason
 from .events import PreviewWanted
 from .request import plan_request
+from .risk import work_at_risk
 from .scheduler.alternatives import ALONE, REPLICAS, alone, replicas
 from .scheduler.interface import NoPlan, PlanRequest
 from .scheduler.judge import Judge
@@ -67,11 +68,12 @@ def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
     others = _compared(request)
     kept = [a for a in plan.predicted.alternatives if a.name not in (ALONE, REPLICAS)]
     plan = replace(plan, predicted=replace(plan.predicted, alternatives=(*others, *kept)))
+    risk = work_at_risk(request, graph, plan, wish.recovery)
     return PreviewAnswer(
         plan=plan_to_proto(plan),
         peers=wanted.peers,
         operators=_spans(graph, plan),
-        notes=[*_verdict(plan), *wanted.notes, *_unknown(request, plan)],
+        notes=[*_verdict(plan), *risk, *wanted.notes, *_unknown(request, plan)],
     )
 
 

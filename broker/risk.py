@@ -1,0 +1,71 @@
+"""What a loss would cost under a plan: the steps that are done again, for the preview.
+
+Copies of snapshots have what the step leaves of a holder's uplink. With u the seconds that the
+slowest copy takes, a set is whole u after it was taken, and with `snapshot_every = "auto"` the next
+one is taken u after that (`cadence.py`), at least PAUSE_S: a loss at any moment goes back by
+u + (u + pause) / 2 on the average, and by 2 u + pause at most.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..dag.cost import cost, stage_cost
+from ..dag.graph import Graph
+from ..dag.plan import PeerId, Plan
+from ..dag.vocabulary import planned_graph
+from ..job.tables import Recovery
+from .cadence import PAUSE_S
+from .scheduler.interface import PlanRequest
+
+__all__ = ["work_at_risk"]
+
+
+def work_at_risk(request: PlanRequest, graph: Graph, plan: Plan, recovery: Recovery) -> list[str]:
+    """One sentence for people; none where the plan predicts no step time or knows no links."""
+    step_s = plan.predicted.step_s
+    if "snapshot" not in recovery.ladder:
+        text = "no recovery: the first loss ends the run (recovery.ladder)"
+        return [] if recovery.ladder else [text]
+    slowest = _slowest_copy(request, graph, plan)
+    if not step_s or slowest is None:
+        return []
+    peer, size, copy_s = slowest
+    pause_s = max(PAUSE_S, copy_s)
+    if recovery.snapshot_every != "auto":
+        pause_s = max(0.0, recovery.snapshot_every * step_s - copy_s)
+    mean, most = copy_s + (copy_s + pause_s) / 2, 2 * copy_s + pause_s
+    name = next((str(o) for o in request.offers if o.peer == peer), peer)
+    return [
+        f"work at risk: a loss repeats about {_steps(mean, step_s)}, at most "
+        f"{_steps(most, step_s)}; the slowest copy of a snapshot is that of {name}, "
+        f"{size / 1e6:.3g} MB in {copy_s:.3g} s"
+    ]
+
+
+def _steps(seconds: float, step_s: float) -> str:
+    count = math.ceil(seconds / step_s) if math.isfinite(seconds) else "all"
+    return f"{count} step{'' if count == 1 else 's'} ({seconds:.3g} s)"
+
+
+def _slowest_copy(
+    request: PlanRequest, graph: Graph, plan: Plan
+) -> tuple[PeerId, int, float] | None:
+    """(holder, bytes, seconds)."""
+    network = request.links
+    if network is None or len(network.peers) < 2:
+        return None
+    costs = cost(planned_graph(graph.bind(plan.microbatch_size), plan))
+    place = {peer: i for i, peer in enumerate(network.peers)}
+    found = []
+    for peer in plan.peers:
+        at = place[peer]
+        stages = [plan.stages[k] for k in plan.stages_of(peer)]
+        parameters = sum(stage_cost(costs, s.start, s.stop).parameter_bytes for s in stages)
+        size = parameters * (1 + request.options.optimizer_slots)
+        link = max(float(network.bandwidth[at, j]) for j in place.values() if j != at)
+        rate = min(link, float(network.up[at]))
+        sent = sum(x.bytes for x in plan.predicted.links if x.source == peer)
+        left = rate - sent / plan.predicted.step_s if plan.predicted.step_s else rate
+        found.append((peer, size, size / left if left > 0 else math.inf))
+    return max(found, key=lambda copy: copy[2])
