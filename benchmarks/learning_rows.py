@@ -12,16 +12,23 @@ those of a flow line, for either direction:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 from learning_chain import Setting
 from learning_wire import SUPPORT, Codecs
 
-from shoal.broker.scheduler.codecs import least_ratio, topk_text
+from shoal.broker.scheduler.adatopk import (
+    WIDTHS,
+    best_within,
+    harm,
+    support_text,
+    topk_text,
+)
 from shoal.compression.codec import fitting, parse
+from shoal.compression.topk import TopK
 from shoal.dag.graph import TensorSpec
 
 __all__ = ["BASELINE", "LINKS", "ROWS", "Class", "Row", "adatopk", "step_seconds", "uniform"]
@@ -56,30 +63,35 @@ def adatopk(most: float, spec: TensorSpec) -> tuple[str, ...]:
     """Codec texts by link under rule A, with 1/`most` of the bytes on the slowest link."""
     seconds = seconds_of(["raw"] * len(LINKS), spec)
     fewer = [max(1.0, float(f"{most * s / max(seconds):.2g}")) for s in seconds]
-    return tuple(_topk(least_ratio(_size(spec), spec.size_bytes / r, r), r) for r in fewer)
+    sizes = {width: partial(_size, spec, width) for width in WIDTHS}
+    return tuple(best_within(sizes, spec.size_bytes / r, r) if r > 1 else "raw" for r in fewer)
 
 
 @cache
 def uniform(most: float, spec: TensorSpec) -> tuple[str, ...]:
     """One ratio on every link, to 0.01 the smallest with which a step is no longer than
-    `adatopk(most)`'s."""
+    `adatopk(most)`'s, and the width chosen as there."""
     aim = step_seconds(adatopk(most, spec), spec)
+    ratios = {width: _least_uniform(width, aim, most, spec) for width in WIDTHS}
+    width = min(ratios, key=lambda width: harm(ratios[width], width))
+    return (topk_text(ratios[width], width),) * len(LINKS)
+
+
+def _least_uniform(width: str, aim: float, most: float, spec: TensorSpec) -> float:
     low, high = 100, round(200 * most)  # hundredths
     while low < high:
         ratio = (low + high) // 2
-        if step_seconds([topk_text(ratio / 100)] * len(LINKS), spec) <= aim:
+        if step_seconds([topk_text(ratio / 100, width)] * len(LINKS), spec) <= aim:
             high = ratio
         else:
             low = ratio + 1
-    return (topk_text(low / 100),) * len(LINKS)
+    return low / 100
 
 
-def _size(spec: TensorSpec) -> Callable[[float], int]:
-    return lambda ratio: fitting(parse(topk_text(ratio)), spec).size_bytes(spec)
-
-
-def _topk(ratio: float, fewer: float) -> str:
-    return topk_text(ratio) if fewer > 1 else "raw"
+def _size(spec: TensorSpec, width: str, ratio: float) -> int:
+    """Bytes of the larger of a value and its gradient."""
+    texts = topk_text(ratio, width), support_text(ratio)
+    return max(fitting(parse(text), spec).size_bytes(spec) for text in texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,7 @@ class Row:
         spec = TensorSpec((windows, setting.length, setting.width), "float32")
         there = _by_cut(self.activation, spec)
         if self.activation_grad == SUPPORT:
-            back = tuple(text.replace("topk", SUPPORT) for text in there)
+            back = tuple(_on_support(text) for text in there)
         else:
             back = _by_cut(self.activation_grad, spec)
         return Codecs(there, back, self.grad, self.replicas)
@@ -129,6 +141,11 @@ def _by_cut(wish: str | Mapping[Class, str], spec: TensorSpec) -> tuple[str, ...
             return uniform(float(most), spec)
         case _:
             return (wish,) * len(LINKS)
+
+
+def _on_support(text: str) -> str:
+    codec = parse(text)
+    return support_text(codec.ratio) if isinstance(codec, TopK) else text
 
 
 def _slow(text: str) -> dict[Class, str]:

@@ -13,12 +13,13 @@ import pytest
 from shoal.broker.scheduler import carried as carried_module
 from shoal.broker.scheduler import codec_costs as costs
 from shoal.broker.scheduler import codecs, coded
+from shoal.broker.scheduler.adatopk import topk_text
 from shoal.broker.scheduler.candidate import Candidate, Share
 from shoal.broker.scheduler.carried import Carried
 from shoal.broker.scheduler.cases import random_case, random_graph
 from shoal.broker.scheduler.codec_costs import COSTS, cost_of, typical_error
 from shoal.broker.scheduler.codec_table import Rung
-from shoal.broker.scheduler.codecs import choose, codec_of, ladder, topk_text
+from shoal.broker.scheduler.codecs import choose, codec_of, ladder
 from shoal.broker.scheduler.coded import with_codecs
 from shoal.broker.scheduler.interface import CODED_ROLES, CodecOptions, PeerOffer, PlanRequest
 from shoal.broker.scheduler.judge import Judge
