@@ -155,9 +155,10 @@ def _best(carried: Carried, lane: Lane, fewer: float, options: CodecOptions) -> 
     answered = lane.role == Role.ACTIVATION and options.of(Role.ACTIVATION_GRAD) == "adatopk"
 
     def size_bytes(values: str, ratio: float) -> int:
-        there = codec_of(topk_text(ratio, values), lane.role, options)
-        back = [support_text(ratio)] if answered else []
-        return max(carried.load(lane.number, text).bytes for text in (there, *back))
+        texts = [codec_of(topk_text(ratio, values), lane.role, options)]
+        if answered and values != "int8":  # else it is no larger
+            texts.append(support_text(ratio))
+        return max(carried.load(lane.number, text).bytes for text in texts)
 
     sizes = {values: partial(size_bytes, values) for values in WIDTHS}
     found = best_within(sizes, lane.dense_bytes / fewer, fewer)
