@@ -232,7 +232,9 @@ def _unpacked(packed: Tensor, bits: int, n: int) -> Tensor:
     if bits == 8:
         return packed
     sizes = [-(-n * width // 8) for width in _fields(bits)]
-    parts = [_unfold(p, w, n) for p, w in zip(packed.split(sizes), _fields(bits), strict=True)]
+    parts = [
+        _unfold(p, w, n) for p, w in zip(torch.split(packed, sizes), _fields(bits), strict=True)
+    ]
     found = parts[-1]  # which has the sign
     for part, width in zip(parts[-2::-1], _fields(bits)[-2::-1], strict=True):
         found = (found << width) | (part & ((1 << width) - 1))

@@ -12,7 +12,6 @@ Where the inner codec does not pay (bf16 for a tensor of bf16), the numbers go a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import cast
 
 import torch
@@ -95,7 +94,11 @@ class Values:
             yield self._inner if pays else RAW, spec
 
 
-@cache
 def _header(codec: Codec) -> int:
     """Bytes of the header, which all tensors of a codec have in common."""
-    return len(codec.encode(torch.ones(1)).header)
+    if codec.name not in _HEADERS:
+        _HEADERS[codec.name] = len(codec.encode(torch.ones(1)).header)
+    return _HEADERS[codec.name]
+
+
+_HEADERS: dict[str, int] = {}
