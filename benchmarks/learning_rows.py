@@ -12,16 +12,23 @@ those of a flow line, for either direction:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 from learning_chain import Setting
 from learning_wire import SUPPORT, Codecs
 
-from shoal.broker.scheduler.codecs import least_ratio, topk_text
+from shoal.broker.scheduler.adatopk import (
+    WIDTHS,
+    best_within,
+    harm,
+    support_text,
+    topk_text,
+)
 from shoal.compression.codec import fitting, parse
+from shoal.compression.topk import TopK
 from shoal.dag.graph import TensorSpec
 
 __all__ = ["BASELINE", "LINKS", "ROWS", "Class", "Row", "adatopk", "step_seconds", "uniform"]
@@ -56,30 +63,35 @@ def adatopk(most: float, spec: TensorSpec) -> tuple[str, ...]:
     """Codec texts by link under rule A, with 1/`most` of the bytes on the slowest link."""
     seconds = seconds_of(["raw"] * len(LINKS), spec)
     fewer = [max(1.0, float(f"{most * s / max(seconds):.2g}")) for s in seconds]
-    return tuple(_topk(least_ratio(_size(spec), spec.size_bytes / r, r), r) for r in fewer)
+    sizes = {width: partial(_size, spec, width) for width in WIDTHS}
+    return tuple(best_within(sizes, spec.size_bytes / r, r) if r > 1 else "raw" for r in fewer)
 
 
 @cache
 def uniform(most: float, spec: TensorSpec) -> tuple[str, ...]:
     """One ratio on every link, to 0.01 the smallest with which a step is no longer than
-    `adatopk(most)`'s."""
+    `adatopk(most)`'s, and the width chosen as there."""
     aim = step_seconds(adatopk(most, spec), spec)
+    ratios = {width: _least_uniform(width, aim, most, spec) for width in WIDTHS}
+    width = min(ratios, key=lambda width: harm(ratios[width], width))
+    return (topk_text(ratios[width], width),) * len(LINKS)
+
+
+def _least_uniform(width: str, aim: float, most: float, spec: TensorSpec) -> float:
     low, high = 100, round(200 * most)  # hundredths
     while low < high:
         ratio = (low + high) // 2
-        if step_seconds([topk_text(ratio / 100)] * len(LINKS), spec) <= aim:
+        if step_seconds([topk_text(ratio / 100, width)] * len(LINKS), spec) <= aim:
             high = ratio
         else:
             low = ratio + 1
-    return (topk_text(low / 100),) * len(LINKS)
+    return low / 100
 
 
-def _size(spec: TensorSpec) -> Callable[[float], int]:
-    return lambda ratio: fitting(parse(topk_text(ratio)), spec).size_bytes(spec)
-
-
-def _topk(ratio: float, fewer: float) -> str:
-    return topk_text(ratio) if fewer > 1 else "raw"
+def _size(spec: TensorSpec, width: str, ratio: float) -> int:
+    """Bytes of the larger of a value and its gradient."""
+    texts = topk_text(ratio, width), support_text(ratio)
+    return max(fitting(parse(text), spec).size_bytes(spec) for text in texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,7 @@ class Row:
         spec = TensorSpec((windows, setting.length, setting.width), "float32")
         there = _by_cut(self.activation, spec)
         if self.activation_grad == SUPPORT:
-            back = tuple(text.replace("topk", SUPPORT) for text in there)
+            back = tuple(_on_support(text) for text in there)
         else:
             back = _by_cut(self.activation_grad, spec)
         return Codecs(there, back, self.grad, self.replicas)
@@ -131,6 +143,11 @@ def _by_cut(wish: str | Mapping[Class, str], spec: TensorSpec) -> tuple[str, ...
             return (wish,) * len(LINKS)
 
 
+def _on_support(text: str) -> str:
+    codec = parse(text)
+    return support_text(codec.ratio) if isinstance(codec, TopK) else text
+
+
 def _slow(text: str) -> dict[Class, str]:
     return {"slow": text}
 
@@ -141,15 +158,23 @@ def _both(
     return Row(name, title, wish, wish, seeds=seeds)
 
 
+TENTH = _slow("topk:ratio=3.67,values=int8")
+"""A tenth of the bytes on slow links. Which gradients come back is another question than how wide
+numbers are, so its rows keep one text."""
+HUNDREDTH = _slow("topk:ratio=49,values=int8")
+"""By rule A, a hundredth of the bytes."""
+AS_FAST = "topk:ratio=35.9,values=int8"
+"""On every link, with the step time of HUNDREDTH."""
+
 ROWS: tuple[Row, ...] = (
     Row(BASELINE, "nothing compressed"),
     Row("adatopk", "AdaTopK, 10× fewer bytes", "adatopk 10", SUPPORT),
     Row("uniform_topk", "uniform top-k, same step time", "uniform 10", SUPPORT),
-    _both("adatopk_own", "AdaTopK 10×, top-k of the gradients' own", "adatopk 10"),
-    Row("adatopk_activation", "AdaTopK 10×, activations only", activation="adatopk 10"),
-    Row("adatopk_grad", "AdaTopK 10×, their gradients only", activation_grad="adatopk 10"),
-    Row("adatopk_100", "AdaTopK, 100× fewer bytes", "adatopk 100", SUPPORT),
-    Row("uniform_topk_100", "uniform top-k, as fast as that", "uniform 100", SUPPORT),
+    _both("adatopk_own", "int8 top-k 10×, the gradients' own choice", TENTH),
+    Row("adatopk_activation", "int8 top-k 10×, activations only", activation=TENTH),
+    Row("adatopk_grad", "int8 top-k 10×, their gradients only", activation_grad=TENTH),
+    Row("adatopk_100", "int8 top-k by rule A, 100× fewer bytes", HUNDREDTH, SUPPORT),
+    Row("uniform_topk_100", "uniform int8 top-k, as fast as that", AS_FAST, SUPPORT),
     Row("ef_topk1pct", "EF + top-k 1 %", grad="ef+topk:ratio=100", replicas=2),
     _both("lowrank", "low rank on slow links", _slow("lowrank:rank=4"), ONE),
     _both("int4", "int4 on slow links", _slow("int4"), ONE),

@@ -28,6 +28,7 @@ CODECS = (
     "bf16",
     "fp16",
     "int8",
+    "int6",
     "int4",
     "int2",
     "topk:ratio=10",

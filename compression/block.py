@@ -1,11 +1,13 @@
-"""int8, int4, int2: blocks of neighbouring elements, each with one scale and small integers.
+"""int8, int6, int4, int2: blocks of neighbouring elements, each with one scale and small integers.
 
-    scale_b = max |x| in the block / m, rounded up to bfloat16      m = 127, 7, 1 for 8, 4, 2 bits
-    code_i  = round(x_i / scale_b)                                  decoded: code_i · scale_b
+    scale_b = max |x| in the block / m, rounded up to bfloat16    m = 127, 31, 7, 1
+    code_i  = round(x_i / scale_b)                                for 8, 6, 4, 2 bits
+                                                                  decoded: code_i · scale_b
 
-Bytes, n elements in blocks of B: 2·ceil(n/B) for the scales, then ceil(n·bits/8): 1.008 per
-element for int8 and B = 256, 0.531 and 0.281 for int4 and int2 and B = 64. Scales are never fp16:
-they would underflow on gradients of activations. A tensor whose largest element lies outside
+Bytes, n elements in blocks of B: 2·ceil(n/B) for the scales, then ceil(n·bits/8), for 6 bits
+ceil(n/2) + ceil(n/4): 1.008 and 0.758 per element for int8 and int6 and B = 256, 0.531 and 0.281
+for int4 and int2 and B = 64. Scales are never fp16: they would underflow on gradients of
+activations. A tensor whose largest element lies outside
 2^-60 … 2^100 is scaled by a power of two first, which the header (int16) holds; else it holds 0.
 
 A block that holds a NaN or an infinity is NaN as a whole afterwards.
@@ -23,10 +25,11 @@ more than its own size either. So the worst block has a, and t·a in all other p
     stochastic   ‖Δ‖² / ‖x‖² ≤ 4·N·t²
 
 Where denormals play no part and x is float32, half of t (of 2t) holds. Gaussian data is far below:
-0.007 for int8, 0.11 for int4.
+0.007 for int8, 0.03 for int6, 0.11 for int4.
 
 Packing: c codes in a byte, w = ceil(n / c) bytes; byte i holds codes i, i + w, …, the first in its
-lowest bits, in two's complement.
+lowest bits, in two's complement. Of 6 bits the lower four of all codes go first, packed so, then
+the upper two.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ from .checks import (
 )
 from .interface import CodecError, Encoded, Spec
 
-__all__ = ["BlockCodec", "int2", "int4", "int8"]
+__all__ = ["BlockCodec", "int2", "int4", "int6", "int8"]
 
 _SMALLEST, _LARGEST = 2.0**-60, 2.0**100
 _NAN, _INFINITE = 0x7FC0, 0x7F80
@@ -64,6 +67,10 @@ _NO_SCALE = 2.0**-120
 
 def int8(block: int = 256, rounding: str = "nearest") -> BlockCodec:
     return BlockCodec(8, block, rounding)
+
+
+def int6(block: int = 256, rounding: str = "nearest") -> BlockCodec:
+    return BlockCodec(6, block, rounding)
 
 
 def int4(block: int = 64, rounding: str = "nearest") -> BlockCodec:
@@ -105,7 +112,7 @@ class BlockCodec:
 
     def _sizes(self, n: int) -> tuple[int, int]:
         """Bytes of the scales and of the codes."""
-        return 2 * -(-n // self.block), -(-n * self.bits // 8)
+        return 2 * -(-n // self.block), sum(-(-n * width // 8) for width in _fields(self.bits))
 
     def encode(self, tensor: Tensor, key: int = 0) -> Encoded:
         x = flat(self._word, tensor)
@@ -139,10 +146,9 @@ class BlockCodec:
             torch.mul(values, inverse[at], out=steps)
             self._round_(steps, start, key)
             integers[start : start + size] = steps.view(-1)[: x.numel() - start]
-        codes = integers if self.bits == 8 else _fold(integers, self.bits)
         marked = scales.bfloat16()
         marked.view(torch.int16).masked_fill_(~finite, _NAN)  # torch's own NaN may be negative
-        return encoded(pack_exponent(exponent), marked, codes)
+        return encoded(pack_exponent(exponent), marked, *_packed(integers, self.bits))
 
     def _chunks(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """x in pieces as (first element, rows of blocks), the last one with zeros behind it."""
@@ -175,9 +181,7 @@ class BlockCodec:
         if bool(((patterns < 0) | (patterns == _INFINITE)).any()):
             raise CodecError(f"{self._word} data: a scale is negative or infinite")
         scales = scales.to(device).float()
-        integers = from_bytes(data[for_scales:], device).view(torch.int8)
-        if self.bits < 8:
-            integers = _unfold(integers, self.bits, n)
+        integers = _unpacked(from_bytes(data[for_scales:], device).view(torch.int8), self.bits, n)
         out = torch.empty(n, dtype=dtype, device=device)
         size = PIECE[out.device.type]
         for start in range(0, n, size):
@@ -208,8 +212,37 @@ def _round_up(scale: Tensor) -> Tensor:
     return ((scale.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
 
 
+def _fields(bits: int) -> tuple[int, ...]:
+    """The widths that a code is cut into, the lowest bits first."""
+    return (4, 2) if bits == 6 else (bits,)
+
+
+def _packed(integers: Tensor, bits: int) -> list[Tensor]:
+    """(n,) int8 to the bytes of each field; see "Packing" in the module."""
+    found = []
+    for width in _fields(bits):
+        found.append(integers if width == 8 else _fold(integers, width))
+        if width < bits:
+            integers = integers >> width
+    return found
+
+
+def _unpacked(packed: Tensor, bits: int, n: int) -> Tensor:
+    """The reverse: (n,) int8."""
+    if bits == 8:
+        return packed
+    sizes = [-(-n * width // 8) for width in _fields(bits)]
+    parts = [
+        _unfold(p, w, n) for p, w in zip(torch.split(packed, sizes), _fields(bits), strict=True)
+    ]
+    found = parts[-1]  # which has the sign
+    for part, width in zip(parts[-2::-1], _fields(bits)[-2::-1], strict=True):
+        found = (found << width) | (part & ((1 << width) - 1))
+    return found
+
+
 def _fold(integers: Tensor, bits: int) -> Tensor:
-    """(n,) int8 to bytes; see "Packing" in the module."""
+    """The lowest bits of (n,) int8, as bytes."""
     per_byte = 8 // bits
     width = -(-integers.numel() // per_byte)
     folded = integers[:width] & ((1 << bits) - 1)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from .block import int2, int4, int8
+from .block import int2, int4, int6, int8
 from .cast import bf16, fp16
 from .delta import Delta
 from .feedback import decayed_feedback, feedback
@@ -55,6 +55,7 @@ WORDS: Mapping[str, Callable[..., AnyCodec]] = {
     "bf16": bf16,
     "fp16": fp16,
     "int8": int8,
+    "int6": int6,
     "int4": int4,
     "int2": int2,
     "topk": TopK,

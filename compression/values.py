@@ -23,7 +23,10 @@ from .interface import Codec, CodecError
 
 __all__ = ["VALUES", "Values"]
 
-VALUES = {"fp32": "raw", "bf16": "bf16", "fp16": "fp16", "int8": "int8", "int4": "int4"}
+VALUES = {
+    "fp32": "raw",
+    **{word: word for word in ("bf16", "fp16", "int8", "int6", "int4")},
+}
 """By the word of a `values` parameter, the codec's text; fp32: as they are, whatever the dtype."""
 
 _TOGETHER = ("fp32", "bf16")
@@ -93,7 +96,9 @@ class Values:
 
 def _header(codec: Codec) -> int:
     """Bytes of the header, which all tensors of a codec have in common."""
-    return _HEADERS.setdefault(codec.name, len(codec.encode(torch.ones(1)).header))
+    if codec.name not in _HEADERS:
+        _HEADERS[codec.name] = len(codec.encode(torch.ones(1)).header)
+    return _HEADERS[codec.name]
 
 
 _HEADERS: dict[str, int] = {}

@@ -43,6 +43,7 @@ COSTS: Mapping[str, tuple[Cost, Cost]] = {
     "bf16": (Cost(5, 3, 5), Cost(2, 2, 5)),
     "fp16": (Cost(6, 10, 5), Cost(2, 2, 5)),
     "int8": (Cost(14, 5, 10), Cost(8, 4, 10)),
+    "int6": (Cost(19, 12, 20), Cost(11, 7, 20)),
     "int4": (Cost(16, 7, 15), Cost(10, 6, 15)),
     "int2": (Cost(15, 10, 15), Cost(10, 6, 15)),
     "lossless": (Cost(50, 30, 10), Cost(60, 60, 30)),

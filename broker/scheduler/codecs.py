@@ -4,19 +4,12 @@ By role, as the job asks:
 
 **A codec's text**: that codec on every link.
 
-**adatopk**: top-k with the rule of FusionLLM (rule A): the slowest link sends 1/ratio of its bytes,
-another as much more as it is faster,
-
-    r_e = max(1, ratio · t_e / t_max)
-
-with t_e the seconds of a step in which link e carries the role uncompressed, so that all compressed
-links take equally long. Ratios are of bytes, positions and scales included: each link keeps the
-most elements that fit into 1/r_e of its bytes, and what would not get smaller is sent as it is.
-Kept numbers go as int8: at the same bytes that leaves more of them than bf16 does, and their
-rounding is far below what top-k leaves out. The gradient of a value that top-k made sparse comes
-back where the value was sent (`compression/support.py`): the exact gradient, and no index travels.
-So where both go by adatopk, a value is sent as sparsely as its gradient has to come back, which is
-by another link or at another rate: r_e of a value is the larger of the two.
+**adatopk**: top-k with the rule of FusionLLM, by which all compressed links take equally long, and
+the best top-k within each link's bytes (adatopk.py). What would not get smaller is sent as it is.
+The gradient of a value that top-k made sparse comes back where the value was sent
+(`compression/support.py`): the exact gradient, and no index travels. So where both go by adatopk, a
+value is sent as sparsely as its gradient has to come back, which is by another link or at another
+rate: how many times fewer bytes a value has is the larger of the two.
 
 **auto**: the shortest step that codecs of the table (codec_table.py) with at most `error_budget`
 give, by the judge's own calculation, encoding and decoding counted; and with no more compression
@@ -35,20 +28,21 @@ several lossy links on a microbatch's way errors add up.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ...compression.codec import parse
 from ...compression.topk import TopK
 from ...dag.flow import Role
+from .adatopk import WIDTHS, best_within, rule_a, support_text, topk_text
 from .carried import Carried, Choice, Lane
 from .codec_costs import is_lossless, typical_error
 from .codec_reasons import why
 from .codec_table import Rung, table
 from .interface import CODED_ROLES, CodecOptions
 
-__all__ = ["Chosen", "choose", "codec_of", "ladder", "least_ratio", "rule_a", "topk_text"]
+__all__ = ["Chosen", "choose", "codec_of", "ladder"]
 
 HIDDEN = 1.001
 """A step that is longer by less than this is as short."""
@@ -130,16 +124,6 @@ def _pays(carried: Carried, lane: Lane, text: str) -> bool:
 # ---------------------------------------------------------------- adatopk
 
 
-def rule_a(lanes: Sequence[Lane], ratio: float) -> dict[int, float]:
-    """By lane of one role, r_e; see the module. Of two digits, so that links that differ little
-    share a text."""
-    most = max((lane.dense_s for lane in lanes), default=0.0)
-    return {
-        lane.number: max(1.0, float(f"{ratio * lane.dense_s / most:.2g}")) if most else 1.0
-        for lane in lanes
-    }
-
-
 def _as_its_gradient(
     carried: Carried, fewer: Mapping[int, float], ratio: float
 ) -> dict[int, float]:
@@ -159,46 +143,26 @@ def _sparse(carried: Carried, fewer: Mapping[int, float], options: CodecOptions)
     for number, times in fewer.items():
         lane = carried.lanes[number]
         if times > 1:
-            text = _keeping_most(carried, lane, times, options)
+            text = _best(carried, lane, times, options)
             if _pays(carried, lane, text):
                 found[number] = text
     return found
 
 
-def _keeping_most(carried: Carried, lane: Lane, fewer: float, options: CodecOptions) -> str:
-    """The top-k of a lane that keeps most within 1/fewer of its bytes."""
+def _best(carried: Carried, lane: Lane, fewer: float, options: CodecOptions) -> str:
+    """The top-k of a lane that harms least within 1/fewer of its bytes. Where the gradient comes
+    back on the support, that has to fit as well."""
+    answered = lane.role == Role.ACTIVATION and options.of(Role.ACTIVATION_GRAD) == "adatopk"
 
-    def text(ratio: float) -> str:
-        return codec_of(topk_text(ratio), lane.role, options)
+    def size_bytes(values: str, ratio: float) -> int:
+        texts = [codec_of(topk_text(ratio, values), lane.role, options)]
+        if answered and values != "int8":  # else it is no larger
+            texts.append(support_text(ratio))
+        return max(carried.load(lane.number, text).bytes for text in texts)
 
-    def size_bytes(ratio: float) -> int:
-        return carried.load(lane.number, text(ratio)).bytes
-
-    return text(least_ratio(size_bytes, lane.dense_bytes / fewer, fewer))
-
-
-def topk_text(ratio: float) -> str:
-    """The codec of AdaTopK that keeps one of `ratio` elements."""
-    return f"topk:ratio={ratio:g},values=int8"
-
-
-def least_ratio(size_bytes: Callable[[float], int], aim: float, fewer: float) -> float:
-    """The least ratio, to three digits, with which `size_bytes(ratio)` is at most `aim`; where none
-    is, because every tensor is tiny, one of about 2 · `fewer`, at most ten times that."""
-    low, high = 0, 900 * math.ceil(math.log10(2 * fewer))
-    while low < high:
-        middle = (low + high) // 2
-        if size_bytes(_three_digits(middle)) <= aim:
-            high = middle
-        else:
-            low = middle + 1
-    return _three_digits(low)
-
-
-def _three_digits(number: int) -> float:
-    """1.00, 1.01, …, 9.99, 10.0, 10.1, …"""
-    decade, place = divmod(number, 900)
-    return float(f"{(100 + place) / 100 * 10**decade:.3g}")
+    sizes = {values: partial(size_bytes, values) for values in WIDTHS}
+    found = best_within(sizes, lane.dense_bytes / fewer, fewer)
+    return codec_of(found, lane.role, options)
 
 
 def _on_support(carried: Carried, lanes: Sequence[Lane], choice: Choice) -> dict[int, str]:
@@ -209,7 +173,7 @@ def _on_support(carried: Carried, lanes: Sequence[Lane], choice: Choice) -> dict
         if lane.role == Role.ACTIVATION and isinstance(codec, TopK):
             sparse[lane.destination, lane.source] = codec.ratio
     return {
-        lane.number: f"support:ratio={sparse[lane.source, lane.destination]:g},values=int8"
+        lane.number: support_text(sparse[lane.source, lane.destination])
         for lane in lanes
         if lane.role == Role.ACTIVATION_GRAD and (lane.source, lane.destination) in sparse
     }

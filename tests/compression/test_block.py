@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.compression import counter
-from shoal.compression.block import BlockCodec, int2, int4, int8
+from shoal.compression.block import BlockCodec, int2, int4, int6, int8
 from shoal.compression.checks import DTYPES, PIECE
 from shoal.compression.interface import CodecError
 from shoal.dag.graph import TensorSpec
 
-M = {8: 127, 4: 7, 2: 1}
+M = {8: 127, 6: 31, 4: 7, 2: 1}
 
 
 def there_and_back(codec, tensor, key=0):
@@ -37,7 +37,7 @@ def slowly(tensor, bits, block):
     return torch.cat(out)
 
 
-@pytest.mark.parametrize("bits", [8, 4, 2])
+@pytest.mark.parametrize("bits", [8, 6, 4, 2])
 @pytest.mark.parametrize("n", [1, 7, 64, 65, 191, 1000, PIECE["cpu"] + 3])
 def test_it_does_what_one_block_after_the_other_does(bits, n):
     tensor = torch.randn(n, generator=torch.Generator().manual_seed(n))
@@ -51,7 +51,7 @@ def test_it_does_what_one_block_after_the_other_does(bits, n):
 numbers = st.floats(-3.0, 3.0, width=32)
 
 
-@given(values=st.lists(numbers, min_size=1, max_size=40), bits=st.sampled_from([8, 4, 2]))
+@given(values=st.lists(numbers, min_size=1, max_size=40), bits=st.sampled_from([8, 6, 4, 2]))
 def test_ordinary_float32_numbers_are_off_by_half_a_step(values, bits):
     tensor = torch.tensor(values)
     back = there_and_back(BlockCodec(bits, 8, "nearest"), tensor)
@@ -60,7 +60,7 @@ def test_ordinary_float32_numbers_are_off_by_half_a_step(values, bits):
         assert ((got - part).abs() <= step / 2 * (1 + 1e-4) + 1e-30).all()
 
 
-@pytest.mark.parametrize("codec", [int8(), int4(), int2()], ids=lambda c: c.name)
+@pytest.mark.parametrize("codec", [int8(), int6(), int4(), int2()], ids=lambda c: c.name)
 def test_the_bound_is_near_what_the_worst_block_loses(codec):
     # A scale just above a bfloat16, one large element, and all others just under half a step.
     m = M[codec.bits]
@@ -73,7 +73,7 @@ def test_the_bound_is_near_what_the_worst_block_loses(codec):
     assert bound / 2.1 <= lost <= bound
 
 
-@pytest.mark.parametrize("make", [int8, int4, int2])
+@pytest.mark.parametrize("make", [int8, int6, int4, int2])
 def test_stochastic_rounding_is_right_in_the_mean(make):
     codec, keys = make(block=64, rounding="stochastic"), 1000
     tensor = torch.randn(64, generator=torch.Generator().manual_seed(3))
@@ -104,7 +104,7 @@ def test_where_a_tensor_is_cut_into_pieces_does_not_matter_to_a_key():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("make", [int8, int4, int2])
+@pytest.mark.parametrize("make", [int8, int6, int4, int2])
 def test_a_block_with_a_number_that_is_not_finite_is_nan_and_no_other_is(value, make):
     tensor = torch.randn(300)
     tensor[70] = value
