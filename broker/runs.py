@@ -406,9 +406,7 @@ class Run(Terms):
     ) -> list[Instruction]:
         """Without these holders."""
         assert self.plan is not None, self
-        for peer in self.returning.away:
-            members.expected.pop(peer, None)
-        away, self.returning, self._left = self.returning.away, Returning((), now), {}
+        away = self._waits_no_longer(members, now)
         nothing = not self.wish.recovery.ladder
         if nothing or (self.committed and not self.goes_on_from(members) and not self._begins_anew):
             text += ". No snapshot of it is left, and its ladder has no checkpoint"
@@ -429,6 +427,14 @@ class Run(Terms):
             plan = replace(plan, reasons=(*names, "the rest is as before"))
         return self._build(plan, pairs, members, generation, code, text, now)
 
+    def _waits_no_longer(self, members: Membership, now: float) -> tuple[PeerId, ...]:
+        """For those that may come back; returns them."""
+        away = self.returning.away
+        for peer in away:
+            members.expected.pop(peer, None)
+        self.returning, self._left = Returning((), now), {}
+        return away
+
     @property
     def _begins_anew(self) -> bool:
         """Whether it may go back to the weights that it began with."""
@@ -438,6 +444,7 @@ class Run(Terms):
         """Everybody goes back to the pool, and all are planned anew."""
         if self.wish.recovery.when_short == "fail" and not suited_left(self, members, now):
             return self.fail(code, f"{text}, and too few peers are left", members, now)
+        self._waits_no_longer(members, now)
         out = self._release(self.parts, text, members, now)
         return out + self._enter(WAITING, now, code, text)
 
@@ -458,9 +465,7 @@ class Run(Terms):
             out += members.drain(member, now)
         self.asked, self.offered = None, {}
         self._ready, self._exports, self._finished = {}, {}, {}
-        for peer in self.returning.away:
-            members.expected.pop(peer, None)
-        self.returning, self._left = Returning((), now), {}
+        self._waits_no_longer(members, now)
         return out + self._enter(phase, now, code, text)
 
     # ------------------------------------------------------------ after a restart
