@@ -7,7 +7,7 @@ finished work into events, and carries the instructions of one `handle` out in t
     -------------  -----------------------------  ---------------------------------------------
     peer stream    StreamOpened, PeerSaid,        Tell, CloseStream, SetTimer
                    StreamClosed, PeerKicked
-    client call    RunSubmitted, RunCancelled,    Answer or Reject, exactly one for each request
+    client call    RunSubmitted, RunAsked,        Answer or Reject, exactly one for each request
                    DescribeAsked, WatchAsked,
                    PreviewAsked, DataAsked
     planner        PlanReady, PlanFailed,         Tell(assign) to the holders, or a failed run
@@ -32,6 +32,7 @@ from ..proto.broker_pb2 import (
     Description,
     PeerMessage,
     PeerState,
+    Recalled,
     RunEvent,
     RunSpec,
     RunState,
@@ -62,7 +63,7 @@ __all__ = [
     "Publish",
     "Reject",
     "RequestId",
-    "RunCancelled",
+    "RunAsked",
     "RunId",
     "RunSubmitted",
     "SetTimer",
@@ -131,11 +132,12 @@ class RunSubmitted:
 
 
 @dataclass(frozen=True, slots=True)
-class RunCancelled:
-    """`by`: who may end only runs of their own; empty: any."""
+class RunAsked:
+    """What somebody wants of a run. `by`: who may so only with runs of their own; empty: any."""
 
     request: RequestId
     run: RunId
+    wanted: Literal["cancel", "pause", "resume", "recall"]
     by: str = ""
 
 
@@ -199,7 +201,7 @@ class PlanFailed:
 @dataclass(frozen=True, slots=True)
 class PlanConsidered:
     """Seconds per step of the running plan and of the best one (`plan`; None: there is none), and
-    of moving from one to the other."""
+    of moving from one to the other; pairs that exchange frames under the best one."""
 
     run: RunId
     version: int
@@ -207,6 +209,7 @@ class PlanConsidered:
     candidate_s: float = 0.0
     migration_s: float = 0.0
     plan: Plan | None = None
+    pairs: tuple[tuple[PeerId, PeerId], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +234,7 @@ Event = (
     | StreamClosed
     | PeerKicked
     | RunSubmitted
-    | RunCancelled
+    | RunAsked
     | DescribeAsked
     | PreviewAsked
     | DataAsked
@@ -294,7 +297,7 @@ class PreviewWanted:
 @dataclass(frozen=True, slots=True)
 class Answer:
     request: RequestId
-    message: Submitted | RunState | Description | Watched | PreviewWanted | DataAnswer
+    message: Submitted | RunState | Recalled | Description | Watched | PreviewWanted | DataAnswer
 
 
 @dataclass(frozen=True, slots=True)

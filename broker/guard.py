@@ -9,7 +9,7 @@ Admission.Renew                                   any
 Admission.Invite  Kick                            operator
 Attach.Attach                                     peer
 Runs.Submit  Watch  Cancel  Describe  Preview     submitter, operator
-Runs.Resolve                                      submitter, operator
+Runs.Resolve  Pause  Resume  Recall               submitter, operator
 Blobs.Store  Fetch  Have                          peer, submitter, operator
 """
 
@@ -36,6 +36,9 @@ _MAY: dict[str, frozenset[Role]] = {
     "Runs.Submit": _PEOPLE,
     "Runs.Watch": _PEOPLE,
     "Runs.Cancel": _PEOPLE,
+    "Runs.Pause": _PEOPLE,
+    "Runs.Resume": _PEOPLE,
+    "Runs.Recall": _PEOPLE,
     "Runs.Describe": _PEOPLE,
     "Runs.Preview": _PEOPLE,
     "Runs.Resolve": _PEOPLE,

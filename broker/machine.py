@@ -29,6 +29,7 @@ from ..proto.broker_pb2 import (
     Holding,
     PeerMessage,
     PeerState,
+    Recalled,
     Refused,
     RunSpec,
     SnapshotOrder,
@@ -57,7 +58,7 @@ from .events import (
     PreviewWanted,
     Reject,
     RequestId,
-    RunCancelled,
+    RunAsked,
     RunId,
     RunSubmitted,
     Started,
@@ -154,8 +155,8 @@ class BrokerMachine:
                 return self._kick(peer, now)
             case RunSubmitted():
                 return self._submit(event, now)
-            case RunCancelled():
-                return self._cancel(event, now)
+            case RunAsked():
+                return self._asked(event, now)
             case DescribeAsked(request):
                 return [Answer(request, self._describe(now))]
             case PreviewAsked(request, spec):
@@ -295,6 +296,8 @@ class BrokerMachine:
             return run.ready(member, message.ready, self.members, now)
         if kind == "step":
             return run.reported(member, message.step, self.members, now)
+        if kind == "saved":
+            return run.saved(member, message.saved, self.members, now)
         if kind == "exported":
             return run.exported(member, message.exported, self.members, now)
         if kind == "heard":
@@ -365,16 +368,27 @@ class BrokerMachine:
         for run in ended[: max(0, len(ended) - self.options.kept_runs)]:
             self.decided.forget(run)
 
-    def _cancel(self, event: RunCancelled, now: float) -> list[Instruction]:
-        request, run = event.request, self.runs.get(event.run)
+    def _asked(self, event: RunAsked, now: float) -> list[Instruction]:
+        request, run, wanted = event.request, self.runs.get(event.run), event.wanted
         if run is None:
             return [self._unknown(request, event.run)]
         if event.by and run.owner != event.by:
-            text = f"run {run.id} is {run.owner}'s: only they or an operator may cancel it"
+            text = f"run {run.id} is {run.owner}'s: only they or an operator may {wanted} it"
             return [Reject(request, "PERMISSION_DENIED", text)]
+        if wanted == "recall":
+            found = Recalled(spec=run.spec, checkpoint=run.checkpoints.newest())
+            return [Answer(request, found)]
         out: list[Instruction] = []
-        if not run.ended:
-            out += run.cancel(self.members, now)
+        try:
+            if wanted == "pause":
+                out += run.pause(self.members, now)
+            elif wanted == "resume":
+                out += run.unpause(now)
+            elif not run.ended:
+                out += run.cancel(self.members, now)
+        except ValueError as error:
+            return [Reject(request, "FAILED_PRECONDITION", str(error))]
+        if not run.active:
             self.placing.closed(run)
         return [*out, Answer(request, run.state)]
 

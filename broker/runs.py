@@ -24,6 +24,9 @@ Rules.
 - Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
   `step_floor_s` and `step_factor` medians of the measured steps since the last report, with one
   more median for each batch of an evaluation, and `first_step_s` before a step was measured.
+- A run that is paused goes back to WAITING between two steps, and nothing is planned for it until
+  somebody resumes it; one for which there is a better plan moves to it there. Checkpoints
+  (`checkpoints.py`) lie with the broker; one that is on its way at the end is waited for.
 - What must outlive the broker changes by events only (`durable.py`). After a restart a run that was
   RUNNING or EXPORTING goes on with its holders, which come back (`returning.py`); one that was
   BUILDING goes back to WAITING.
@@ -53,6 +56,7 @@ from ..proto.broker_pb2 import (
     Ready,
     RunEvent,
     RunSpec,
+    Saved,
     Start,
     StepReport,
     WeightFile,
@@ -61,9 +65,11 @@ from ..proto.broker_pb2 import (
 from ..proto.common_pb2 import Reason
 from ..proto.journal_pb2 import Decision
 from .events import Instruction, Log, RunId, SetTimer, Tell
+from .handing import Errand
 from .membership import Lost, Member, Membership, clean
 from .options import BrokerOptions
 from .recovery import replacements, suited_left
+from .replica import rerouted, rerouted_pairs
 from .resume import substituted
 from .returning import Returning
 from .steps import WrongStepError
@@ -76,6 +82,8 @@ FAULTS_OF_ONE = frozenset(
     {"blob", "busy", "compute", "draining", "frame", "link", "memory", "snapshot", "stalled"}
 )
 """Codes of faults that another peer need not have. Others would come again wherever it runs."""
+NOT_LIVE = "live"
+"""A holder has applied the step that is to be begun anew from what is in the stages."""
 FAULTS_OF_NETWORKS = frozenset({"deadline", "link", "stalled"})
 """Those that pass: a run waits, where it would end for others."""
 COMMITTED_EVERY = 32
@@ -165,10 +173,11 @@ class Run(Terms):
         code: str,
         text: str,
         now: float,
+        live: bool = False,
     ) -> list[Instruction]:
         self.asked, self.offered = None, {}
         self._ready, self._exports, self._finished, self._down = {}, {}, {}, {}
-        out = self.begin_term(plan, pairs, members, generation, now)
+        out = self.begin_term(plan, pairs, members, generation, now, live)
         if self.term > 1:
             found = self.begun_from
             text += f", going on at step {found.step}" if found else ", from the starting weights"
@@ -226,9 +235,8 @@ class Run(Terms):
             self.told_loss(done.step, done.outcome.loss)
         if self.committed // COMMITTED_EVERY > before // COMMITTED_EVERY:
             out += self._say_committed(members)
-        if self.committed == self.spec.steps:
-            return out + self._export(members, now)
-        return out + self.order_snapshots(members, now)
+        out += self.order_snapshots(members, now)
+        return out if self.committed < self.spec.steps else out + self._export(members, now)
 
     def _say_committed(self, members: Membership) -> list[Instruction]:
         kept = Committed(run=self.id, term=self.term, step=self.committed)
@@ -238,6 +246,7 @@ class Run(Terms):
         text = f"{len(self._exporters)} peers upload their weights"
         return [
             *self._enter(EXPORTING, now, "exporting", text),
+            *self.order_snapshots(members, now),
             *self._finish_export(members, now),
         ]
 
@@ -260,10 +269,81 @@ class Run(Terms):
     def _finish_export(self, members: Membership, now: float) -> list[Instruction]:
         if self.phase != EXPORTING or len(self._exports) < len(self._exporters):
             return []
+        if self.checkpoints.coming is not None:
+            return []
         files = [WeightFile(blob=self._exports[p].weights) for p in self._exporters]
         weights = Weights(step=self.spec.steps, files=files)
         out: list[Instruction] = [self._publish(RunEvent(weights=weights), now)]
         return out + self._end(DONE, "done", f"{self.committed} steps are done", members, now)
+
+    def saved(
+        self, member: Member, message: Saved, members: Membership, now: float
+    ) -> list[Instruction]:
+        """A part of a checkpoint lies with the broker, or will not."""
+        stale = self._stale("saved", member, message.term, RUNNING, EXPORTING)
+        if stale:
+            return stale
+        self._since = now
+        out: list[Instruction] = []
+        if message.HasField("blob"):
+            whole = self.checkpoints.saved(member.id, message)
+            if whole is not None:
+                out.append(self._publish(RunEvent(checkpoint=whole), now))
+        else:
+            why = clean(message.reason.text, 2000) or "it does not say why"
+            out += self._no_checkpoint(f"{member.label} could not bring its part here: {why}", now)
+        out += self.order_snapshots(members, now)
+        return out + self._finish_export(members, now)
+
+    def _no_checkpoint(self, why: str, now: float) -> list[Instruction]:
+        step = self.checkpoints.coming
+        self.checkpoints.given_up()
+        text = f"no checkpoint after {step} steps: {why}"
+        return [] if step is None else self.note(text, now)
+
+    # ------------------------------------------------------------ pauses
+
+    @property
+    def paused(self) -> bool:
+        return self.phase == WAITING and self.reason.code == "paused"
+
+    def pause(self, members: Membership, now: float) -> list[Instruction]:
+        """Raises ValueError when it cannot be paused."""
+        if self.ended or self.phase == EXPORTING:
+            raise ValueError(f"run {self.id} is {Phase.Name(self.phase).lower()}: nothing to pause")
+        if self.phase == WAITING or not self.committed:
+            return self._put_aside(members, now)
+        if not self.snapshots:
+            raise ValueError(
+                f"run {self.id} takes no snapshots, so that a pause would lose {self.committed} "
+                'steps: expected "snapshot" in recovery.ladder'
+            )
+        if self.phase == BUILDING:
+            return self._put_aside(members, now)
+        self.handing.stop_for(Errand("it is put aside"))
+        return []
+
+    def _put_aside(self, members: Membership, now: float) -> list[Instruction]:
+        self.handing.stop_for(None)
+        self.asked, self.offered = None, {}
+        found = self.goes_on_from(members)
+        at = f"with {found.step} steps" if found else "before its first step"
+        text = f"paused {at}: `shoal resume {self.id}` goes on"
+        return self._release(self.parts, text, members, now) + self._enter(
+            WAITING, now, "paused", text
+        )
+
+    def unpause(self, now: float) -> list[Instruction]:
+        """Raises ValueError when it is not paused."""
+        errand = self.handing.errand
+        if errand is not None and errand.plan is None:
+            self.handing.stop_for(None)
+            return []
+        if not self.paused:
+            raise ValueError(
+                f"run {self.id} is {Phase.Name(self.phase).lower()}: expected a paused one"
+            )
+        return self._enter(WAITING, now, "resumed", "waits for a plan")
 
     @property
     def _exporters(self) -> tuple[PeerId, ...]:
@@ -291,7 +371,29 @@ class Run(Terms):
             self._since = now
         if over is None:
             return out
-        return [*out, *self._go_on(over.leavers, "left", over.text, members, generation, now)]
+        if over.errand is None:
+            gone, text = over.leavers, over.text
+            return out + self._go_on(gone, "left", text, members, generation, now, live=False)
+        if over.errand.plan is None:
+            return out + self._put_aside(members, now)
+        return out + self._move(over.text, over.errand, members, generation, now)
+
+    def _move(
+        self,
+        text: str,
+        errand: Errand,
+        members: Membership,
+        generation: Callable[[], int],
+        now: float,
+    ) -> list[Instruction]:
+        """To a better plan, where the run stands between two steps."""
+        plan, pool = errand.plan, [m.id for m in members.pool if not self.blamed.out(m.id, now)]
+        assert plan is not None
+        gone = [p for p in plan.peers if members.mine(p, self.id) is None and p not in pool]
+        if gone:
+            why = f"the better plan is out of date: {', '.join(gone)} is not free any more"
+            return [*self.release(members), *self.note(why, now)]
+        return self._build(plan, errand.pairs, members, generation, "moved", text, now)
 
     def lost(
         self, lost: Lost, members: Membership, generation: Callable[[], int], now: float
@@ -307,7 +409,10 @@ class Run(Terms):
         self._refuse.pop(peer, None)
         self.blamed.lost(peer, now)
         if not self.needs(peer):
-            return [*self.note(text, now), *self.order_snapshots(members, now)]
+            out = self.note(text, now)
+            if self.checkpoints.awaits(peer):
+                out += self._no_checkpoint(text, now)
+            return [*out, *self.order_snapshots(members, now), *self._finish_export(members, now)]
         return self._go_on((peer,), lost.code, text, members, generation, now)
 
     def may_return(self, peer: PeerId) -> bool:
@@ -369,6 +474,8 @@ class Run(Terms):
         code = clean(fault.reason.code, 60) or "fault"
         if code == "snapshot":
             self.sets.spoilt(self.begun_from)
+        if code == NOT_LIVE:
+            return self._go_on((), code, text, members, generation, now, live=False)
         if code not in FAULTS_OF_ONE:
             return self.fail(code, text, members, now)
         out_of = other or member
@@ -403,19 +510,27 @@ class Run(Terms):
         members: Membership,
         generation: Callable[[], int],
         now: float,
+        live: bool = True,
     ) -> list[Instruction]:
-        """Without these holders."""
+        """Without these holders. `live`: by their replicas, if they have some, from what is in the
+        stages now."""
         assert self.plan is not None, self
         away = self._waits_no_longer(members, now)
-        nothing = not self.wish.recovery.ladder
-        if nothing or (self.committed and not self.goes_on_from(members) and not self._begins_anew):
+        gone = (*gone, *(p for p in away if p not in gone))
+        if live and (rest := self._replicas(gone, members)) is not None:
+            text += "; replicas do its microbatches"
+            pairs = rerouted_pairs(self.plan, self.pairs, gone)
+            return self._build(rest, pairs, members, generation, code, text, now, live=True)
+        found = self.goes_on_from(members)
+        lost = found is None or found.checkpoint is not None
+        if not self.wish.recovery.ladder or (self.committed and lost and not self.begins_anew):
             text += ". No snapshot of it is left, and its ladder has no checkpoint"
             return self.fail(code, text, members, now)
-        found = replacements(self, (*gone, *(p for p in away if p not in gone)), members, now)
-        if found is None:
+        taken_by = replacements(self, gone, members, now)
+        if taken_by is None:
             return self._collect(code, text, members, now)
         plan, pairs, names = self.plan, self.pairs, []
-        for old, new in found.items():
+        for old, new in taken_by.items():
             stages = ", ".join(str(k) for k in plan.stages_of(old))
             kind = "warm" if new in self.plan.warm else "from the pool"
             names.append(f"stage {stages} -> {members.members[new].label} ({kind})")
@@ -435,10 +550,15 @@ class Run(Terms):
         self.returning, self._left = Returning((), now), {}
         return away
 
-    @property
-    def _begins_anew(self) -> bool:
-        """Whether it may go back to the weights that it began with."""
-        return "checkpoint" in self.wish.recovery.ladder
+    def _replicas(self, gone: Sequence[PeerId], members: Membership) -> Plan | None:
+        """The plan without these, if their replicas can go on at once."""
+        assert self.plan is not None, self
+        if "replica" not in self.wish.recovery.ladder or self.phase not in (BUILDING, RUNNING):
+            return None
+        plan = rerouted(self.plan, gone) if any(p in self.peers for p in gone) else None
+        if plan is None or any(members.mine(p, self.id) is None for p in plan.peers):
+            return None
+        return plan
 
     def _collect(self, code: str, text: str, members: Membership, now: float) -> list[Instruction]:
         """Everybody goes back to the pool, and all are planned anew."""
@@ -562,6 +682,9 @@ class Run(Terms):
             text = f"not built within {waited:.0f} s: no Ready came from {{}}"
         elif self.phase == EXPORTING:
             missing = [p for p in self._exporters if p not in self._exports]
+            if not missing:
+                out = self._no_checkpoint(f"nothing of it came for {waited:.0f} s", now)
+                return out + self._finish_export(members, now)
             text = f"no weights came for {waited:.0f} s: they are missing from {{}}"
         else:
             assert self.ledger is not None, self

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 
 from ..dag.plan import PeerId, Plan
-from ..proto.broker_pb2 import Snapshot
+from ..proto.broker_pb2 import Checkpoint, Snapshot
 
 __all__ = ["MOST_SNAPSHOTS", "Set", "Sets"]
 
@@ -24,11 +24,14 @@ Span = tuple[int, int]
 @dataclass(frozen=True)
 class Set:
     """`where`: for each holder whose snapshot it has, the spans of the graph in that, and the peers
-    where it lies."""
+    where it lies; empty for a `checkpoint`, which lies with the broker."""
 
     term: int
     step: int
     where: dict[PeerId, tuple[tuple[Span, ...], tuple[PeerId, ...]]]
+    checkpoint: Checkpoint | None = None
+    live: bool = False
+    """Or it is what the holders have in their stages."""
 
     def without(self, peers: Container[PeerId]) -> Set | None:
         """What is left of it without these; None: it is not whole then."""

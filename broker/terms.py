@@ -20,6 +20,7 @@ from ..dag.convert_plan import plan_to_proto
 from ..dag.plan import Keeper, PeerId, Plan
 from ..proto import broker_pb2
 from ..proto.broker_pb2 import (
+    EXPORTING,
     RUNNING,
     Assign,
     BrokerMessage,
@@ -36,6 +37,7 @@ from ..proto.common_pb2 import Reason
 from ..proto.graph_pb2 import CORE
 from ..proto.journal_pb2 import Decision
 from .cadence import Cadence
+from .checkpoints import as_set
 from .durable import DurableRun
 from .events import Instruction, Log, RunId, Tell
 from .handing import Handing
@@ -72,8 +74,7 @@ class Terms(DurableRun):
         decisions: list[Decision],
         owner: str = "",
     ) -> None:
-        super().__init__(run, number, spec, options, decisions, owner)
-        self.wish = wish
+        super().__init__(run, number, spec, wish, options, decisions, owner)
         self.sets = Sets()
         self.cadence = Cadence(0, 0)
         self.pairs: tuple[Pair, ...] = ()
@@ -113,7 +114,21 @@ class Terms(DurableRun):
         return () if self.plan is None else (*self.plan.peers, *self.plan.warm)
 
     def goes_on_from(self, members: Membership) -> Set | None:
-        """The newest set, of what lies at peers of this run or of the pool."""
+        """The newest set, of what lies at peers of this run or of the pool, or of checkpoints."""
+        saved = self.checkpoints.newest(self.committed) if self.begins_anew else None
+        if saved is None and self.spec.HasField("resumed"):
+            saved = self.spec.resumed
+        found = self._newest_set(members)
+        if saved is None or (found is not None and found.step >= saved.step):
+            return found
+        return as_set(saved)
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether it may go back to its last checkpoint, or to the weights that it began with."""
+        return "checkpoint" in self.wish.recovery.ladder
+
+    def _newest_set(self, members: Membership) -> Set | None:
         if self.plan is None or not self.snapshots:
             return None
 
@@ -154,10 +169,13 @@ class Terms(DurableRun):
         members: Membership,
         generation: Callable[[], int],
         now: float,
+        live: bool = False,
     ) -> list[Instruction]:
         """The plan's peers are all in the pool, or in this run already. Of each pair the one that
-        stands first dials, or the one that can."""
-        self.begun_from = found = self.goes_on_from(members)
+        stands first dials, or the one that can. `live`: from what its holders have in their stages
+        now."""
+        found = Set(self.term, self.committed, {}, live=True) if live else None
+        self.begun_from = found = found or self.goes_on_from(members)
         plan = self._with_keepers(plan, found, members, now)
         before = self.parts
         wire = plan_to_proto(plan)
@@ -166,6 +184,7 @@ class Terms(DurableRun):
         self.pairs = tuple(pairs) or tuple(combinations(plan.peers, 2))
         step = found.step if found else 0
         self.cadence = self._cadence(step)
+        self.checkpoints.given_up()
         self._keepers, self.on_hold = {}, 0
         base = Assign(
             run=self.id,
@@ -180,7 +199,9 @@ class Terms(DurableRun):
             first_step=step,
         )
         if found is not None:
-            base.resume.CopyFrom(resume(found, plan, self._names.get(found.term, {})))
+            own = found.checkpoint is None or found.checkpoint.run == self.id
+            names = self._names.get(found.term, {}) if own else {}
+            base.resume.CopyFrom(resume(found, plan, names))
         self.gifts = tuple(base.resume.gifts)
         self.speed_of = {p: members.members[p].offer.flops_per_s for p in plan.peers}
         dials = self._dials(plan, base, members, generation)
@@ -298,6 +319,7 @@ class Terms(DurableRun):
             self.sets.held(member.id, snapshot)
             if (snapshot.term, snapshot.holder) == (self.term, member.id):
                 self.cadence.taken(snapshot.step, now)
+                self.checkpoints.taken(member.id, snapshot.step)
             return self.order_snapshots(members, now)
         self.sets.not_held(member.id, snapshot)
         why = clean(report.reason.text) or "it does not say why"
@@ -307,6 +329,9 @@ class Terms(DurableRun):
             return out
         refused = snapshot.holder != member.id and snapshot.step == self.cadence.pending
         self.cadence.missed(snapshot.step)
+        own = snapshot.holder == member.id
+        if own and snapshot.step == self.checkpoints.coming and self.checkpoints.untaken:
+            self.checkpoints.given_up(late=True)
         if refused and member.id not in self._refuse:
             out += self._refused(member, PeerId(snapshot.holder), why, members, now)
             out += self.order_snapshots(members, now)
@@ -351,7 +376,7 @@ class Terms(DurableRun):
 
     def order_snapshots(self, members: Membership, now: float) -> list[Instruction]:
         """The next set, if one is due; and that older ones may go, when a newer one is whole."""
-        if self.phase != RUNNING or self.plan is None or not self.snapshots:
+        if self.phase not in (RUNNING, EXPORTING) or self.plan is None:
             return []
         cadence, keepers = self.cadence, instead(self.plan, members, self.unreliable)
         if cadence.pending is not None:
@@ -362,7 +387,13 @@ class Terms(DurableRun):
         needed = self._needed
         if cadence.whole is not None and cadence.whole <= self.committed:
             needed = max(needed, cadence.whole)
-        due = None if self.on_hold else cadence.due(self.committed, self.spec.steps, now)
+        due = saves = None
+        if not self.on_hold:
+            due = saves = self.checkpoints.due(self.committed, self.spec.steps)
+        if saves is not None:
+            self.checkpoints.begin(self.id, self.term, saves, self.spec, self.plan)
+        elif self.snapshots and self.running and not (self.checkpoints.untaken or self.on_hold):
+            due = cadence.due(self.committed, self.spec.steps, now)
         if due is None and needed == self._needed:
             return []
         told = dict.fromkeys((*self.parts, *self.sets.peers))
@@ -370,7 +401,9 @@ class Terms(DurableRun):
         self._needed, self._keepers = needed, keepers
         if due is not None:
             cadence.ordered(due)
-        return _tell(told, self._order(due or 0), members)
+        order = self._order(due or 0)
+        order.upload = saves is not None
+        return _tell(told, order, members)
 
     def _order(self, step: int) -> SnapshotOrder:
         order = SnapshotOrder(run=self.id, term=self.term, step=step, needed=self._needed)
@@ -383,6 +416,8 @@ class Terms(DurableRun):
         the step."""
         assert self.plan is not None, self
         self.cadence.ordered(step)
+        if self.checkpoints.untaken:
+            self.checkpoints.given_up(late=True)
         self.on_hold = step
         self._keepers = instead(self.plan, members, self.unreliable)
         return _tell(self.parts, self._order(step), members)

@@ -187,7 +187,6 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         "plan": ("peers", "exclude", "pin", "skip", "swap"),
         "sync": tuple(f.name for f in fields(Sync)),
         "recovery": ("lease",),
-        "output": ("every", "keep"),
     }
     for table, keys in anything.items():
         settings = getattr(job, table)
@@ -214,5 +213,3 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         yield "recovery.ladder", '"replica", "snapshot" and "checkpoint" are'
     elif job.recovery.ladder == ("replica",):
         yield "recovery.ladder", 'one with "snapshot" or "checkpoint" is, or [] for no recovery'
-    if "://" in job.output.to:
-        yield "output.to", "a local folder is"

@@ -63,7 +63,7 @@ from .probe import probe_payload
 from .profile import measure
 from .relayed import RELAY
 from .sharing import Fellows, serve_blobs
-from .snapshots import PART_BYTES, SnapshotError, SnapshotStore
+from .snapshots import PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
 from .spans import Spans
 from .stretch import StretchedDevice
 
@@ -466,6 +466,12 @@ class Worker:
                     lambda _: None,
                     lambda error: self._post(e.SnapshotFailed(snapshot, _text(error))),
                 )
+            case e.UploadSnapshot(snapshot):
+                self._keeping.do(
+                    lambda: b"".join(self._snapshots.parts(SnapshotId.of(snapshot))),
+                    lambda data: self._start_saving(snapshot, data),
+                    lambda error: self._post(e.SnapshotSaved(snapshot, None, _text(error))),
+                )
             case e.DropSnapshot(old):
                 self._keeping.do(lambda: self._snapshots.drop(old), lambda _: None, self._crash)
             case e.SendProbe(key, size_bytes):
@@ -588,6 +594,8 @@ class Worker:
         def build() -> e.Built:
             with self._spans.span("build", run):
                 self._own_data.check(assign.data.hash, assign.submitter, assign.local)
+                # What is in the stages goes when the others are built.
+                live = (self._device.snapshot(assign.first_step)(),) if assign.resume.live else ()
                 order = order_from_assign(
                     self.me.peer,
                     assign,
@@ -596,7 +604,14 @@ class Worker:
                     shard=lambda name: (
                         self._own_data.path(assign.data.hash, name) or self._cache.path(name)
                     ),
-                    parts=resumed(assign, wanted.snapshots, self._snapshots.parts),
+                    parts=resumed(
+                        assign,
+                        wanted.snapshots,
+                        self._snapshots.parts,
+                        self.me.peer,
+                        lambda ref: (memoryview(self._cache.whole(ref)),),
+                    )
+                    + live,
                 )
                 return self._device.build(order)
 
@@ -669,6 +684,18 @@ class Worker:
                 self._post(e.ExportFailed(run, term, step, _text(error)))
             else:
                 self._post(e.ExportedWeights(run, term, step, ref))
+
+        self._start(upload())
+
+    def _start_saving(self, snapshot: broker_pb2.Snapshot, data: bytes) -> None:
+        async def upload() -> None:
+            assert self._blobs is not None
+            try:
+                ref = await self._blobs.store(data)
+            except BlobTransferError as error:
+                self._post(e.SnapshotSaved(snapshot, None, _text(error)))
+            else:
+                self._post(e.SnapshotSaved(snapshot, ref))
 
         self._start(upload())
 

@@ -71,12 +71,14 @@ __all__ = [
     "SendProbe",
     "SetTimer",
     "SnapshotFailed",
+    "SnapshotSaved",
     "SnapshotTaken",
     "Started",
     "StopAsked",
     "TakeSnapshot",
     "Tell",
     "TimerFired",
+    "UploadSnapshot",
     "UploadWeights",
     "Waits",
 ]
@@ -301,6 +303,15 @@ class SnapshotFailed:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotSaved:
+    """It lies with the broker; or `blob` is None, and `why` says what stood in the way."""
+
+    snapshot: broker_pb2.Snapshot
+    blob: common_pb2.BlobRef | None
+    why: str = ""
+
+
 Event = (
     Started
     | StopAsked
@@ -325,6 +336,7 @@ Event = (
     | ExportFailed
     | SnapshotTaken
     | SnapshotFailed
+    | SnapshotSaved
 )
 
 # ---------------------------------------------------------------- imperatives
@@ -474,6 +486,13 @@ class TakeSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class UploadSnapshot:
+    """Bring an own one, which lies here, to the broker: answers `SnapshotSaved`."""
+
+    snapshot: broker_pb2.Snapshot
+
+
+@dataclass(frozen=True, slots=True)
 class KeepSnapshot:
     """All parts of this copy have come: let it outlive the process."""
 
@@ -514,6 +533,7 @@ Instruction = (
     | Release
     | UploadWeights
     | TakeSnapshot
+    | UploadSnapshot
     | KeepSnapshot
     | DropSnapshot
     | Discard

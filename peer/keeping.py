@@ -10,6 +10,7 @@
 - Of each holder little lies here, whatever it sends: nothing larger than this peer announced to
   have (`most_bytes`), one copy on its way and, of those that are
   whole, the oldest that may be needed, the newest two, and what the assignment goes on from.
+- Of a snapshot that is to be part of a checkpoint, a copy is brought to the broker besides.
 - On resuming, whoever lies nearest gives snapshots on (`Gift`); the assignment is built when all
   that this peer awaits are here.
 - Snapshots outlive assignments and terms. They go when a newer set is complete, which the broker
@@ -81,6 +82,8 @@ class Keeping:
         self.hold = 0
         """The step that nobody begins under this plan, as the broker last said; 0: none."""
         self._taking: SnapshotId | None = None
+        self._upload: int | None = None
+        """The step of the own snapshot that is to be brought to the broker."""
         self._coming: dict[SnapshotId, _Coming] = {}
         self._giving: dict[str, _Giving] = {}
         """By receiver."""
@@ -108,7 +111,8 @@ class Keeping:
     def end(self) -> list[e.Instruction]:
         """The assignment ends; what is whole stays."""
         out = [self._forget(s) for s in (*self._coming, *self._awaited)]
-        self.wanted, self._taking, self._needed, self.hold = None, None, 0, 0
+        self.wanted, self._taking, self._upload = None, None, None
+        self._needed, self.hold = 0, 0
         self._giving.clear()
         self._assign, self._gifts, self._keepers = broker_pb2.Assign(), [], []
         return out
@@ -180,6 +184,8 @@ class Keeping:
         if (order.run, order.term) == (self._assign.run, self._assign.term):
             self._needed, self.hold = max(self._needed, order.needed), order.hold
             self._keepers = list(order.keepers) or self._keepers
+            if order.upload:
+                self._upload = order.step
         gone = [s for s in self._here(order.run) if s.step < order.needed]
         return [self._forget(s) for s in gone]
 
@@ -206,6 +212,8 @@ class Keeping:
         self._taking = None
         self.held[found] = event.snapshot, event.parts
         out = [_report(event.snapshot), *self._surplus(found)]
+        if found.step == self._upload:
+            out.append(e.UploadSnapshot(event.snapshot))
         for keeper in self._keepers:
             if keeper.holder == self.peer:
                 out += self._give(found, keeper.peer)
@@ -217,6 +225,16 @@ class Keeping:
         if found == self._taking:
             self._taking = None
         return [self._forget(found), _report(snapshot, why)]
+
+    def saved(self, event: e.SnapshotSaved) -> list[e.Instruction]:
+        """It lies with the broker, or could not be brought there."""
+        snapshot = event.snapshot
+        said = broker_pb2.Saved(run=snapshot.run, term=snapshot.term, step=snapshot.step)
+        if event.blob is not None:
+            said.blob.CopyFrom(event.blob)
+        else:
+            said.reason.CopyFrom(common_pb2.Reason(code="blob", text=event.why))
+        return [e.Tell(broker_pb2.PeerMessage(saved=said))]
 
     def _surplus(self, new: SnapshotId) -> list[e.Instruction]:
         """What of a holder lies here beyond its bound, now that one more is whole."""

@@ -120,8 +120,6 @@ def test_missing_required_keys_are_named(tmp_path: Path) -> None:
         ("data", 'where = "url"'),
         ("data", 'kind = "module"'),
         ("data", 'partition = {kind = "iid"}'),
-        ("output", "every = 10"),
-        ("output", 'to = "s3://bucket/runs"'),
         ("train", "stop = {loss = 1.0}"),
     ],
 )

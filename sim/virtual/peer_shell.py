@@ -34,7 +34,7 @@ from ...peer.machine import PeerMachine, PeerOptions
 from ...peer.order import BuildOrder, resumed
 from ...peer.probe import probe_payload
 from ...peer.profile import speeds_to_proto
-from ...peer.snapshots import SnapshotError, SnapshotStore
+from ...peer.snapshots import SnapshotError, SnapshotId, SnapshotStore
 from ...proto import broker_pb2, common_pb2, graph_pb2
 from .. import trace
 from .clock import Observed, Timers
@@ -340,6 +340,8 @@ class PeerShell:
                 self._take_snapshot(instruction)
             case p.KeepSnapshot(snapshot, parts):
                 self.snapshots.whole(snapshot, parts)
+            case p.UploadSnapshot(snapshot):
+                self._save(snapshot)
             case p.DropSnapshot(name):
                 self.snapshots.drop(name)
             case p.Discard(run, term):
@@ -379,7 +381,15 @@ class PeerShell:
                 path.write_bytes(data)
             return path
 
+        def saved(ref: common_pb2.BlobRef) -> tuple[memoryview, ...]:
+            nonlocal fetched
+            fetched += ref.size_bytes
+            return world.saved[ref.hash]
+
         answer: p.Event
+        live: tuple[tuple[memoryview, ...], ...] = ()
+        if wanted.assign.resume.live:
+            live = (self.device.snapshot(wanted.assign.first_step)(),)
         try:
             order, self._pace = world.orders.read(
                 self.name,
@@ -388,7 +398,8 @@ class PeerShell:
                 blob=whole,
                 read=read,
                 shard=shard,
-                parts=resumed(wanted.assign, wanted.snapshots, self.snapshots.parts),
+                parts=live
+                + resumed(wanted.assign, wanted.snapshots, self.snapshots.parts, self.name, saved),
             )
             answer = self.device.build(order)
         except ValueError as error:
@@ -417,6 +428,21 @@ class PeerShell:
         self._owed_s += copied / self.spec.speeds.memory
         answer = p.SnapshotTaken(wanted.snapshot, len(parts))
         self.world.after(OVERHEAD_S + self._owed_s, lambda: self.handle(answer))
+
+    def _save(self, snapshot: broker_pb2.Snapshot) -> None:
+        world, parts = self.world, self.snapshots.parts(SnapshotId.of(snapshot))
+        size = sum(part.nbytes for part in parts)
+        seen = hashlib.sha256(snapshot.SerializeToString(deterministic=True))
+        blob = common_pb2.BlobRef(hash=seen.hexdigest(), size_bytes=size)
+
+        def stored() -> None:
+            answer = p.SnapshotSaved(snapshot, None, _AWAY)
+            if world.broker.alive:
+                world.saved[blob.hash] = parts
+                answer = p.SnapshotSaved(snapshot, blob)
+            world.carrier.send(BROKER, self.name, 0, _nothing, lambda: self.handle(answer))
+
+        world.carrier.send(self.name, BROKER, size, _nothing, stored)
 
     def _upload(self, wanted: p.UploadWeights) -> None:
         world = self.world

@@ -15,7 +15,7 @@ from shoal.broker.events import (
     PlanFailed,
     PlanReady,
     Reject,
-    RunCancelled,
+    RunAsked,
     RunId,
     RunSubmitted,
     Stop,
@@ -658,7 +658,7 @@ def test_a_cancelled_run_gives_its_turn_to_the_next(world) -> None:
 
 
 def test_an_unknown_run_is_not_found(world) -> None:
-    for event in (RunCancelled("q", RunId("r-0")), WatchAsked("q", RunId("r-0"), 0)):
+    for event in (RunAsked("q", RunId("r-0"), "cancel"), WatchAsked("q", RunId("r-0"), 0)):
         reject = world.only(world.handle(event), Reject)
         assert (reject.request, reject.code) == ("q", "NOT_FOUND")
 
