@@ -515,9 +515,7 @@ class Run(Terms):
         """Without these holders. `live`: by their replicas, if they have some, from what is in the
         stages now."""
         assert self.plan is not None, self
-        for peer in self.returning.away:
-            members.expected.pop(peer, None)
-        away, self.returning, self._left = self.returning.away, Returning((), now), {}
+        away = self._waits_no_longer(members, now)
         gone = (*gone, *(p for p in away if p not in gone))
         if live and (rest := self._replicas(gone, members)) is not None:
             text += "; replicas do its microbatches"
@@ -544,6 +542,14 @@ class Run(Terms):
             plan = replace(plan, reasons=(*names, "the rest is as before"))
         return self._build(plan, pairs, members, generation, code, text, now)
 
+    def _waits_no_longer(self, members: Membership, now: float) -> tuple[PeerId, ...]:
+        """For those that may come back; returns them."""
+        away = self.returning.away
+        for peer in away:
+            members.expected.pop(peer, None)
+        self.returning, self._left = Returning((), now), {}
+        return away
+
     def _replicas(self, gone: Sequence[PeerId], members: Membership) -> Plan | None:
         """The plan without these, if their replicas can go on at once."""
         assert self.plan is not None, self
@@ -558,6 +564,7 @@ class Run(Terms):
         """Everybody goes back to the pool, and all are planned anew."""
         if self.wish.recovery.when_short == "fail" and not suited_left(self, members, now):
             return self.fail(code, f"{text}, and too few peers are left", members, now)
+        self._waits_no_longer(members, now)
         out = self._release(self.parts, text, members, now)
         return out + self._enter(WAITING, now, code, text)
 
@@ -578,9 +585,7 @@ class Run(Terms):
             out += members.drain(member, now)
         self.asked, self.offered = None, {}
         self._ready, self._exports, self._finished = {}, {}, {}
-        for peer in self.returning.away:
-            members.expected.pop(peer, None)
-        self.returning, self._left = Returning((), now), {}
+        self._waits_no_longer(members, now)
         return out + self._enter(phase, now, code, text)
 
     # ------------------------------------------------------------ after a restart

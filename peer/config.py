@@ -89,7 +89,7 @@ class PeerConfig:
     first_s: float | None = None
     """The same before it has reached the broker for the first time. None: as give_up_s."""
     drain_s: float = 30.0
-    """How long the first stop waits for the end of a step."""
+    """How long the first stop waits for the broker's word, or for the end of a step."""
     log: str = "info"
     """Lowest level that is logged."""
     trace: str = ""

@@ -72,6 +72,8 @@ LOSING = (
     *("holder dies", "holder leaves", "holder's stream cut", "holder stopped"),
     "broker away",
 )
+HANDED = ("holder leaves", "holder's stream cut")
+"""Of these, those that need not lose it: its part is handed over, or it comes back."""
 CELLS = tuple((kind, phase) for kind in (*SURVIVED, *LOSING) for phase in PHASES)
 LEAST_STEPS = 10
 """The last fault happens in step 8 at the latest, and what it does in the next."""
@@ -92,7 +94,7 @@ class Drawn:
     faults: tuple[Fault, ...]
     cells: tuple[tuple[str, str], ...]
     lost: str = ""
-    """The holder that is lost; "": none."""
+    """The holder that is lost for sure; "": none."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def draw(
         other = hub if who != hub else rng.choice([p for p in plan.peers if p != hub])
         cast = _Cast(who, other, spares[i], late[i])
         faults.append(_FAULTS[kind](rng, cast, {"at_step": step, "phase": phase}))
-        if kind in LOSING:
+        if kind in LOSING and kind not in HANDED:
             lost = who
     network, jitter_s, loss = _network(rng, [*names, *late, BROKER])
     return Drawn(
@@ -285,7 +287,7 @@ def play(
         seed=drawn.seed,
         losses=losses,
         tolerance=tolerance,
-        most_terms=math.inf if drawn.lost else 1,
+        most_terms=math.inf if any(kind in LOSING for kind, _ in drawn.cells) else 1,
     )
     faults = Faults(world, drawn.faults, specs=drawn.late)
     faults.start()

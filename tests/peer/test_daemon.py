@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 
+from shoal.broker.events import RunId
 from shoal.broker.server import Broker, BrokerConfig
 from shoal.client import submission
 from shoal.dag.convert import graph_to_bytes
@@ -186,6 +188,36 @@ async def test_a_run_goes_on_when_a_holder_is_stopped_once_another_has_joined(
     assert {s.term for s in states} == {0, 1, 2}
     assert await cluster.ends[stopped.config.name] == 0
     assert other.machine.exit is None, "the other peer goes on"
+
+
+async def test_a_holder_that_is_stopped_hands_its_part_to_a_warm_peer(cluster: Cluster) -> None:
+    cluster.join("p0", "p1", "p2")
+    await cluster.members(3)
+    run = await cluster.submit(steps=100)
+    waits: list[str] = []
+    states, steps = [], []
+    stopped = None
+    async for event in cluster.watch(run):
+        if event.WhichOneof("kind") == "step":
+            steps.append(event.step.step)
+            if event.step.step == 2:
+                holders = cluster.broker.shell.machine.runs[RunId(run)].peers
+                stopped = next(w for w in cluster.workers if w.me.peer == holders[0])
+                stopped.waits = lambda what, within_s: waits.append(what)
+                stopped.stop()
+        if event.WhichOneof("kind") == "state":
+            states.append(event.state)
+    assert stopped is not None
+    assert states[-1].phase == broker_pb2.DONE, states[-1].reason.text
+    assert steps == list(range(100))
+    (text,) = (s.reason.text for s in states if s.reason.code == "left")
+    found = re.fullmatch(
+        r"peer .* hands over at step (\d+): its owner stops it; .*step (\d+)", text
+    )
+    assert found is not None, text
+    assert found[1] == found[2], "nothing is done again"
+    assert "to take its part at step" in waits[-1]
+    assert await cluster.ends[stopped.config.name] == 0
 
 
 async def test_a_paused_peer_leaves_its_run_and_rests_until_it_is_unpaused(

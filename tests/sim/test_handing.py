@@ -303,7 +303,7 @@ def test_where_no_single_peer_takes_the_part_the_rest_is_planned_anew(lab: Lab) 
 def test_a_part_is_handed_over_before_its_holder_means_to_leave(lab: Lab) -> None:
     """p1 said how long it stays: somebody who stays has its part by then."""
     done = [e.at_s for e in lab.calm.world.events(lab.calm.run) if e.HasField("step")]
-    played = lab.play(specs={"p1": {"stays_s": done[STEPS - 2]}})
+    played = lab.play(specs={"p1": {"stays_s": done[STEPS // 2]}})
     lab.assert_nothing_again(played)
     assert "hands over" in played.notes
     assert "p2 (warm)" in played.notes

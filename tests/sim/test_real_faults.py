@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,44 @@ def test_a_run_over_a_bad_line_loses_nothing(
     assert done.exit_code == 0, done.output
     assert (found["faults_fired"], found["steps"]) == (4, 12)
     assert found["max_loss_difference"] < 1e-5
+
+
+LEAVES = """
+version = 1
+job = "job.toml"
+[[peers]]
+name = "a{1..3}"
+place = "eu"
+device = { flops = 5e9, memory_bandwidth = "1.5GB/s" }
+[[peers]]
+name = "spare"
+place = "eu"
+device = { flops = 3e9, memory_bandwidth = "0.9GB/s" }
+[[faults]]
+do = "leave"
+who = ["a2"]
+at_step = 3
+"""
+"""The slower one is left over, whoever joins first."""
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_peer_that_leaves_hands_its_part_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`shoal join` gets its first Ctrl-C: no step is done again, by whoever takes its part."""
+    (tmp_path / "job.toml").write_text(JOB.replace('scheduler = "uniform"', ""))
+    (tmp_path / "leaves.toml").write_text(LEAVES)
+    (tmp_path / "text.txt").write_text("All work and no play makes a dull day. " * 200)
+    monkeypatch.chdir(tmp_path)
+    command = ["sim", "leaves.toml", "--real", "--verify", "--json", "found.json", "--keep", "kept"]
+    done = CliRunner().invoke(cli.app, command)
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["faults_fired"], found["steps"]) == (1, 12)
+    assert found["max_loss_difference"] < 1e-5
+    said = "".join(p.read_text() for p in (tmp_path / "kept").rglob("*") if p.suffix == ".log")
+    over = re.search(r"hands over at step (\d+).*going on at step (\d+)", done.output + said)
+    assert over is not None, done.output
+    assert over[1] == over[2]
