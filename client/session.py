@@ -26,7 +26,13 @@ from ..job import Job
 from ..job.settings import plain
 from ..net.identity.enroll import BrokerAwayError
 from ..proto import broker_pb2
-from ..proto.admission_pb2 import Invitation, InviteRequest, KickRequest
+from ..proto.admission_pb2 import (
+    Invitation,
+    InviteRequest,
+    KickRequest,
+    PageKey,
+    PageRequest,
+)
 from ..proto.admission_pb2_grpc import AdmissionStub
 from ..proto.broker_pb2 import Description, PreviewAnswer, RunEvent, RunState
 from ..proto.broker_pb2_grpc import RunsStub
@@ -236,6 +242,12 @@ class Client:
         with self.translated():
             kicked = self._admission.Kick(KickRequest(subject=subject), timeout=CALL_S)
         return str(kicked.role)
+
+    def page(self, lasts_s: float) -> PageKey:
+        """A key that opens the broker's page for reading, for so long. Raises Refused."""
+        with self.translated():
+            found: PageKey = self._admission.Page(PageRequest(lasts_s=lasts_s), timeout=CALL_S)
+        return found
 
     @contextmanager
     def translated(self) -> Iterator[None]:
