@@ -60,7 +60,7 @@ function seconds(x) {
   if (x < 5400) return `${Math.round(x / 60)} min`;
   return x < 172800 ? `${short(x / 3600)} h` : `${Math.round(x / 86400)} days`;
 }
-const ago = (x) => (x < 2 ? "now" : `${seconds(Math.round(x))} ago`);
+const ago = (x) => (x < 2 ? "now" : x < 100 ? `${Math.round(x)} s ago` : `${seconds(x)} ago`);
 const count = (n, word) => `${n} ${word}${n === 1 ? "" : "s"}`;
 
 // ------------------------------------------------------------ a run
@@ -72,6 +72,7 @@ function figures(run) {
     ["loss", run.loss === undefined ? null : run.loss.toPrecision(4)],
     ["held-out", run.held_out === undefined ? null : run.held_out.toPrecision(4)],
     ["per step", run.step_s ? seconds(run.step_s) : null],
+    ["planned", run.step_s && run.plan && run.plan.predicted_s ? seconds(run.plan.predicted_s) : null],
     ["tokens/s", run.tokens_per_s ? short(run.tokens_per_s) : null],
     ["sent per step", run.sent_bytes_per_step ? bytes(run.sent_bytes_per_step) : null],
     ["peers compute", run.busy ? `${Math.round(100 * run.busy)} %` : null],
@@ -85,7 +86,7 @@ function figures(run) {
 function chart(run) {
   const all = [...run.losses, ...run.held_outs];
   if (run.losses.length < 2) return null;
-  const width = window.innerWidth < 700 ? 340 : 520, height = 170;
+  const width = window.innerWidth < 700 ? 340 : 520, height = window.innerWidth < 700 ? 170 : 230;
   const [left, right, top, low] = [42, 8, 8, 20];
   let least = Math.min(...all.map((p) => p[1])), most = Math.max(...all.map((p) => p[1]));
   if (most - least < 1e-9) [least, most] = [least - 0.5, most + 0.5];
