@@ -3,12 +3,12 @@
     python benchmarks/broker_killed.py [--kills 50] [--seed 1] [--json FILE]
 
 Real processes with identities and mutual TLS: a broker, two peers, a client that watches. Runs of
-the same small job follow each other; in each the broker dies several times: three times of four at a random time after a step, else at a
-random time after its start, so that it also dies while it plans, while peers build and while they
-export. Every run is compared with one that nobody disturbed (losses and weights to the bit, each
-step once, events without a gap) and with the plain loop in one process. Re-attachment is what the
-broker's own log says: from its start to the last of the peers. Ends with an error where anything
-differs.
+the same small job follow each other; in each the broker dies several times: three times of four at
+a random time after a step, else at a random time after its start, so that it also dies while it
+plans, while peers build and while they export. Every run is compared with one that nobody disturbed
+(losses and weights to the bit, each step once, events without a gap) and with the plain loop in one
+process. Re-attachment is what the broker's own log says: from its start to the last of the peers.
+Ends with an error where anything differs.
 """
 
 from __future__ import annotations

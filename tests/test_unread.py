@@ -52,7 +52,7 @@ app()
 
 
 def call(verb: str, *, closed: str, unbuffered: bool = False) -> tuple[int, bytes]:
-    """(exit code, what is on the stream that is still read) with a reader that has left `closed`."""
+    """(exit code, what the other stream says) with a reader that has left `closed`."""
     read, write = os.pipe()
     os.close(read)
     other = {"stdout": "stderr", "stderr": "stdout"}[closed]

@@ -58,7 +58,7 @@ class PageKeys:
         if not parts[1].isdigit() or parts[2] not in {r.value for r in _LOOKERS}:
             return None
         try:
-            signed = base64.urlsafe_b64decode(signature + "==")
+            signed = base64.b64decode(signature + "==", altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             return None
         if not self._admission.authority.attested(_statement(text), signed):

@@ -30,6 +30,8 @@ REQUEST_S = 10.0
 """From the begin of a connection to the end of its request; slow drips end here."""
 REQUEST_BYTES = 16 * 1024
 """Of a request's head; a browser's has one to two thousand, with the key in its cookie."""
+_END_S = 2.0
+"""For requests to end when the broker does."""
 _RELOAD_S = 3600.0
 """How often the owner's certificate is read again: certbot renews it in its place."""
 
@@ -83,12 +85,12 @@ class Serving:
         self._reloading.cancel()
         for server in self._servers:
             server.close()
-        tasks = [self._reloading, *self._state.tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         for connection in list(self._state.connections):
             connection.transport.abort()
+        if self._state.tasks:  # each ends with its connection
+            await asyncio.wait(list(self._state.tasks), timeout=_END_S)
+        for task in self._state.tasks:
+            task.cancel()
 
     async def _reload(self) -> None:
         while True:
@@ -100,13 +102,22 @@ class Serving:
 
 
 class _Once(H11Protocol):
-    """A connection that ends when its request is not whole in time."""
+    """A connection that ends when its request is not whole in time, or when more comes than one
+    request has."""
 
     transport: Any
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
         self._late = self.loop.call_later(REQUEST_S, self._too_late)
+        self._came = 0
+
+    def data_received(self, data: bytes) -> None:
+        self._came += len(data)
+        if self._came > REQUEST_BYTES:
+            self.transport.abort()
+        else:
+            super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._late.cancel()

@@ -34,7 +34,7 @@ from shoal.net.identity.enroll import (
 )
 from shoal.net.identity.names import DOOR_NAME, Party, Role
 from shoal.net.identity.token import Token
-from shoal.proto.admission_pb2 import InviteRequest, JoinRequest, KickRequest
+from shoal.proto.admission_pb2 import InviteRequest, JoinRequest, KickRequest, PageRequest
 from shoal.proto.admission_pb2_grpc import AdmissionStub
 from shoal.proto.broker_pb2 import (
     CANCELLED,
@@ -121,6 +121,7 @@ def calls(stubs: grpc.aio.Channel) -> dict[str, Any]:
         "Blobs.Have": lambda: blobs.Have(BlobQuery()),
         "Admission.Invite": lambda: admission.Invite(InviteRequest(role="peer", uses=1, lasts_s=9)),
         "Admission.Kick": lambda: admission.Kick(KickRequest(subject="nobody")),
+        "Admission.Page": lambda: admission.Page(PageRequest(lasts_s=60.0)),
     }
 
 
@@ -128,6 +129,7 @@ MAY = {
     Role.PEER: {"Attach.Attach", "Blobs.Store", "Blobs.Fetch", "Blobs.Have"},
     Role.SUBMITTER: {
         *("Runs.Submit", "Runs.Watch", "Runs.Cancel", "Runs.Describe", "Runs.Preview"),
+        "Admission.Page",
         *("Blobs.Store", "Blobs.Fetch", "Blobs.Have"),
     },
     Role.BROKER: set(),
