@@ -106,6 +106,7 @@ class _Once(H11Protocol):
     request has."""
 
     transport: Any
+    cycle: Any  # None before a request is whole
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
