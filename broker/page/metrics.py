@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ...proto.broker_pb2 import Phase
+from ...proto.broker_pb2 import Phase, RunState
 from .digest import Totals
 from .seen import Seen
 
@@ -48,11 +48,10 @@ class Metrics:
         for state in _STATES:
             peers.add_metric([state], states[state])
         yield peers
-        phases = Counter(r.phase for r in found.runs)
+        phases = Counter(_phase(r) for r in found.runs)
         runs = GaugeMetricFamily("shoal_runs", "Runs that the broker remembers.", labels=["phase"])
-        for name, number in Phase.items():
-            if number:
-                runs.add_metric([name.lower()], phases[number])
+        for name in (name.lower() for name, number in Phase.items() if number):
+            runs.add_metric([name], phases[name])
         yield runs
         yield from self._of_runs(seen)
         yield _counter("shoal_steps", "Steps that were committed.", totals.steps)
@@ -83,7 +82,7 @@ class Metrics:
         text = "Positions of text, or samples, per second, now."
         tokens = GaugeMetricFamily("shoal_run_tokens_per_second", text, labels=labels)
         for run in seen.description.runs:
-            if Phase.Name(run.phase).lower() in _ENDED:
+            if _phase(run) in _ENDED:
                 continue  # a gauge of what is over would stay for ever
             digest, of = seen.digests[run.run], [run.run, run.name]
             step.add_metric(of, run.step)
@@ -93,6 +92,10 @@ class Metrics:
                 step_s.add_metric(of, digest.step_s)
                 tokens.add_metric(of, digest.tokens_per_s)
         yield from (step, loss, step_s, tokens)
+
+
+def _phase(run: RunState) -> str:
+    return Phase.Name(run.phase).lower()
 
 
 class _Once(Collector):
