@@ -23,8 +23,9 @@ _LEAST_S, _LONGER = 300.0, 10.0
 class Cadence:
     """Of one term. Steps count updates; times are seconds of the broker's clock."""
 
-    def __init__(self, every: int, first: int) -> None:
-        """`first`: updates that are in the stages when the term begins."""
+    def __init__(self, every: int, first: int, took: float | None = None) -> None:
+        """`first`: updates that are in the stages when the term begins. `took`: of an earlier
+        term."""
         self.every = every
         self.pending: int | None = None
         """The step of the set that was ordered and is not whole."""
@@ -33,7 +34,8 @@ class Cadence:
         self._first = first
         self._lead = 0
         self._taken_at: float | None = None
-        self._took = 0.0  # the last whole set
+        self.took = took
+        """Seconds that the copies of the last whole set were on their way; None: there was none."""
         self._not_before = -math.inf
 
     def due(self, committed: int, steps: int, now: float) -> int | None:
@@ -50,6 +52,10 @@ class Cadence:
                 return None
         return step if step < steps else None
 
+    def next_step(self, committed: int) -> int:
+        """The first step of which a set can be had, whatever is pending."""
+        return max(committed + 1 + self._lead, (self.pending or 0) + 1, (self.whole or 0) + 1)
+
     def ordered(self, step: int) -> None:
         self.pending, self._taken_at = step, None
 
@@ -62,7 +68,11 @@ class Cadence:
         """Whether the pending set takes far longer than sets do: a copy of it was lost."""
         if self.pending is None or self._taken_at is None:
             return False
-        return now - self._taken_at > max(_LEAST_S, _LONGER * self._took)
+        return now - self._taken_at > max(_LEAST_S, _LONGER * (self.took or 0.0))
+
+    def given_up(self) -> None:
+        """The pending one cannot be whole, or is not wanted any more."""
+        self.pending = None
 
     def missed(self, step: int) -> None:
         """Somebody was past it already, or could not keep it."""
@@ -74,9 +84,9 @@ class Cadence:
         """The pending set is whole; returns its step."""
         assert self.pending is not None, "no set is pending"
         self.whole, self.pending = self.pending, None
-        self._took = 0.0 if self._taken_at is None else now - self._taken_at
+        self.took = 0.0 if self._taken_at is None else now - self._taken_at
         if not self.every:
-            self._not_before = now + max(_PAUSE_S, self._took * (1 / _SHARE - 1))
+            self._not_before = now + max(_PAUSE_S, self.took * (1 / _SHARE - 1))
         return self.whole
 
     def __repr__(self) -> str:

@@ -124,7 +124,7 @@ class Decided:
         run = self._add(kept.added)
         run.history.restore(kept.events, kept.numbered)
         plan = plan_from_proto(kept.plan) if kept.HasField("plan") else None
-        run.restored(kept.state, plan, kept.peaks)
+        run.restored(kept.state, plan, kept.peaks, kept.checkpoints)
 
     def snapshot(self) -> list[Record]:
         """Records that give this state when they are applied to an empty one: one with the
@@ -142,4 +142,5 @@ def _kept(run: Run) -> RunKept:
         events=run.history.events,
         numbered=run.history.numbered,
         peaks=run.ledger.peaks if run.ledger is not None else (),
+        checkpoints=run.checkpoints.kept,
     )

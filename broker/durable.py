@@ -17,6 +17,7 @@ from ..proto.broker_pb2 import (
     FAILED,
     RUNNING,
     WAITING,
+    Checkpoint,
     PeerPeak,
     Phase,
     RunEvent,
@@ -25,10 +26,12 @@ from ..proto.broker_pb2 import (
 )
 from ..proto.common_pb2 import Reason
 from ..proto.journal_pb2 import Decision, RunHappened
+from .checkpoints import Checkpoints
 from .events import Publish, RunId, Watched
 from .history import History
 from .options import BrokerOptions
 from .steps import StepLedger
+from .wish import Wish
 
 __all__ = ["DurableRun"]
 
@@ -44,6 +47,7 @@ class DurableRun:
         run: RunId,
         number: int,
         spec: RunSpec,
+        wish: Wish,
         options: BrokerOptions,
         decisions: list[Decision],
         owner: str = "",
@@ -52,6 +56,7 @@ class DurableRun:
         self.number = number
         self.owner = owner  # Who submitted it; empty where nobody has an identity.
         self.spec = spec
+        self.wish = wish
         self.options = options
         self.phase: Phase = WAITING
         self.reason = Reason()
@@ -60,6 +65,7 @@ class DurableRun:
         self.peers: tuple[PeerId, ...] = ()
         self.history = History(options.kept_events)
         self.ledger: StepLedger | None = None  # Of the newest term that was RUNNING.
+        self.checkpoints = Checkpoints(wish.output.every, wish.output.keep)
         self._decisions = decisions
 
     def __repr__(self) -> str:
@@ -73,7 +79,7 @@ class DurableRun:
     @property
     def committed(self) -> int:
         """Number of committed steps."""
-        return self.ledger.committed if self.ledger else 0
+        return self.ledger.committed if self.ledger else self.spec.resumed.step
 
     @property
     def running(self) -> bool:
@@ -134,13 +140,22 @@ class DurableRun:
                     "that has begun"
                 )
             self.ledger.commit(event.step, event.at_s)
+        elif kind == "checkpoint":
+            self.checkpoints.add((event.checkpoint,))
         self.history.add(event)
 
     def _ledger(self, committed: int, at_s: float) -> StepLedger:
         return StepLedger(self.peers, self.spec.steps, self.options.most_lead, at_s, committed)
 
-    def restored(self, state: RunState, plan: Plan | None, peaks: Iterable[PeerPeak]) -> None:
+    def restored(
+        self,
+        state: RunState,
+        plan: Plan | None,
+        peaks: Iterable[PeerPeak],
+        checkpoints: Iterable[Checkpoint],
+    ) -> None:
         """As an earlier start of the broker left it; the history is restored already."""
+        self.checkpoints.add(checkpoints)
         self.phase, self.term = state.phase, state.term
         self.reason.CopyFrom(state.reason)
         if plan is None:

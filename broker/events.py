@@ -7,7 +7,7 @@ finished work into events, and carries the instructions of one `handle` out in t
     -------------  -----------------------------  ---------------------------------------------
     peer stream    StreamOpened, PeerSaid,        Tell, CloseStream, SetTimer
                    StreamClosed, PeerKicked
-    client call    RunSubmitted, RunCancelled,    Answer or Reject, exactly one for each request
+    client call    RunSubmitted, RunAsked,        Answer or Reject, exactly one for each request
                    DescribeAsked, WatchAsked,
                    PreviewAsked, DataAsked
     planner        PlanReady, PlanFailed,         Tell(assign) to the holders, or a failed run
@@ -32,6 +32,7 @@ from ..proto.broker_pb2 import (
     Description,
     PeerMessage,
     PeerState,
+    Recalled,
     RunEvent,
     RunSpec,
     RunState,
@@ -62,7 +63,7 @@ __all__ = [
     "Publish",
     "Reject",
     "RequestId",
-    "RunCancelled",
+    "RunAsked",
     "RunId",
     "RunSubmitted",
     "SetTimer",
@@ -131,11 +132,12 @@ class RunSubmitted:
 
 
 @dataclass(frozen=True, slots=True)
-class RunCancelled:
-    """`by`: who may end only runs of their own; empty: any."""
+class RunAsked:
+    """What somebody wants of a run. `by`: who may so only with runs of their own; empty: any."""
 
     request: RequestId
     run: RunId
+    wanted: Literal["cancel", "pause", "resume", "recall"]
     by: str = ""
 
 
@@ -231,7 +233,7 @@ Event = (
     | StreamClosed
     | PeerKicked
     | RunSubmitted
-    | RunCancelled
+    | RunAsked
     | DescribeAsked
     | PreviewAsked
     | DataAsked
@@ -294,7 +296,7 @@ class PreviewWanted:
 @dataclass(frozen=True, slots=True)
 class Answer:
     request: RequestId
-    message: Submitted | RunState | Description | Watched | PreviewWanted | DataAnswer
+    message: Submitted | RunState | Recalled | Description | Watched | PreviewWanted | DataAnswer
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ Admission.Invite  Kick                            operator
 Admission.Page                                    submitter, operator
 Attach.Attach                                     peer
 Runs.Submit  Watch  Cancel  Describe  Preview     submitter, operator
-Runs.Resolve                                      submitter, operator
+Runs.Resolve  Pause  Resume  Recall               submitter, operator
 Blobs.Store  Fetch  Have                          peer, submitter, operator
 """
 
@@ -39,6 +39,9 @@ _MAY: dict[str, frozenset[Role]] = {
     "Runs.Submit": _PEOPLE,
     "Runs.Watch": _PEOPLE,
     "Runs.Cancel": _PEOPLE,
+    "Runs.Pause": _PEOPLE,
+    "Runs.Resume": _PEOPLE,
+    "Runs.Recall": _PEOPLE,
     "Runs.Describe": _PEOPLE,
     "Runs.Preview": _PEOPLE,
     "Runs.Resolve": _PEOPLE,

@@ -8,7 +8,7 @@ owner first: what takes both away is then less likely.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from ..dag.plan import Keeper, PeerId, Plan
 from .membership import Member, Membership, dial
@@ -26,19 +26,27 @@ def fits(plan: Plan, holder: PeerId, member: Member) -> bool:
 
 
 def choose_keepers(
-    plan: Plan, free: Sequence[Member], members: Membership, spares: int, relays: bool
+    plan: Plan,
+    free: Sequence[Member],
+    members: Membership,
+    spares: int,
+    relays: bool,
+    lacks_s: Callable[[Member], float] = lambda member: 0.0,
+    unreliable: Container[PeerId] = (),
 ) -> tuple[Keeper, ...]:
-    """`free`: pool peers that may be warmed, at most `spares` of them."""
+    """`free`: pool peers that may be warmed, at most `spares` of them. `lacks_s`: how long before
+    the end of the run one means to leave; the least comes first. `unreliable`: those that leave, or
+    refuse copies, which are asked when there is nobody else."""
     holders = [members.members[p] for p in plan.peers]
     heaviest = max(holders, key=lambda m: m.profile.device_memory_bytes)
-    able = [m for m in free if m.id not in plan.peers]
-    able.sort(key=lambda m: (not fits(plan, heaviest.id, m), m.joined))
+    able = [m for m in free if m.id not in plan.peers and m.id not in unreliable]
+    able.sort(key=lambda m: (not fits(plan, heaviest.id, m), lacks_s(m), m.joined))
     warm = able[:spares]
     found: list[Keeper] = []
     for i, holder in enumerate(holders):
         turn = warm[i % len(warm) :] + warm[: i % len(warm)] if warm else []
         ring = holders[i + 1 :] + holders[:i]
-        ring.sort(key=lambda m: _alike(m, holder))
+        ring.sort(key=lambda m: (m.id in unreliable, _alike(m, holder), lacks_s(m)))
         for keeper in (*turn, *ring):
             if dial(holder, keeper, relays) is not None:
                 found.append(Keeper(holder.id, keeper.id))
@@ -46,18 +54,21 @@ def choose_keepers(
     return tuple(found)
 
 
-def instead(plan: Plan, members: Membership) -> dict[PeerId, PeerId]:
-    """By holder, the keeper that is there now: the plan's, or the next holder when it is gone."""
+def instead(
+    plan: Plan, members: Membership, unreliable: Container[PeerId] = ()
+) -> dict[PeerId, PeerId]:
+    """By holder, the keeper that is there now: the plan's or, when it is gone, one of the holders
+    beside it (`ring_pairs`). `unreliable` ones come last."""
     found: dict[PeerId, PeerId] = {}
     holders = plan.peers
     for i, holder in enumerate(holders):
-        ring = (*holders[i + 1 :], *holders[:i])
         planned = plan.keepers_of(holder)
         if not planned:
             continue
-        here = [p for p in (*planned, *ring) if _here(p, members)]
+        beside = (holders[(i + 1) % len(holders)], holders[i - 1])
+        here = [p for p in (*planned, *beside) if p != holder and _here(p, members)]
         if here:
-            found[holder] = here[0]
+            found[holder] = min(here, key=lambda p: p in unreliable)  # the first of equal ones
     return found
 
 

@@ -29,6 +29,7 @@ from ..proto.broker_pb2 import (
     Holding,
     PeerMessage,
     PeerState,
+    Recalled,
     Refused,
     RunSpec,
     SnapshotOrder,
@@ -57,7 +58,7 @@ from .events import (
     PreviewWanted,
     Reject,
     RequestId,
-    RunCancelled,
+    RunAsked,
     RunId,
     RunSubmitted,
     Started,
@@ -103,6 +104,7 @@ class BrokerMachine:
         self._boot = boot
         self.options = options or BrokerOptions()
         self.members = Membership(broker_id, self.options)
+        self.members.goes_on_with = self._goes_on_with
         self.decided = decided or Decided(self.options)
         self.runs = self.decided.runs
         self.probing = Probing(self.options)
@@ -122,6 +124,9 @@ class BrokerMachine:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """What to do about an event. Never raises for anything that came from outside."""
         out = self._decide(event, now)
+        for run in self.runs.values():
+            if run.handing or run.on_hold:
+                out += run.hand_over(self.members, self.placing.next_generation, now)
         out += self.data.advance(self.runs.values(), now)
         out += self.probing.advance(self.members, self.placing.next_generation, now)
         out += self.placing.place(self.runs.values(), now)
@@ -150,8 +155,8 @@ class BrokerMachine:
                 return self._kick(peer, now)
             case RunSubmitted():
                 return self._submit(event, now)
-            case RunCancelled():
-                return self._cancel(event, now)
+            case RunAsked():
+                return self._asked(event, now)
             case DescribeAsked(request):
                 return [Answer(request, self._describe(now))]
             case PreviewAsked(request, spec):
@@ -241,12 +246,19 @@ class BrokerMachine:
         order = SnapshotOrder(run=report.snapshot.run, needed=NEVER)
         return [Tell(member.stream, BrokerMessage(snapshot=order))]
 
+    def _goes_on_with(self, member: Member) -> Holding | None:
+        """What a member may come back with, when its stream broke."""
+        run = self.runs.get(member.run) if member.run else None
+        if run is None or not run.may_return(member.id):
+            return None
+        return Holding(run=run.id, term=run.term, step=run.committed)
+
     def _returned(self, member: Member, now: float) -> list[Instruction]:
         for run in self.runs.values():
             if member.id not in run.returning:
                 continue
             if member.run == run.id and member.state == "assigned":
-                return run.back(member, now)
+                return run.back(member, self.members, now)
             lost = Lost(member, "it came back without the run", "lost")
             return run.lost(lost, self.members, self.placing.next_generation, now)
         return []
@@ -261,7 +273,10 @@ class BrokerMachine:
         if kind == "resolved":
             return self.data.resolved(member, message.resolved)
         if kind == "opening":
-            return self.members.opening(member, message.opening)
+            out = self.members.opening(member, message.opening)
+            if member.state == "assigned" and member.run in self.runs:
+                self.runs[member.run].owner_says(member)
+            return out
         if kind == "link":
             return self.probing.reported(member.id, message.link, now)
         if kind == "snapshot":
@@ -281,8 +296,13 @@ class BrokerMachine:
             return run.ready(member, message.ready, self.members, now)
         if kind == "step":
             return run.reported(member, message.step, self.members, now)
+        if kind == "saved":
+            return run.saved(member, message.saved, self.members, now)
         if kind == "exported":
             return run.exported(member, message.exported, self.members, now)
+        if kind == "heard":
+            generation = self.placing.next_generation
+            return run.heard(member, message.heard, self.members, generation, now)
         assert kind == "fault", kind
         return run.fault(member, message.fault, self.members, self.placing.next_generation, now)
 
@@ -348,16 +368,27 @@ class BrokerMachine:
         for run in ended[: max(0, len(ended) - self.options.kept_runs)]:
             self.decided.forget(run)
 
-    def _cancel(self, event: RunCancelled, now: float) -> list[Instruction]:
-        request, run = event.request, self.runs.get(event.run)
+    def _asked(self, event: RunAsked, now: float) -> list[Instruction]:
+        request, run, wanted = event.request, self.runs.get(event.run), event.wanted
         if run is None:
             return [self._unknown(request, event.run)]
         if event.by and run.owner != event.by:
-            text = f"run {run.id} is {run.owner}'s: only they or an operator may cancel it"
+            text = f"run {run.id} is {run.owner}'s: only they or an operator may {wanted} it"
             return [Reject(request, "PERMISSION_DENIED", text)]
+        if wanted == "recall":
+            found = Recalled(spec=run.spec, checkpoint=run.checkpoints.newest())
+            return [Answer(request, found)]
         out: list[Instruction] = []
-        if not run.ended:
-            out += run.cancel(self.members, now)
+        try:
+            if wanted == "pause":
+                out += run.pause(self.members, now)
+            elif wanted == "resume":
+                out += run.unpause(now)
+            elif not run.ended:
+                out += run.cancel(self.members, now)
+        except ValueError as error:
+            return [Reject(request, "FAILED_PRECONDITION", str(error))]
+        if not run.active:
             self.placing.closed(run)
         return [*out, Answer(request, run.state)]
 

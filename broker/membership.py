@@ -6,9 +6,9 @@ Rules.
 - A peer id is persistent; a start of its process is an *incarnation* (boot id, counter). The newest
   counter wins; the older incarnation is *fenced*: told Refused(again=False) and closed. Among equal
   counters the one that came last is the newest.
-- An incarnation that attaches again on another stream replaces its own stream; what it executed is
-  lost with the old stream. Whoever still holds a run when it joins is told to leave that first,
-  unless the broker was started again and the run waits for it (`expected`).
+- An incarnation that attaches again on another stream replaces its own stream. Whoever still holds
+  a run when it joins is told to leave that first, unless the run waits for it (`expected`): since
+  the broker was started again, or because only its stream broke, which costs no recovery.
 - Two live processes that keep claiming one identity (more than `takeovers` changes of hands within
   `takeover_window_s`) are both refused, and the identity stays closed for one window.
 - A peer is in one state: `pool` (free), `assigned` (to one run), `draining` (told to leave a run
@@ -24,6 +24,7 @@ again when it fires early. So a heartbeat costs nothing.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -78,6 +79,7 @@ class Member:
     state: State = "pool"
     run: RunId | None = None  # Set exactly while it is assigned or draining.
     draining_since: float = 0.0
+    stays_until: float = math.inf  # When it means to leave.
     closed: Reason | None = None  # Why its owner keeps it out of runs; None: it takes part.
     correction: Correction = field(default_factory=Correction)
     planned_with: float = 1.0  # The correction's factor when it was assigned.
@@ -133,7 +135,8 @@ def dial(a: Member, b: Member, relays: bool) -> tuple[Member, Member, str] | Non
 
 
 class Lost(NamedTuple):
-    """A peer that is no member any more, and the cause in words ("its stream ended: …")."""
+    """A peer that is no member any more, and the cause in words ("its stream ended: …"). `code`
+    "away": it may come back with its run (`expected`)."""
 
     member: Member
     cause: str
@@ -165,7 +168,9 @@ class Membership:
         self.streams: dict[StreamId, PeerId | None] = {}
         self.version = 0
         self.expected: dict[PeerId, Holding] = {}
-        """What holders that a run waits for, since the broker was started again, come back with."""
+        """What holders that a run waits for come back with."""
+        self.goes_on_with: Callable[[Member], Holding | None] = lambda member: None
+        """What a member may come back with whose stream broke; None: it is lost."""
         self._claims: dict[PeerId, _Claims] = {}
         self._proven: dict[StreamId, PeerId] = {}
         self._joins = 0
@@ -299,6 +304,7 @@ class Membership:
             joined=self._joins,
             heard_at=now,
             correction=self._claims[peer].correction,
+            stays_until=now + profile.stay_s if profile.stay_s > 0 else math.inf,
             closed=_cleaned(hello.closed) if hello.HasField("closed") else None,
         )
         member.state = member.free
@@ -352,6 +358,10 @@ class Membership:
         del self.members[member.id]
         self.version += 1
         fields = (("peer", member.id), ("state", member.state), ("why", cause))
+        assigned = member.state == "assigned"
+        if code == "stream" and assigned and (holding := self.goes_on_with(member)) is not None:
+            self.expected[member.id] = holding
+            return [Log("peer_away", fields)], [Lost(member, cause, "away")]
         return [Log("peer_lost", fields)], [Lost(member, cause, code)]
 
     def goodbye(self, member: Member, why: str) -> tuple[list[Instruction], list[Lost]]:

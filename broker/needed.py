@@ -1,8 +1,8 @@
 """Which blobs the broker must keep, and removing the others.
 
 An open run needs what it was submitted with: graphs, starting weights, data. A run that has ended
-and is still kept needs its exports, and its data for those who evaluate them. Everything else goes
-once nobody has used it for a while (`BlobLimits.grace_s`).
+and is still kept needs its exports, and its checkpoints with what it takes to go on from them.
+Everything else goes once nobody has used it for a while (`BlobLimits.grace_s`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
     for run in runs:
         spec = run.spec
         manifests.add(spec.data.hash)
-        if not run.ended:
+        if not run.ended or run.checkpoints.kept:
             blobs |= {spec.graph.hash, spec.core_graph.hash}
             blobs.update(file.blob.hash for file in spec.weights)
+            blobs.update(file.blob.hash for file in spec.resumed.files)
+        for checkpoint in run.checkpoints.kept:
+            blobs.update(file.blob.hash for file in checkpoint.files)
         for event in islice(reversed(run.history.events), LOOKED_BACK):
             blobs.update(file.blob.hash for file in event.weights.files)
     return blobs | manifests, manifests

@@ -80,6 +80,8 @@ class Placing:
         out: list[Instruction] = []
         ahead: Run | None = None  # A run that nobody behind it may overtake.
         for run in in_order(r for r in runs if not r.ended and not r.active):
+            if run.paused:
+                continue
             if self.draining:
                 out += run.waits("broker", "the broker is leaving and starts nothing new", now)
             elif run.id == self.planning:

@@ -57,9 +57,15 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
         raise GraphError(f"its operator set is {graph.operator_set}: expected the full form")
     if by_hand := spec.HasField("plan") and ask.before is None:
         plan = _with_ids(plan_from_proto(spec.plan), ask.peers)
+        if (had := _form(ask)) not in (None, (plan.microbatch_size, plan.head_parts)):
+            raise PlanError(
+                f"it has microbatches of {plan.microbatch_size} and the head in {plan.head_parts} "
+                f"parts, and its checkpoint was made with {had}: they may not change"
+            )
     else:
         request = plan_request(spec, read_spec(spec), graph, ask.peers, ask.network)
-        plan = planner(request if ask.before is None else _as_before(request, ask.before))
+        had = _form(ask)
+        plan = planner(request if had is None else _as_before(request, had))
     form = planned_graph(_bound(graph, plan.microbatch_size), plan)
     plan.validate(len(form.operators))
     if by_hand:
@@ -74,9 +80,17 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     return PlanReady(ask.run, ask.version, plan, frame_pairs(form, plan), local)
 
 
-def _as_before(request: PlanRequest, before: Plan) -> PlanRequest:
+def _form(ask: MakePlan) -> tuple[int, int] | None:
+    """(microbatch size, parts of the head) that the plan must have: those of the plan before, or of
+    the checkpoint that the run begins with. None: any."""
+    if ask.before is not None:
+        return ask.before.microbatch_size, ask.before.head_parts
+    found = ask.spec.resumed
+    return (found.microbatch_size, found.head_parts) if ask.spec.HasField("resumed") else None
+
+
+def _as_before(request: PlanRequest, had: tuple[int, int]) -> PlanRequest:
     """The request for a plan that a running one can move to. Raises NoPlan."""
-    had = (before.microbatch_size, before.head_parts)
     kept = [r for r in (request, *request.others) if (r.microbatch_size, r.head_parts) == had]
     if not kept:
         text = f"microbatches of {had[0]} with the head in {had[1]} parts, as before, are not asked"

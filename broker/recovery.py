@@ -1,9 +1,10 @@
 """Who takes the part of a peer that is lost, or that does not do it. Decisions only.
 
 - A peer that lies nearest to the lost snapshot comes first: one that has a copy, then other warm
-  ones, then the pool in order of joining. It must be able to hold the part, be reached by all that
-  the part exchanges frames with, and be at most SLOWER times as slow: otherwise a plan over all
-  that is left may well be better, and is asked for.
+  ones, then the pool in order of joining; one that means to leave before the run is over comes
+  last, one that leaves already is not asked. It must be able to hold the part, be reached by all
+  that the part exchanges frames with, and be at most SLOWER times as slow: otherwise a plan over
+  all that is left may well be better, and is asked for.
 - A peer that was blamed for a fault is left out for a while, that doubles each time; so is one that
   is lost again and again.
 """
@@ -20,7 +21,7 @@ from .membership import Member, Membership, dial
 if TYPE_CHECKING:
     from .terms import Terms
 
-__all__ = ["Blamed", "replacements", "suited_left"]
+__all__ = ["Blamed", "able_left", "replacements", "suited_left"]
 
 SLOWER = 2.0
 _AWAY_S = 30.0
@@ -76,7 +77,8 @@ def replacements(
     if any(members.mine(p, run.id) is None for p in holders):
         return None  # others are gone too, which is not known here yet
     found_set = run.goes_on_from(members)
-    warm = [m for p in plan.warm if p not in gone and (m := members.mine(p, run.id))]
+    here = [m for p in plan.warm if p not in gone and (m := members.mine(p, run.id))]
+    warm = [m for m in here if m.closed is None]
     free = [m for m in members.pool if run.suits(m)]
     for old in gone:
         if old not in plan.peers:
@@ -94,7 +96,10 @@ def replacements(
         ]
         if not able:
             return None
-        best = min(able, key=lambda m: (m.id not in near, m not in warm, m.joined))
+        best = min(
+            able,
+            key=lambda m: (run.lacks_s(m, now), m.id not in near, m not in warm, m.joined),
+        )
         found[old] = best.id
     return found
 
@@ -123,3 +128,15 @@ def suited_left(run: Terms, members: Membership, now: float) -> bool:
     """Whether enough peers are here that could take part."""
     left = [m for m in members.members.values() if run.suits(m) and not run.blamed.out(m.id, now)]
     return len(left) >= run.wish.least
+
+
+def able_left(run: Terms, members: Membership, now: float) -> list[Member]:
+    """Who could take part in the run's next plan at once."""
+    return [
+        m
+        for m in members.members.values()
+        if (m.state == "pool" or members.mine(m.id, run.id))
+        and m.closed is None
+        and run.suits(m)
+        and not run.blamed.out(m.id, now)
+    ]

@@ -1,7 +1,7 @@
-"""Holders that a restarted broker waits for: a run goes on when all of them are back.
+"""Holders that a run waits for, since the broker was started again or their stream broke.
 
 A holder counts as back when it attaches and says that it holds the run in its present term. One
-that comes without it, or not within a lease of the restart, is lost.
+that comes without it, or not within its lease, is lost.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ class Returning:
     def away(self) -> tuple[PeerId, ...]:
         """Who is not back yet."""
         return tuple(self._away)
+
+    def wait_for(self, peer: PeerId, until: float) -> None:
+        """For this one too."""
+        self.until = min(until, self.until) if self._away else until
+        self._away[peer] = None
 
     def back(self, peer: PeerId) -> None:
         """It came, with the run or without it."""

@@ -20,9 +20,13 @@ Rules.
   a fault, or makes no progress; it is left out for a while. What would fail on any peer ends the
   run, as does a fault at every peer that was tried. A lost peer that only keeps snapshots ends
   nothing.
+- A holder that says that it leaves hands its part over first (`handing.py`): no step is done again.
 - Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
   `step_floor_s` and `step_factor` medians of the measured steps since the last report, with one
   more median for each batch of an evaluation, and `first_step_s` before a step was measured.
+- A run that is paused goes back to WAITING when its next set of snapshots is whole, and nothing is
+  planned for it until somebody resumes it. Checkpoints (`checkpoints.py`) lie with the broker; one
+  that is on its way at the end is waited for.
 - What must outlive the broker changes by events only (`durable.py`). After a restart a run that was
   RUNNING or EXPORTING goes on with its holders, which come back (`returning.py`); one that was
   BUILDING goes back to WAITING.
@@ -46,11 +50,13 @@ from ..proto.broker_pb2 import (
     Committed,
     Exported,
     Fault,
+    Heard,
     Leave,
     Phase,
     Ready,
     RunEvent,
     RunSpec,
+    Saved,
     Start,
     StepReport,
     WeightFile,
@@ -103,8 +109,14 @@ class Run(Terms):
         self.returning = Returning((), 0.0)
         self._ready: dict[PeerId, Ready] = {}
         self._exports: dict[PeerId, Exported] = {}
+        self._left: dict[PeerId, str] = {}
+        """Of those that may come back: how their stream broke."""
+        self._down: dict[PeerId, dict[PeerId, None]] = {}
+        """To whom links are broken in this term, and who says so."""
         self._finished: dict[PeerId, None] = {}
         """Who has reported the last step in this term, be it in a replay."""
+        self._pausing: int | None = None
+        """It is to pause, with so many steps at least."""
         self._since = 0.0  # Begin of what the deadline counts from.
         self._armed: float | None = None
 
@@ -117,6 +129,7 @@ class Run(Terms):
         if code:
             state.reason.CopyFrom(Reason(code=code, text=text))
         self._since = now
+        self.handing.reset()
         fields: list[tuple[str, str | int | float]] = [("run", self.id)]
         fields += [("phase", Phase.Name(phase)), ("term", self.term)]
         fields += [("step", self.committed), ("why", text)]
@@ -160,7 +173,7 @@ class Run(Terms):
         now: float,
     ) -> list[Instruction]:
         self.asked, self.offered = None, {}
-        self._ready, self._exports, self._finished = {}, {}, {}
+        self._ready, self._exports, self._finished, self._down = {}, {}, {}, {}
         out = self.begin_term(plan, pairs, members, generation, now)
         if self.term > 1:
             found = self.begun_from
@@ -219,9 +232,8 @@ class Run(Terms):
             self.told_loss(done.step, done.outcome.loss)
         if self.committed // COMMITTED_EVERY > before // COMMITTED_EVERY:
             out += self._say_committed(members)
-        if self.committed == self.spec.steps:
-            return out + self._export(members, now)
-        return out + self.order_snapshots(members, now)
+        out += self.order_snapshots(members, now)
+        return out if self.committed < self.spec.steps else out + self._export(members, now)
 
     def _say_committed(self, members: Membership) -> list[Instruction]:
         kept = Committed(run=self.id, term=self.term, step=self.committed)
@@ -231,6 +243,7 @@ class Run(Terms):
         text = f"{len(self._exporters)} peers upload their weights"
         return [
             *self._enter(EXPORTING, now, "exporting", text),
+            *self.order_snapshots(members, now),
             *self._finish_export(members, now),
         ]
 
@@ -253,10 +266,86 @@ class Run(Terms):
     def _finish_export(self, members: Membership, now: float) -> list[Instruction]:
         if self.phase != EXPORTING or len(self._exports) < len(self._exporters):
             return []
+        if self.checkpoints.coming is not None:
+            return []
         files = [WeightFile(blob=self._exports[p].weights) for p in self._exporters]
         weights = Weights(step=self.spec.steps, files=files)
         out: list[Instruction] = [self._publish(RunEvent(weights=weights), now)]
         return out + self._end(DONE, "done", f"{self.committed} steps are done", members, now)
+
+    def saved(
+        self, member: Member, message: Saved, members: Membership, now: float
+    ) -> list[Instruction]:
+        """A part of a checkpoint lies with the broker, or will not."""
+        stale = self._stale("saved", member, message.term, RUNNING, EXPORTING)
+        if stale:
+            return stale
+        self._since = now
+        out: list[Instruction] = []
+        if message.HasField("blob"):
+            whole = self.checkpoints.saved(member.id, message)
+            if whole is not None:
+                out.append(self._publish(RunEvent(checkpoint=whole), now))
+        else:
+            why = clean(message.reason.text, 2000) or "it does not say why"
+            out += self._no_checkpoint(f"{member.label} could not bring its part here: {why}", now)
+        out += self.order_snapshots(members, now)
+        return out + self._finish_export(members, now)
+
+    def _no_checkpoint(self, why: str, now: float) -> list[Instruction]:
+        step = self.checkpoints.coming
+        self.checkpoints.given_up()
+        text = f"no checkpoint after {step} steps: {why}"
+        return [] if step is None else self.note(text, now)
+
+    # ------------------------------------------------------------ pauses
+
+    @property
+    def paused(self) -> bool:
+        return self.phase == WAITING and self.reason.code == "paused"
+
+    def pause(self, members: Membership, now: float) -> list[Instruction]:
+        """Raises ValueError when it cannot be paused."""
+        if self.ended or self.phase == EXPORTING:
+            raise ValueError(f"run {self.id} is {Phase.Name(self.phase).lower()}: nothing to pause")
+        if self.phase == WAITING or not self.committed:
+            return self._put_aside(members, now)
+        if not self.snapshots:
+            raise ValueError(
+                f"run {self.id} takes no snapshots, so that a pause would lose {self.committed} "
+                'steps: expected "snapshot" in recovery.ladder'
+            )
+        if self.phase == BUILDING:
+            return self._put_aside(members, now)
+        self._pausing = self.committed
+        return self.order_snapshots(members, now)
+
+    def order_snapshots(self, members: Membership, now: float) -> list[Instruction]:
+        out = super().order_snapshots(members, now)
+        whole, wanted = self.cadence.whole, self._pausing
+        if self.running and whole is not None and wanted is not None and whole >= wanted:
+            return self._put_aside(members, now)
+        return out
+
+    def _put_aside(self, members: Membership, now: float) -> list[Instruction]:
+        self._pausing, self.asked, self.offered = None, None, {}
+        found = self.goes_on_from(members)
+        at = f"with {found.step} steps" if found else "before its first step"
+        text = f"paused {at}: `shoal resume {self.id}` goes on"
+        return self._release(self.parts, text, members, now) + self._enter(
+            WAITING, now, "paused", text
+        )
+
+    def unpause(self, now: float) -> list[Instruction]:
+        """Raises ValueError when it is not paused."""
+        if self._pausing is not None:
+            self._pausing = None
+            return []
+        if not self.paused:
+            raise ValueError(
+                f"run {self.id} is {Phase.Name(self.phase).lower()}: expected a paused one"
+            )
+        return self._enter(WAITING, now, "resumed", "waits for a plan")
 
     @property
     def _exporters(self) -> tuple[PeerId, ...]:
@@ -265,16 +354,73 @@ class Run(Terms):
 
     # ------------------------------------------------------------ ends
 
+    def owner_says(self, member: Member) -> None:
+        """The owner of a peer with a part in it takes it out of runs, or no longer does."""
+        if member.closed is None:
+            self.handing.remains(member.id)
+        elif member.id in self.peers:
+            self.handing.leaves(member.id, member.closed.text)
+
+    def hand_over(
+        self, members: Membership, generation: Callable[[], int], now: float
+    ) -> list[Instruction]:
+        """Goes on with handing over the parts of those that leave (`handing.py`)."""
+        if self.returning:
+            return []
+        held = self.on_hold
+        out, over = self.handing.look(self, members, now)
+        if held and not self.on_hold:
+            self._since = now
+        if over is None:
+            return out
+        return [*out, *self._go_on(over.leavers, "left", over.text, members, generation, now)]
+
     def lost(
         self, lost: Lost, members: Membership, generation: Callable[[], int], now: float
     ) -> list[Instruction]:
         """A peer with a part in it is no member any more."""
         peer = lost.member.id
         text = f"peer {lost.member.label} was lost {self._where}: {lost.cause}"
+        if lost.code == "away":
+            self.returning.wait_for(peer, lost.member.heard_at + self.options.lease_s)
+            self._left[peer] = text
+            return []
+        self.handing.remains(peer)
+        self._refuse.pop(peer, None)
         self.blamed.lost(peer, now)
         if not self.needs(peer):
-            return [*self.note(text, now), *self.order_snapshots(members, now)]
+            out = self.note(text, now)
+            if self.checkpoints.awaits(peer):
+                out += self._no_checkpoint(text, now)
+            return [*out, *self.order_snapshots(members, now), *self._finish_export(members, now)]
         return self._go_on((peer,), lost.code, text, members, generation, now)
+
+    def may_return(self, peer: PeerId) -> bool:
+        """Whether a holder whose stream broke is waited for: all who have links with it still hear
+        it. If its process had died, these would have broken as well."""
+        return self.phase in (RUNNING, EXPORTING) and self.needs(peer) and not self._down.get(peer)
+
+    def heard(
+        self,
+        member: Member,
+        heard: Heard,
+        members: Membership,
+        generation: Callable[[], int],
+        now: float,
+    ) -> list[Instruction]:
+        """A link of a peer with a part in it broke, or is up again."""
+        if heard.term != self.term or members.mine(member.id, self.id) is None:
+            return []
+        peer = PeerId(heard.peer)
+        if heard.up or peer not in self.parts:
+            self._down.get(peer, {}).pop(member.id, None)
+            return []
+        self._down.setdefault(peer, {})[member.id] = None
+        if peer not in self._left:
+            return []
+        text = f"{self._left[peer]}, as did its link with {member.label}"
+        self.blamed.lost(peer, now)
+        return self._go_on((peer,), "lost", text, members, generation, now)
 
     def needs(self, peer: PeerId) -> bool:
         """Whether it cannot go on without a peer: a holder, until all have finished the last step
@@ -347,16 +493,17 @@ class Run(Terms):
         assert self.plan is not None, self
         for peer in self.returning.away:
             members.expected.pop(peer, None)
-        away, self.returning = self.returning.away, Returning((), now)
-        nothing = not self.wish.recovery.ladder
-        if nothing or (self.committed and not self.goes_on_from(members) and not self._begins_anew):
+        away, self.returning, self._left = self.returning.away, Returning((), now), {}
+        found = self.goes_on_from(members)
+        lost = found is None or found.checkpoint is not None
+        if not self.wish.recovery.ladder or (self.committed and lost and not self.begins_anew):
             text += ". No snapshot of it is left, and its ladder has no checkpoint"
             return self.fail(code, text, members, now)
-        found = replacements(self, (*gone, *(p for p in away if p not in gone)), members, now)
-        if found is None:
+        taken_by = replacements(self, (*gone, *(p for p in away if p not in gone)), members, now)
+        if taken_by is None:
             return self._collect(code, text, members, now)
         plan, pairs, names = self.plan, self.pairs, []
-        for old, new in found.items():
+        for old, new in taken_by.items():
             stages = ", ".join(str(k) for k in plan.stages_of(old))
             kind = "warm" if new in self.plan.warm else "from the pool"
             names.append(f"stage {stages} -> {members.members[new].label} ({kind})")
@@ -367,11 +514,6 @@ class Run(Terms):
         if names:
             plan = replace(plan, reasons=(*names, "the rest is as before"))
         return self._build(plan, pairs, members, generation, code, text, now)
-
-    @property
-    def _begins_anew(self) -> bool:
-        """Whether it may go back to the weights that it began with."""
-        return "checkpoint" in self.wish.recovery.ladder
 
     def _collect(self, code: str, text: str, members: Membership, now: float) -> list[Instruction]:
         """Everybody goes back to the pool, and all are planned anew."""
@@ -399,7 +541,7 @@ class Run(Terms):
         self._ready, self._exports, self._finished = {}, {}, {}
         for peer in self.returning.away:
             members.expected.pop(peer, None)
-        self.returning = Returning((), now)
+        self.returning, self._left = Returning((), now), {}
         return out + self._enter(phase, now, code, text)
 
     # ------------------------------------------------------------ after a restart
@@ -415,17 +557,31 @@ class Run(Terms):
             self.returning = Returning(self.peers, now + self.options.lease_s)
         return []
 
-    def back(self, member: Member, now: float) -> list[Instruction]:
-        """A holder attached again, still with its part. It may not have heard the Start."""
+    def back(self, member: Member, members: Membership, now: float) -> list[Instruction]:
+        """A holder attached again, still with its part. It may not have heard the Start, nor which
+        step is on hold, or no longer."""
         self.returning.back(member.id)
+        self._left.pop(member.id, None)
         self._since = now
-        return [Tell(member.stream, self._start())]
+        self.cadence.given_up()  # it may not have heard the order
+        self.handing.holds(member)
+        out: list[Instruction] = [Tell(member.stream, self._start())]
+        return out if self.returning else [*out, *self.tell_order(members)]
 
     # ------------------------------------------------------------ time
 
     @property
     def deadline(self) -> float | None:
-        """When the current phase has failed, unless something comes before."""
+        """When something is to be done, unless something comes before."""
+        phase = self._phase_deadline
+        if self.returning or self.phase != RUNNING or phase is None:
+            return phase
+        hand_over = self.handing.due(self)
+        return hand_over if self.on_hold else min(hand_over, phase)
+
+    @property
+    def _phase_deadline(self) -> float | None:
+        """When the current phase has failed."""
         if self.returning:
             return self.returning.until
         if self.phase == BUILDING:
@@ -464,14 +620,27 @@ class Run(Terms):
         if self.returning:
             away = self.returning.away
             who = _labels(away, members)
-            text = f"{who} did not come back within a lease of the broker's restart, {self._where}"
+            text = f"{who} did not come back within a lease of {self.options.lease_s:g} s"
+            text = "; ".join((*self._left.values(), f"{text}, {self._where}"))
+            for peer in self._left:
+                self.blamed.lost(peer, now)
             return self._go_on(away, "lost", text, members, generation, now)
+        if self.phase == RUNNING:
+            over = self.handing.timed(self, members, now)
+            if over is not None:
+                return self._go_on(over.leavers, "left", over.text, members, generation, now)
+            phase = self._phase_deadline
+            if self.on_hold or phase is None or now < phase:
+                return []
         waited = now - self._since
         if self.phase == BUILDING:
             missing = [p for p in self.peers if p not in self._ready]
             text = f"not built within {waited:.0f} s: no Ready came from {{}}"
         elif self.phase == EXPORTING:
             missing = [p for p in self._exporters if p not in self._exports]
+            if not missing:
+                out = self._no_checkpoint(f"nothing of it came for {waited:.0f} s", now)
+                return out + self._finish_export(members, now)
             text = f"no weights came for {waited:.0f} s: they are missing from {{}}"
         else:
             assert self.ledger is not None, self

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -29,6 +29,7 @@ from ..proto.broker_pb2 import (
     Description,
     PeerMessage,
     PreviewAnswer,
+    Recalled,
     Relayed,
     RunEvent,
     RunRequest,
@@ -46,7 +47,7 @@ from .events import (
     PeerSaid,
     PreviewAsked,
     PreviewWanted,
-    RunCancelled,
+    RunAsked,
     RunId,
     RunSubmitted,
     StreamClosed,
@@ -152,7 +153,10 @@ def add_services(
         },
         "Runs": {
             "Submit": unary("Runs.Submit", runs.submit, RunSpec, Submitted),
-            "Cancel": unary("Runs.Cancel", runs.cancel, RunRequest, RunState),
+            "Cancel": unary("Runs.Cancel", runs.of_run("cancel"), RunRequest, RunState),
+            "Pause": unary("Runs.Pause", runs.of_run("pause"), RunRequest, RunState),
+            "Resume": unary("Runs.Resume", runs.of_run("resume"), RunRequest, RunState),
+            "Recall": unary("Runs.Recall", runs.of_run("recall"), RunRequest, Recalled),
             "Describe": unary("Runs.Describe", runs.describe, DescribeRequest, Description),
             "Preview": unary("Runs.Preview", runs.preview, RunSpec, PreviewAnswer),
             "Resolve": unary("Runs.Resolve", runs.resolve, DataRequest, DataAnswer),
@@ -312,11 +316,20 @@ class RunsService:
         answer: Submitted = await self._shell.ask(lambda request: RunSubmitted(request, spec, by))
         return answer
 
-    async def cancel(self, wanted: RunRequest, caller: Party | None) -> RunState:
-        run = RunId(wanted.run)
-        by = caller.subject if caller and caller.role is not Role.OPERATOR else ""
-        answer: RunState = await self._shell.ask(lambda request: RunCancelled(request, run, by))
-        return answer
+    def of_run(
+        self, wanted: Literal["cancel", "pause", "resume", "recall"]
+    ) -> Callable[[RunRequest, Party | None], Awaitable[Message]]:
+        """The call that wants this of a run."""
+
+        async def call(named: RunRequest, caller: Party | None) -> Message:
+            run = RunId(named.run)
+            by = caller.subject if caller and caller.role is not Role.OPERATOR else ""
+            answer: Message = await self._shell.ask(
+                lambda request: RunAsked(request, run, wanted, by)
+            )
+            return answer
+
+        return call
 
     async def describe(self, _: DescribeRequest, caller: Party | None) -> Description:
         answer: Description = await self._shell.ask(DescribeAsked)
@@ -365,6 +378,8 @@ def _blobs_of(spec: RunSpec) -> Iterator[BlobRef]:
         yield spec.data
     for file in spec.weights:
         yield file.blob
+    for saved in spec.resumed.files:
+        yield saved.blob
 
 
 class BlobsService:

@@ -7,11 +7,11 @@ peers say it again with their Hello.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field, replace
 
 from ..dag.plan import PeerId, Plan
-from ..proto.broker_pb2 import Snapshot
+from ..proto.broker_pb2 import Checkpoint, Snapshot
 
 __all__ = ["MOST_SNAPSHOTS", "Set", "Sets"]
 
@@ -24,11 +24,21 @@ Span = tuple[int, int]
 @dataclass(frozen=True)
 class Set:
     """`where`: for each holder whose snapshot it has, the spans of the graph in that, and the peers
-    where it lies."""
+    where it lies; empty for a `checkpoint`, which lies with the broker."""
 
     term: int
     step: int
     where: dict[PeerId, tuple[tuple[Span, ...], tuple[PeerId, ...]]]
+    checkpoint: Checkpoint | None = None
+
+    def without(self, peers: Container[PeerId]) -> Set | None:
+        """What is left of it without these; None: it is not whole then."""
+        where = {
+            holder: (spans, tuple(p for p in there if p not in peers))
+            for holder, (spans, there) in self.where.items()
+        }
+        whole = all(there for _, there in where.values())
+        return replace(self, where=where) if whole else None
 
     def overlapping(self, spans: Iterable[Span]) -> tuple[PeerId, ...]:
         """Holders whose snapshots somebody with these spans needs."""

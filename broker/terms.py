@@ -20,6 +20,7 @@ from ..dag.convert_plan import plan_to_proto
 from ..dag.plan import Keeper, PeerId, Plan
 from ..proto import broker_pb2
 from ..proto.broker_pb2 import (
+    EXPORTING,
     RUNNING,
     Assign,
     BrokerMessage,
@@ -36,8 +37,10 @@ from ..proto.common_pb2 import Reason
 from ..proto.graph_pb2 import CORE
 from ..proto.journal_pb2 import Decision
 from .cadence import Cadence
+from .checkpoints import as_set
 from .durable import DurableRun
 from .events import Instruction, Log, RunId, Tell
+from .handing import Handing
 from .keepers import choose_keepers, instead, ring_pairs
 from .membership import Member, Membership, clean, dial
 from .options import BrokerOptions
@@ -71,8 +74,7 @@ class Terms(DurableRun):
         decisions: list[Decision],
         owner: str = "",
     ) -> None:
-        super().__init__(run, number, spec, options, decisions, owner)
-        self.wish = wish
+        super().__init__(run, number, spec, wish, options, decisions, owner)
         self.sets = Sets()
         self.cadence = Cadence(0, 0)
         self.pairs: tuple[Pair, ...] = ()
@@ -86,9 +88,14 @@ class Terms(DurableRun):
         """Snapshots of fewer steps may go, as peers were told."""
         self._keepers: dict[PeerId, PeerId] = {}
         """By holder, as peers were told."""
+        self._refuse: dict[PeerId, None] = {}
+        """Keepers that did not take a copy."""
         self._losses: deque[tuple[int, float]] = deque(maxlen=_LOSSES)
         self._drift = 0.0
         self.blamed = Blamed()
+        self.handing = Handing()
+        self.on_hold = 0
+        """The step that nobody begins: parts are handed over there. 0: none."""
         self.local = wish.local
         """Inputs of the model that only peers with the data read, under the present plan."""
         self.speed_of: dict[PeerId, float] = {}
@@ -107,7 +114,21 @@ class Terms(DurableRun):
         return () if self.plan is None else (*self.plan.peers, *self.plan.warm)
 
     def goes_on_from(self, members: Membership) -> Set | None:
-        """The newest set, of what lies at peers of this run or of the pool."""
+        """The newest set, of what lies at peers of this run or of the pool, or of checkpoints."""
+        saved = self.checkpoints.newest(self.committed) if self.begins_anew else None
+        if saved is None and self.spec.HasField("resumed"):
+            saved = self.spec.resumed
+        found = self._newest_set(members)
+        if saved is None or (found is not None and found.step >= saved.step):
+            return found
+        return as_set(saved)
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether it may go back to its last checkpoint, or to the weights that it began with."""
+        return "checkpoint" in self.wish.recovery.ladder
+
+    def _newest_set(self, members: Membership) -> Set | None:
         if self.plan is None or not self.snapshots:
             return None
 
@@ -116,7 +137,30 @@ class Terms(DurableRun):
             free = member is not None and member.state == "pool"
             return free or members.mine(peer, self.id) is not None
 
-        return self.sets.newest(self._operators, self.committed, gives)
+        found = self.sets.newest(self._operators, self.committed, gives)
+        if found is None or not self.handing.leaving:
+            return found
+        return found.without(self.handing.leaving) or found
+
+    @property
+    def unreliable(self) -> tuple[PeerId, ...]:
+        """Peers with a part in it that nothing is to be left with."""
+        return (*self.handing.leaving, *self._refuse)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a step, measured or predicted; None: not known."""
+        measured = self.ledger.median_s if self.ledger else None
+        predicted = self.plan.predicted.step_s if self.plan else 0.0
+        return measured or predicted or None
+
+    def ends_at(self, now: float) -> float:
+        """When its last step is done, as far as that can be told."""
+        return now + (self.spec.steps - self.committed) * (self.step_s or 0.0)
+
+    def lacks_s(self, member: Member, now: float) -> float:
+        """How long before the end of the run a peer means to leave, seconds."""
+        return max(0.0, self.ends_at(now) - member.stays_until)
 
     def begin_term(
         self,
@@ -129,7 +173,7 @@ class Terms(DurableRun):
         """The plan's peers are all in the pool, or in this run already. Of each pair the one that
         stands first dials, or the one that can."""
         self.begun_from = found = self.goes_on_from(members)
-        plan = self._with_keepers(plan, found, members)
+        plan = self._with_keepers(plan, found, members, now)
         before = self.parts
         wire = plan_to_proto(plan)
         out: list[Instruction] = [self._publish(RunEvent(plan=wire), now, self.term + 1, plan)]
@@ -137,7 +181,8 @@ class Terms(DurableRun):
         self.pairs = tuple(pairs) or tuple(combinations(plan.peers, 2))
         step = found.step if found else 0
         self.cadence = self._cadence(step)
-        self._keepers = {}
+        self.checkpoints.given_up()
+        self._keepers, self.on_hold = {}, 0
         base = Assign(
             run=self.id,
             term=self.term,
@@ -151,7 +196,9 @@ class Terms(DurableRun):
             first_step=step,
         )
         if found is not None:
-            base.resume.CopyFrom(resume(found, plan, self._names.get(found.term, {})))
+            own = found.checkpoint is None or found.checkpoint.run == self.id
+            names = self._names.get(found.term, {}) if own else {}
+            base.resume.CopyFrom(resume(found, plan, names))
         self.gifts = tuple(base.resume.gifts)
         self.speed_of = {p: members.members[p].offer.flops_per_s for p in plan.peers}
         dials = self._dials(plan, base, members, generation)
@@ -166,11 +213,12 @@ class Terms(DurableRun):
             assign.dials.extend(dials[peer])
             out.append(Tell(member.stream, BrokerMessage(assign=assign)))
         gone = [p for p in before if p not in self.parts]
+        self.handing.begin_term(members.members[p] for p in plan.peers)
         return out + self._release(gone, "the run goes on without it", members, now)
 
     def _cadence(self, first: int) -> Cadence:
         every = self.wish.recovery.snapshot_every
-        return Cadence(0 if every == "auto" else every, first)
+        return Cadence(0 if every == "auto" else every, first, self.cadence.took)
 
     def taken_up(self) -> None:
         """An earlier start of the broker began the term: what that knew of it is not kept."""
@@ -198,14 +246,22 @@ class Terms(DurableRun):
                 dials[source.id].append(order)
         return dials
 
-    def _with_keepers(self, plan: Plan, found: Set | None, members: Membership) -> Plan:
+    def _with_keepers(self, plan: Plan, found: Set | None, members: Membership, now: float) -> Plan:
         if not self.snapshots:
             return plan
-        warm = [m for p in self.parts if (m := members.mine(p, self.id))]
+        warm = [m for p in self.parts if (m := members.mine(p, self.id)) and m.closed is None]
         free = [m for m in members.pool if self.suits(m)]
         wanted = self.wish.recovery.warm_spares
         spares = 1 if wanted == "auto" else wanted
-        keepers = choose_keepers(plan, (*warm, *free), members, spares, self.options.relays)
+        keepers = choose_keepers(
+            plan,
+            (*warm, *free),
+            members,
+            spares,
+            self.options.relays,
+            lambda m: self.lacks_s(m, now),
+            self.unreliable,
+        )
         plan = replace(plan, keepers=keepers)
         if found is None:
             return plan
@@ -260,12 +316,37 @@ class Terms(DurableRun):
             self.sets.held(member.id, snapshot)
             if (snapshot.term, snapshot.holder) == (self.term, member.id):
                 self.cadence.taken(snapshot.step, now)
+                self.checkpoints.taken(member.id, snapshot.step)
             return self.order_snapshots(members, now)
         self.sets.not_held(member.id, snapshot)
-        if snapshot.term == self.term:
-            self.cadence.missed(snapshot.step)
+        why = clean(report.reason.text) or "it does not say why"
         fields = (("run", self.id), ("peer", member.id), ("step", snapshot.step))
-        return [Log("snapshot_missed", (*fields, ("why", clean(report.reason.text))))]
+        out: list[Instruction] = [Log("snapshot_missed", (*fields, ("why", why)))]
+        if snapshot.term != self.term:
+            return out
+        refused = snapshot.holder != member.id and snapshot.step == self.cadence.pending
+        self.cadence.missed(snapshot.step)
+        own = snapshot.holder == member.id
+        if own and snapshot.step == self.checkpoints.coming and self.checkpoints.untaken:
+            self.checkpoints.given_up(late=True)
+        if refused and member.id not in self._refuse:
+            out += self._refused(member, PeerId(snapshot.holder), why, members, now)
+            out += self.order_snapshots(members, now)
+        return out
+
+    def _refused(
+        self, keeper: Member, holder: PeerId, why: str, members: Membership, now: float
+    ) -> list[Instruction]:
+        """Another one keeps this holder's copies from here on, if there is one."""
+        assert self.plan is not None, self
+        self._refuse[keeper.id] = None
+        other = instead(self.plan, members, self.unreliable).get(holder)
+        text = f"peer {keeper.label} does not keep a copy of the snapshots of {holder}: {why}"
+        if other is None or other in self._refuse:
+            text += ". Nobody else can: without a copy the loss of that peer costs more steps"
+        else:
+            text += f"; {members.members[other].label} does instead"
+        return [self._publish(RunEvent(note=text), now)]
 
     def _odd(self, snapshot: Snapshot) -> str:
         """What cannot be of a snapshot that a peer tells of; empty: nothing."""
@@ -292,10 +373,9 @@ class Terms(DurableRun):
 
     def order_snapshots(self, members: Membership, now: float) -> list[Instruction]:
         """The next set, if one is due; and that older ones may go, when a newer one is whole."""
-        if self.phase != RUNNING or self.plan is None or not self.snapshots:
+        if self.phase not in (RUNNING, EXPORTING) or self.plan is None:
             return []
-        out: list[Instruction] = []
-        cadence, keepers = self.cadence, instead(self.plan, members)
+        cadence, keepers = self.cadence, instead(self.plan, members, self.unreliable)
         if cadence.pending is not None:
             if self.sets.copied(cadence.pending, self.term, self.plan, keepers):
                 cadence.copied(now)
@@ -304,17 +384,51 @@ class Terms(DurableRun):
         needed = self._needed
         if cadence.whole is not None and cadence.whole <= self.committed:
             needed = max(needed, cadence.whole)
-        due = cadence.due(self.committed, self.spec.steps, now)
+        due = saves = None
+        if not self.on_hold:
+            due = saves = self.checkpoints.due(self.committed, self.spec.steps)
+        if saves is not None:
+            self.checkpoints.begin(self.id, self.term, saves, self.spec, self.plan)
+        elif self.snapshots and self.running and not (self.checkpoints.untaken or self.on_hold):
+            due = cadence.due(self.committed, self.spec.steps, now)
         if due is None and needed == self._needed:
-            return out
+            return []
         told = dict.fromkeys((*self.parts, *self.sets.peers))
         self.sets.not_needed(needed)
         self._needed, self._keepers = needed, keepers
         if due is not None:
             cadence.ordered(due)
-        order = SnapshotOrder(run=self.id, term=self.term, step=due or 0, needed=needed)
-        order.keepers.extend(broker_pb2.Keeper(holder=h, peer=p) for h, p in keepers.items())
-        return out + _tell(told, order, members)
+        order = self._order(due or 0)
+        order.upload = saves is not None
+        return _tell(told, order, members)
+
+    def _order(self, step: int) -> SnapshotOrder:
+        order = SnapshotOrder(run=self.id, term=self.term, step=step, needed=self._needed)
+        order.keepers.extend(broker_pb2.Keeper(holder=h, peer=p) for h, p in self._keepers.items())
+        order.hold = self.on_hold
+        return order
+
+    def hold(self, step: int, members: Membership) -> list[Instruction]:
+        """Orders a set of this step, in place of the one that is pending, and that nobody begins
+        the step."""
+        assert self.plan is not None, self
+        self.cadence.ordered(step)
+        if self.checkpoints.untaken:
+            self.checkpoints.given_up(late=True)
+        self.on_hold = step
+        self._keepers = instead(self.plan, members, self.unreliable)
+        return _tell(self.parts, self._order(step), members)
+
+    def release(self, members: Membership) -> list[Instruction]:
+        """No step is on hold any more."""
+        if not self.on_hold:
+            return []
+        self.on_hold = 0
+        return self.tell_order(members)
+
+    def tell_order(self, members: Membership) -> list[Instruction]:
+        """What holds, without another snapshot."""
+        return _tell(self.parts, self._order(0), members)
 
     def forget_snapshots(self, members: Membership) -> list[Instruction]:
         """It has ended. Its parts hear that as they leave; who else keeps something, now."""

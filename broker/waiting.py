@@ -40,6 +40,8 @@ def in_order(runs: Iterable[Run]) -> list[Run]:
 
 def consider(run: Run, members: Membership, now: float) -> Offered | Waits:
     """Whether the pool has what a run needs."""
+    if (short := _without_spares(run, members, now)) is not None:
+        return short
     if run.wish.wanted:
         verdict = by_hand(run, members)
         # Once it has begun, a peer that is gone is not waited for.
@@ -73,6 +75,24 @@ def consider(run: Run, members: Membership, now: float) -> Offered | Waits:
         text += ": start more with `shoal join`"
     # Nobody knows when an owner opens a peer again.
     return Waits("peers", text, blocks=len(free) + busy >= need)
+
+
+def _without_spares(run: Run, members: Membership, now: float) -> Waits | None:
+    """Why it waits when it asks for more warm spares than there are peers beside those that it
+    needs; once it has begun, it goes on with fewer."""
+    spares = run.wish.recovery.warm_spares
+    if run.term or spares == "auto" or not spares:
+        return None
+    need = max(run.wish.least, len(run.wish.wanted))
+    able = suited(run, members, now)
+    if len(able) >= need + spares or len(able) < need:
+        return None
+    text = (
+        f"needs {need} peer{'s' if need > 1 else ''} and {spares} more as warm spares "
+        f"(recovery.warm_spares), has {len(able)}: start more with `shoal join`, or submit it with "
+        "fewer spares"
+    )
+    return Waits("peers", text, blocks=False)
 
 
 def _rest(resting: Sequence[Member]) -> str:

@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple, cast
 from ..dag.plan import PeerId, Plan, ScheduleName
 from ..job import MOST_CHOICES, MOST_MICROBATCHES, Job, SettingsError
 from ..job.settings import plain
-from ..job.tables import Codec, Recovery, Train
-from ..proto.broker_pb2 import RunSpec
+from ..job.tables import Codec, Output, Recovery, Train
+from ..proto.broker_pb2 import Checkpoint, RunSpec
 from ..proto.common_pb2 import BlobRef
 from .scheduler.interface import CodecOptions, PlanOptions
 
@@ -53,6 +53,7 @@ class Wish:
     data: name of the data set of a peer that it trains on; empty: its data lies with the broker.
     local: inputs of the model that only peers with that data may read.
     replan: whether its plan may change while it runs. recovery: what may be done after a loss.
+    output: when checkpoints are made, and how many are kept.
     """
 
     priority: int
@@ -63,6 +64,7 @@ class Wish:
     core: bool
     replan: bool = True
     recovery: Recovery = field(default_factory=Recovery)
+    output: Output = field(default_factory=Output)
     data: str = ""
     data_options: str = ""
     local: tuple[str, ...] = ()
@@ -94,6 +96,8 @@ def read_spec(spec: RunSpec) -> Wish:
             f"local of the run has {list(spec.local)}, and its job's data.where is "
             f'"{job.data.where}": expected "peer" where data stays with peers'
         )
+    if spec.HasField("resumed"):
+        _check_unchanged(spec.resumed, job)
     train = job.train
     for name, given, wanted in (
         ("steps", spec.steps, train.steps),
@@ -129,10 +133,29 @@ def read_spec(spec: RunSpec) -> Wish:
         core=spec.HasField("core_graph"),
         replan=asked.replan,
         recovery=job.recovery,
+        output=job.output,
         data=job.data.source if job.data.where == "peer" else "",
         data_options=json.dumps(plain(job.data)) if job.data.where == "peer" else "",
         local=tuple(spec.local),
     )
+
+
+def _check_unchanged(found: Checkpoint, job: Job) -> None:
+    """Raises SpecError for a job that cannot go on from a checkpoint of another one."""
+    try:
+        before = Job.from_json(found.job)
+    except (SettingsError, RecursionError) as error:
+        raise SpecError(f"the checkpoint of the run has no valid job: {error}") from None
+    for key, had, has in (
+        ("seed", before.seed, job.seed),
+        ("train.batch", before.train.batch, job.train.batch),
+        ("train.optimizer", before.train.optimizer, job.train.optimizer),
+    ):
+        if had != has:
+            raise SpecError(
+                f"{key} of the job is {has!r}, and its checkpoint was made with {had!r}: it may "
+                "not change"
+            )
 
 
 def _codecs(asked: Codec) -> CodecOptions:
@@ -237,6 +260,8 @@ def _problems(spec: RunSpec) -> Iterator[str]:
                 f"microbatch_sizes of the run has {size}, which is there twice or is "
                 "microbatch_size: expected each other size once"
             )
+    if spec.HasField("resumed"):
+        yield from _odd_checkpoint(spec)
     for name, ref in _refs(spec):
         if not HASH.fullmatch(ref.hash):
             yield (
@@ -269,3 +294,40 @@ def _refs(spec: RunSpec) -> Iterator[tuple[str, BlobRef]]:
         yield "core_graph", spec.core_graph
     for i, file in enumerate(spec.weights):
         yield f"weights[{i}]", file.blob
+    for i, saved in enumerate(spec.resumed.files):
+        yield f"resumed.files[{i}]", saved.blob
+
+
+def _odd_checkpoint(spec: RunSpec) -> Iterator[str]:
+    found = spec.resumed
+    for what, hash, before in (
+        ("model", spec.graph.hash, found.graph.hash),
+        ("data", spec.data.hash, found.data.hash),
+    ):
+        if hash != before:
+            yield (
+                f"the checkpoint of the run is of another {what}: expected the {what} with the "
+                f"hash {before[:12]}, got {hash[:12]}. It may not change"
+            )
+    if not 1 <= found.step < spec.steps:
+        yield (
+            f"the checkpoint of the run has {found.step} steps, and train.steps is {spec.steps}: "
+            "expected more steps than the checkpoint has"
+        )
+    if not found.term:
+        yield "the checkpoint of the run has no term"
+    sizes = (spec.microbatch_size, *spec.microbatch_sizes)
+    if found.microbatch_size not in sizes:
+        yield (
+            f"train.microbatch of the run allows {' or '.join(map(str, sizes))} samples, and its "
+            f"checkpoint was made with {found.microbatch_size}: it may not change"
+        )
+    at = 0
+    for start, stop in sorted((s.start, s.stop) for f in found.files for s in f.spans):
+        if start > at or stop <= start:
+            break
+        at = max(at, stop)
+    else:
+        if at and at == found.operators:
+            return
+    yield "the files of the checkpoint do not have every operator of the graph"

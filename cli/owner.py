@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .base import app, verb
+from .base import Broker, Json, app, verb
+from .runs import pause_run
 
 if TYPE_CHECKING:
     from ..peer.host import Host
@@ -22,8 +23,19 @@ State = Annotated[
 
 @app.command()
 @verb
-def pause(state: State = None) -> None:
-    """Keep this host's peers out of runs until shoal unpause. Example: shoal pause"""
+def pause(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="A run, in place of this host.")
+    ] = None,
+    state: State = None,
+    broker: Broker = None,
+    json: Json = False,
+) -> None:
+    """Keep this host's peers out of runs until shoal unpause; with RUN, put that run aside until
+    shoal resume RUN. Example: shoal pause r-3f2"""
+    if run is not None:
+        pause_run(run, broker, json=json)
+        return
     host = _host(state)
     host.pause()
     running = [s.name for s in host.standings() if not s.ended]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +27,7 @@ from .base import (
 if TYPE_CHECKING:
     from ..client import Client, Run
 
-__all__ = ["cancel", "evaluate", "export", "train", "watch"]
+__all__ = ["cancel", "evaluate", "export", "pause_run", "resume", "train", "watch"]
 
 
 class Format(Enum):
@@ -86,6 +87,76 @@ def cancel(run: RunId, broker: Broker = None, json: Json = False) -> None:
             print_json(state_row(state))
         else:
             typer.echo(f"run {run} is {phase_name(state)}")
+
+
+@app.command()
+@verb
+def resume(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|FOLDER", help="Id of a run, or a checkpoint: a folder, or a URL."
+        ),
+    ],
+    set: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key of its job: train.lr=1e-4."),
+    ] = None,
+    job: Annotated[Path | None, typer.Option(help="A job.toml in place of its job.")] = None,
+    broker: Broker = None,
+    to: Annotated[
+        str | None, typer.Option(help="Folder for the runs' folders; default: its job's.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Start it and leave.")] = False,
+    json: Json = False,
+) -> None:
+    """Go on with a paused run, or from the newest checkpoint of another one: after it ended, over
+    other peers, with another learning rate or more steps; model, data and seed stay.
+    Example: shoal resume r-3f2 --set train.steps=2000"""
+    from .. import client as clients
+    from ..job import Job
+
+    changes, other = set or [], None if job is None else Job.from_toml(job)
+    with clients.connect(broker) as client:
+        paused = not changes and other is None and _paused(client, run)
+        if paused:
+            client.unpause(run)
+            found = client.run(run, to or "runs")
+        else:
+            say = partial(typer.echo, err=True)
+            found = client.go_on(run, changes, other, to, say)
+        with _detachable(client, found):
+            if json:
+                print_json({"run": found.id, "folder": str(found.folder)})
+            elif paused:
+                typer.echo(f"run {run} goes on")
+            else:
+                typer.echo(f"run {found.id} goes on from a checkpoint of {run}")
+            if detach:
+                typer.echo(_how_to_follow(client, found), err=True)
+                return
+            _follow(found, json=json, export=True)
+
+
+def _paused(client: Client, run: str) -> bool:
+    """Whether it waits because somebody has paused it, or is about to."""
+    state = next((s for s in client.describe().runs if s.run == run), None)
+    return state is not None and phase_name(state) not in ("done", "failed", "cancelled")
+
+
+def pause_run(run: str, broker: str | None, *, json: bool) -> None:
+    """What `shoal pause RUN` does."""
+    with _opened(run, broker, Path("runs")) as (client, _):
+        state = client.pause(run)
+        if json:
+            print_json(state_row(state))
+        elif state.reason.code == "paused":
+            typer.echo(f"run {run}: {state.reason.text}")
+        else:
+            typer.echo(
+                f"run {run} stops as soon as its next snapshots are whole: `shoal watch {run}`; "
+                f"`shoal resume {run}` goes on"
+            )
 
 
 @app.command()

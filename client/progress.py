@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
+from .keeper import Keeper
 from .records import step_numbers
 from .session import Run
 from .text import count, safe
@@ -37,17 +38,21 @@ def follow(run: Run, *, json: bool) -> RunState:
     state = RunState(run=run.id)
     view: _Bar | _Lines | _Json
     view = _Json(recorder.tokens_per_step) if json else _Bar() if sys.stderr.isatty() else _Lines()
+    keeper = Keeper(run)
     try:
-        with view:
+        with keeper, view:
             for event in run.watch():
                 if event.HasField("step"):
                     recorder.add(event.step)
                 elif event.HasField("state"):
                     state = event.state
                 wire.see(event)
+                keeper.see(event)
                 view.show(event, state)
     finally:
         recorder.close()
+        for problem in keeper.problems:
+            print(problem, file=sys.stderr)
     _show_wire(wire, json=json)
     return state
 
@@ -105,6 +110,8 @@ def _note(event: RunEvent) -> str:
             return "\n".join([*lines, *(f"  {reason}" for reason in event.plan.reasons)])
         case "note":
             return event.note
+        case "checkpoint":
+            return f"checkpoint after step {event.checkpoint.step}"
     return ""
 
 

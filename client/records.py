@@ -4,6 +4,7 @@ RUN/run.json         the run, its job, and what the figures mean
 RUN/metrics.jsonl    one line per step
 RUN/events.out.*     the same for TensorBoard
 RUN/sidecars/        files that go with an export (config, tokenizer)
+RUN/checkpoint-*/    what `shoal resume` goes on from (checkpoints.py)
 RUN/model.safetensors or RUN/model/   the weights at the end
 """
 
@@ -18,9 +19,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..job import SettingsError
 from ..proto.broker_pb2 import StepDone
 
-__all__ = ["Recorder", "read_run", "replacing", "step_numbers", "write_run"]
+__all__ = [
+    "Recorder",
+    "files_of",
+    "local_folder",
+    "read_run",
+    "replacing",
+    "step_numbers",
+    "write_run",
+]
 
 
 @contextmanager
@@ -35,6 +45,26 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def local_folder(to: Path | str) -> Path:
+    """Where what is kept of runs lies on this machine: `to`, or runs/ where that is a URL."""
+    return Path("runs") if "://" in str(to) else Path(to)
+
+
+def files_of(to: str) -> None:
+    """Raises SettingsError for a URL that nothing here can write to."""
+    if "://" not in to:
+        return
+    import fsspec
+
+    protocol = to.partition("://")[0]
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except (ValueError, ImportError) as error:
+        raise SettingsError(
+            "output.to", f"is {to!r}, and {protocol} is out of reach: {error}"
+        ) from None
 
 
 def write_run(folder: Path, record: Mapping[str, Any]) -> None:

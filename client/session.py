@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,10 +34,17 @@ from ..proto.admission_pb2 import (
     PageRequest,
 )
 from ..proto.admission_pb2_grpc import AdmissionStub
-from ..proto.broker_pb2 import Description, PreviewAnswer, RunEvent, RunState
+from ..proto.broker_pb2 import (
+    Description,
+    PreviewAnswer,
+    Recalled,
+    RunEvent,
+    RunState,
+)
 from ..proto.broker_pb2_grpc import RunsStub
 from .access import AccessError, access_to, find_address, login
-from .records import Recorder, read_run
+from .keeper import Keeper
+from .records import Recorder, files_of, local_folder, read_run, write_run
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -174,7 +181,7 @@ class Client:
         from .submission import prepare  # needs torch
 
         with prepare(job, say, self._kept_by_peers) as prepared:
-            return self.submit_prepared(prepared, Path(job.output.to), say)
+            return self.submit_prepared(prepared, job.output.to, say)
 
     def preview(self, job: Job, say: Callable[[str], None] = lambda line: None) -> PreviewAnswer:
         """What would run where if the job were submitted now; starts nothing. Raises as `submit`
@@ -200,9 +207,10 @@ class Client:
         return JobData(manifest=Manifest.from_json(text), local=tuple(found.local))
 
     def submit_prepared(
-        self, prepared: Prepared, to: Path, say: Callable[[str], None] = lambda line: None
+        self, prepared: Prepared, to: Path | str, say: Callable[[str], None] = lambda line: None
     ) -> Run:
         """Uploads and starts a job that is captured; its outputs go to a folder in `to`."""
+        files_of(str(to))
         from .submission import upload
 
         with self.translated():
@@ -215,7 +223,7 @@ class Client:
     def run(self, run: str, to: Path | str = "runs/") -> Run:
         """A run by its id; `to` is the folder that holds the runs' folders. Raises Refused when
         the broker does not know it."""
-        found = Run(self, run, Path(to))
+        found = Run(self, run, to)
         found.state()
         return found
 
@@ -228,6 +236,57 @@ class Client:
         with self.translated():
             state: RunState = self._runs.Cancel(broker_pb2.RunRequest(run=run), timeout=CALL_S)
         return state
+
+    def pause(self, run: str) -> RunState:
+        """It gives its peers back once its next snapshots are whole. Raises Refused where it cannot
+        be paused."""
+        with self.translated():
+            state: RunState = self._runs.Pause(broker_pb2.RunRequest(run=run), timeout=CALL_S)
+        return state
+
+    def unpause(self, run: str) -> RunState:
+        """A paused run goes on. Raises Refused for one that is not."""
+        with self.translated():
+            state: RunState = self._runs.Resume(broker_pb2.RunRequest(run=run), timeout=CALL_S)
+        return state
+
+    def recall(self, run: str) -> Recalled:
+        """What was submitted, and the newest checkpoint that lies with the broker. Raises Refused
+        for another's run."""
+        with self.translated():
+            found: Recalled = self._runs.Recall(broker_pb2.RunRequest(run=run), timeout=CALL_S)
+        return found
+
+    def go_on(
+        self,
+        source: str,
+        changes: Iterable[str] = (),
+        job: Job | None = None,
+        to: Path | str | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> Run:
+        """A new run that goes on from the newest checkpoint of a run, or from one in a folder
+        (`source`: an id, or a path or URL), with some keys changed ("train.lr=1e-4"), or with
+        another job. Model, data, seed and the division of a batch may not change.
+
+        Raises SettingsError for a key that may not, CheckpointError, Refused.
+        """
+        from .resume import prepared
+
+        spec, job, tokens = prepared(self, source, tuple(changes), job, local_folder(to or ""), say)
+        with self.translated():
+            submitted = self._runs.Submit(spec, timeout=CALL_S)
+        run = Run(self, submitted.run, to or job.output.to)
+        record = {
+            "run": run.id,
+            "job": plain(job),
+            "folder": str(job.folder.resolve()),
+            "tokens_per_step": tokens,
+            "data": spec.data.hash,
+            "from": {"run": spec.resumed.run, "step": spec.resumed.step},
+        }
+        write_run(run.folder, record)
+        return run
 
     def invite(self, role: str, uses: int, lasts_s: float) -> Invitation:
         """A new token for a "peer", "submitter" or "operator"; for operators. Raises Refused."""
@@ -282,10 +341,10 @@ class Client:
 class Run:
     """One run, seen from a client. `folder` holds what this client keeps of it."""
 
-    def __init__(self, client: Client, run: str, to: Path) -> None:
+    def __init__(self, client: Client, run: str, to: Path | str) -> None:
         self.client = client
         self.id = run
-        self.folder = to / run
+        self.folder = local_folder(to) / run
         self._weights: list[broker_pb2.WeightFile] | None = None
 
     def __repr__(self) -> str:
@@ -329,14 +388,16 @@ class Run:
         """
         recorder = self.recorder()
         state = RunState()
-        try:
-            for event in self.watch():
-                if event.HasField("step"):
-                    recorder.add(event.step)
-                elif event.HasField("state"):
-                    state = event.state
-        finally:
-            recorder.close()
+        with Keeper(self) as keeper:
+            try:
+                for event in self.watch():
+                    if event.HasField("step"):
+                        recorder.add(event.step)
+                    elif event.HasField("state"):
+                        state = event.state
+                    keeper.see(event)
+            finally:
+                recorder.close()
         return self.checked(state)
 
     def checked(self, state: RunState) -> RunState:
@@ -352,6 +413,28 @@ class Run:
     def recorder(self) -> Recorder:
         """Writes this run's steps into `folder`."""
         return Recorder(self.folder, int(read_run(self.folder).get("tokens_per_step", 0)))
+
+    @property
+    def outputs(self) -> str:
+        """Where its checkpoints go: `folder`, or a folder at the URL that its job names."""
+        to = read_run(self.folder).get("job", {}).get("output", {}).get("to", "")
+        return f"{to.rstrip('/')}/{self.id}" if "://" in to else str(self.folder)
+
+    def keep_checkpoint(self) -> str:
+        """Writes the newest checkpoint into `outputs`, and removes the oldest beyond `output.keep`;
+        returns its folder. Raises ClientError, OSError."""
+        from . import checkpoints
+
+        found = self.client.recall(self.id)
+        if not found.HasField("checkpoint"):
+            raise RunFailed(f"run {self.id} has no checkpoint")
+        record = read_run(self.folder)
+        with self.client.translated():
+            url = checkpoints.keep(
+                self.client.access, found, self.outputs, str(record.get("folder", "."))
+            )
+        checkpoints.forget_old(self.outputs, json.loads(found.spec.job)["output"]["keep"])
+        return url
 
     def cancel(self) -> RunState:
         """Ends it; returns its state."""
@@ -385,7 +468,8 @@ class Run:
         self, path: Path | str | None = None, format: Literal["", "safetensors", "hf"] = ""
     ) -> Path:
         """Writes the weights and returns where: one safetensors file, or with format "hf" a folder
-        that `from_pretrained` takes. Default: into `folder`, in the job's format.
+        that `from_pretrained` takes. Default: into `folder`, in the job's format, and also to the
+        URL that its job names, if it does.
 
         Raises ExportError for "hf" where nothing was kept at submission.
         """
@@ -393,7 +477,16 @@ class Run:
 
         chosen = format or read_run(self.folder).get("job", {}).get("output", {}).get("format", "")
         target = None if path is None else Path(path)
-        return write(self.weights(), self.folder, target, "hf" if chosen == "hf" else "safetensors")
+        written = write(
+            self.weights(), self.folder, target, "hf" if chosen == "hf" else "safetensors"
+        )
+        if path is None and "://" in self.outputs:
+            from fsspec.core import url_to_fs
+
+            files, root = url_to_fs(self.outputs)
+            files.makedirs(root, exist_ok=True)
+            files.put(str(written), f"{root}/{written.name}", recursive=written.is_dir())
+        return written
 
     def evaluate(
         self, module: nn.Module | None = None, batches: int | None = None

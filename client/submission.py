@@ -347,6 +347,28 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
     return spec
 
 
+def bring_data(access: Access, job: Job, hash: str, say: Say) -> None:
+    """Stores the data of a job whose manifest is known already. Raises BlobTransferError,
+    SettingsError when the job's source has other data by now."""
+    if job.data.where == "peer":
+        return
+    with tempfile.TemporaryDirectory(prefix="shoal-data-") as name:
+        data = _data(job, Path(name), say, None)
+        found = hashlib.sha256(data.manifest.to_json().encode()).hexdigest()
+        if found != hash:
+            raise SettingsError(
+                "data.source",
+                f"has other data than the checkpoint was made with: the manifest's hash is "
+                f"{found[:12]}, expected {hash[:12]}",
+            )
+
+        async def store(blobs: BlobClient) -> None:
+            for path in data.shards.values():
+                await blobs.store(path)
+
+        transfer(access, store)
+
+
 def upload_graph(access: Access, graph: Graph) -> None:
     """Stores the graph of a draft. Raises BlobTransferError."""
     transfer(access, lambda blobs: blobs.store(graph_to_bytes(graph)))

@@ -187,7 +187,6 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         "plan": ("peers", "exclude", "pin", "skip", "swap"),
         "sync": tuple(f.name for f in fields(Sync)),
         "recovery": ("lease",),
-        "output": ("every", "keep"),
     }
     for table, keys in anything.items():
         settings = getattr(job, table)
@@ -212,5 +211,5 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         yield "plan.schedule", '"auto", "gpipe", "1f1b" and "interleaved" are'
     if "neighbour" in job.recovery.ladder:
         yield "recovery.ladder", '"replica", "snapshot" and "checkpoint" are'
-    if "://" in job.output.to:
-        yield "output.to", "a local folder is"
+    elif job.recovery.ladder == ("replica",):
+        yield "recovery.ladder", 'one with "snapshot" or "checkpoint" is, or [] for no recovery'

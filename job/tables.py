@@ -437,11 +437,15 @@ class Output(Settings):
     to: str = "runs/"
     """Folder; the run's own folder in it is called after its id."""
     every: int = 0
-    """Steps between exports; 0: at the end only."""
+    """Steps between checkpoints, from which `shoal resume` goes on; 0: none, weights at the end."""
     keep: int = 3
-    """How many of the exports in between are kept."""
+    """How many checkpoints are kept, with the broker and in the run's folder."""
     format: Literal["safetensors", "hf"] = "safetensors"
     """One safetensors file, or a folder that `from_pretrained` takes ("hf:" models)."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "every")
+        _at_least(self, 1, "keep")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,11 @@
   evaluation reports after it. The data of the next step is fetched while this one computes.
 - An arrived frame that the plan does not name ends the assignment here: its sender follows another
   plan. A late or doubled one is dropped and counted, and so is any of a snapshot.
-- A broken link is not an end: the transport dials again. Only when it stays down for `link_s` is
+- A broken link is not an end: the broker hears of it, which may miss a sign of life of the other
+  one, and the transport dials again. Only when it stays down for `link_s` is
   the broker told, with the peer that it is about; so too when no action could run for `stall_s`
   (or 20 steps, when that is longer). What follows is the broker's decision.
+- A step that is on hold is not begun: parts are handed over there, under the next term's plan.
 - Weights asked for in mid-run are copied after the update of the step; a failed upload is tried
   again after the next one. At the end it is tried `export_tries` times, then it is a failure.
 - Without the broker it goes on. Its reports are kept (`reports.py`); data and uploads that fail
@@ -98,6 +100,8 @@ class Assignment:
         """Whom it has links with: other holders, in order of the first stage that they hold, and
         from `begin` on who gives it snapshots, or gets some."""
         self._up: dict[PeerId, bool] = dict.fromkeys(self.peers, False)
+        self._told_down: set[PeerId] = set()
+        """Of whose links the broker knows that they broke."""
         self._down_since: dict[PeerId, float] = {}
         """Needed links that are down while running, and since when."""
         self._awaits = False
@@ -191,14 +195,19 @@ class Assignment:
     def link(self, peer: PeerId, up: bool, now: float) -> list[e.Instruction]:
         if peer not in self._up:
             return []
-        self._up[peer] = up
+        before, self._up[peer] = self._up[peer], up
+        out: list[e.Instruction] = []
+        if self.alive and (peer in self._told_down if up else before):
+            self._told_down ^= {peer}
+            heard = broker_pb2.Heard(run=self.run, term=self.term, peer=peer, up=up)
+            out.append(e.Tell(broker_pb2.PeerMessage(heard=heard)))
         if up:
             self._down_since.pop(peer, None)
-            return []
+            return out
         running = self.phase is Phase.RUNNING and self.steps is not None
         if running and self.steps and peer in self.steps.neighbours():
-            return self._miss(peer, now)
-        return []
+            out += self._miss(peer, now)
+        return out
 
     def _miss(self, peer: PeerId, now: float) -> list[e.Instruction]:
         self._down_since.setdefault(peer, now)
@@ -223,7 +232,7 @@ class Assignment:
     def stall_timer(self, now: float, away: bool) -> list[e.Instruction]:
         if self.phase is not Phase.RUNNING or self.steps is None:
             return []
-        if away:  # perhaps others keep all the reports that they may
+        if away or self._on_hold:  # perhaps others keep all the reports that they may
             return self._watch(now)
         out = self._watch(now) if self.steps.progress != self._watched else []
         if out or self.steps.in_flight:  # a device that computes for long is not stuck
@@ -307,7 +316,7 @@ class Assignment:
                 return []
             self.phase = Phase.EXPORTING
             return [e.UploadWeights(self.run, self.term, steps.steps)]
-        if self.reports.full and steps.position == 0 and not steps.evaluating:
+        if self._on_hold or (self.reports.full and steps.position == 0 and not steps.evaluating):
             return []
         action = steps.begin_next(now)
         if action is None:
@@ -317,6 +326,14 @@ class Assignment:
         if begins and steps.step + 1 < steps.steps:
             out.append(e.Prefetch(self.run, self.term, steps.step + 1))
         return out
+
+    @property
+    def _on_hold(self) -> bool:
+        """Whether it is in front of the step that nobody begins."""
+        steps, hold = self.steps, self.keeping.hold
+        if steps is None or not hold or steps.evaluating:
+            return False
+        return steps.step == hold and not steps.begun
 
     def _report(self, steps: Steps) -> e.Tell:
         report = broker_pb2.StepReport(
@@ -357,18 +374,24 @@ class Assignment:
         if self._export_waits:
             self._export_waits = False
             out += self.export_timer()
+        for peer in sorted(self._told_down):  # it may not have come
+            heard = broker_pb2.Heard(run=self.run, term=self.term, peer=peer)
+            out.append(e.Tell(broker_pb2.PeerMessage(heard=heard)))
         if self.phase is Phase.RUNNING:
             out += self._watch(now)
         return [*out, *self._advance(now)]
 
     # ------------------------------------------------------------ snapshots
 
-    def snapshot_ordered(self, step: int) -> list[e.Instruction]:
-        """A snapshot is to be taken when so many updates are in."""
+    def snapshot_ordered(self, step: int, now: float) -> list[e.Instruction]:
+        """A snapshot is to be taken when so many updates are in; 0: none. Which step is on hold
+        has changed, perhaps."""
         if not self._holds:
             return []
+        if not step:
+            return self._advance(now)
         self.keeping.wanted = step
-        return self._take_snapshot()
+        return [*self._take_snapshot(), *self._advance(now)]
 
     def _take_snapshot(self) -> list[e.Instruction]:
         """The ordered one, if it is time."""
@@ -377,7 +400,8 @@ class Assignment:
             return []
         if wanted > steps.updates and not steps.over:
             return []
-        if wanted == steps.updates and steps.unchanged and self.phase is Phase.RUNNING:
+        still = not steps.begun if wanted == self.keeping.hold else steps.unchanged
+        if wanted == steps.updates and still and self.alive:
             return self.keeping.take(wanted)
         return self.keeping.missed(wanted, f"step {steps.step} has begun at {self._peer}")
 

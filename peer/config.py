@@ -13,10 +13,12 @@ from ..net.identity.token import Token
 from ..net.local import is_loopback, split
 from .hours import Hours
 
-__all__ = ["DEFAULT_STATE", "JoinConfig", "JoinError", "PeerConfig", "check_address"]
+__all__ = ["DEFAULT_STATE", "WAITS", "JoinConfig", "JoinError", "PeerConfig", "check_address"]
 
 DEFAULT_STATE = Path("~/.local/share/shoal/peers")
 """One folder per name in it, and in that one per device."""
+WAITS = "waits"
+"""Key of what a worker says to its supervisor: what it waits for while it drains."""
 
 
 class JoinError(ValueError):

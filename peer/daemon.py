@@ -63,7 +63,7 @@ from .probe import probe_payload
 from .profile import measure
 from .relayed import RELAY
 from .sharing import Fellows, serve_blobs
-from .snapshots import PART_BYTES, SnapshotError, SnapshotStore
+from .snapshots import PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
 from .spans import Spans
 from .stretch import StretchedDevice
 
@@ -136,6 +136,8 @@ class Worker:
     ) -> None:
         self.config = config
         self.me = me
+        self.waits: Callable[[str, float], None] = lambda what, within_s: None
+        """Called with what a drain waits for, and for how many seconds at most."""
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[e.Exit] = self._loop.create_future()
         self._events: deque[e.Event] = deque()
@@ -464,6 +466,12 @@ class Worker:
                     lambda _: None,
                     lambda error: self._post(e.SnapshotFailed(snapshot, _text(error))),
                 )
+            case e.UploadSnapshot(snapshot):
+                self._keeping.do(
+                    lambda: b"".join(self._snapshots.parts(SnapshotId.of(snapshot))),
+                    lambda data: self._start_saving(snapshot, data),
+                    lambda error: self._post(e.SnapshotSaved(snapshot, None, _text(error))),
+                )
             case e.DropSnapshot(old):
                 self._keeping.do(lambda: self._snapshots.drop(old), lambda _: None, self._crash)
             case e.SendProbe(key, size_bytes):
@@ -519,6 +527,9 @@ class Worker:
                 if name in self._timers:
                     self._timers[name].cancel()
                 self._timers[name] = self._loop.call_at(at, self._post, e.TimerFired(name))
+            case e.Waits(what, within_s):
+                note(_log, logging.INFO, "waits", peer=self.me.peer, what=what, within_s=within_s)
+                self.waits(what, within_s)
             case e.Exit():
                 self._exit.set_result(instruction)
 
@@ -591,7 +602,13 @@ class Worker:
                     shard=lambda name: (
                         self._own_data.path(assign.data.hash, name) or self._cache.path(name)
                     ),
-                    parts=resumed(assign, wanted.snapshots, self._snapshots.parts),
+                    parts=resumed(
+                        assign,
+                        wanted.snapshots,
+                        self._snapshots.parts,
+                        self.me.peer,
+                        lambda ref: (memoryview(self._cache.whole(ref)),),
+                    ),
                 )
                 return self._device.build(order)
 
@@ -664,6 +681,18 @@ class Worker:
                 self._post(e.ExportFailed(run, term, step, _text(error)))
             else:
                 self._post(e.ExportedWeights(run, term, step, ref))
+
+        self._start(upload())
+
+    def _start_saving(self, snapshot: broker_pb2.Snapshot, data: bytes) -> None:
+        async def upload() -> None:
+            assert self._blobs is not None
+            try:
+                ref = await self._blobs.store(data)
+            except BlobTransferError as error:
+                self._post(e.SnapshotSaved(snapshot, None, _text(error)))
+            else:
+                self._post(e.SnapshotSaved(snapshot, ref))
 
         self._start(upload())
 

@@ -6,7 +6,7 @@ order, and turns every result, failure and timeout into the next event. `run` an
 assignment that caused a record, so that a stale answer is recognised and dropped.
 
     shell -> machine                          machine -> shell
-    Started StopAsked OwnerLooked TimerFired  Connect Tell SetTimer Exit
+    Started StopAsked OwnerLooked TimerFired  Connect Tell SetTimer Waits Exit
     Attached Detached BrokerSaid              Dial Expect HangUp Allow
     LinkUp LinkDown                           Build Prefetch Compute Discard UploadWeights
     Built BuildFailed DataReady DataFailed    SendFrame Release
@@ -71,13 +71,16 @@ __all__ = [
     "SendProbe",
     "SetTimer",
     "SnapshotFailed",
+    "SnapshotSaved",
     "SnapshotTaken",
     "Started",
     "StopAsked",
     "TakeSnapshot",
     "Tell",
     "TimerFired",
+    "UploadSnapshot",
     "UploadWeights",
+    "Waits",
 ]
 
 # ---------------------------------------------------------------- facts
@@ -300,6 +303,15 @@ class SnapshotFailed:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotSaved:
+    """It lies with the broker; or `blob` is None, and `why` says what stood in the way."""
+
+    snapshot: broker_pb2.Snapshot
+    blob: common_pb2.BlobRef | None
+    why: str = ""
+
+
 Event = (
     Started
     | StopAsked
@@ -324,6 +336,7 @@ Event = (
     | ExportFailed
     | SnapshotTaken
     | SnapshotFailed
+    | SnapshotSaved
 )
 
 # ---------------------------------------------------------------- imperatives
@@ -348,6 +361,14 @@ class SetTimer:
 
     name: str
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Tell the owner what the peer waits for before it leaves its run, at most for so long."""
+
+    what: str
+    within_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,6 +486,13 @@ class TakeSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class UploadSnapshot:
+    """Bring an own one, which lies here, to the broker: answers `SnapshotSaved`."""
+
+    snapshot: broker_pb2.Snapshot
+
+
+@dataclass(frozen=True, slots=True)
 class KeepSnapshot:
     """All parts of this copy have come: let it outlive the process."""
 
@@ -491,6 +519,7 @@ Instruction = (
     Connect
     | Tell
     | SetTimer
+    | Waits
     | Exit
     | Dial
     | Expect
@@ -504,6 +533,7 @@ Instruction = (
     | Release
     | UploadWeights
     | TakeSnapshot
+    | UploadSnapshot
     | KeepSnapshot
     | DropSnapshot
     | Discard

@@ -7,8 +7,10 @@
 - A holder gives each own snapshot to its keepers by the plan, a few parts at a time. A copy is
   reported when it is whole. One that cannot be kept, since the disk is full, say, is reported too,
   and given up; the run goes on.
-- Of each holder little lies here, whatever it sends: one copy on its way and, of those that are
+- Of each holder little lies here, whatever it sends: nothing larger than this peer announced to
+  have (`most_bytes`), one copy on its way and, of those that are
   whole, the oldest that may be needed, the newest two, and what the assignment goes on from.
+- Of a snapshot that is to be part of a checkpoint, a copy is brought to the broker besides.
 - On resuming, whoever lies nearest gives snapshots on (`Gift`); the assignment is built when all
   that this peer awaits are here.
 - Snapshots outlive assignments and terms. They go when a newer set is complete, which the broker
@@ -29,7 +31,7 @@ from ..dag.plan import PeerId
 from ..net.frame import FrameKey
 from ..proto import broker_pb2, common_pb2
 from . import events as e
-from .snapshots import SnapshotId
+from .snapshots import PART_BYTES, SnapshotId
 
 __all__ = ["Keeping"]
 
@@ -61,16 +63,27 @@ class _Giving:
 class Keeping:
     """Of one peer. Its methods return what is to be done, in order."""
 
-    def __init__(self, peer: PeerId, found: Iterable[tuple[broker_pb2.Snapshot, int]] = ()) -> None:
-        """`found`: what an earlier process left, with the number of parts."""
+    def __init__(
+        self,
+        peer: PeerId,
+        found: Iterable[tuple[broker_pb2.Snapshot, int]] = (),
+        most_bytes: int = 0,
+    ) -> None:
+        """`found`: what an earlier process left, with the number of parts. `most_bytes`: of one
+        snapshot of another peer, the host memory that this one announced; 0: it said nothing."""
         self.peer = peer
+        self._most_parts = -(-most_bytes // PART_BYTES) if most_bytes else 0
         self.held: dict[SnapshotId, tuple[broker_pb2.Snapshot, int]] = {
             SnapshotId.of(snapshot): (snapshot, parts) for snapshot, parts in found
         }
         """Whole ones, with their number of parts."""
         self.wanted: int | None = None
         """The step that the next own snapshot is of, ordered and not begun."""
+        self.hold = 0
+        """The step that nobody begins under this plan, as the broker last said; 0: none."""
         self._taking: SnapshotId | None = None
+        self._upload: int | None = None
+        """The step of the own snapshot that is to be brought to the broker."""
         self._coming: dict[SnapshotId, _Coming] = {}
         self._giving: dict[str, _Giving] = {}
         """By receiver."""
@@ -98,7 +111,8 @@ class Keeping:
     def end(self) -> list[e.Instruction]:
         """The assignment ends; what is whole stays."""
         out = [self._forget(s) for s in (*self._coming, *self._awaited)]
-        self.wanted, self._taking, self._needed = None, None, 0
+        self.wanted, self._taking, self._upload = None, None, None
+        self._needed, self.hold = 0, 0
         self._giving.clear()
         self._assign, self._gifts, self._keepers = broker_pb2.Assign(), [], []
         return out
@@ -168,8 +182,10 @@ class Keeping:
     def ordered(self, order: broker_pb2.SnapshotOrder) -> list[e.Instruction]:
         """Forgets what is not needed any more. `wanted` is what is to be taken now."""
         if (order.run, order.term) == (self._assign.run, self._assign.term):
-            self._needed = max(self._needed, order.needed)
+            self._needed, self.hold = max(self._needed, order.needed), order.hold
             self._keepers = list(order.keepers) or self._keepers
+            if order.upload:
+                self._upload = order.step
         gone = [s for s in self._here(order.run) if s.step < order.needed]
         return [self._forget(s) for s in gone]
 
@@ -196,6 +212,8 @@ class Keeping:
         self._taking = None
         self.held[found] = event.snapshot, event.parts
         out = [_report(event.snapshot), *self._surplus(found)]
+        if found.step == self._upload:
+            out.append(e.UploadSnapshot(event.snapshot))
         for keeper in self._keepers:
             if keeper.holder == self.peer:
                 out += self._give(found, keeper.peer)
@@ -207,6 +225,16 @@ class Keeping:
         if found == self._taking:
             self._taking = None
         return [self._forget(found), _report(snapshot, why)]
+
+    def saved(self, event: e.SnapshotSaved) -> list[e.Instruction]:
+        """It lies with the broker, or could not be brought there."""
+        snapshot = event.snapshot
+        said = broker_pb2.Saved(run=snapshot.run, term=snapshot.term, step=snapshot.step)
+        if event.blob is not None:
+            said.blob.CopyFrom(event.blob)
+        else:
+            said.reason.CopyFrom(common_pb2.Reason(code="blob", text=event.why))
+        return [e.Tell(broker_pb2.PeerMessage(saved=said))]
 
     def _surplus(self, new: SnapshotId) -> list[e.Instruction]:
         """What of a holder lies here beyond its bound, now that one more is whole."""
@@ -285,6 +313,11 @@ class Keeping:
         out: list[e.Instruction] = [e.Release(key)]
         out += [self._forget(s) for s in [*self._coming_of(found)] if s != found]
         coming = self._coming.setdefault(found, _Coming(key.hop))
+        if self._most_parts and key.hop > self._most_parts:
+            size = (key.hop - 1) * PART_BYTES
+            what = f"a snapshot of over {size / 1e9:.3g} GB"
+            most = self._most_parts * PART_BYTES / 1e9
+            return self.refused(key, f"{what} came: {self.peer} offers {most:.3g} GB of its host")
         if key.hop != coming.parts:
             return self.refused(key, f"a part of {key.hop} came, the first was of {coming.parts}")
         coming.came.add(key.microbatch)

@@ -24,10 +24,12 @@ Runs (`assignment.py`, `step.py`):
 The end:
 - The broker's Drain: no new run is taken; when the present one ends it says Drained, Goodbye, and
   exits with 0.
-- The owner's stop: after the step that it is in, at the latest after `drain_s`, it discards,
-  says Goodbye and exits with 0; a second time, or with nothing running, at once.
+- The owner's stop: it tells the broker, which has its part handed over to another peer and then
+  says Leave, or says that nobody takes it (Stay). In that case it leaves after the step that it is
+  in, and so it does without a broker; at the latest when the broker said, or after `drain_s`. Then
+  it says Goodbye and exits with 0. A second time, or with nothing running, at once.
 - Closed by its owner (`opening.py`) it leaves a run in the same way, and attaches again: it stays a
-  member, which is given nothing. Opened again before the end of the step, it stays in the run.
+  member, which is given nothing. Opened again before that, it stays in the run.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ class PeerOptions:
     """The same before the first Welcome of all: an address is more often wrong than a broker is
     late. None: as give_up_s."""
     drain_s: float = 30.0
-    """How long the owner's first stop waits for the end of a step."""
+    """How long the owner's first stop waits for the broker's word, or for the end of a step."""
+    hand_over_s: float = 3600.0
+    """How long it waits at most until its part is handed over, whatever the broker says."""
     reports: int = 1024
     """Steps that it finishes without the broker: at a step per second, a quarter of an hour."""
     patience: Patience = field(default_factory=Patience)
@@ -120,7 +124,7 @@ class PeerMachine:
         self.options = options or PeerOptions()
         self.assignment: Assignment | None = None
         """What it takes part in; None in the pool. Stays in phase FAILED until the Leave."""
-        self.keeping = Keeping(peer, snapshots)
+        self.keeping = Keeping(peer, snapshots, profile.host_memory_bytes)
         """Snapshots that lie here."""
         self.probes = Probes(peer)
         """Links that the broker wants measured now."""
@@ -147,7 +151,9 @@ class PeerMachine:
         self._terms: dict[str, int] = {}  # highest term seen of the latest runs, oldest first
         self._started_at = 0.0
         self._draining: Literal["", "owner", "broker", "closed"] = ""  # who asked for the end
-        self._drain_step = -1  # the step that the owner's stop waits for
+        self._drain_step = -1  # the step that a drain waits for
+        self._parting = False
+        """Whether a drain waits for its part to be handed over, or for the broker's word on it."""
 
     # ------------------------------------------------------------ events
 
@@ -196,6 +202,8 @@ class PeerMachine:
                 out = self.keeping.taken(event)
             case e.SnapshotFailed(snapshot, why):
                 out = self.keeping.failed(snapshot, why)
+            case e.SnapshotSaved():
+                out = self.keeping.saved(event)
             case e.LinkUp(peer, again_bytes):
                 if self.assignment:
                     self.assignment.sent_again(again_bytes)
@@ -326,8 +334,8 @@ class PeerMachine:
         profile = hello.profile
         if profile.stay_s:  # of what it meant when it started, what is left
             profile.stay_s = max(1.0, profile.stay_s - (now - self._started_at))
-        if self.opening.closed is not None:
-            hello.closed.CopyFrom(self.opening.closed)
+        if (closed := self._closed) is not None:
+            hello.closed.CopyFrom(closed)
         part = self.assignment
         if part is not None:  # a failed one too: the broker may not have its fault
             hello.holding.CopyFrom(broker_pb2.Holding(run=part.run, term=part.term, step=part.step))
@@ -381,7 +389,9 @@ class PeerMachine:
                 in_use = part.peers if part is not None and part.alive else None
                 return self.probes.begin(message.probe, in_use, now)
             case "snapshot":
-                return self._snapshot_ordered(message.snapshot)
+                return self._snapshot_ordered(message.snapshot, now)
+            case "stay":
+                return self._told_to_stay(message.stay, now)
             case "start" | "export" | "committed":
                 body = getattr(message, kind)
                 part = self.assignment
@@ -394,11 +404,11 @@ class PeerMachine:
                 part.export_asked()
         return []
 
-    def _snapshot_ordered(self, order: broker_pb2.SnapshotOrder) -> list[e.Instruction]:
+    def _snapshot_ordered(self, order: broker_pb2.SnapshotOrder, now: float) -> list[e.Instruction]:
         out = self.keeping.ordered(order)
         part = self.assignment
-        if order.step and part is not None and part.matches(order.run, order.term):
-            out += part.snapshot_ordered(order.step)
+        if part is not None and part.matches(order.run, order.term):
+            out += part.snapshot_ordered(order.step, now)
         return out
 
     def _welcomed(self, welcome: broker_pb2.Welcome, now: float) -> list[e.Instruction]:
@@ -432,9 +442,10 @@ class PeerMachine:
         part = self.assignment
         memory = self._hello.profile.device_memory_bytes
         options = self.options
-        if self.opening.closed is not None:
+        goes_on = self._parting and part is not None and part.run == assign.run
+        if self.opening.closed is not None and not goes_on:
             return self._step_back()
-        if self._draining:
+        if self._draining and not goes_on:
             return [_refused(assign, "draining", f"{self.peer} is about to leave: no new run")]
         if part is not None and part.alive and part.run != assign.run:
             return [_refused(assign, "busy", f"{self.peer} still holds {part.run}")]
@@ -472,13 +483,41 @@ class PeerMachine:
     # ------------------------------------------------------------ the end
 
     def _stop_asked(self, at_once: bool, now: float) -> list[e.Instruction]:
-        if at_once or self._draining == "owner" or not self._busy():
+        if at_once or self._draining == "owner" or not self._has_a_part():
             return self._go("the owner stopped it")
         self._draining = "owner"
+        closed = broker_pb2.Opening(closed=self._closed)
+        return [e.Tell(broker_pb2.PeerMessage(opening=closed)), *self._part(now)]
+
+    @property
+    def _closed(self) -> common_pb2.Reason | None:
+        """Why the owner keeps it out of runs; None: it takes part."""
+        if self._draining == "owner":
+            return common_pb2.Reason(code="stopped", text="its owner stops it")
+        return self.opening.closed
+
+    def _part(self, now: float) -> list[e.Instruction]:
+        """A drain of the owner's begins, of which the broker hears."""
         part = self.assignment
         assert part is not None
         self._drain_step = part.step
-        return [e.SetTimer("drain", now + self.options.drain_s)]
+        self._parting = not self._away
+        what = "the broker to say who takes its part" if self._parting else "the end of the step"
+        wait = self.options.drain_s
+        return [e.SetTimer("drain", now + wait), e.Waits(what, wait)]
+
+    def _told_to_stay(self, stay: broker_pb2.Stay, now: float) -> list[e.Instruction]:
+        """What becomes of its part, which it is about to leave."""
+        part = self.assignment
+        if not self._parting or part is None or not part.matches(stay.run, stay.term):
+            return []
+        if stay.within_s > 0:
+            wait = min(stay.within_s, self.options.hand_over_s)
+            return [e.SetTimer("drain", now + wait), e.Waits(stay.reason.text, wait)]
+        self._parting, self._drain_step = False, part.step
+        wait = self.options.drain_s
+        what = f"the end of the step: {stay.reason.text}"
+        return [e.SetTimer("drain", now + wait), e.Waits(what, wait), *self._drain_on()]
 
     def _drain(self) -> list[e.Instruction]:
         """The broker wants no new run here."""
@@ -494,22 +533,25 @@ class PeerMachine:
         """Tells the broker what has changed; closed, it leaves its run after the step."""
         if not self.opening.saw(facts):
             return []
+        if self._draining == "owner":
+            return []  # it is closed until its end
         out: list[e.Instruction] = [e.Tell(self.opening.message())]
         if self.opening.closed is None:
-            self._draining = "" if self._draining == "closed" else self._draining
+            if self._draining == "closed":
+                self._draining, self._parting = "", False
             return out
         part = self.assignment
         if part is None or not part.alive or self._draining:
             return out
         if not self._has_a_part():
             return out + self._step_back()
-        self._draining, self._drain_step = "closed", part.step
-        return [*out, e.SetTimer("drain", now + self.options.drain_s)]
+        self._draining = "closed"
+        return [*out, *self._part(now)]
 
     def _step_back(self) -> list[e.Instruction]:
         """Leaves the run and stays a member: the broker ends the stream, and it attaches again."""
         assert self.opening.closed is not None
-        self._draining = ""
+        self._draining, self._parting = "", False
         goodbye = broker_pb2.PeerMessage(goodbye=broker_pb2.Goodbye(reason=self.opening.closed))
         return [*self._drop_assignment(), e.Tell(goodbye)]
 
@@ -531,10 +573,13 @@ class PeerMachine:
         if self._draining == "broker":
             holds = part is not None and part.alive
             return [] if holds else self._go("the broker drained it")
+        over = part is None or part.phase in (Phase.WARM, Phase.FAILED)
+        if self._parting and not over:
+            return []
         stepped = part is not None and part.phase is Phase.RUNNING and part.step > self._drain_step
         if self._draining == "closed":
             if part is None:  # the run let it go meanwhile
-                self._draining = ""
+                self._draining, self._parting = "", False
                 return []
             return self._step_back() if stepped or not self._has_a_part() else []
         return self._go("the owner stopped it") if stepped or not self._busy() else []

@@ -104,10 +104,19 @@ def resumed(
     assign: broker_pb2.Assign,
     snapshots: Iterable[SnapshotId],
     parts: Callable[[SnapshotId], tuple[memoryview, ...]],
+    peer: str,
+    file: Callable[[common_pb2.BlobRef], tuple[memoryview, ...]],
 ) -> tuple[tuple[memoryview, ...], ...]:
-    """What an assignment goes on from. `snapshots`: of its set, those that lie here and have some
-    of its stages; `parts` reads one. Raises SnapshotError when there is none, or one is gone."""
-    found = tuple(map(parts, snapshots))
+    """What an assignment of `peer` goes on from. `snapshots`: of its set, those that lie here and
+    have some of its stages; `parts` reads one. Of a checkpoint, `file` fetches what has some of
+    them. Raises SnapshotError when there is none, or one is gone."""
+    mine = [s for s in assign.plan.stages if peer in s.holders]
+    saved = (
+        f.blob
+        for f in assign.resume.files
+        if any(a.start < s.stop and s.start < a.stop for a in f.spans for s in mine)
+    )
+    found = (*map(parts, snapshots), *map(file, saved))
     if assign.HasField("resume") and not found:
         raise SnapshotError(
             f"no snapshot after {assign.first_step} steps of {assign.run} (term "

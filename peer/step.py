@@ -136,6 +136,11 @@ class Steps:
         return self.step + 1 if self.evaluating else self.step
 
     @property
+    def begun(self) -> bool:
+        """Whether something of the training pass after `updates` was done."""
+        return not self.evaluating and (self.position > 0 or self.in_flight)
+
+    @property
     def unchanged(self) -> bool:
         """Whether all that a snapshot of `updates` has is still as it was then: nobody is a step
         ahead before this peer gave its part of the norm."""

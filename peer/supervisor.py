@@ -3,9 +3,9 @@
 - A worker that crashes is started again after a pause (1 s, doubling to 60 s; 1 s again once it has
   lived for 60 s). It comes back under its persistent id with a higher counter. One that ended on
   purpose is not: codes 0, 2 (wrong input), 3 (gave up on the broker), 4 (refused).
-- The first SIGINT, SIGTERM or SIGHUP lets the workers drain: each ends after the step that it is
-  in, with a countdown here. The second one makes them leave at once; who has not after 5 s is
-  killed.
+- The first SIGINT, SIGTERM or SIGHUP lets the workers drain: each ends when its part of a run is
+  handed over, or else after the step that it is in, with a countdown here that says what it waits
+  for. The second one makes them leave at once; who has not after 5 s is killed.
 - Workers live in sessions of their own, so that a Ctrl-C in the terminal reaches only this process;
   they end when their standard input does, so this process's death, even by SIGKILL, ends them.
 
@@ -14,6 +14,7 @@ The supervisor never loads torch.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import select
@@ -28,7 +29,7 @@ from dataclasses import dataclass, replace
 
 from ..net.discovery.process import NodeProcess
 from ..net.local import joined, split
-from .config import DEFAULT_STATE, JoinConfig, JoinError, PeerConfig
+from .config import DEFAULT_STATE, WAITS, JoinConfig, JoinError, PeerConfig
 from .identity import seat
 from .logs import note, to_stderr
 from .profile import find_devices
@@ -147,6 +148,10 @@ class _Child:
     start_at: float | None = 0.0
     """When to start it; None while it runs or after its end."""
     code: int = 0
+    waits: str = ""
+    """What its drain waits for, as it last said."""
+    unread: bytes = b""
+    """What came of a line that is not whole."""
 
     @property
     def over(self) -> bool:
@@ -156,8 +161,15 @@ class _Child:
         command = [sys.executable, "-m", "shoal.peer.worker"]
         threads = {"OMP_NUM_THREADS": str(self.config.threads)} if self.config.threads else {}
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, env=os.environ | threads, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | threads,
+            start_new_session=True,
         )
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self.unread = b""
         self.started_at, self.start_at = time.monotonic(), None
         self.say(replace(self.config, parent=os.getpid()).to_json())
 
@@ -169,6 +181,24 @@ class _Child:
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
 
+    def hear(self) -> float | None:
+        """What it has said since the last time; for how long it waits at most, if it said that."""
+        if self.process is None or self.process.stdout is None or self.process.stdout.closed:
+            return None
+        wait: float | None = None
+        with suppress(BlockingIOError):  # that is all for now
+            while data := os.read(self.process.stdout.fileno(), 1 << 16):
+                self.unread += data
+            self.process.stdout.close()
+        *lines, self.unread = self.unread.split(b"\n")
+        for line in lines:
+            try:
+                said = json.loads(line)
+                self.waits, wait = str(said[WAITS]), float(said["within_s"])
+            except (ValueError, KeyError, TypeError):  # of a library, say
+                print(line.decode(errors="replace"), flush=True)
+        return wait
+
     def reap(self, ending: bool) -> None:
         """Takes note of a worker's end, and decides whether there is a next start."""
         if self.process is None or (code := self.process.poll()) is None:
@@ -176,7 +206,10 @@ class _Child:
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
-        self.process, self.code = None, code
+        self.hear()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.process, self.code, self.waits = None, code, ""
         if ending or code in _ON_PURPOSE:
             return
         self.config = replace(self.config, first_s=None)  # it may have been a member
@@ -220,9 +253,10 @@ class _Supervisor:
                 if all(child.over for child in self.children):
                     codes = [c.code for c in self.children if c.code]
                     return 0 if not codes else codes[0] if codes[0] > 0 else 1
-                for number in _wait(inbox, self._patience(now)):
+                for number in _wait(inbox, self._voices, self._patience(now)):
                     if number in _STOPS:
                         self._stop()
+                self._hear()
                 self._hurry()
         finally:
             self._kill()
@@ -233,6 +267,27 @@ class _Supervisor:
         longest_s = 1.0 if self.stops else 60.0 if self._node is None else 5.0
         return max(0.0, min([longest_s, *starts]))
 
+    @property
+    def _voices(self) -> list[int]:
+        """What workers speak on."""
+        running = (c.process for c in self.children if c.process is not None)
+        return [p.stdout.fileno() for p in running if p.stdout and not p.stdout.closed]
+
+    def _hear(self) -> None:
+        """A worker that drains says how long it may take."""
+        for child in self.children:
+            before, wait = child.waits, child.hear()
+            if wait is None or self.stops != 1:
+                continue
+            self.deadline = max(self.deadline, time.monotonic() + wait)
+            if child.waits != before:
+                name = f"{child.config.name}: " if len(self.children) > 1 else ""
+                print(
+                    f"draining: {name}waits for {child.waits}, at most {wait:.0f} s; "
+                    "Ctrl-C again leaves at once",
+                    file=sys.stderr,
+                )
+
     def _stop(self) -> None:
         self.stops += 1
         for child in self.children:
@@ -240,12 +295,6 @@ class _Supervisor:
             if child.process is not None:
                 child.say("drain" if self.stops == 1 else "stop")
         self.deadline = time.monotonic() + (self.drain_s if self.stops == 1 else _KILL_AFTER_S)
-        if self.stops == 1 and not all(c.over for c in self.children):
-            print(
-                f"draining: the step in progress ends first, at most {self.drain_s:.0f} s; "
-                "Ctrl-C again leaves at once",
-                file=sys.stderr,
-            )
 
     def _hurry(self) -> None:
         """While ending: counts down, and kills who does not end."""
@@ -253,7 +302,8 @@ class _Supervisor:
             return
         left = self.deadline - time.monotonic()
         if self.stops == 1:
-            if sys.stderr.isatty() and left > 0:
+            waits = any(c.waits for c in self.children)
+            if waits and sys.stderr.isatty() and left > 0:
                 print(f"\rdraining: {left:3.0f} s ", end="", file=sys.stderr, flush=True)
             if left <= -_KILL_AFTER_S:
                 self._stop()  # the workers had their own deadline; they are stuck
@@ -288,7 +338,7 @@ def _signals() -> Iterator[int]:
         os.close(writer)
 
 
-def _wait(inbox: int, seconds: float) -> bytes:
-    """The signals that came, after at most so long."""
-    ready, _, _ = select.select([inbox], [], [], seconds)
-    return os.read(inbox, 4096) if ready else b""
+def _wait(inbox: int, voices: Sequence[int], seconds: float) -> bytes:
+    """The signals that came, after at most so long; earlier when a worker says something."""
+    ready, _, _ = select.select([inbox, *voices], [], [], seconds)
+    return os.read(inbox, 4096) if inbox in ready else b""

@@ -2,20 +2,23 @@
 
 Its standard input is the rope to the supervisor: one line of JSON (PeerConfig), then lines that say
 "drain" (end after the step) or "stop" (end now). When the rope ends, or the parent dies, it stops:
-no worker outlives its supervisor.
+no worker outlives its supervisor. What it waits for while it drains it says on its standard output,
+as lines of JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from .config import PeerConfig
+from .config import WAITS, PeerConfig
 from .logs import to_stderr
 
 if TYPE_CHECKING:
@@ -48,8 +51,13 @@ async def _work(config: PeerConfig) -> int:
         for worker in workers:
             worker.stop(now)
 
+    def waits(what: str, within_s: float) -> None:
+        with suppress(OSError):  # nobody listens any more
+            print(json.dumps({WAITS: what, "within_s": within_s}), flush=True)
+
     def started(worker: Worker) -> None:
         workers.append(worker)
+        worker.waits = waits
         if asked:
             worker.stop(asked[-1])
 

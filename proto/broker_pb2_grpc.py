@@ -126,6 +126,21 @@ class RunsStub:
                 request_serializer=shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
                 response_deserializer=shoal_dot_proto_dot_broker__pb2.RunState.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/shoal.v1.Runs/Pause',
+                request_serializer=shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
+                response_deserializer=shoal_dot_proto_dot_broker__pb2.RunState.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/shoal.v1.Runs/Resume',
+                request_serializer=shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
+                response_deserializer=shoal_dot_proto_dot_broker__pb2.RunState.FromString,
+                _registered_method=True)
+        self.Recall = channel.unary_unary(
+                '/shoal.v1.Runs/Recall',
+                request_serializer=shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
+                response_deserializer=shoal_dot_proto_dot_broker__pb2.Recalled.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/shoal.v1.Runs/Describe',
                 request_serializer=shoal_dot_proto_dot_broker__pb2.DescribeRequest.SerializeToString,
@@ -162,6 +177,27 @@ class RunsServicer:
 
     def Cancel(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """Stops after its next whole set of snapshots.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Goes on with a paused run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Recall(self, request, context):
+        """What was submitted, and its newest checkpoint.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -204,6 +240,21 @@ def add_RunsServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=shoal_dot_proto_dot_broker__pb2.RunRequest.FromString,
                     response_serializer=shoal_dot_proto_dot_broker__pb2.RunState.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=shoal_dot_proto_dot_broker__pb2.RunRequest.FromString,
+                    response_serializer=shoal_dot_proto_dot_broker__pb2.RunState.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=shoal_dot_proto_dot_broker__pb2.RunRequest.FromString,
+                    response_serializer=shoal_dot_proto_dot_broker__pb2.RunState.SerializeToString,
+            ),
+            'Recall': grpc.unary_unary_rpc_method_handler(
+                    servicer.Recall,
+                    request_deserializer=shoal_dot_proto_dot_broker__pb2.RunRequest.FromString,
+                    response_serializer=shoal_dot_proto_dot_broker__pb2.Recalled.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -303,6 +354,87 @@ class Runs:
             '/shoal.v1.Runs/Cancel',
             shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
             shoal_dot_proto_dot_broker__pb2.RunState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Runs/Pause',
+            shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
+            shoal_dot_proto_dot_broker__pb2.RunState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Runs/Resume',
+            shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
+            shoal_dot_proto_dot_broker__pb2.RunState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Recall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Runs/Recall',
+            shoal_dot_proto_dot_broker__pb2.RunRequest.SerializeToString,
+            shoal_dot_proto_dot_broker__pb2.Recalled.FromString,
             options,
             channel_credentials,
             insecure,

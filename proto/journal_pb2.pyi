@@ -64,17 +64,19 @@ class RunForgotten(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class RunKept(_message.Message):
-    __slots__ = ("added", "state", "plan", "events", "numbered", "peaks")
+    __slots__ = ("added", "state", "plan", "events", "numbered", "peaks", "checkpoints")
     ADDED_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     NUMBERED_FIELD_NUMBER: _ClassVar[int]
     PEAKS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     added: RunAdded
     state: _broker_pb2.RunState
     plan: _broker_pb2.Plan
     events: _containers.RepeatedCompositeFieldContainer[_broker_pb2.RunEvent]
     numbered: int
     peaks: _containers.RepeatedCompositeFieldContainer[_broker_pb2.PeerPeak]
-    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., state: _Optional[_Union[_broker_pb2.RunState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ...) -> None: ...
+    checkpoints: _containers.RepeatedCompositeFieldContainer[_broker_pb2.Checkpoint]
+    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., state: _Optional[_Union[_broker_pb2.RunState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ...) -> None: ...

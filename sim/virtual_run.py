@@ -121,7 +121,7 @@ def run_virtual(
         elif run not in world.broker.ended:
             if over:
                 late.append(True)
-            world.broker.ask(lambda request: b.RunCancelled(request, b.RunId(run)))
+            world.broker.ask(lambda request: b.RunAsked(request, b.RunId(run), "cancel"))
 
     limit_s = float(scenario.limit)
     world.after(max(0.0, limit_s - world.now), lambda: end(over=True))

@@ -115,11 +115,11 @@ def test_missing_required_keys_are_named(tmp_path: Path) -> None:
         ("sync", "every = 8"),
         ("recovery", 'lease = "11s"'),
         ("recovery", 'ladder = ["snapshot", "neighbour"]'),
+        ("recovery", 'ladder = ["replica"]'),
+        ("recovery", 'lease = "20s"'),
         ("data", 'where = "url"'),
         ("data", 'kind = "module"'),
         ("data", 'partition = {kind = "iid"}'),
-        ("output", "every = 10"),
-        ("output", 'to = "s3://bucket/runs"'),
         ("train", "stop = {loss = 1.0}"),
     ],
 )

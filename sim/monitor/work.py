@@ -162,7 +162,7 @@ class WorkCheck(Check):
                     why = self.world.broker.machine.runs[b.RunId(run)].reason.text
                     raise Broken("I9", f"{run} needs plan {event.term}, and nobody was lost: {why}")
             case b.Publish(run, event) if event.HasField("step"):
-                self._commit(run, event.step)
+                self._commit(run, event)
             case b.Started():
                 self._restarted()
 
@@ -191,17 +191,22 @@ class WorkCheck(Check):
         """Steps that an earlier process wrote down and did not come to publish."""
         for run, known in self.world.broker.machine.runs.items():
             for event in known.history.events:
-                if event.HasField("step") and event.step.step >= self._committed.get(run, 0):
-                    self._commit(run, event.step)
+                if event.HasField("step") and event.step.step >= self._done(run):
+                    self._commit(run, event)
 
-    def _commit(self, run: str, done: broker_pb2.StepDone) -> None:
-        step, wanted = done.step, self._committed.get(run, 0)
+    def _done(self, run: str) -> int:
+        """Steps that were committed before, those of a checkpoint that it goes on from included."""
+        first = self.world.broker.machine.runs[b.RunId(run)].spec.resumed.step
+        return self._committed.get(run, first)
+
+    def _commit(self, run: str, event: broker_pb2.RunEvent) -> None:
+        done, wanted = event.step, self._done(run)
+        step = done.step
         if step != wanted:
             raise Broken("I2", f"step {step} is committed, expected step {wanted}")
         self._committed[run] = step + 1
         reported = self._reported.pop((run, step), set())
-        term = self.world.broker.machine.runs[b.RunId(run)].term
-        for peer in self._plans[run, term].plan.peers:
+        for peer in self._plans[run, event.term].plan.peers:
             if peer not in reported:
                 raise Broken("I2", f"step {step} is committed, and {peer} has not reported it")
             part = self._parts.get(peer)
@@ -219,10 +224,8 @@ class WorkCheck(Check):
 
     def ended(self, run: str) -> None:
         state = self.world.broker.ended[run]
-        if state.phase == broker_pb2.DONE and self._committed.get(run, 0) != state.steps:
-            raise Broken(
-                "I2", f"{run} is done after {self._committed.get(run, 0)} of {state.steps} steps"
-            )
+        if state.phase == broker_pb2.DONE and self._done(run) != state.steps:
+            raise Broken("I2", f"{run} is done after {self._done(run)} of {state.steps} steps")
         if state.phase != broker_pb2.DONE and not state.reason.text:
             raise Broken("I9", f"{run} ended as {broker_pb2.Phase.Name(state.phase)}, without why")
 

@@ -34,7 +34,7 @@ from ...peer.machine import PeerMachine, PeerOptions
 from ...peer.order import BuildOrder, resumed
 from ...peer.probe import probe_payload
 from ...peer.profile import speeds_to_proto
-from ...peer.snapshots import SnapshotError, SnapshotStore
+from ...peer.snapshots import SnapshotError, SnapshotId, SnapshotStore
 from ...proto import broker_pb2, common_pb2, graph_pb2
 from .. import trace
 from .clock import Observed, Timers
@@ -99,7 +99,7 @@ class PeerSpec:
     """The same of the downlink."""
     joins_s: float = 0.0
     stays_s: float | None = None
-    """How long after its coming the owner ends it, in good order; None: never."""
+    """How long after its coming the owner ends it, in good order, as it says; None: never."""
 
     @property
     def speeds(self) -> Speeds:
@@ -119,6 +119,7 @@ class PeerSpec:
             operator_set=graph_pb2.CORE if self.core else graph_pb2.FULL,
             up_bytes_per_s=self.up,
             down_bytes_per_s=self.down,
+            stay_s=self.stays_s or 0.0,
         )
 
 
@@ -316,6 +317,8 @@ class PeerShell:
                 self._tell(message)
             case p.SetTimer(name, at):
                 self._timers.set(name, at)
+            case p.Waits(what, within_s):
+                world.note(self.name, f"waits for {what}, at most {within_s:.3f} s")
             case p.Exit():
                 self._exit(instruction)
             case p.Dial(peer, address, generation):
@@ -337,6 +340,8 @@ class PeerShell:
                 self._take_snapshot(instruction)
             case p.KeepSnapshot(snapshot, parts):
                 self.snapshots.whole(snapshot, parts)
+            case p.UploadSnapshot(snapshot):
+                self._save(snapshot)
             case p.DropSnapshot(name):
                 self.snapshots.drop(name)
             case p.Discard(run, term):
@@ -376,6 +381,11 @@ class PeerShell:
                 path.write_bytes(data)
             return path
 
+        def saved(ref: common_pb2.BlobRef) -> tuple[memoryview, ...]:
+            nonlocal fetched
+            fetched += ref.size_bytes
+            return world.saved[ref.hash]
+
         answer: p.Event
         try:
             order, self._pace = world.orders.read(
@@ -385,7 +395,9 @@ class PeerShell:
                 blob=whole,
                 read=read,
                 shard=shard,
-                parts=resumed(wanted.assign, wanted.snapshots, self.snapshots.parts),
+                parts=resumed(
+                    wanted.assign, wanted.snapshots, self.snapshots.parts, self.name, saved
+                ),
             )
             answer = self.device.build(order)
         except ValueError as error:
@@ -414,6 +426,21 @@ class PeerShell:
         self._owed_s += copied / self.spec.speeds.memory
         answer = p.SnapshotTaken(wanted.snapshot, len(parts))
         self.world.after(OVERHEAD_S + self._owed_s, lambda: self.handle(answer))
+
+    def _save(self, snapshot: broker_pb2.Snapshot) -> None:
+        world, parts = self.world, self.snapshots.parts(SnapshotId.of(snapshot))
+        size = sum(part.nbytes for part in parts)
+        seen = hashlib.sha256(snapshot.SerializeToString(deterministic=True))
+        blob = common_pb2.BlobRef(hash=seen.hexdigest(), size_bytes=size)
+
+        def stored() -> None:
+            answer = p.SnapshotSaved(snapshot, None, _AWAY)
+            if world.broker.alive:
+                world.saved[blob.hash] = parts
+                answer = p.SnapshotSaved(snapshot, blob)
+            world.carrier.send(BROKER, self.name, 0, _nothing, lambda: self.handle(answer))
+
+        world.carrier.send(self.name, BROKER, size, _nothing, stored)
 
     def _upload(self, wanted: p.UploadWeights) -> None:
         world = self.world

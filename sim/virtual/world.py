@@ -99,6 +99,8 @@ class World(Clock):
         self.orders = Orders()
         self.disks: dict[str, SnapshotStore] = {}
         """What of a peer outlives its processes: snapshots, by name."""
+        self.saved: dict[str, tuple[memoryview, ...]] = {}
+        """Snapshots that peers have brought to the broker, by the hash that their blobs have."""
         self.peers: dict[str, PeerShell] = {}
         """The newest process of each peer that has come so far, dead ones too."""
         self._controls = 0

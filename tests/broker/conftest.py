@@ -21,7 +21,7 @@ from shoal.broker.events import (
     Publish,
     Reject,
     RequestId,
-    RunCancelled,
+    RunAsked,
     RunId,
     RunSubmitted,
     SetTimer,
@@ -42,6 +42,7 @@ from shoal.proto.broker_pb2 import (
     BrokerMessage,
     Drained,
     Exported,
+    Heard,
     Hello,
     Outcome,
     PeerMessage,
@@ -155,6 +156,16 @@ class World:
         return self.handle(PeerSaid(self.streams[peer], PeerMessage(**kind)))
 
     def close(self, peer: str, why: str = "connection reset") -> list[Instruction]:
+        """Its process ends: those that have links with it see them break, too."""
+        member = self.machine.members.members.get(PeerId(peer))
+        run = self.machine.runs.get(member.run) if member and member.run else None
+        for other in run.parts if run else ():
+            if other != peer and other in self.machine.members.members:
+                self.say(other, heard=Heard(run=run.id, term=run.term, peer=peer))
+        return self.break_stream(peer, why)
+
+    def break_stream(self, peer: str, why: str = "connection reset") -> list[Instruction]:
+        """Nothing else is known of it."""
         return self.handle(StreamClosed(self.streams[peer], why))
 
     # clients
@@ -166,7 +177,7 @@ class World:
         return RunId(answers[0].message.run), out
 
     def cancel(self, run: RunId) -> list[Instruction]:
-        return self.handle(RunCancelled(self.request(), run))
+        return self.handle(RunAsked(self.request(), run, "cancel"))
 
     def request(self) -> RequestId:
         self._count += 1

@@ -20,7 +20,7 @@ from shoal.broker.events import (
     PlanReady,
     Reject,
     RequestId,
-    RunCancelled,
+    RunAsked,
     RunId,
     RunSubmitted,
     SetTimer,
@@ -251,7 +251,7 @@ class Driver:
             spec = valid_spec(rng.randrange(4), rng.randrange(1, 9), rng.random() < 0.2)
             return RunSubmitted(self.request(), spec)
         if kind < 69:
-            return RunCancelled(self.request(), self.often(RunId("r-none"), self.run()))
+            return RunAsked(self.request(), self.often(RunId("r-none"), self.run()), "cancel")
         if kind < 90 and self.asked:
             return self.planned()
         if kind < 96:

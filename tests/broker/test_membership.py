@@ -7,8 +7,10 @@ import pytest
 from shoal.broker.events import CloseStream, PeerSaid, StreamClosed, StreamId, StreamOpened, Tell
 from shoal.broker.machine import BrokerMachine
 from shoal.proto.broker_pb2 import (
+    RUNNING,
     WAITING,
     Goodbye,
+    Heard,
     Heartbeat,
     Hello,
     Holding,
@@ -252,3 +254,83 @@ def test_runs_of_two_starts_of_one_broker_have_different_ids(make_world) -> None
     first, second = make_world(), make_world()
     second.machine = BrokerMachine("broker-1", boot="2")
     assert first.submit()[0] != second.submit()[0]
+
+
+# ---------------------------------------------------------------- a stream that breaks
+
+
+def _back(world, peer: str, run: str, **keys) -> list:
+    return world.join(peer, holding=Holding(run=run, term=1, step=0), **keys)
+
+
+def test_a_holder_whose_stream_breaks_goes_on_when_it_attaches_again(world) -> None:
+    run = world.start("a", "b")
+    world.break_stream("a")
+    assert world.state(run).phase == RUNNING
+    world.report("b", run, 0)
+    world.wait(5.0)
+    out = _back(world, "a", run)
+    assert world.kinds(out, "a")[:2] == ["welcome", "start"]
+    assert world.told(out, "a")[0].welcome.resumed.run == run
+    world.report("a", run, 0)
+    assert (world.state(run).term, world.state(run).step) == (1, 1)
+
+
+def test_it_goes_on_too_when_the_old_stream_was_not_seen_to_break(world) -> None:
+    run = world.start("a", "b")
+    out = _back(world, "a", run)
+    assert "welcome" in world.kinds(out, "a")
+    assert (world.state(run).term, world.state(run).phase) == (1, RUNNING)
+
+
+def test_a_holder_that_does_not_come_back_within_its_lease_is_lost(world) -> None:
+    run = world.start("a", "b")
+    world.break_stream("a")
+    world.wait(9.9)
+    world.say("b", heartbeat={})
+    assert world.state(run).phase == RUNNING
+    world.wait(0.2)
+    assert world.state(run).phase == WAITING
+    assert "did not come back within a lease of 10 s" in world.state(run).reason.text
+
+
+@pytest.mark.parametrize("first", ["stream", "neighbour"])
+def test_a_holder_is_lost_at_once_when_a_neighbour_does_not_hear_it_either(world, first) -> None:
+    run = world.start("a", "b")
+    said = [
+        lambda: world.break_stream("a"),
+        lambda: world.say("b", heard=Heard(run=run, term=1, peer="a")),
+    ]
+    for say in said if first == "stream" else said[::-1]:
+        assert world.state(run).phase == RUNNING
+        say()
+    assert world.state(run).phase == WAITING
+
+
+def test_a_neighbours_word_that_it_took_back_does_not_count(world) -> None:
+    run = world.start("a", "b")
+    world.say("b", heard=Heard(run=run, term=1, peer="a"))
+    world.say("b", heard=Heard(run=run, term=1, peer="a", up=True))
+    world.break_stream("a")
+    assert world.state(run).phase == RUNNING
+    world.say("b", heard=Heard(run=run, term=0, peer="a"))  # of an older term
+    assert world.state(run).phase == RUNNING
+
+
+@pytest.mark.parametrize("keys", [{"counter": 2}, {"boot": "another"}])
+def test_another_process_does_not_go_on_with_the_run(world, keys) -> None:
+    run = world.start("a", "b")
+    world.break_stream("a")
+    world.join("a", **keys)
+    assert world.state(run).term == 2
+    assert "it came back without the run" in world.state(run).reason.text
+
+
+def test_while_one_is_away_another_loss_takes_both(world) -> None:
+    world.join("c")
+    run = world.start("a", "b")  # and c keeps copies
+    world.break_stream("a")
+    world.close("b")
+    assert world.state(run).phase == WAITING
+    _back(world, "a", run)
+    assert world.machine.members.members["a"].state == "draining"

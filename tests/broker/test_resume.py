@@ -16,6 +16,7 @@ from shoal.broker.sets import Set
 from shoal.dag.flow import Role
 from shoal.dag.plan import CodecChoice, Keeper, PeerId, Plan, StageSlot, Visit
 from shoal.proto.broker_pb2 import BUILDING, RUNNING, WAITING, Ready, Snapshot, SnapshotReport, Span
+from shoal.proto.common_pb2 import Reason
 
 OPERATORS = 8
 NAMES = st.sampled_from([PeerId(p) for p in "abcdefg"])
@@ -254,3 +255,35 @@ def test_who_keeps_snapshots_of_a_run_that_has_ended_may_drop_them(world) -> Non
     assert not world.told(out, "c")[0].leave.goes_on
     out = held(world, "d", snapshot(run, 2**64 - 1, "a", 0))
     assert world.told(out, "d")[0].snapshot.needed == 2**64 - 1
+
+
+def test_a_keeper_that_refuses_copies_is_replaced_and_the_user_hears_of_it(world) -> None:
+    world.join("c")
+    run = world.start("a", "b", steps=9)
+    for peer in "ab":
+        world.report(peer, run, 0)
+    step = world.machine.runs[run].cadence.pending
+    held(world, "a", snapshot(run, step, "a", 0))
+    reason = Reason(code="snapshot", text="the disk is full")
+    refused = SnapshotReport(snapshot=snapshot(run, step, "a", 0), reason=reason)
+    out = world.say("c", snapshot=refused)
+    note = "peer c does not keep a copy of the snapshots of a: the disk is full; b does instead"
+    assert [e.note for e in world.published(out)] == [note]
+    (order,) = (m.snapshot for m in world.told(out, "a"))
+    assert order.step > step
+    assert [(k.holder, k.peer) for k in order.keepers] == [("a", "b"), ("b", "a")]
+    refused.snapshot.step = order.step
+    assert not world.published(world.say("c", snapshot=refused)), "said once"
+
+
+def test_a_keeper_that_refuses_and_has_no_substitute_is_told_of_too(world) -> None:
+    world.join("c")
+    run = world.start("a", steps=9)
+    step = world.machine.runs[run].cadence.pending
+    held(world, "a", snapshot(run, step, "a", 0))
+    reason = Reason(code="snapshot", text="the disk is full")
+    out = world.say(
+        "c", snapshot=SnapshotReport(snapshot=snapshot(run, step, "a", 0), reason=reason)
+    )
+    (note,) = (e.note for e in world.published(out))
+    assert "Nobody else can" in note

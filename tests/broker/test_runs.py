@@ -15,7 +15,7 @@ from shoal.broker.events import (
     PlanFailed,
     PlanReady,
     Reject,
-    RunCancelled,
+    RunAsked,
     RunId,
     RunSubmitted,
     Stop,
@@ -658,7 +658,7 @@ def test_a_cancelled_run_gives_its_turn_to_the_next(world) -> None:
 
 
 def test_an_unknown_run_is_not_found(world) -> None:
-    for event in (RunCancelled("q", RunId("r-0")), WatchAsked("q", RunId("r-0"), 0)):
+    for event in (RunAsked("q", RunId("r-0"), "cancel"), WatchAsked("q", RunId("r-0"), 0)):
         reject = world.only(world.handle(event), Reject)
         assert (reject.request, reject.code) == ("q", "NOT_FOUND")
 
@@ -769,3 +769,15 @@ def test_the_same_events_give_the_same_instructions(make_world) -> None:
         return found
 
     assert story() == story()
+
+
+def test_a_run_that_asks_for_more_warm_spares_than_there_are_says_so(world) -> None:
+    for peer in "abc":
+        world.join(peer)
+    spec = world.spec(plan={"stages": 2}, recovery={"warm_spares": 2})
+    run, _ = world.submit(spec)
+    assert world.state(run).phase == WAITING
+    text = world.state(run).reason.text
+    assert "needs 2 peers and 2 more as warm spares (recovery.warm_spares), has 3" in text
+    out = world.join("d")
+    assert world.only(out, MakePlan).run == run

@@ -15,7 +15,7 @@ from shoal.net.frame import FrameKey
 from shoal.peer import events as e
 from shoal.peer.assignment import Assignment, Patience, Phase
 from shoal.peer.keeping import Keeping
-from shoal.peer.snapshots import SnapshotId
+from shoal.peer.snapshots import PART_BYTES, SnapshotId
 from shoal.proto import broker_pb2
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -369,3 +369,15 @@ def test_the_newest_are_told() -> None:
     told = one.newest(64)
     assert len(told) == 64
     assert min(s.step for s in told) == 50 - 32
+
+
+def test_a_copy_larger_than_the_peer_announced_is_refused_by_its_first_part() -> None:
+    one = Keeping(C, most_bytes=2 * PART_BYTES)
+    one.begin(assign())
+    out = one.arrived(part(5, 0, 3))
+    assert reports(out) == [(5, A, False)]
+    assert dropped(out) == [name(5, A)]
+    assert not one.expects(part(5, 1, 3)), "nor is the rest of it kept"
+    assert one.expects(part(6, 0, 2))
+    one.arrived(part(6, 0, 2))
+    assert reports(one.arrived(part(6, 1, 2))) == [(6, A, True)]

@@ -41,6 +41,8 @@ def of(instructions: Iterable[e.Instruction], kind: type) -> list[Any]:
     return [i for i in instructions if isinstance(i, kind)]
 
 
+NOBODY = said(stay=broker_pb2.Stay(run="r", term=1))
+"""Nobody takes the part of a peer that leaves."""
 WELCOME = said(welcome=broker_pb2.Welcome(broker="b", lease_s=9, heartbeat_s=3))
 
 
@@ -428,9 +430,11 @@ def test_an_assignment_without_a_stage_for_this_peer_is_refused(member: Make) ->
 
 def test_a_broken_link_is_reported_only_when_it_stays_down(running: Make) -> None:
     one = running(patience=Patience(link_s=30.0))
-    (timer,) = one.handle(e.LinkDown(OTHER, "reset"), 10.0)
+    out = one.handle(e.LinkDown(OTHER, "reset"), 10.0)
+    assert not told(out, "heard")[0].up, "perhaps its process has died"
+    (timer,) = of(out, e.SetTimer)
     assert timer == e.SetTimer("link:other", 40.0)
-    one.handle(e.LinkUp(OTHER), 20.0)
+    assert told(one.handle(e.LinkUp(OTHER), 20.0), "heard")[0].up
     assert one.handle(e.TimerFired(timer.name), 40.0) == []
     one.handle(e.LinkDown(OTHER, "reset"), 50.0)
     out = one.handle(e.TimerFired(timer.name), 80.0)
@@ -613,12 +617,79 @@ def test_a_stop_in_the_pool_says_goodbye_and_exits(member: Make) -> None:
 
 def test_a_stop_while_running_waits_for_the_end_of_the_step(running: Make) -> None:
     one = running(drain_s=30.0)
-    assert one.handle(e.StopAsked(), 0.5) == [e.SetTimer("drain", 30.5)]
+    out = one.handle(e.StopAsked(), 0.5)
+    assert told(out, "opening")[0].closed.code == "stopped"
+    assert of(out, e.SetTimer) == [e.SetTimer("drain", 30.5)]
+    one.handle(NOBODY, 0.6)
     out = finish_step(one)
     kinds = [i.message.WhichOneof("kind") for i in of(out, e.Tell)]
     assert kinds == ["step", "goodbye"]
     assert out[-1].code == 0
     assert all(c.step == 0 for c in of(out, e.Compute)), "no new step begins"
+
+
+def test_a_stop_without_a_broker_waits_for_the_end_of_the_step(running: Make) -> None:
+    one = running()
+    one.handle(e.Detached("away"), 0.4)
+    assert of(one.handle(e.StopAsked(), 0.5), e.Waits)[0].what == "the end of the step"
+    assert finish_step(one)[-1].code == 0
+
+
+def test_a_stop_waits_until_another_peer_has_its_part(running: Make) -> None:
+    one = running(drain_s=30.0)
+    one.handle(e.StopAsked(), 0.5)
+    assert of(finish_step(one), e.Exit) == [], "it waits for the broker's word"
+    reason = common_pb2.Reason(text="peer p9 to take its part at step 2")
+    stay = broker_pb2.Stay(run="r", term=1, within_s=90.0, reason=reason)
+    out = one.handle(said(stay=stay), 1.0)
+    assert out == [e.SetTimer("drain", 91.0), e.Waits(reason.text, 90.0)]
+    one.validate()
+    out = one.handle(said(leave=broker_pb2.Leave(run="r", term=2, goes_on=True)), 3.0)
+    assert [i.message.WhichOneof("kind") for i in of(out, e.Tell)] == ["drained", "goodbye"]
+    assert out[-1].code == 0
+
+
+def test_it_waits_no_longer_than_the_broker_said_nor_than_its_own_bound(running: Make) -> None:
+    one = running(hand_over_s=60.0)
+    one.handle(e.StopAsked(), 0.5)
+    stay = broker_pb2.Stay(run="r", term=1, within_s=1e9)
+    assert of(one.handle(said(stay=stay), 1.0), e.SetTimer) == [e.SetTimer("drain", 61.0)]
+    assert of(one.handle(e.TimerFired("drain"), 61.0), e.Exit)[0].code == 0
+
+
+def test_a_peer_that_hands_over_takes_part_in_the_next_term_of_its_run(running: Make) -> None:
+    """Another one was lost meanwhile; it gives no other run anything."""
+    one = running()
+    one.handle(e.StopAsked(), 0.5)
+    assert told(one.handle(assign(run="r-2"), 0.6), "fault")[0].reason.code == "draining"
+    out = one.handle(assign(term=2), 0.7)
+    assert of(out, e.Build)
+    assert one.exit is None
+    one.validate()
+
+
+def test_a_step_on_hold_is_not_begun_until_it_is_free(running: Make) -> None:
+    one = running()
+    order = broker_pb2.SnapshotOrder(run="r", term=1, step=1, hold=1)
+    one.handle(said(snapshot=order), 0.5)
+    out = finish_step(one)
+    assert [i.snapshot.step for i in of(out, e.TakeSnapshot)] == [1]
+    assert not [c for c in of(out, e.Compute) if c.step == 1]
+    assert of(one.handle(e.TimerFired("stall"), 1e4), e.Tell) == [], "it is not stuck"
+    order = broker_pb2.SnapshotOrder(run="r", term=1)
+    assert [c.step for c in of(one.handle(said(snapshot=order), 2.0), e.Compute)] == [1]
+
+
+def test_a_hold_that_comes_too_late_is_missed(running: Make) -> None:
+    one = running()
+    finish_step(one)
+    assert one.assignment is not None
+    assert one.assignment.steps is not None
+    assert one.assignment.steps.begun
+    order = broker_pb2.SnapshotOrder(run="r", term=1, step=1, hold=1)
+    out = one.handle(said(snapshot=order), 2.0)
+    assert not told(out, "snapshot")[0].held
+    assert not of(out, e.TakeSnapshot)
 
 
 @pytest.mark.parametrize("event", [e.StopAsked(), e.StopAsked(now=True), e.TimerFired("drain")])
@@ -664,7 +735,8 @@ def test_closed_in_a_run_it_ends_the_step_and_leaves_and_comes_back(running: Mak
     one = running(drain_s=30.0)
     out = one.handle(looked(paused=True), 0.5)
     assert told(out, "opening")
-    assert out[-1] == e.SetTimer("drain", 30.5)
+    assert of(out, e.SetTimer) == [e.SetTimer("drain", 30.5)]
+    one.handle(NOBODY, 0.6)
     out = finish_step(one)
     kinds = [i.message.WhichOneof("kind") for i in of(out, e.Tell)]
     assert kinds == ["step", "goodbye"]
@@ -710,6 +782,8 @@ def test_the_owners_stop_counts_more_than_a_pause(running: Make) -> None:
     one = running()
     one.handle(looked(paused=True), 0.5)
     one.handle(e.StopAsked(), 0.6)
+    assert one.handle(looked(), 0.65) == [], "it is closed until its end"
+    one.handle(NOBODY, 0.7)
     assert finish_step(one)[-1].code == 0
 
 
@@ -753,6 +827,7 @@ def test_whatever_the_owner_does_when_a_closed_peer_begins_no_step(seed: int) ->
             break
         if rng.random() < 0.5:
             one.handle(looked(paused=rng.random() < 0.5), 1.0)
+            one.handle(NOBODY, 1.0)
             shut = one.opening.closed is not None
             closed_in = -1 if not shut else one.assignment.step if closed_in < 0 else closed_in
             continue
