@@ -33,6 +33,8 @@ MOST_TEXT = 600
 _RECENT = 16
 """Steps that the present speed is a mean of."""
 _ACTIVE = (BUILDING, RUNNING, EXPORTING)
+_NOT_LOST = ("building", "paused", "restart")
+"""Codes of reasons for which a run leaves its work without having lost anybody."""
 
 
 class Totals:
@@ -104,8 +106,8 @@ class Digest:
         state, before = event.state, self._phase
         self._phase = state.phase
         code, text = state.reason.code, state.reason.text
-        # Out of its work without having ended: somebody was lost, or did not do their part.
-        lost = before in _ACTIVE and state.phase in (BUILDING, WAITING) and code != "building"
+        # Out of its work without having ended: somebody was lost, left, or failed in their part.
+        lost = before in _ACTIVE and state.phase in (BUILDING, WAITING) and code not in _NOT_LOST
         if lost:
             self.recoveries += 1
             if counts:

@@ -61,7 +61,7 @@ class Metrics:
         yield _by("shoal_frame_bytes", text, "role", totals.sent_bytes)
         text = "Bytes of frames that were sent once more, because connections broke."
         yield _counter("shoal_frame_again_bytes", text, totals.again_bytes)
-        text = "New terms of runs that lost somebody, by the cause."
+        text = "How often runs lost somebody, who left or failed in their part, by the cause."
         yield _by("shoal_recoveries", text, "cause", totals.recoveries)
         refusals = CounterMetricFamily(
             "shoal_refusals",

@@ -199,8 +199,8 @@ function draw(state) {
   const peers = new Map(state.peers.map((p) => [p.peer, p]));
   const runs = new Map(state.runs.map((r) => [r.run, r]));
   const links = new Map(state.links.map((k) => [`${k[0]}>${k[1]}`, k]));
-  const over = (r) => (["done", "failed", "cancelled"].includes(r.phase) ? 1 : 0);
-  const order = [...state.runs].reverse().sort((a, b) => over(a) - over(b));
+  const rank = (r) => (["done", "failed", "cancelled"].includes(r.phase) ? 2 : r.phase === "waiting" ? 1 : 0);
+  const order = [...state.runs].reverse().sort((a, b) => rank(a) - rank(b));
   const phases = {};
   for (const r of state.runs) phases[r.phase] = (phases[r.phase] || 0) + 1;
   const by = Object.entries(phases).map(([k, n]) => `${n} ${k}`).join(", ");
