@@ -139,10 +139,11 @@ function stages(run, peers, links) {
 
 function held(run) {
   if (!run.plan || run.phase !== "running") return null;
-  const rows = run.plan.bottlenecks;
+  const rows = run.plan.bottlenecks.map((b) => `by the plan: ${b}`);
+  if (run.busy) rows.unshift(`measured: peers compute ${Math.round(100 * run.busy)} % of the time, and wait for links and each other otherwise`);
   const spares = run.plan.spares.map(([id, why]) => h("li", {}, `${id}: ${why}`));
   return h("div", {},
-    rows.length ? [h("h4", {}, "What holds it back, by the plan"), h("ul", { class: "plain" }, rows.map((b) => h("li", {}, b)))] : null,
+    rows.length ? [h("h4", {}, "What holds it back"), h("ul", { class: "plain" }, rows.map((b) => h("li", {}, b)))] : null,
     h("details", {}, h("summary", {}, "Why this plan"),
       h("ul", { class: "plain" }, run.plan.reasons.map((r) => h("li", {}, r)), spares)));
 }
