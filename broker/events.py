@@ -201,7 +201,7 @@ class PlanFailed:
 @dataclass(frozen=True, slots=True)
 class PlanConsidered:
     """Seconds per step of the running plan and of the best one (`plan`; None: there is none), and
-    of moving from one to the other."""
+    of moving from one to the other; pairs that exchange frames under the best one."""
 
     run: RunId
     version: int
@@ -209,6 +209,7 @@ class PlanConsidered:
     candidate_s: float = 0.0
     migration_s: float = 0.0
     plan: Plan | None = None
+    pairs: tuple[tuple[PeerId, PeerId], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

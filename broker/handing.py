@@ -8,6 +8,7 @@
   takes its part: it leaves after its step then, and what follows is a loss as any other. So it is
   too when the deadline comes first, which follows from how long steps and copies took.
 - A run that is over before such a step is simply done to its end.
+- A run that moves to a better plan, or is put aside, stops between two steps in the same way.
 
 Decisions only; whoever takes the part is chosen in `recovery.py`.
 """
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..dag.plan import PeerId
+from ..dag.plan import PeerId, Plan
 from ..proto.broker_pb2 import RUNNING, BrokerMessage, Stay
 from ..proto.common_pb2 import Reason
 from .events import Instruction, Tell
@@ -40,11 +41,23 @@ _UNMEASURED_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
+class Errand:
+    """What a run stops for between two steps: to move to a plan, whose pairs exchange frames, or
+    (None) to be put aside."""
+
+    text: str
+    plan: Plan | None = None
+    pairs: tuple[tuple[PeerId, PeerId], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Over:
-    """What `look` found: these leave now, and the text says what happened, for people."""
+    """What `look` found: these leave now, or the errand is to be done; and the text says what
+    happened, for people."""
 
     leavers: tuple[PeerId, ...]
     text: str
+    errand: Errand | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,7 @@ class Handing:
 
     def __init__(self) -> None:
         self.leaving: dict[PeerId, str] = {}
+        self.errand: Errand | None = None
         self._under_way: _UnderWay | None = None
         self._refused: dict[PeerId, None] = {}
         """Those whose part nobody takes, in this term."""
@@ -70,7 +84,7 @@ class Handing:
 
     def __bool__(self) -> bool:
         """Whether `look` may have something to do."""
-        return bool(self.leaving)
+        return bool(self.leaving) or self.errand is not None
 
     def __repr__(self) -> str:
         doing = f" under way until {self._under_way.until:g} s" if self._under_way else ""
@@ -82,6 +96,12 @@ class Handing:
         """The run's phase changes: what was under way is over, one way or the other."""
         self._under_way = None
         self._refused = {}
+        if self.errand is not None and self.errand.plan is not None:
+            self.errand = None  # the plan was for what was there
+
+    def stop_for(self, errand: Errand | None) -> None:
+        """The run shall stop between two steps; None: it need not any more."""
+        self.errand, self._under_way = errand, None
 
     def leaves(self, peer: PeerId, why: str) -> None:
         """It, or its owner, has said so."""
@@ -131,9 +151,10 @@ class Handing:
             if now < under.until:
                 return None
             self.reset()
+            self.errand = None
             for peer in under.leavers:
                 self._refused[peer] = None
-            if under.to_end:
+            if under.to_end or not under.leavers:
                 return None
             text = (
                 f"{_who(under.leavers, members)} did not hand over within "
@@ -157,7 +178,7 @@ class Handing:
         if run.phase != RUNNING:
             return [], None
         here = [p for p in self.leaving if members.mine(p, run.id) and p not in self._refused]
-        if not here:
+        if not here and self.errand is None:
             return run.release(members), None
         if self._under_way is None:
             return self._begin(run, here, members, now), None
@@ -181,10 +202,12 @@ class Handing:
             out += self._told(run, peer, 0.0, why, members)
             if members.members[peer].closed is None:  # it goes on, and was not asked
                 del self.leaving[peer]
-        if not chosen:
+        if to_end:
+            self.errand = None
+        if not chosen and self.errand is None:
             return [*out, *run.release(members)]
         if not to_end:
-            found = replacements(run, chosen, members, now)
+            found = replacements(run, chosen, members, now) if chosen else None
             names = _who(tuple(found.values()), members) if found else "a new plan"
             takes = f"{names} to take its part at step {step}"
             out += run.hold(step, members)
@@ -200,6 +223,9 @@ class Handing:
             return [], None
         found, held = run.goes_on_from(members), run.on_hold
         ready = found is not None and found.step == run.committed == held
+        errand, self.errand = self.errand, self.errand if not ready else None
+        if ready and errand is not None and (errand.plan is None or not under.leavers):
+            return [], Over((), f"{errand.text} at step {held}", errand)
         if ready and found is not None and found.without(under.leavers):
             text = f"{_who(under.leavers, members)} hands over at step {held}"
             return [], Over(under.leavers, f"{text}: {self._why(under.leavers)}")

@@ -164,7 +164,8 @@ def consider(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner = by_name) 
         request.network,
         optimizer_slots=request.options.optimizer_slots,
     )
-    return PlanConsidered(ask.run, ask.version, running_s, found.predicted.step_s, seconds, found)
+    step_s, pairs = found.predicted.step_s, frame_pairs(request.graph, found)
+    return PlanConsidered(ask.run, ask.version, running_s, step_s, seconds, found, pairs)
 
 
 def frame_pairs(graph: Graph, plan: Plan) -> tuple[tuple[PeerId, PeerId], ...]:

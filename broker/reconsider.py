@@ -9,8 +9,9 @@ Rules.
   went, or a speed or a link by over CHANGED. Otherwise what was found then still stands.
 - The answer compares both plans, each with its codecs, at the speeds and links of now;
   `scheduler/replan.py` decides. So codecs follow the links: they are chosen again for every plan.
-- A decision is shown and kept (`prepared`). The move itself waits for snapshots: until the run can
-  hand stages over, it goes on under its plan.
+- The run then stops between two steps, with a set of snapshots from which everybody loads what the
+  other plan gives them: no step is done again. A run without snapshots only says that there is a
+  better plan.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..dag.network import Network
 from ..dag.plan import Plan
 from ..dag.speed import Speeds
 from .events import ConsiderPlan, Instruction, Log, PlanConsidered, RunId
+from .handing import Errand
 from .membership import Member, Membership
 from .probing import Probing
 from .runs import Run
@@ -55,7 +57,8 @@ class _Run:
     """Of the last search."""
     found: PlanConsidered | None = None
     """What it found; None: it has not been answered, or found nothing to compare."""
-    prepared: Plan | None = None
+    said: Plan | None = None
+    """The better plan that people were told of."""
 
 
 class Reconsidering:
@@ -67,16 +70,14 @@ class Reconsidering:
         self._versions = 0
         self._busy: RunId | None = None
 
-    def prepared(self, run: RunId) -> Plan | None:
-        """The plan that the run would move to."""
-        return self._runs[run].prepared if run in self._runs else None
-
     def look(self, runs: Iterable[Run], now: float) -> list[Instruction]:
         """Asks about the next run that is due."""
         for run in runs:
             if run.plan is None or not run.running:
-                if self._runs.pop(run.id, None) and self._busy == run.id:
+                if self._busy == run.id:
                     self._busy = None
+                if run.ended:
+                    self._runs.pop(run.id, None)
                 continue
             if self._busy is None and self._due(run, now):
                 return self._look(run, now)
@@ -87,7 +88,10 @@ class Reconsidering:
             return False
         known = self._runs.get(run.id)
         if known is None or known.term != run.term:
-            known = self._runs[run.id] = _Run(run.term, looked_step=run.committed, looked_at=now)
+            # Moves are rare over the whole run, whatever else changes its plan.
+            hysteresis = known.hysteresis if known else Hysteresis()
+            known = _Run(run.term, hysteresis, looked_step=run.committed, looked_at=now)
+            self._runs[run.id] = known
         return run.committed - known.looked_step >= EVERY and now - known.looked_at >= EVERY_S
 
     def _look(self, run: Run, now: float) -> list[Instruction]:
@@ -104,7 +108,7 @@ class Reconsidering:
 
     def _facts(self, run: Run, now: float) -> ConsiderPlan:
         assert run.plan is not None
-        mine = [self.members.members[p] for p in run.peers if p in self.members.members]
+        mine = [self.members.members[p] for p in run.parts if p in self.members.members]
         free = [m for m in suited(run, self.members, now) if m.state == "pool"]
         offered: dict[str, Member] = {m.id: m for m in (*mine, *free)}
         peers = [m.id for m in offered.values()]
@@ -140,16 +144,19 @@ class Reconsidering:
         if move is None:
             return []
         known.hysteresis.moved(step)
-        had, plan = known.prepared, event.plan
+        had, plan = known.said, event.plan
+        known.said = plan
+        fields = (("run", run.id), ("step", step), ("gain", move.gain), ("why", str(move)))
+        log = Log("plan_prepared", fields)
+        changes = _changes(run.plan, plan)
+        if run.snapshots:
+            text = f"{move}: {changes}"
+            run.handing.stop_for(Errand(text, plan, event.pairs))
+            return [log, *run.note(f"{text}, between two steps", now)]
         if had is not None and (had.stages, had.codecs) == (plan.stages, plan.codecs):
             return []  # said before
-        known.prepared = plan
-        text = (
-            f"{move}; it would {_changes(run.plan, plan)}. The run goes on under its plan: stages "
-            "and codecs change at snapshots, which are not built yet"
-        )
-        fields = (("run", run.id), ("step", step), ("gain", move.gain), ("why", str(move)))
-        return [Log("plan_prepared", fields), *run.note(text, now)]
+        text = f"{move}; it would {changes}. Moving needs snapshots (recovery.ladder)"
+        return [log, *run.note(text, now)]
 
 
 def alike(a: ConsiderPlan, b: ConsiderPlan) -> bool:

@@ -24,9 +24,9 @@ Rules.
 - Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
   `step_floor_s` and `step_factor` medians of the measured steps since the last report, with one
   more median for each batch of an evaluation, and `first_step_s` before a step was measured.
-- A run that is paused goes back to WAITING when its next set of snapshots is whole, and nothing is
-  planned for it until somebody resumes it. Checkpoints (`checkpoints.py`) lie with the broker; one
-  that is on its way at the end is waited for.
+- A run that is paused goes back to WAITING between two steps, and nothing is planned for it until
+  somebody resumes it; one for which there is a better plan moves to it there. Checkpoints
+  (`checkpoints.py`) lie with the broker; one that is on its way at the end is waited for.
 - What must outlive the broker changes by events only (`durable.py`). After a restart a run that was
   RUNNING or EXPORTING goes on with its holders, which come back (`returning.py`); one that was
   BUILDING goes back to WAITING.
@@ -65,6 +65,7 @@ from ..proto.broker_pb2 import (
 from ..proto.common_pb2 import Reason
 from ..proto.journal_pb2 import Decision
 from .events import Instruction, Log, RunId, SetTimer, Tell
+from .handing import Errand
 from .membership import Lost, Member, Membership, clean
 from .options import BrokerOptions
 from .recovery import replacements, suited_left
@@ -115,8 +116,6 @@ class Run(Terms):
         """To whom links are broken in this term, and who says so."""
         self._finished: dict[PeerId, None] = {}
         """Who has reported the last step in this term, be it in a replay."""
-        self._pausing: int | None = None
-        """It is to pause, with so many steps at least."""
         self._since = 0.0  # Begin of what the deadline counts from.
         self._armed: float | None = None
 
@@ -317,18 +316,12 @@ class Run(Terms):
             )
         if self.phase == BUILDING:
             return self._put_aside(members, now)
-        self._pausing = self.committed
-        return self.order_snapshots(members, now)
-
-    def order_snapshots(self, members: Membership, now: float) -> list[Instruction]:
-        out = super().order_snapshots(members, now)
-        whole, wanted = self.cadence.whole, self._pausing
-        if self.running and whole is not None and wanted is not None and whole >= wanted:
-            return self._put_aside(members, now)
-        return out
+        self.handing.stop_for(Errand("it is put aside"))
+        return []
 
     def _put_aside(self, members: Membership, now: float) -> list[Instruction]:
-        self._pausing, self.asked, self.offered = None, None, {}
+        self.handing.stop_for(None)
+        self.asked, self.offered = None, {}
         found = self.goes_on_from(members)
         at = f"with {found.step} steps" if found else "before its first step"
         text = f"paused {at}: `shoal resume {self.id}` goes on"
@@ -338,8 +331,9 @@ class Run(Terms):
 
     def unpause(self, now: float) -> list[Instruction]:
         """Raises ValueError when it is not paused."""
-        if self._pausing is not None:
-            self._pausing = None
+        errand = self.handing.errand
+        if errand is not None and errand.plan is None:
+            self.handing.stop_for(None)
             return []
         if not self.paused:
             raise ValueError(
@@ -373,7 +367,28 @@ class Run(Terms):
             self._since = now
         if over is None:
             return out
-        return [*out, *self._go_on(over.leavers, "left", over.text, members, generation, now)]
+        if over.errand is None:
+            return [*out, *self._go_on(over.leavers, "left", over.text, members, generation, now)]
+        if over.errand.plan is None:
+            return out + self._put_aside(members, now)
+        return out + self._move(over.text, over.errand, members, generation, now)
+
+    def _move(
+        self,
+        text: str,
+        errand: Errand,
+        members: Membership,
+        generation: Callable[[], int],
+        now: float,
+    ) -> list[Instruction]:
+        """To a better plan, where the run stands between two steps."""
+        plan, pool = errand.plan, [m.id for m in members.pool if not self.blamed.out(m.id, now)]
+        assert plan is not None
+        gone = [p for p in plan.peers if members.mine(p, self.id) is None and p not in pool]
+        if gone:
+            why = f"the better plan is out of date: {', '.join(gone)} is not free any more"
+            return [*self.release(members), *self.note(why, now)]
+        return self._build(plan, errand.pairs, members, generation, "moved", text, now)
 
     def lost(
         self, lost: Lost, members: Membership, generation: Callable[[], int], now: float

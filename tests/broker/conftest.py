@@ -221,12 +221,12 @@ class World:
 
     # whole chapters
 
-    def start(self, *peers: str, steps: int = 3) -> RunId:
+    def start(self, *peers: str, steps: int = 3, **job: Any) -> RunId:
         """A run of one stage per peer that has just begun RUNNING; joins peers that are missing."""
         for peer in peers:
             if peer not in self.machine.members.members:
                 self.join(peer)
-        run, out = self.submit(make_spec(steps, plan={"stages": len(peers)}))
+        run, out = self.submit(make_spec(steps, plan={"stages": len(peers)}, **job))
         ask = self.only(out, MakePlan)
         self.handle(PlanReady(run, ask.version, make_plan(*peers)))
         for peer in peers:

@@ -13,7 +13,7 @@ from shoal.broker.scheduler.interface import PeerOffer
 from shoal.dag.network import uniform
 from shoal.dag.plan import CodecChoice, PeerId
 from shoal.dag.speed import Speeds
-from shoal.proto.broker_pb2 import Ready
+from shoal.proto.broker_pb2 import Ready, Snapshot
 
 
 def advance(world, run, steps, first):
@@ -42,8 +42,8 @@ def test_a_running_plan_is_compared_now_and_then_with_the_pool_included(world):
     assert asked[0].plan is world.machine.runs[run].plan
 
 
-def test_a_lasting_gain_is_announced_once_and_the_run_goes_on(world):
-    run = world.start("a", "b", steps=2000)
+def test_without_snapshots_a_lasting_gain_is_announced_once(world):
+    run = world.start("a", "b", steps=2000, recovery={"ladder": ["checkpoint"]})
     better = world.plan("b", "a")
     notes, prepared, searches = [], [], 0
     for step in range(0, 150, EVERY):
@@ -56,8 +56,34 @@ def test_a_lasting_gain_is_announced_once_and_the_run_goes_on(world):
     assert len(notes) == len(prepared) == searches == 1  # nothing changed: it stands
     assert "30% faster" in notes[0]
     assert "b and a" in notes[0]
-    assert world.machine.reconsidering.prepared(run) is better
+    assert "needs snapshots" in notes[0]
     assert world.machine.runs[run].running
+    assert world.machine.runs[run].term == 1
+
+
+def test_a_run_stops_between_two_steps_to_move(world):
+    run, step = world.start("a", "b", steps=2000), 0
+    better, told = world.plan("b", "a"), []
+    while not told:
+        out = advance(world, run, 1, step)
+        step += 1
+        for ask in asks(out):
+            out += world.handle(PlanConsidered(run, ask.version, 1.0, 0.7, 2.0, better))
+        told = [m.snapshot for m in world.told(out, "a") if m.snapshot.hold]
+        assert step < 200
+    held = told[-1].hold
+    assert held >= step
+    advance(world, run, held - step, step)
+    out = []
+    for peer in ("a", "b"):
+        [slot] = [s for s in world.machine.runs[run].plan.stages if peer in s.holders]
+        snapshot = Snapshot(run=run, term=1, step=held, holder=peer)
+        snapshot.spans.add(start=slot.start, stop=slot.stop)
+        out += world.say(peer, snapshot={"snapshot": snapshot, "held": True})
+    assigned = [m.assign for m in world.told(out, "a") if m.HasField("assign")]
+    assert [a.first_step for a in assigned] == [held]
+    assert [tuple(s.holders) for s in assigned[0].plan.stages] == [("b",), ("a",)]
+    assert "30% faster" in world.machine.runs[run].reason.text
 
 
 def test_one_who_comes_or_goes_asks_for_another_search(world):
@@ -105,7 +131,7 @@ def test_a_number_has_changed_when_it_has_by_a_twentieth(share, name):
 
 
 def test_other_codecs_alone_are_announced_too(world):
-    run = world.start("a", "b", steps=2000)
+    run = world.start("a", "b", steps=2000, recovery={"ladder": ["checkpoint"]})
     running = world.machine.runs[run].plan
     coded = replace(
         running, codecs=(CodecChoice(PeerId("a"), PeerId("b"), "activation", "int8/1"),)
@@ -117,7 +143,7 @@ def test_other_codecs_alone_are_announced_too(world):
             out += world.handle(PlanConsidered(run, ask.version, 1.0, 0.7, 0.0, coded))
         notes += [e.note for e in world.published(out) if e.HasField("note")]
     assert len(notes) == 1
-    assert "it would change the codecs of 1 link. The run goes on" in notes[0]
+    assert "it would change the codecs of 1 link. Moving needs" in notes[0]
 
 
 def test_nothing_is_asked_where_the_job_or_a_hand_written_plan_says_no(world):
