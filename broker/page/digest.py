@@ -33,7 +33,7 @@ MOST_TEXT = 600
 _RECENT = 16
 """Steps that the present speed is a mean of."""
 _ACTIVE = (BUILDING, RUNNING, EXPORTING)
-_NOT_LOST = ("building", "paused", "restart")
+_NOT_LOST = ("building", "moved", "paused", "restart")
 """Codes of reasons for which a run leaves its work without having lost anybody."""
 
 

@@ -194,6 +194,8 @@ def test_losses_of_holders_are_counted_and_told_with_their_reason():
     story.state(WAITING, "restart", "the broker was started again while it was built")
     story.state(BUILDING, "building", "2 peers fetch")
     story.state(RUNNING)
+    story.state(BUILDING, "moved", "a better plan")
+    story.state(RUNNING)
     story.state(WAITING, "paused", "paused at step 3")
     story.state(DONE, "done", "")
     assert story.totals.recoveries == {"stream": 1, "deadline": 1}
