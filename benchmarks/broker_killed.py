@@ -22,10 +22,17 @@ import threading
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from table import Figure, arguments, report
 
+if TYPE_CHECKING:
+    from shoal.client import Run
+    from shoal.job import Job
+    from shoal.proto.broker_pb2 import RunEvent
+
 STEPS = 240
+MICROBATCH = 4
 PEERS = 2
 KILLS_OF_A_RUN = 6
 LEASE_S = 10.0
@@ -39,7 +46,7 @@ JOB = {
         "args": {"layers": 2, "width": 32, "heads": 2, "length": 32, "dropout": 0.0},
     },
     "data": {"kind": "text", "length": 32},
-    "train": {"steps": STEPS, "batch": 8, "microbatch": 4, "lr": 1e-2, "eval_every": 0},
+    "train": {"steps": STEPS, "batch": 8, "microbatch": MICROBATCH, "lr": 1e-2, "eval_every": 0},
     "plan": {"stages": 2, "pipelines": 1, "scheduler": "uniform"},
 }
 _LINE = re.compile(r"^(\S+ \S+) \w+ \S+ (broker_started|peer_joined|stream_refused) ?(.*)$")
@@ -48,13 +55,15 @@ _LINE = re.compile(r"^(\S+ \S+) \w+ \S+ (broker_started|peer_joined|stream_refus
 class Watched(threading.Thread):
     """Every event of a run, as one client sees them through all the deaths."""
 
-    def __init__(self, run) -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__(daemon=True)
-        self.run_, self.events, self.error = run, [], None
+        self.events: list[RunEvent] = []
+        self.error: Exception | None = None
+        self._run = run
 
     def run(self) -> None:
         try:
-            for event in self.run_.watch():
+            for event in self._run.watch():
                 self.events.append(event)
         except Exception as error:
             self.error = error
@@ -98,7 +107,7 @@ class Watched(threading.Thread):
         return found
 
 
-def single_process(job) -> list[float]:
+def single_process(job: Job) -> list[float]:
     """Losses of the plain loop."""
     from shoal.client.front import SimulationFront
     from shoal.peer.data.reader import Reader
@@ -106,14 +115,14 @@ def single_process(job) -> list[float]:
 
     front = SimulationFront()
     try:
-        facts, batches = front.facts(job), job.train.batch // job.train.microbatch
+        facts, batches = front.facts(job), job.train.batch // MICROBATCH
         reader = Reader(
             facts.manifest, facts.shards.__getitem__, seed=job.seed, microbatches=batches
         )
         with front.module(job) as module:
             return oracle.train(
                 module,
-                lambda step, m: reader.batch(step, m, job.train.microbatch),
+                lambda step, m: reader.batch(step, m, MICROBATCH),
                 job.train,
                 steps=STEPS,
                 microbatches=batches,
@@ -125,7 +134,10 @@ def single_process(job) -> list[float]:
 def reattached(log: str) -> tuple[list[float], int]:
     """Seconds from each start of the broker, but the first, until the last of the peers had come;
     starts before whose end not all had come are left out. How many streams were refused."""
-    began, joined, found, refused = None, set(), [], 0
+    began: float | None = None
+    joined: set[str] = set()
+    found: list[float] = []
+    refused = 0
     for line in log.splitlines():
         if not (match := _LINE.match(line)):
             continue
@@ -150,7 +162,10 @@ def measure(kills: int, seed: int, folder: Path) -> list[Figure]:
     from shoal.sim.processes import LocalCluster
 
     rng, job = random.Random(seed), Job.from_table(JOB)
-    away, phases, done, runs, problems = [], {}, 0, 0, []
+    away: list[float] = []
+    phases: dict[str, int] = {}
+    problems: list[str] = []
+    done = runs = 0
     with (
         LocalCluster(peers=PEERS, folder=folder / "cluster", secure=True) as cluster,
         shoal.connect(cluster.address) as client,
