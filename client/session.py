@@ -333,6 +333,11 @@ class Client:
                 f"the broker at {self.address} does not answer ({detail}): is it running "
                 "(`shoal broker`), and is the address right?"
             )
+        if code == "UNIMPLEMENTED":
+            return Refused(
+                f"the broker at {self.address} knows no such call: it was started with --insecure "
+                "and has no identities, or it is of another version of shoal"
+            )
         if code in REFUSALS:
             return Refused(f"the broker at {self.address} refused: {detail}")
         return None

@@ -416,3 +416,14 @@ def test_a_certificate_for_no_page_is_refused(tmp_path: Path):
     for config in ({"page": False}, {"insecure": True}):
         with pytest.raises(BrokerConfigError, match="--page-certificate without a page"):
             BrokerConfig(page_certificate=tmp_path, **config)
+
+
+async def test_a_broker_without_identities_has_none_and_the_verb_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    async with running(insecure=True) as broker:
+        arguments = ["page", "--broker", broker.address]
+        said = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+        assert said.exit_code == 4, said.output
+        assert "started with --insecure" in said.output
