@@ -109,10 +109,13 @@ class Watched(threading.Thread):
 
 def single_process(job: Job) -> list[float]:
     """Losses of the plain loop."""
+    import torch
+
     from shoal.client.front import SimulationFront
     from shoal.peer.data.reader import Reader
     from shoal.sim import oracle
 
+    torch.set_num_threads(1)  # as the peers; more wait for each other where cores are taken
     front = SimulationFront()
     try:
         facts, batches = front.facts(job), job.train.batch // MICROBATCH

@@ -192,8 +192,6 @@ class Front:
                 self.refused["connections"] += 1
         except (HelloError, asyncio.LimitOverrunError):
             self.refused["hello"] += 1
-        except TimeoutError:
-            self.refused["time"] += 1
         except (OSError, asyncio.IncompleteReadError):
             pass  # a stranger, or one that went away: nothing is owed
         except asyncio.CancelledError:
@@ -207,14 +205,18 @@ class Front:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str
     ) -> None:
         line = hello = request = b""
-        async with asyncio.timeout(self.limits.hello_s):
-            first = await reader.readexactly(5)
-            if first == _TICKET[:5]:
-                line = first + await reader.readuntil(b"\n")
-            elif first[0] == _TLS_HANDSHAKE:
-                hello = await self._whole_hello(first, reader)
-            elif first != _LIBP2P or not self._swarm:
-                request = await self._whole_request(first, reader)
+        try:
+            async with asyncio.timeout(self.limits.hello_s):
+                first = await reader.readexactly(5)
+                if first == _TICKET[:5]:
+                    line = first + await reader.readuntil(b"\n")
+                elif first[0] == _TLS_HANDSHAKE:
+                    hello = await self._whole_hello(first, reader)
+                elif first != _LIBP2P or not self._swarm:
+                    request = await self._whole_request(first, reader)
+        except TimeoutError:
+            self.refused["time"] += 1
+            return
         if request:
             await self._answer_http(request, reader, writer, source)
             return
