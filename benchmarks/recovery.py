@@ -1,6 +1,6 @@
 """What losing peers costs a run: hours to a loss under churn, goodput, and the parts of a recovery.
 
-    python benchmarks/recovery.py [--json FILE] [--only checkfree goodput healthy]
+    python benchmarks/recovery.py [checkfree goodput healthy] [--json FILE]
     python benchmarks/recovery.py checkfree --steps 10000            the whole of it, in an hour
 
 Worlds of ghosts: the broker's and the peers' own machines, the link protocol and the modelled
@@ -22,7 +22,7 @@ goodput     Six holders, seven peers in the pool, links of 12.5 MB/s and 2 ms; o
             makes of the same failures: everybody starts again from the last checkpoint, for which
             the whole of it has to be written and read (its best interval is searched for). `cold`
             is without warm peers.
-healthy     The step with snapshots over the step without, and what of the uplinks copies took.
+healthy     The step with snapshots over the step without.
 """
 
 from __future__ import annotations

@@ -82,4 +82,5 @@ def resume(found: Set, plan: Plan, names: Mapping[PeerId, PeerId]) -> Resume:
         gifts=gifts(found, plan),
         renamed=[Renamed(old=old, to=new) for old, new in names.items()],
         files=found.checkpoint.files if found.checkpoint else (),
+        live=found.live,
     )

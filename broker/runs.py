@@ -69,6 +69,7 @@ from .handing import Errand
 from .membership import Lost, Member, Membership, clean
 from .options import BrokerOptions
 from .recovery import replacements, suited_left
+from .replica import rerouted, rerouted_pairs
 from .resume import substituted
 from .returning import Returning
 from .steps import WrongStepError
@@ -81,6 +82,8 @@ FAULTS_OF_ONE = frozenset(
     {"blob", "busy", "compute", "draining", "frame", "link", "memory", "snapshot", "stalled"}
 )
 """Codes of faults that another peer need not have. Others would come again wherever it runs."""
+NOT_LIVE = "live"
+"""A holder has applied the step that is to be begun anew from what is in the stages."""
 FAULTS_OF_NETWORKS = frozenset({"deadline", "link", "stalled"})
 """Those that pass: a run waits, where it would end for others."""
 COMMITTED_EVERY = 32
@@ -170,10 +173,11 @@ class Run(Terms):
         code: str,
         text: str,
         now: float,
+        live: bool = False,
     ) -> list[Instruction]:
         self.asked, self.offered = None, {}
         self._ready, self._exports, self._finished, self._down = {}, {}, {}, {}
-        out = self.begin_term(plan, pairs, members, generation, now)
+        out = self.begin_term(plan, pairs, members, generation, now, live)
         if self.term > 1:
             found = self.begun_from
             text += f", going on at step {found.step}" if found else ", from the starting weights"
@@ -368,7 +372,8 @@ class Run(Terms):
         if over is None:
             return out
         if over.errand is None:
-            return [*out, *self._go_on(over.leavers, "left", over.text, members, generation, now)]
+            gone, text = over.leavers, over.text
+            return out + self._go_on(gone, "left", text, members, generation, now, live=False)
         if over.errand.plan is None:
             return out + self._put_aside(members, now)
         return out + self._move(over.text, over.errand, members, generation, now)
@@ -469,6 +474,8 @@ class Run(Terms):
         code = clean(fault.reason.code, 60) or "fault"
         if code == "snapshot":
             self.sets.spoilt(self.begun_from)
+        if code == NOT_LIVE:
+            return self._go_on((), code, text, members, generation, now, live=False)
         if code not in FAULTS_OF_ONE:
             return self.fail(code, text, members, now)
         out_of = other or member
@@ -503,18 +510,25 @@ class Run(Terms):
         members: Membership,
         generation: Callable[[], int],
         now: float,
+        live: bool = True,
     ) -> list[Instruction]:
-        """Without these holders."""
+        """Without these holders. `live`: by their replicas, if they have some, from what is in the
+        stages now."""
         assert self.plan is not None, self
         for peer in self.returning.away:
             members.expected.pop(peer, None)
         away, self.returning, self._left = self.returning.away, Returning((), now), {}
+        gone = (*gone, *(p for p in away if p not in gone))
+        if live and (rest := self._replicas(gone, members)) is not None:
+            text += "; replicas do its microbatches"
+            pairs = rerouted_pairs(self.plan, self.pairs, gone)
+            return self._build(rest, pairs, members, generation, code, text, now, live=True)
         found = self.goes_on_from(members)
         lost = found is None or found.checkpoint is not None
         if not self.wish.recovery.ladder or (self.committed and lost and not self.begins_anew):
             text += ". No snapshot of it is left, and its ladder has no checkpoint"
             return self.fail(code, text, members, now)
-        taken_by = replacements(self, (*gone, *(p for p in away if p not in gone)), members, now)
+        taken_by = replacements(self, gone, members, now)
         if taken_by is None:
             return self._collect(code, text, members, now)
         plan, pairs, names = self.plan, self.pairs, []
@@ -529,6 +543,16 @@ class Run(Terms):
         if names:
             plan = replace(plan, reasons=(*names, "the rest is as before"))
         return self._build(plan, pairs, members, generation, code, text, now)
+
+    def _replicas(self, gone: Sequence[PeerId], members: Membership) -> Plan | None:
+        """The plan without these, if their replicas can go on at once."""
+        assert self.plan is not None, self
+        if "replica" not in self.wish.recovery.ladder or self.phase not in (BUILDING, RUNNING):
+            return None
+        plan = rerouted(self.plan, gone) if any(p in self.peers for p in gone) else None
+        if plan is None or any(members.mine(p, self.id) is None for p in plan.peers):
+            return None
+        return plan
 
     def _collect(self, code: str, text: str, members: Membership, now: float) -> list[Instruction]:
         """Everybody goes back to the pool, and all are planned anew."""

@@ -30,6 +30,8 @@ class Set:
     step: int
     where: dict[PeerId, tuple[tuple[Span, ...], tuple[PeerId, ...]]]
     checkpoint: Checkpoint | None = None
+    live: bool = False
+    """Or it is what the holders have in their stages."""
 
     def without(self, peers: Container[PeerId]) -> Set | None:
         """What is left of it without these; None: it is not whole then."""

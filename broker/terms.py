@@ -169,10 +169,13 @@ class Terms(DurableRun):
         members: Membership,
         generation: Callable[[], int],
         now: float,
+        live: bool = False,
     ) -> list[Instruction]:
         """The plan's peers are all in the pool, or in this run already. Of each pair the one that
-        stands first dials, or the one that can."""
-        self.begun_from = found = self.goes_on_from(members)
+        stands first dials, or the one that can. `live`: from what its holders have in their stages
+        now."""
+        found = Set(self.term, self.committed, {}, live=True) if live else None
+        self.begun_from = found = found or self.goes_on_from(members)
         plan = self._with_keepers(plan, found, members, now)
         before = self.parts
         wire = plan_to_proto(plan)

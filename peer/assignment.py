@@ -156,6 +156,11 @@ class Assignment:
         self._awaits = self.keeping.awaits
         return out if self._awaits else [*out, self._build()]
 
+    def has(self, updates: int) -> bool:
+        """Whether just so many updates are in the stages, and nothing of the step after."""
+        steps = self.steps
+        return self.alive and steps is not None and steps.updates == updates and steps.unchanged
+
     def _build(self) -> e.Build:
         return e.Build(self.run, self.term, self._assign, self.keeping.resumed)
 

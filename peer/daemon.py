@@ -594,6 +594,8 @@ class Worker:
         def build() -> e.Built:
             with self._spans.span("build", run):
                 self._own_data.check(assign.data.hash, assign.submitter, assign.local)
+                # What is in the stages goes when the others are built.
+                live = (self._device.snapshot(assign.first_step)(),) if assign.resume.live else ()
                 order = order_from_assign(
                     self.me.peer,
                     assign,
@@ -608,7 +610,8 @@ class Worker:
                         self._snapshots.parts,
                         self.me.peer,
                         lambda ref: (memoryview(self._cache.whole(ref)),),
-                    ),
+                    )
+                    + live,
                 )
                 return self._device.build(order)
 

@@ -450,7 +450,12 @@ class PeerMachine:
         if part is not None and part.alive and part.run != assign.run:
             return [_refused(assign, "busy", f"{self.peer} still holds {part.run}")]
         out = self.probes.end_all("assigned", f"{self.peer} was given a part in {assign.run}")
-        out += self._drop_assignment()
+        live = assign.resume.live and any(self.peer in s.holders for s in assign.plan.stages)
+        if live and (part is None or not part.has(assign.first_step)):
+            step = "nothing" if part is None or part.steps is None else part.steps.updates
+            text = f"{self.peer} has other updates in its stages than {assign.first_step}: {step}"
+            return [*out, *self._drop_assignment(), _refused(assign, "live", text)]
+        out += self._drop_assignment(keeps=live)
         self.assignment = new = Assignment(
             self.peer, assign, memory, options.patience, options.reports, self.keeping
         )
@@ -469,8 +474,11 @@ class PeerMachine:
         drained = broker_pb2.Drained(run=leave.run)
         return [*out, e.Tell(broker_pb2.PeerMessage(drained=drained)), *self._drain_on()]
 
-    def _drop_assignment(self) -> list[e.Instruction]:
+    def _drop_assignment(self, keeps: bool = False) -> list[e.Instruction]:
+        """`keeps`: what is in the stages stays until the next one is built."""
         out = self.assignment.end() if self.assignment else []
+        if keeps:
+            out = [i for i in out if not isinstance(i, e.Discard)]
         self.assignment = None
         self._traffic.clear()
         return out

@@ -107,9 +107,9 @@ def resumed(
     peer: str,
     file: Callable[[common_pb2.BlobRef], tuple[memoryview, ...]],
 ) -> tuple[tuple[memoryview, ...], ...]:
-    """What an assignment of `peer` goes on from. `snapshots`: of its set, those that lie here and
-    have some of its stages; `parts` reads one. Of a checkpoint, `file` fetches what has some of
-    them. Raises SnapshotError when there is none, or one is gone."""
+    """What an assignment of `peer` goes on from, unless that is in its stages. `snapshots`: of its
+    set, those that lie here and have some of its stages; `parts` reads one. Of a checkpoint, `file`
+    fetches what has some of them. Raises SnapshotError when there is none, or one is gone."""
     mine = [s for s in assign.plan.stages if peer in s.holders]
     saved = (
         f.blob
@@ -117,7 +117,7 @@ def resumed(
         if any(a.start < s.stop and s.start < a.stop for a in f.spans for s in mine)
     )
     found = (*map(parts, snapshots), *map(file, saved))
-    if assign.HasField("resume") and not found:
+    if assign.HasField("resume") and not assign.resume.live and not found:
         raise SnapshotError(
             f"no snapshot after {assign.first_step} steps of {assign.run} (term "
             f"{assign.resume.term}) lies here: expected those of this peer's stages"

@@ -560,18 +560,20 @@ class Assign(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("term", "holders", "gifts", "renamed", "files")
+    __slots__ = ("term", "holders", "gifts", "renamed", "files", "live")
     TERM_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     GIFTS_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
     term: int
     holders: _containers.RepeatedScalarFieldContainer[str]
     gifts: _containers.RepeatedCompositeFieldContainer[Gift]
     renamed: _containers.RepeatedCompositeFieldContainer[Renamed]
     files: _containers.RepeatedCompositeFieldContainer[CheckpointFile]
-    def __init__(self, term: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., gifts: _Optional[_Iterable[_Union[Gift, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ...) -> None: ...
+    live: bool
+    def __init__(self, term: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., gifts: _Optional[_Iterable[_Union[Gift, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., live: _Optional[bool] = ...) -> None: ...
 
 class Gift(_message.Message):
     __slots__ = ("holder", "source", "destination", "spans")

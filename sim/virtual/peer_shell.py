@@ -387,6 +387,9 @@ class PeerShell:
             return world.saved[ref.hash]
 
         answer: p.Event
+        live: tuple[tuple[memoryview, ...], ...] = ()
+        if wanted.assign.resume.live:
+            live = (self.device.snapshot(wanted.assign.first_step)(),)
         try:
             order, self._pace = world.orders.read(
                 self.name,
@@ -395,9 +398,8 @@ class PeerShell:
                 blob=whole,
                 read=read,
                 shard=shard,
-                parts=resumed(
-                    wanted.assign, wanted.snapshots, self.snapshots.parts, self.name, saved
-                ),
+                parts=live
+                + resumed(wanted.assign, wanted.snapshots, self.snapshots.parts, self.name, saved),
             )
             answer = self.device.build(order)
         except ValueError as error:
