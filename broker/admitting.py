@@ -20,6 +20,8 @@ from ..proto.admission_pb2 import (
     JoinRequest,
     Kicked,
     KickRequest,
+    PageKey,
+    PageRequest,
     RenewRequest,
 )
 from .admission import Admission, AdmissionError
@@ -49,15 +51,22 @@ def add_admission(
     admission: Admission,
     guard: Guard,
     found: Callable[[], Invitation],
+    page: Callable[[Party, float], PageKey],
 ) -> None:
     """Registers what needs a certificate. `found`: the part of an invitation that says where others
-    find the broker."""
+    find the broker. `page` makes a key for somebody, for so many seconds."""
     service = _AdmissionService(shell, admission, found)
+
+    async def page_key(request: PageRequest, caller: Party | None) -> PageKey:
+        assert caller is not None, "the guard lets people have keys"
+        return page(caller, request.lasts_s)
+
     unary = partial(unary_handler, guard)
     methods = {
         "Renew": unary("Admission.Renew", service.renew, RenewRequest, Admitted),
         "Invite": unary("Admission.Invite", service.invite, InviteRequest, Invitation),
         "Kick": unary("Admission.Kick", service.kick, KickRequest, Kicked),
+        "Page": unary("Admission.Page", page_key, PageRequest, PageKey),
     }
     handler = grpc.method_handlers_generic_handler("shoal.v1.Admission", methods)
     server.add_generic_rpc_handlers((handler,))

@@ -4,19 +4,22 @@ begins with                         goes to
 ----------------------------------  --------------------------------------------------------
 a TLS hello for "door.shoal"        the server that asks for no certificate: joining
 a TLS hello for a peer's name       that peer, by the relay
+a TLS hello that offers HTTP/1.1    the page and its metrics (`page/`), if the broker has one
 any other TLS hello                 the server that demands a certificate: everything else
 "SHOAL-RELAY TICKET"                who dialled the peer that now comes, by the relay
 a libp2p greeting                   the node of the swarm's directory, if the broker has one
 "GET /authority.pem"                answered here: the certificate that a token pins, which is
                                     public, with the date, which tells of clocks that differ
+another "GET /…"                    the page without TLS, for this host's own user; others are told
+                                    where it is
 anything else                       closed
 
 gRPC's server cannot make a client certificate optional, and speaks to no browser: hence two of
-them behind this, on Unix sockets in a private folder. Nothing is decrypted here; a connection is
-passed on byte by byte, and its end is passed on too.
+them and the page's behind this, on Unix sockets in a private folder. Nothing is decrypted here; a
+connection is passed on byte by byte, and its end is passed on too.
 
 Strangers are kept cheap: a hello must be whole within HELLO_S and HELLO_BYTES, so many connections
-may be open, and an address that knocks at the door too often waits.
+may be open, and an address that knocks at the door or the page too often waits.
 """
 
 from __future__ import annotations
@@ -32,14 +35,15 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from ..net.identity.names import DOOR_NAME, Role
+from ..net.local import is_loopback
 from ..net.pump import BUFFER_BYTES, Stream, close, join
-from .hello import HelloError, server_name
+from .hello import HelloError, read_hello
 from .relay import Relay
 
-__all__ = ["Front", "FrontLimits", "Knocks", "source_of"]
+__all__ = ["Front", "FrontLimits", "Knocks", "PageSockets", "source_of"]
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +73,16 @@ class FrontLimits:
     """Afterwards."""
     most_addresses: int = 10_000
     """Whose knocks are counted; the ones longest ago are forgotten."""
+    page_connections: int = 256
+    """To the page, open at once; each is one request, and a page that is looked at holds one."""
+    page_of_an_address: int = 32
+    """Of these, from one address: an office."""
+    page_knocks: int = 128
+    """Requests to the page in a row from one address: opening it takes three."""
+    page_knocks_per_s: float = 4.0
+    """Afterwards."""
+    page_s: float = 3600.0
+    """The longest answer of the page; a browser that still looks asks again by itself."""
 
 
 def source_of(address: str) -> str:
@@ -84,21 +98,27 @@ def source_of(address: str) -> str:
 
 
 class Knocks:
-    """How often each address may knock: `knocks` at once, then so many per second."""
+    """How often each address may knock: so often at once, then so many times per second."""
 
-    def __init__(self, limits: FrontLimits) -> None:
-        self._limits = limits
+    def __init__(self, at_once: int, per_s: float, most_addresses: int) -> None:
+        self._at_once, self._per_s, self._most = float(at_once), per_s, most_addresses
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # (left, when)
 
     def allowed(self, address: str, now: float) -> bool:
         """Whether the address may knock now; counts it if so. `now`: seconds on any clock."""
-        limits = self._limits
-        left, at = self._left.pop(address, (float(limits.knocks), now))
-        left = min(float(limits.knocks), left + (now - at) * limits.knocks_per_s)
+        left, at = self._left.pop(address, (self._at_once, now))
+        left = min(self._at_once, left + (now - at) * self._per_s)
         self._left[address] = (left - 1 if left >= 1 else left, now)
-        if len(self._left) > limits.most_addresses:
+        if len(self._left) > self._most:
             self._left.popitem(last=False)
         return left >= 1
+
+
+class PageSockets(NamedTuple):
+    """Where the page is served behind the front, with TLS and without."""
+
+    tls: Path
+    plain: Path
 
 
 class Front:
@@ -115,16 +135,24 @@ class Front:
         authority: bytes,
         relay: Relay,
         swarm: int = 0,
+        page: PageSockets | None = None,
         limits: FrontLimits | None = None,
     ) -> None:
-        """`swarm`: the loopback port of the directory's node; 0: there is none."""
+        """`swarm`: the loopback port of the directory's node; 0: there is none. `page` None: there
+        is none."""
         self._host, self.port = host, port
         self._swarm = swarm
         self._main, self._door, self._authority = main, door, authority
         self._relay = relay
         self.limits = limits or FrontLimits()
-        self._knocks = Knocks(self.limits)
+        many = self.limits.most_addresses
+        self._knocks = Knocks(self.limits.knocks, self.limits.knocks_per_s, many)
+        self._page = page
+        self._page_knocks = Knocks(self.limits.page_knocks, self.limits.page_knocks_per_s, many)
         self._open: Counter[str] = Counter()  # by source
+        self._open_pages: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        """Connections that were closed without being passed on, by the reason."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -160,30 +188,38 @@ class Front:
             if few and self._open.total() <= self.limits.most_connections:
                 _keep_alive(writer)
                 await self._pass_on(reader, writer, source)
-        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, HelloError):
+            else:
+                self.refused["connections"] += 1
+        except (HelloError, asyncio.LimitOverrunError):
+            self.refused["hello"] += 1
+        except (OSError, asyncio.IncompleteReadError):
             pass  # a stranger, or one that went away: nothing is owed
         except asyncio.CancelledError:
             pass  # the front closes
         finally:
-            self._open[source] -= 1
-            if not self._open[source]:
-                del self._open[source]
+            _less(self._open, source)
             self._tasks.discard(task)
             close((reader, writer))
 
     async def _pass_on(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, source: str
     ) -> None:
-        line = hello = b""
-        async with asyncio.timeout(self.limits.hello_s):
-            first = await reader.readexactly(5)
-            if first == _TICKET[:5]:
-                line = first + await reader.readuntil(b"\n")
-            elif first[0] == _TLS_HANDSHAKE:
-                hello = await self._whole_hello(first, reader)
-            elif first != _LIBP2P or not self._swarm:
-                await self._answer_http(first, reader, writer)
-                return
+        line = hello = request = b""
+        try:
+            async with asyncio.timeout(self.limits.hello_s):
+                first = await reader.readexactly(5)
+                if first == _TICKET[:5]:
+                    line = first + await reader.readuntil(b"\n")
+                elif first[0] == _TLS_HANDSHAKE:
+                    hello = await self._whole_hello(first, reader)
+                elif first != _LIBP2P or not self._swarm:
+                    request = await self._whole_request(first, reader)
+        except TimeoutError:
+            self.refused["time"] += 1
+            return
+        if request:
+            await self._answer_http(request, reader, writer, source)
+            return
         if line:
             ticket = line.removeprefix(_TICKET).strip().decode("ascii", "replace")
             await self._relay.answered(ticket, (reader, writer))
@@ -193,7 +229,11 @@ class Front:
                 node = asyncio.open_connection("127.0.0.1", self._swarm, limit=BUFFER_BYTES)
                 await _join(first, (reader, writer), node)
             return
-        name = server_name(hello)
+        name, http = read_hello(hello)
+        if http:
+            if self._page is not None:
+                await self._look((reader, writer), hello, self._page.tls, source)
+            return
         door, relayed = name == DOOR_NAME, name.endswith(_PEERS)
         if (door or relayed) and not self._may_knock(source):
             return
@@ -209,28 +249,64 @@ class Front:
             raise HelloError(f"a hello of {size} bytes: expected {self.limits.hello_bytes}")
         return first + await reader.readexactly(size)
 
+    async def _look(self, outer: Stream, first: bytes, path: Path, source: str) -> None:
+        """One request to the page."""
+        pages = self._open_pages
+        few = pages[source] < self.limits.page_of_an_address
+        if not few or pages.total() >= self.limits.page_connections:
+            self.refused["page_connections"] += 1
+            return
+        if not self._page_knocks.allowed(source, time.monotonic()):
+            self.refused["page_knocks"] += 1
+            return
+        pages[source] += 1
+        try:
+            async with asyncio.timeout(self.limits.page_s):
+                inner = asyncio.open_unix_connection(path, limit=BUFFER_BYTES)
+                await _join(first, outer, inner)
+        finally:
+            _less(pages, source)
+
     def _may_knock(self, source: str) -> bool:
         if self._knocks.allowed(source, time.monotonic()):
             return True
+        self.refused["knocks"] += 1
         log.warning("too_many_knocks address=%s: closed; it may knock again soon", source)
         return False
 
-    async def _answer_http(
-        self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _whole_request(self, first: bytes, reader: asyncio.StreamReader) -> bytes:
+        """What stands before the empty line. Raises HelloError for what begins in no known way."""
         if not first.startswith(b"GET /"):
-            return
+            raise HelloError("it begins in no known way")
         request = first
         while b"\r\n\r\n" not in request:
             more = await reader.read(1024)
             if not more or len(request) > self.limits.hello_bytes:
-                return
+                raise HelloError(f"{len(request)} bytes of a request without an end")
             request += more
+        return request
+
+    async def _answer_http(
+        self,
+        request: bytes,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        source: str,
+    ) -> None:
         found = request.split(b" ", 2)[1] == b"/authority.pem"
+        peer = writer.get_extra_info("peername") or ("?",)
+        if not found and self._page is not None and is_loopback(str(peer[0])):
+            await self._look((reader, writer), request, self._page.plain, source)
+            return
         status, kind = (
             ("200 OK", "application/x-pem-file") if found else ("404 Not Found", "text/plain")
         )
-        body = self._authority if found else b"A broker of Shoal. Its certificate: /authority.pem\n"
+        page = "" if self._page is None else " Its page is served over https:// only."
+        body = (
+            self._authority
+            if found
+            else f"A broker of Shoal. Its certificate: /authority.pem.{page}\n".encode()
+        )
         head = (
             f"HTTP/1.1 {status}\r\nDate: {formatdate(usegmt=True)}\r\nContent-Type: {kind}\r\n"
             f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
@@ -250,6 +326,12 @@ async def _join(first: bytes, outer: Stream, dialled: Awaitable[Stream]) -> None
         await join(outer, inner)
     finally:
         close(inner)
+
+
+def _less(counts: Counter[str], source: str) -> None:
+    counts[source] -= 1
+    if not counts[source]:
+        del counts[source]
 
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:

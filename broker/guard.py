@@ -7,6 +7,7 @@ method                                            with which certificate
 Admission.Join                                    none: that is how one is got
 Admission.Renew                                   any
 Admission.Invite  Kick                            operator
+Admission.Page                                    submitter, operator
 Attach.Attach                                     peer
 Runs.Submit  Watch  Cancel  Describe  Preview     submitter, operator
 Runs.Resolve  Pause  Resume  Recall               submitter, operator
@@ -15,6 +16,7 @@ Blobs.Store  Fetch  Have                          peer, submitter, operator
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ..net.identity.names import Party, Role, party_of
@@ -32,6 +34,7 @@ _MAY: dict[str, frozenset[Role]] = {
     "Admission.Renew": _ALL,
     "Admission.Invite": frozenset({Role.OPERATOR}),
     "Admission.Kick": frozenset({Role.OPERATOR}),
+    "Admission.Page": _PEOPLE,
     "Attach.Attach": frozenset({Role.PEER}),
     "Runs.Submit": _PEOPLE,
     "Runs.Watch": _PEOPLE,
@@ -54,6 +57,8 @@ class Guard:
 
     def __init__(self, admission: Admission | None = None) -> None:
         self._admission = admission
+        self.refused: Counter[str] = Counter()
+        """Calls that were refused, whatever for, by their status."""
 
     def still(self, caller: Party | None) -> None:
         """Asked while a long call goes on. Raises AdmissionError when the caller was kicked."""

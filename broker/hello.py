@@ -1,23 +1,33 @@
-"""The name that a TLS client asks for, read from its first message (RFC 8446, sections 4.1.2 and
-5.1; RFC 6066, section 3). Nothing else of TLS is understood here, and nothing is believed: a wrong
-name only leads to a server that refuses.
+"""Whom a TLS client asks for and whether it speaks HTTP/1.1, read from its first message (RFC 8446,
+sections 4.1.2 and 5.1; RFC 6066, section 3; RFC 7301). Nothing else of TLS is understood here, and
+nothing is believed: a wrong name only leads to a server that refuses.
 """
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-__all__ = ["HelloError", "server_name"]
+__all__ = ["ClientHello", "HelloError", "read_hello"]
 
 _CLIENT_HELLO = 1
 _SERVER_NAME = 0
 _HOST_NAME = 0
 _HOST = re.compile(rb"[A-Za-z0-9.-]{1,253}")
 _VERSIONS, _TLS_1_3 = 43, 0x0304
+_PROTOCOLS = 16
 
 
 class HelloError(ValueError):
     """Bytes that are no TLS ClientHello."""
+
+
+class ClientHello(NamedTuple):
+    """name: the host that the client asks for; empty when it names none. http: it offers HTTP/1.1,
+    as browsers and Prometheus do, and gRPC never does."""
+
+    name: str
+    http: bool
 
 
 class _Bytes:
@@ -44,9 +54,9 @@ class _Bytes:
         return _Bytes(self.take(self.number(size)))
 
 
-def server_name(record: bytes) -> str:
-    """The host name in a ClientHello that is whole in one record; empty when it names none. Raises
-    HelloError, also for a client that does not offer TLS 1.3."""
+def read_hello(record: bytes) -> ClientHello:
+    """A ClientHello that is whole in one record. Raises HelloError, also for a client that does not
+    offer TLS 1.3."""
     outer = _Bytes(record)
     outer.take(3)  # handshake, and a version that means nothing
     handshake = outer.part(2)
@@ -58,16 +68,27 @@ def server_name(record: bytes) -> str:
     hello.part(2)  # cipher suites
     hello.part(1)  # compression
     extensions = hello.part(2)
-    found, offers = "", False
+    found, offers, http = "", False, False
     while extensions.left:
         kind, content = extensions.number(2), extensions.part(2)
         if kind == _VERSIONS:
             offers = _offers(content.part(1))
+        elif kind == _PROTOCOLS:
+            http = _offers_http(content.part(2))
         elif kind == _SERVER_NAME and not found:
             found = _name(content.part(2))
     if not offers:
         raise HelloError("it does not offer TLS 1.3: older ones show certificates to everybody")
-    return found
+    return ClientHello(found, http)
+
+
+def _offers_http(protocols: _Bytes) -> bool:
+    """Whether HTTP/1.1 is among them."""
+    names = []
+    while protocols.left:
+        name = protocols.part(1)
+        names.append(name.take(name.left))
+    return b"http/1.1" in names
 
 
 def _offers(versions: _Bytes) -> bool:

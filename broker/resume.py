@@ -35,6 +35,7 @@ def substituted(plan: Plan, old: PeerId, new: PeerId) -> Plan:
         ),
         predicted=replace(
             predicted,
+            bottlenecks=(),  # sentences about who was there
             peers=tuple(replace(p, peer=at(p.peer)) for p in predicted.peers),
             links=tuple(
                 replace(x, source=at(x.source), destination=at(x.destination))

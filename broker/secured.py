@@ -11,6 +11,7 @@ import asyncio
 import shutil
 import tempfile
 import time
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,7 @@ from ..net.identity.credential import Credential, server_credentials, write_priv
 from ..net.identity.names import OWNER, Party, Role
 from ..net.identity.token import Token, TokenError
 from .admission import Admission, AdmissionLimits
-from .front import Front, FrontLimits
+from .front import Front, FrontLimits, PageSockets
 from .guard import Guard
 from .reach import Reach
 from .relay import Relay
@@ -71,7 +72,7 @@ class Secured:
         self._own = self._signed(Role.BROKER, "broker")
         self.reach = Reach(self.credential)
         # Unix sockets have short names; nobody else may open the folder.
-        self._sockets = Path(tempfile.mkdtemp(prefix="shoal-broker-"))
+        self.sockets = Path(tempfile.mkdtemp(prefix="shoal-broker-"))
         return self
 
     async def __aexit__(
@@ -81,7 +82,7 @@ class Secured:
         trace: TracebackType | None,
     ) -> None:
         await self.close_port()
-        await asyncio.to_thread(shutil.rmtree, self._sockets, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, self.sockets, ignore_errors=True)
         self.admission.close()
 
     def _signed(self, role: Role, subject: str, lasts: timedelta = _LASTS) -> Credential:
@@ -103,19 +104,23 @@ class Secured:
         certificate, and one for who has none."""
         for name, asks, behind in (("main", True, server), ("door", False, door)):
             credentials = server_credentials(self.credential, asks=asks)
-            behind.add_secure_port(f"unix:{self._sockets / name}", credentials)
+            behind.add_secure_port(f"unix:{self.sockets / name}", credentials)
 
-    async def open_port(self, host: str, port: int, *, swarm: int = 0) -> int:
+    async def open_port(
+        self, host: str, port: int, *, swarm: int = 0, page: PageSockets | None = None
+    ) -> int:
         """Listens, with the server started; returns the port. `swarm`: where the node of the
-        swarm's directory listens on loopback; 0: there is none. Raises OSError."""
+        swarm's directory listens on loopback; 0: there is none. `page`: where the page is served;
+        None: there is none. Raises OSError."""
         front = Front(
             host,
             port,
-            main=self._sockets / "main",
-            door=self._sockets / "door",
+            main=self.sockets / "main",
+            door=self.sockets / "door",
             authority=self.authority.pem,
             relay=self.relay,
             swarm=swarm,
+            page=page,
             limits=self._front_limits,
         )
         await front.__aenter__()
@@ -126,6 +131,11 @@ class Secured:
         if self._front is not None:
             await self._front.__aexit__(None, None, None)
             self._front = None
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Connections that the port has refused, by the reason."""
+        return Counter() if self._front is None else self._front.refused
 
     def printed_token(self) -> Token:
         """The one of the line that a peer's owner pastes: the same at every start, as long as it

@@ -8,14 +8,17 @@ and the second leaves. What is left behind is the state folder, if one was given
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import resource
 import secrets
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc.aio
 
@@ -23,8 +26,10 @@ from ..net.discovery.directory import DirectoryError
 from ..net.discovery.process import check_available
 from ..net.discovery.record import check_multiaddr, check_swarm
 from ..net.identity.authority import Authority, AuthorityError, utc
+from ..net.identity.names import Party
 from ..net.local import free_port, is_loopback, joined, local_address, split
-from ..proto.admission_pb2 import Invitation
+from ..proto.admission_pb2 import Invitation, PageKey
+from .admission import AdmissionError
 from .admitting import DOOR_OPTIONS, add_admission, add_door
 from .blobs import BlobLimits, BlobStore
 from .events import DrainAsked, StopAsked
@@ -37,11 +42,15 @@ from .services import add_services, server_options
 from .shell import Shell
 from .swarm import Swarm
 
+if TYPE_CHECKING:
+    from .page.page import Page
+
 __all__ = ["Broker", "BrokerConfig", "BrokerConfigError", "serve"]
 
 log = logging.getLogger(__name__)
 
 _DESCRIPTORS = 65_536
+_PAGE_NEEDS = ("starlette", "uvicorn", "prometheus_client")
 
 
 class BrokerConfigError(ValueError):
@@ -69,6 +78,11 @@ class BrokerConfig:
     end, and a journal in memory."""
     drain_s: float = 10.0
     """Seconds that active runs get to end after the first Ctrl-C, without a state folder."""
+    page: bool = True
+    """Whether it serves its page and metrics; needs the extra shoal[page], and identities."""
+    page_certificate: Path | None = None
+    """Folder with fullchain.pem and privkey.pem for the page, as certbot leaves them. None: its
+    own, which browsers warn about."""
     options: BrokerOptions = field(default_factory=BrokerOptions)
     """Of the decisions."""
     limits: BlobLimits = field(default_factory=BlobLimits)
@@ -83,6 +97,10 @@ class BrokerConfig:
             except ValueError as error:
                 raise BrokerConfigError(f"public: {error}") from None
         self._check_swarm()
+        if self.page_certificate is not None and (self.insecure or not self.page):
+            raise BrokerConfigError(
+                "--page-certificate without a page: expected neither --no-page nor --insecure"
+            )
         if self.insecure and not is_loopback(self.host):
             raise BrokerConfigError(
                 f"--insecure binds to loopback only, and {self.host} is not: anybody who "
@@ -120,6 +138,8 @@ class Broker:
         self.address = ""
         self.secured: Secured | None = None
         self.swarm: Swarm | None = None
+        self.page: Page | None = None
+        self._no_page = "it has no identities"
         self._port = config.port
         self._door: grpc.aio.Server | None = None
 
@@ -206,19 +226,57 @@ class Broker:
             ways=None if swarm is None else swarm.offered,
         )
         parts = self.shell, secured.admission, secured.guard
-        add_admission(self._server, *parts, found=self._found)
+        add_admission(self._server, *parts, found=self._found, page=self._page_key)
         self._door = grpc.aio.server(options=DOOR_OPTIONS)
         add_door(self._door, *parts)
         secured.listen(self._server, self._door)
+        await self._open_page(secured)
         await self._door.start()
         await self._server.start()
         try:
             at = 0 if swarm is None else swarm.port
-            return await secured.open_port(config.host, self._port, swarm=at)
+            page = None if self.page is None else self.page.sockets
+            return await secured.open_port(config.host, self._port, swarm=at, page=page)
         except OSError as error:
             await self._server.stop(None)
             await self._door.stop(None)
             raise self._taken(f": {error.strerror}") from None
+
+    async def _open_page(self, secured: Secured) -> None:
+        """Raises BrokerConfigError where the owner's certificate cannot be used."""
+        config = self.config
+        missing = [n for n in _PAGE_NEEDS if importlib.util.find_spec(n) is None]
+        self._no_page = "it was started with --no-page"
+        if config.page and missing:
+            self._no_page = f"{', '.join(missing)} is missing: pip install 'shoal[page]'"
+        if not config.page or missing:
+            log.warning("page_off why=%s", self._no_page)
+            return
+        from .page.page import Page, PageError
+
+        def refusals() -> dict[str, Counter[str]]:
+            streams = self.shell.refused
+            return {"port": secured.refused, "call": secured.guard.refused, "stream": streams}
+
+        try:
+            page = Page(
+                *(self.shell, secured.admission, refusals),
+                folder=(config.state or secured.sockets) / "page",
+                sockets=secured.sockets,
+                host=split(self._address(self._port or 1))[0],
+                certificate=config.page_certificate,
+            )
+            self.page = await page.__aenter__()
+        except PageError as error:
+            raise BrokerConfigError(str(error)) from None
+
+    def _page_key(self, party: Party, lasts_s: float) -> PageKey:
+        if self.page is None:
+            raise AdmissionError("FAILED_PRECONDITION", f"it has no page: {self._no_page}")
+        key, ends_s = self.page.key(party, lasts_s)
+        log.info("page_key for=%s ends_s=%d", party, ends_s)
+        at = {"address": self.address, "fingerprint": self.page.fingerprint}
+        return PageKey(key=key, ends_s=ends_s, **at)
 
     async def _listen_insecurely(self) -> int:
         add_services(self._server, self.shell)
@@ -277,6 +335,8 @@ class Broker:
 
     async def _close(self) -> None:
         await self._close_swarm()
+        if self.page is not None:
+            await self.page.__aexit__(None, None, None)
         if self.secured is not None:
             await self.secured.__aexit__(None, None, None)
         self.shell.close()

@@ -110,9 +110,10 @@ def _parser(kind: type[M]) -> Callable[[bytes], M | MalformedError]:
     return parse
 
 
-async def _refuse(context: ServicerContext, error: Exception) -> NoReturn:
+async def _refuse(context: ServicerContext, guard: Guard, error: Exception) -> NoReturn:
     """Ends a call with the status of an error that is the caller's fault."""
     code = "INVALID_ARGUMENT" if isinstance(error, MalformedError) else getattr(error, "code", "")
+    guard.refused[code.lower()] += 1
     await context.abort(getattr(grpc.StatusCode, code), str(error))
     raise AssertionError("abort raises")
 
@@ -192,7 +193,7 @@ def unary_handler(
             caller = guard.caller(method, context)
             return await behave(_checked(message), caller)
         except _REFUSALS as error:
-            await _refuse(context, error)
+            await _refuse(context, guard, error)
 
     return grpc.unary_unary_rpc_method_handler(call, _parser(request), answer.SerializeToString)
 
@@ -223,7 +224,7 @@ class AttachService:
         try:
             caller = self._guard.caller("Attach.Attach", context)
         except AdmissionError as error:
-            await _refuse(context, error)
+            await _refuse(context, self._guard, error)
         self._count += 1
         self._shell.warm_up()  # somebody is here to be planned for
         stream = StreamId(f"{self._count} from {caller.subject if caller else context.peer()}")
@@ -366,7 +367,7 @@ class RunsService:
                 if not watched.events:
                     await news.wait()
         except _REFUSALS as error:
-            await _refuse(context, error)
+            await _refuse(context, self._guard, error)
 
 
 def _blobs_of(spec: RunSpec) -> Iterator[BlobRef]:
@@ -425,7 +426,7 @@ class BlobsService:
             await run(self._disk, upload.finish)
             return ref
         except _REFUSALS as error:
-            await _refuse(context, error)
+            await _refuse(context, self._guard, error)
         finally:
             if upload is not None:
                 upload.stop()  # keeps what came for the next try; nothing after a finish
@@ -455,7 +456,7 @@ class BlobsService:
                 yield BlobPiece(offset=at, data=data)
                 at += len(data)
         except _REFUSALS as error:
-            await _refuse(context, error)
+            await _refuse(context, self._guard, error)
 
     async def have(self, query: BlobQuery, caller: Party | None) -> BlobQuery:
         if len(query.blobs) > MOST_QUERIED:

@@ -14,7 +14,7 @@ import asyncio
 import importlib
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -122,6 +122,8 @@ class Shell:
         self.blobs = blobs
         self.stopped = asyncio.Event()  # Set when the machine says Stop, or the journal fails.
         self.outboxes: dict[StreamId, Outbox] = {}
+        self.refused: Counter[str] = Counter()
+        """Streams of peers that were refused, by the code of the reason."""
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time() - machine.decided.clock_s
@@ -242,7 +244,9 @@ class Shell:
                 if old is not None:
                     old.cancel()
                 self._timers[name] = self._loop.call_at(self._began + at, self._fire, name)
-            case Log():
+            case Log(name, fields):
+                if name == "stream_refused":
+                    self.refused[str(dict(fields)["code"])] += 1
                 _log(instruction)
             case Stop():
                 self.stopped.set()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import json as json_module
+import os
+import select
 import signal
 import sys
 import threading
@@ -50,26 +52,52 @@ _SHOAL = (__package__ or "").rpartition(".")[0]
 DONE, FAILED, WRONG, UNREACHABLE, REFUSED = 0, 1, 2, 3, 4
 INTERRUPTED = 130
 """What a shell expects of a program that Ctrl-C ended. A run that was submitted goes on."""
+UNREAD = 141
+"""The same of one whose reader has left: `shoal runs | head`."""
 
 
 def verb(function: Callable[P, None]) -> Callable[P, None]:
     """Turns whatever a verb raises into one line and an exit code; a termination and a closed
-    terminal end it like Ctrl-C does, through every `finally`."""
+    terminal end it like Ctrl-C does, through every `finally`. When nobody reads what it prints any
+    more it ends as well, without a word."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             with _interruptible():
                 function(*args, **kwargs)
+                sys.stdout.flush()  # here, where somebody hears of it
         except (typer.Exit, typer.Abort):
+            _unread()  # else the interpreter complains when it flushes
             raise
         except KeyboardInterrupt:
             complain("interrupted")
             raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError as error:
+            raise typer.Exit(UNREAD if _unread() else _explain(error)) from None
         except Exception as error:  # sorted by whose fault it is; a bug of ours shows its traceback
             raise typer.Exit(_explain(error)) from None
 
     return run
+
+
+def _unread() -> bool:
+    """Whether stdout or stderr is a pipe that nobody reads any more; what is still to be said to it
+    is said to nobody then."""
+    found = False
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            number = stream.fileno()
+        except (OSError, ValueError):
+            continue  # captured, by a test say
+        poll = select.poll()
+        poll.register(number, 0)
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, number)
+            os.close(nowhere)
+            found = True
+    return found
 
 
 @contextmanager

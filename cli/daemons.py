@@ -53,6 +53,16 @@ def broker(
     ] = None,
     swarm: SwarmName = "",
     bootstrap: Bootstrap = None,
+    page: Annotated[
+        bool, typer.Option("--page/--no-page", help="Serve its page and metrics on the port.")
+    ] = True,
+    page_certificate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="fullchain.pem and privkey.pem for the page; default: its own certificate.",
+        ),
+    ] = None,
 ) -> None:
     """Run the broker; prints the line that a peer pastes. Example: shoal broker"""
     import asyncio
@@ -74,6 +84,8 @@ def broker(
         state=state,
         swarm=swarm,
         bootstrap=tuple(bootstrap or ()),
+        page=page,
+        page_certificate=page_certificate,
     )
 
     def ready(broker: Broker) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,7 @@ from .owner import standing
 if TYPE_CHECKING:
     from ..proto.broker_pb2 import PublicAddress
 
-__all__ = ["peers", "public_line", "runs", "status"]
+__all__ = ["page", "peers", "public_line", "runs", "status"]
 
 PEER_COLUMNS = (
     *("name", "peer", "device", "memory_bytes", "membership", "run", "dialled_at", "silent_s"),
@@ -45,6 +45,41 @@ def peers(broker: Broker = None, json: Json = False) -> None:
 def runs(broker: Broker = None, json: Json = False) -> None:
     """Show the runs that the broker knows. Example: shoal runs"""
     _describe(broker, json, peers=False, runs=True)
+
+
+@app.command()
+@verb
+def page(
+    lasts: Annotated[
+        str, typer.Option("--for", help="How long the link opens it, e.g. 12h, 365d.")
+    ] = "30d",
+    broker: Broker = None,
+    json: Json = False,
+) -> None:
+    """Print a link to the broker's page, for reading only. Example: shoal page --for 12h"""
+    from .. import client as clients
+    from ..job.units import Duration
+    from ..net.local import is_loopback, split
+
+    with clients.connect(broker) as client:
+        made = client.page(float(Duration(lasts)))
+        here = client.address
+    link = f"https://{made.address}/#{made.key}"
+    local = f"http://{here}/#{made.key}" if is_loopback(split(here)[0]) else ""
+    if json:
+        row = {"link": link, "local_link": local, "key": made.key, "ends_s": made.ends_s}
+        print_json(row | {"fingerprint": made.fingerprint})
+        return
+    typer.echo(local or link)
+    if local:
+        typer.echo(f"from other hosts: {link}", err=True)
+    if made.fingerprint:
+        typer.echo(
+            "over https a browser warns once, as the broker made the certificate itself; the "
+            f"right one has the SHA-256 {made.fingerprint}",
+            err=True,
+        )
+    typer.echo("who has the link can look, and change nothing; see docs/deploy.md", err=True)
 
 
 def _show_host(here: Mapping[str, Any]) -> None:

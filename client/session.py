@@ -26,7 +26,13 @@ from ..job import Job
 from ..job.settings import plain
 from ..net.identity.enroll import BrokerAwayError
 from ..proto import broker_pb2
-from ..proto.admission_pb2 import Invitation, InviteRequest, KickRequest
+from ..proto.admission_pb2 import (
+    Invitation,
+    InviteRequest,
+    KickRequest,
+    PageKey,
+    PageRequest,
+)
 from ..proto.admission_pb2_grpc import AdmissionStub
 from ..proto.broker_pb2 import (
     Description,
@@ -296,6 +302,12 @@ class Client:
             kicked = self._admission.Kick(KickRequest(subject=subject), timeout=CALL_S)
         return str(kicked.role)
 
+    def page(self, lasts_s: float) -> PageKey:
+        """A key that opens the broker's page for reading, for so long. Raises Refused."""
+        with self.translated():
+            found: PageKey = self._admission.Page(PageRequest(lasts_s=lasts_s), timeout=CALL_S)
+        return found
+
     @contextmanager
     def translated(self) -> Iterator[None]:
         """gRPC's errors as ours; the only place that knows its status codes."""
@@ -320,6 +332,11 @@ class Client:
             return BrokerUnreachable(
                 f"the broker at {self.address} does not answer ({detail}): is it running "
                 "(`shoal broker`), and is the address right?"
+            )
+        if code == "UNIMPLEMENTED":
+            return Refused(
+                f"the broker at {self.address} knows no such call: it was started with --insecure "
+                "and has no identities, or it is of another version of shoal"
             )
         if code in REFUSALS:
             return Refused(f"the broker at {self.address} refused: {detail}")

@@ -211,5 +211,3 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         yield "plan.schedule", '"auto", "gpipe", "1f1b" and "interleaved" are'
     if "neighbour" in job.recovery.ladder:
         yield "recovery.ladder", '"replica", "snapshot" and "checkpoint" are'
-    elif job.recovery.ladder == ("replica",):
-        yield "recovery.ladder", 'one with "snapshot" or "checkpoint" is, or [] for no recovery'

@@ -71,3 +71,21 @@ class Kicked(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     role: str
     def __init__(self, role: _Optional[str] = ...) -> None: ...
+
+class PageRequest(_message.Message):
+    __slots__ = ("lasts_s",)
+    LASTS_S_FIELD_NUMBER: _ClassVar[int]
+    lasts_s: float
+    def __init__(self, lasts_s: _Optional[float] = ...) -> None: ...
+
+class PageKey(_message.Message):
+    __slots__ = ("key", "ends_s", "address", "fingerprint")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ENDS_S_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    ends_s: float
+    address: str
+    fingerprint: str
+    def __init__(self, key: _Optional[str] = ..., ends_s: _Optional[float] = ..., address: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...

@@ -54,6 +54,11 @@ class AdmissionStub:
                 request_serializer=shoal_dot_proto_dot_admission__pb2.KickRequest.SerializeToString,
                 response_deserializer=shoal_dot_proto_dot_admission__pb2.Kicked.FromString,
                 _registered_method=True)
+        self.Page = channel.unary_unary(
+                '/shoal.v1.Admission/Page',
+                request_serializer=shoal_dot_proto_dot_admission__pb2.PageRequest.SerializeToString,
+                response_deserializer=shoal_dot_proto_dot_admission__pb2.PageKey.FromString,
+                _registered_method=True)
 
 
 class AdmissionServicer:
@@ -87,6 +92,13 @@ class AdmissionServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Page(self, request, context):
+        """Submitters and operators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdmissionServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +121,11 @@ def add_AdmissionServicer_to_server(servicer, server):
                     servicer.Kick,
                     request_deserializer=shoal_dot_proto_dot_admission__pb2.KickRequest.FromString,
                     response_serializer=shoal_dot_proto_dot_admission__pb2.Kicked.SerializeToString,
+            ),
+            'Page': grpc.unary_unary_rpc_method_handler(
+                    servicer.Page,
+                    request_deserializer=shoal_dot_proto_dot_admission__pb2.PageRequest.FromString,
+                    response_serializer=shoal_dot_proto_dot_admission__pb2.PageKey.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +236,33 @@ class Admission:
             '/shoal.v1.Admission/Kick',
             shoal_dot_proto_dot_admission__pb2.KickRequest.SerializeToString,
             shoal_dot_proto_dot_admission__pb2.Kicked.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Page(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shoal.v1.Admission/Page',
+            shoal_dot_proto_dot_admission__pb2.PageRequest.SerializeToString,
+            shoal_dot_proto_dot_admission__pb2.PageKey.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,7 +21,8 @@ from shoal import cli
 from shoal.sim.processes import LocalCluster
 
 VERBS = ["bench", "broker", "cancel", "doctor", "eval", "export", "invite", "join", "kick"]
-VERBS += ["login", "pause", "peers", "plan", "runs", "sim", "status", "train", "unpause", "watch"]
+VERBS += ["login", "page", "pause", "peers", "plan", "resume", "runs", "sim", "status", "train"]
+VERBS += ["unpause", "watch"]
 
 JOB = """
 version = 1

@@ -103,6 +103,14 @@ class Authority:
         assert statement.startswith(b"shoal "), "what is signed could be a certificate"
         return self._key.sign(statement)
 
+    def attested(self, statement: bytes, signature: bytes) -> bool:
+        """Whether it signed that statement."""
+        try:
+            self._key.public_key().verify(signature, statement)
+        except InvalidSignature:
+            return False
+        return True
+
     def token(self) -> Token:
         """A fresh one that pins this authority. Who may use it is the admission's to say."""
         return Token.new(self.fingerprint)

@@ -32,7 +32,7 @@ async def test_both_ways_in_show_the_newest_certificate_and_none_keeps_the_old()
         await door.start()
         for _ in range(2):
             for name in ("main", "door", "main"):
-                shown = await asyncio.to_thread(shown_at, secured._sockets / name)
+                shown = await asyncio.to_thread(shown_at, secured.sockets / name)
                 assert shown == secured.credential().certificate.decode()
             secured._own = secured._signed(Role.BROKER, "broker")
         await server.stop(None)

@@ -18,7 +18,7 @@ import grpc.aio
 import pytest
 
 from shoal.broker.front import FrontLimits, Knocks, source_of
-from shoal.broker.hello import HelloError, server_name
+from shoal.broker.hello import ClientHello, HelloError, read_hello
 from shoal.broker.options import BrokerOptions
 from shoal.broker.server import Broker, BrokerConfig
 from shoal.net.identity import enroll as enrolling
@@ -34,7 +34,7 @@ from shoal.net.identity.enroll import (
 )
 from shoal.net.identity.names import DOOR_NAME, Party, Role
 from shoal.net.identity.token import Token
-from shoal.proto.admission_pb2 import InviteRequest, JoinRequest, KickRequest
+from shoal.proto.admission_pb2 import InviteRequest, JoinRequest, KickRequest, PageRequest
 from shoal.proto.admission_pb2_grpc import AdmissionStub
 from shoal.proto.broker_pb2 import (
     CANCELLED,
@@ -121,6 +121,7 @@ def calls(stubs: grpc.aio.Channel) -> dict[str, Any]:
         "Blobs.Have": lambda: blobs.Have(BlobQuery()),
         "Admission.Invite": lambda: admission.Invite(InviteRequest(role="peer", uses=1, lasts_s=9)),
         "Admission.Kick": lambda: admission.Kick(KickRequest(subject="nobody")),
+        "Admission.Page": lambda: admission.Page(PageRequest(lasts_s=60.0)),
     }
 
 
@@ -128,6 +129,7 @@ MAY = {
     Role.PEER: {"Attach.Attach", "Blobs.Store", "Blobs.Fetch", "Blobs.Have"},
     Role.SUBMITTER: {
         *("Runs.Submit", "Runs.Watch", "Runs.Cancel", "Runs.Describe", "Runs.Preview"),
+        "Admission.Page",
         *("Blobs.Store", "Blobs.Fetch", "Blobs.Have"),
     },
     Role.BROKER: set(),
@@ -320,7 +322,7 @@ async def test_anybody_may_read_the_authority_and_nothing_else():
         head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200")
         assert body == broker.secured.authority.pem
-        other = await raw(broker, b"GET /authority", b".key HTTP/1.1\r\n\r\n")
+        other = await raw(broker, b"GET /authority", b".key HTTP/1.1\r\nHost: x\r\n\r\n")
         assert other.startswith(b"HTTP/1.1 404")
         assert b"PRIVATE" not in other
 
@@ -391,7 +393,7 @@ async def test_a_name_that_is_none_and_an_old_tls_are_closed():
         ):
             assert hello != whole
             with pytest.raises(HelloError):
-                server_name(hello)
+                read_hello(hello)
             assert await raw(broker, hello) == b""
 
 
@@ -404,7 +406,7 @@ async def test_a_slow_drip_ends_in_time():
 
 async def test_ten_thousand_joins_from_one_address_are_turned_away_cheaply():
     limits = FrontLimits()
-    knocks = Knocks(limits)
+    knocks = Knocks(limits.knocks, limits.knocks_per_s, limits.most_addresses)
     passed = sum(knocks.allowed("10.0.0.1", 0.001 * i) for i in range(10_000))
     assert passed <= limits.knocks + 10 * limits.knocks_per_s + 1
     assert knocks.allowed("10.0.0.2", 10.0)  # another address is another
@@ -416,7 +418,7 @@ async def test_ten_thousand_joins_from_one_address_are_turned_away_cheaply():
 
 async def test_an_address_that_knocks_too_often_waits_and_those_inside_do_not():
     async with running() as broker:
-        broker.secured._front._knocks = Knocks(FrontLimits(knocks=3, knocks_per_s=0.0))
+        broker.secured._front._knocks = Knocks(3, 0.0, 100)
         request = JoinRequest(version=1, name="x", request=request_of(new_key()))
         codes = []
         for _ in range(6):
@@ -440,7 +442,7 @@ def hello_for(name: str) -> bytes:
 
 def test_the_name_of_a_real_hello_is_read_and_no_cut_one_is():
     hello = hello_for("door.shoal")
-    assert server_name(hello) == "door.shoal"
+    assert read_hello(hello) == ClientHello("door.shoal", http=False)
     for size in range(len(hello)):
         with pytest.raises(HelloError):
-            server_name(hello[:size])
+            read_hello(hello[:size])

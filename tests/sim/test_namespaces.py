@@ -3,7 +3,8 @@
     one  10.77.1.2 ──── 10.77.1.1  broker  10.77.2.1 ──── 10.77.2.2  two
 
 Nothing is forwarded between the two networks. The broker reaches both peers, but `two` cannot dial
-the address that `one` announced, and must fall back to the relay; or neither announces any.
+the address that `one` announced, and must fall back to the relay; or neither announces any. Or
+`two` gets another address in the middle of a run, as behind a router that was started again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ args = { layers = 2, width = 16, heads = 2, length = 8, dropout = 0.0 }
 length = 8
 source = "text.txt"
 [train]
-steps = 5
+steps = %d
 batch = 4
 microbatch = 2
 eval_every = 0
@@ -46,9 +47,11 @@ import shoal
 from shoal.job import Job
 client = shoal.connect(sys.argv[1])
 run = client.submit(Job.from_toml("job.toml"))
-losses = [e.step.outcome.loss for e in run.watch() if e.HasField("step")]
-print(json.dumps(losses))
+for event in run.watch():
+    if event.HasField("step"):
+        print(json.dumps([event.step.step, event.step.outcome.loss]), flush=True)
 """
+STEPS, MANY_STEPS = 5, 300
 
 
 def _allowed() -> bool:
@@ -95,6 +98,12 @@ class Networks:
 
     def _in(self, which: str, *arguments: str) -> None:
         self._ip("-n", self.name(which), *arguments)
+
+    def move(self, which: str, old: str, new: str) -> None:
+        """Its only device gets another address."""
+        device = {"one": "v1", "two": "v2"}[which]
+        self._in(which, "addr", "del", f"{old}/24", "dev", device)
+        self._in(which, "addr", "add", f"{new}/24", "dev", device)
 
     def command(self, which: str, *arguments: str) -> list[str]:
         return ["ip", "netns", "exec", self.name(which), sys.executable, *arguments]
@@ -144,18 +153,24 @@ def networks(tmp_path: Path) -> Iterator[Networks]:
 
 
 def losses(text: str) -> list[float]:
-    found: list[float] = json.loads(text.splitlines()[-1])
-    return found
+    """Of each step once, in order."""
+    steps, found = zip(*map(json.loads, text.splitlines()), strict=True)
+    assert list(steps) == list(range(len(steps)))
+    return list(found)
 
 
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return alone(tmp_path_factory.mktemp("alone"), STEPS)
+
+
+def alone(folder: Path, steps: int) -> list[float]:
     """The same job as one stage on one peer, without any network in between."""
-    folder = tmp_path_factory.mktemp("alone")
-    write_job(folder, stages=1)
-    with LocalCluster(peers=1) as alone:
+    folder.mkdir(exist_ok=True)
+    write_job(folder, stages=1, steps=steps)
+    with LocalCluster(peers=1) as cluster:
         done = subprocess.run(
-            [sys.executable, "-c", SUBMIT, alone.address],
+            [sys.executable, "-c", SUBMIT, cluster.address],
             cwd=folder,
             env=os.environ | {"XDG_CONFIG_HOME": str(folder), "OMP_NUM_THREADS": "1"},
             capture_output=True,
@@ -166,9 +181,20 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(done.stdout)
 
 
-def write_job(folder: Path, stages: int) -> None:
+def write_job(folder: Path, stages: int, steps: int) -> None:
     (folder / "text.txt").write_text("all fish swim in one sea. " * 60)
-    (folder / "job.toml").write_text(JOB % stages)
+    (folder / "job.toml").write_text(JOB % (steps, stages))
+
+
+def start(networks: Networks, public: Sequence[str]) -> None:
+    """A broker and both peers."""
+    at = ("--port", "7077", "--public", "10.77.1.1:7077")
+    broker = networks.start("broker", "broker", "--state", "state", *at)
+    assert broker.stdout is not None
+    token = broker.stdout.readline().split()[-1]
+    for number, which in ((1, "one"), (2, "two")):
+        flags = ("--name", which, "--state", which, "--device", "cpu", "--threads", "1")
+        networks.start(which, "join", f"10.77.{number}.1:7077", "--token", token, *flags, *public)
 
 
 @pytest.mark.parametrize(
@@ -181,14 +207,8 @@ def write_job(folder: Path, stages: int) -> None:
 def test_peers_that_reach_only_the_broker_train_to_the_same_losses(
     networks: Networks, tmp_path: Path, wanted: list[float], public: Sequence[str]
 ) -> None:
-    write_job(tmp_path, stages=2)
-    at = ("--port", "7077", "--public", "10.77.1.1:7077")
-    broker = networks.start("broker", "broker", "--state", "state", *at)
-    assert broker.stdout is not None
-    token = broker.stdout.readline().split()[-1]
-    for number, which in ((1, "one"), (2, "two")):
-        flags = ("--name", which, "--state", which, "--device", "cpu", "--threads", "1")
-        networks.start(which, "join", f"10.77.{number}.1:7077", "--token", token, *flags, *public)
+    write_job(tmp_path, stages=2, steps=STEPS)
+    start(networks, public)
     done = subprocess.run(
         networks.command("broker", "-c", SUBMIT, "127.0.0.1:7077"),
         cwd=tmp_path,
@@ -200,8 +220,43 @@ def test_peers_that_reach_only_the_broker_train_to_the_same_losses(
     logs = "".join(f.read_text() for f in tmp_path.glob("*.log"))
     assert done.returncode == 0, done.stderr + logs
     found = losses(done.stdout)
-    assert len(found) == 5
+    assert len(found) == STEPS
     assert all(abs(a - b) < 1e-5 for a, b in itertools.zip_longest(found, wanted, fillvalue=9.0))
     # Only one of them has a way to that address, and says so.
     assert logs.count("public_confirmed address=10.77.1.1:7077 by=one-") == 1
     assert "peer_not_reached" not in logs  # the broker reaches what was announced
+
+
+@pytest.mark.timeout(300)
+def test_a_peer_whose_address_changes_in_mid_run_comes_back_and_trains_to_the_same_losses(
+    networks: Networks, tmp_path: Path
+) -> None:
+    """Nothing is closed: what was sent from the old address is never answered. It is lost when its
+    lease ends, dials again from the new address, and the run goes on from the snapshots."""
+    wanted = alone(tmp_path / "alone", MANY_STEPS)
+    write_job(tmp_path, stages=2, steps=MANY_STEPS)
+    start(networks, ())
+    watching = subprocess.Popen(
+        networks.command("broker", "-c", SUBMIT, "127.0.0.1:7077"),
+        cwd=tmp_path,
+        env=networks.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    lines = []
+    try:
+        for line in watching.stdout:
+            lines.append(line)
+            if len(lines) == 20:
+                networks.move("two", "10.77.2.2", "10.77.2.3")
+    finally:
+        watching.kill()
+        watching.wait()
+        watching.stdout.close()
+    logs = "".join(f.read_text() for f in tmp_path.glob("*.log"))
+    found = losses("".join(lines))
+    assert len(found) == MANY_STEPS, logs
+    assert all(abs(a - b) < 1e-5 for a, b in zip(found, wanted, strict=True))
+    assert logs.count("peer_joined peer=two-") == 2
+    assert "was lost at step" in logs
