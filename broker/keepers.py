@@ -9,6 +9,7 @@ owner first: what takes both away is then less likely.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 
 from ..dag.plan import Keeper, PeerId, Plan
 from .membership import Member, Membership, dial
@@ -49,15 +50,15 @@ def choose_keepers(
 def instead(plan: Plan, members: Membership) -> dict[PeerId, PeerId]:
     """By holder, the keeper that is there now: the plan's, or the next holder when it is gone."""
     found: dict[PeerId, PeerId] = {}
-    holders = plan.peers
+    holders, planned = plan.peers, dict[PeerId, list[PeerId]]()
+    for keeper in plan.keepers:
+        planned.setdefault(keeper.holder, []).append(keeper.peer)
     for i, holder in enumerate(holders):
-        ring = (*holders[i + 1 :], *holders[:i])
-        planned = plan.keepers_of(holder)
-        if not planned:
-            continue
-        here = [p for p in (*planned, *ring) if _here(p, members)]
-        if here:
-            found[holder] = here[0]
+        if holder in planned:
+            ring = chain(islice(holders, i + 1, None), islice(holders, i))
+            here = (p for p in chain(planned[holder], ring) if _here(p, members))
+            if (first := next(here, None)) is not None:
+                found[holder] = first
     return found
 
 

@@ -86,6 +86,8 @@ class Terms(DurableRun):
         """Snapshots of fewer steps may go, as peers were told."""
         self._keepers: dict[PeerId, PeerId] = {}
         """By holder, as peers were told."""
+        self._instead: tuple[Plan | None, int, dict[PeerId, PeerId]] = (None, 0, {})
+        """By holder, as it was found under a plan at a version of the members."""
         self._losses: deque[tuple[int, float]] = deque(maxlen=_LOSSES)
         self._drift = 0.0
         self.blamed = Blamed()
@@ -295,9 +297,9 @@ class Terms(DurableRun):
         if self.phase != RUNNING or self.plan is None or not self.snapshots:
             return []
         out: list[Instruction] = []
-        cadence, keepers = self.cadence, instead(self.plan, members)
+        cadence, keepers = self.cadence, self._keepers_now(self.plan, members)
         if cadence.pending is not None:
-            if self.sets.copied(cadence.pending, self.term, self.plan, keepers):
+            if self.sets.copied(cadence.pending, self.term, self.peers, keepers):
                 cadence.copied(now)
             elif keepers != self._keepers or cadence.overdue(now):
                 cadence.missed(cadence.pending)
@@ -315,6 +317,13 @@ class Terms(DurableRun):
         order = SnapshotOrder(run=self.id, term=self.term, step=due or 0, needed=needed)
         order.keepers.extend(broker_pb2.Keeper(holder=h, peer=p) for h, p in keepers.items())
         return out + _tell(told, order, members)
+
+    def _keepers_now(self, plan: Plan, members: Membership) -> dict[PeerId, PeerId]:
+        """Found anew only when a member came, went or changed its part: asked at every report."""
+        before, version, _ = self._instead
+        if before is not plan or version != members.version:
+            self._instead = plan, members.version, instead(plan, members)
+        return self._instead[2]
 
     def forget_snapshots(self, members: Membership) -> list[Instruction]:
         """It has ended. Its parts hear that as they leave; who else keeps something, now."""
