@@ -35,7 +35,7 @@ def _model(s: Summary) -> Iterator[str]:
     if s.stages:
         yield (
             f"model    {_si(s.params)} params, {s.operators} ops -> {_count(s.stages, 'stage')} "
-            f"on {s.peers - len(s.spares)} of {_count(s.peers, 'peer')}{_spares(s)}"
+            f"on {s.holders} of {_count(s.peers, 'peer')}{_spares(s)}"
         )
 
 
