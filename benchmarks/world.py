@@ -39,6 +39,7 @@ from pathlib import Path
 import torch
 from table import Figure, arguments, report
 
+from shoal.broker.events import RunId
 from shoal.broker.options import BrokerOptions
 from shoal.dag.capture import capture
 from shoal.dag.convert import graph_to_bytes
@@ -203,7 +204,8 @@ def one(pipelines: int, microbatches: int, steps: int, count: int = 1) -> dict[s
             log=False,
         )
         submitted = [world.submit(spec) for spec in specs]
-        world.until(lambda: any(e.HasField("step") for e in world.events(submitted[-1])))
+        last = RunId(submitted[-1])
+        world.until(lambda: world.broker.machine.runs[last].committed > 0)
         ready, events = time.process_time(), world.calls
         ended = [world.finish(run) for run in submitted]
         cpu_s, wall_s = time.process_time() - began, time.perf_counter() - wall

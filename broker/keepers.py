@@ -60,13 +60,14 @@ def instead(
     """By holder, the keeper that is there now: the plan's or, when it is gone, one of the holders
     beside it (`ring_pairs`). `unreliable` ones come last."""
     found: dict[PeerId, PeerId] = {}
-    holders = plan.peers
+    holders, planned = plan.peers, dict[PeerId, list[PeerId]]()
+    for keeper in plan.keepers:
+        planned.setdefault(keeper.holder, []).append(keeper.peer)
     for i, holder in enumerate(holders):
-        planned = plan.keepers_of(holder)
-        if not planned:
+        if holder not in planned:
             continue
         beside = (holders[(i + 1) % len(holders)], holders[i - 1])
-        here = [p for p in (*planned, *beside) if p != holder and _here(p, members)]
+        here = [p for p in (*planned[holder], *beside) if p != holder and _here(p, members)]
         if here:
             found[holder] = min(here, key=lambda p: p in unreliable)  # the first of equal ones
     return found

@@ -7,10 +7,10 @@ peers say it again with their Hello.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..dag.plan import PeerId, Plan
+from ..dag.plan import PeerId
 from ..proto.broker_pb2 import Checkpoint, Snapshot
 
 __all__ = ["MOST_SNAPSHOTS", "Set", "Sets"]
@@ -145,10 +145,14 @@ class Sets:
             at = max(at, stop)
         return Set(term, step, where) if at >= operators > 0 else None
 
-    def copied(self, step: int, term: int, plan: Plan, keepers: dict[PeerId, PeerId]) -> bool:
+    def copied(
+        self, step: int, term: int, holders: Sequence[PeerId], keepers: dict[PeerId, PeerId]
+    ) -> bool:
         """Whether every holder has its snapshot of a step, and its keeper a copy."""
         of_set = self._known.get((step, term), {})
-        for holder in plan.peers:
+        if len(of_set) < len(holders):  # asked at every report
+            return False
+        for holder in holders:
             there = of_set[holder].peers if holder in of_set else {}
             keeper = keepers.get(holder)
             if holder not in there or (keeper is not None and keeper not in there):

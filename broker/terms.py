@@ -88,6 +88,8 @@ class Terms(DurableRun):
         """Snapshots of fewer steps may go, as peers were told."""
         self._keepers: dict[PeerId, PeerId] = {}
         """By holder, as peers were told."""
+        self._instead: tuple[object, dict[PeerId, PeerId]] = (None, {})
+        """By holder, as it was found, and what that was found by."""
         self._refuse: dict[PeerId, None] = {}
         """Keepers that did not take a copy."""
         self._losses: deque[tuple[int, float]] = deque(maxlen=_LOSSES)
@@ -378,9 +380,9 @@ class Terms(DurableRun):
         """The next set, if one is due; and that older ones may go, when a newer one is whole."""
         if self.phase not in (RUNNING, EXPORTING) or self.plan is None:
             return []
-        cadence, keepers = self.cadence, instead(self.plan, members, self.unreliable)
+        cadence, keepers = self.cadence, self._keepers_now(self.plan, members)
         if cadence.pending is not None:
-            if self.sets.copied(cadence.pending, self.term, self.plan, keepers):
+            if self.sets.copied(cadence.pending, self.term, self.peers, keepers):
                 cadence.copied(now)
             elif keepers != self._keepers or cadence.overdue(now):
                 cadence.missed(cadence.pending)
@@ -419,7 +421,7 @@ class Terms(DurableRun):
         if self.checkpoints.untaken:
             self.checkpoints.given_up(late=True)
         self.on_hold = step
-        self._keepers = instead(self.plan, members, self.unreliable)
+        self._keepers = self._keepers_now(self.plan, members)
         return _tell(self.parts, self._order(step), members)
 
     def release(self, members: Membership) -> list[Instruction]:
@@ -432,6 +434,13 @@ class Terms(DurableRun):
     def tell_order(self, members: Membership) -> list[Instruction]:
         """What holds, without another snapshot."""
         return _tell(self.parts, self._order(0), members)
+
+    def _keepers_now(self, plan: Plan, members: Membership) -> dict[PeerId, PeerId]:
+        """Found anew only when a member came, went or changed its part: asked at every report."""
+        facts = plan, members.version, self.unreliable
+        if self._instead[0] != facts:
+            self._instead = facts, instead(plan, members, self.unreliable)
+        return self._instead[1]
 
     def forget_snapshots(self, members: Membership) -> list[Instruction]:
         """It has ended. Its parts hear that as they leave; who else keeps something, now."""

@@ -12,6 +12,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import NoReturn
 
 from google.protobuf.message import DecodeError
@@ -226,8 +227,10 @@ def graph_to_bytes(graph: Graph) -> bytes:
     return graph_to_proto(graph).SerializeToString(deterministic=True)
 
 
+@lru_cache(maxsize=2)
 def graph_from_bytes(data: bytes) -> Graph:
-    """Raises GraphError when the bytes are no valid graph."""
+    """Raises GraphError when the bytes are no valid graph. The newest ones are remembered: runs
+    are planned more than once, and often many of one graph."""
     return graph_from_proto(_parsed(data))
 
 

@@ -86,12 +86,15 @@ class StageCost:
 
 
 def cost(graph: Graph) -> tuple[OperatorCost, ...]:
-    """The cost of every operator of a bound graph, in its order."""
+    """The cost of every operator of a bound graph, in its order; found once for a graph."""
     assert graph.batch is not None, "costs are those of a bound graph"
-    ledger = _Ledger(graph)
-    # Constants that random operators keep between calls may be real tensors.
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return tuple(ledger.enter(op) for op in graph.operators)
+    if "costs" not in graph.found:
+        ledger = _Ledger(graph)
+        # Constants that random operators keep between calls may be real tensors.
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            graph.found["costs"] = tuple(ledger.enter(op) for op in graph.operators)
+    costs: tuple[OperatorCost, ...] = graph.found["costs"]
+    return costs
 
 
 def stage_cost(costs: Sequence[OperatorCost], start: int, stop: int) -> StageCost:

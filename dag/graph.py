@@ -10,10 +10,10 @@ symbolic ever reaches a stage or a link.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = [
     "Arg",
@@ -271,9 +271,21 @@ class Graph:
     batch: int | None = field(default=None)
     """The microbatch size that the graph is bound to; None while sizes may depend on it."""
 
-    def bind(self, batch: int) -> Graph:
-        """The same graph for microbatches of `batch` samples: no Size is left in it."""
+    @cached_property
+    def found(self) -> dict[Hashable, Any]:
+        """What was found out about it and is asked for again and again; kept as long as it is."""
+        return {}
 
+    def bind(self, batch: int) -> Graph:
+        """The same graph for microbatches of `batch` samples: no Size is left in it. Asked again,
+        the same object."""
+        key = ("bound", batch)
+        if key not in self.found:
+            self.found[key] = self._bind(batch)
+        bound: Graph = self.found[key]
+        return bound
+
+    def _bind(self, batch: int) -> Graph:
         def fix(arg: Arg) -> Arg:
             return arg.bind(batch) if isinstance(arg, Size) else arg
 

@@ -112,6 +112,10 @@ class InOrder:
         self._sent += 1
 
         def arrived() -> None:
+            if number == self._next and not self._early:  # as nearly always
+                self._next += 1
+                arrive()
+                return
             self._early[number] = arrive
             while (first := self._early.pop(self._next, None)) is not None:
                 self._next += 1

@@ -367,6 +367,21 @@ class _Stream:
             self.on_close()
 
 
+class _Sent:
+    """A message on its way, and when its last byte left. There are millions: no closures."""
+
+    __slots__ = ("left_s", "pipe", "said")
+
+    def __init__(self, pipe: _Pipe, said: Said) -> None:
+        self.pipe, self.said, self.left_s = pipe, said, 0.0
+
+    def left(self) -> None:
+        self.pipe.left(self)
+
+    def arrived(self) -> None:
+        self.pipe.deliver(self)
+
+
 class _Pipe:
     """One direction of a stream."""
 
@@ -406,31 +421,30 @@ class _Pipe:
                 network.carrier.send(*self._names, 0, _nothing, self._in_order.next(self._end))
             return
         message, size_bytes = said
-        left_s = 0.0
-
-        def left() -> None:
-            nonlocal left_s
-            left_s = network.now()
-            self._next()
-
-        arrived = self._in_order.next(lambda: self._deliver(message, left_s))
-        busy_s = network.carrier.send(*self._names, size_bytes, left, arrived)
+        sent = _Sent(self, message)
+        arrived = self._in_order.next(sent.arrived)
+        busy_s = network.carrier.send(*self._names, size_bytes, sent.left, arrived)
         if busy_s is None:
             self._busy = True
             return
-        self._free_s = left_s = network.now() + busy_s
+        self._free_s = sent.left_s = network.now() + busy_s
         if self._source.ready:
             self.wake()
 
-    def _deliver(self, said: Said, left_s: float) -> None:
+    def left(self, sent: _Sent) -> None:
+        """The last byte of a message has left just now, where that was not known before."""
+        sent.left_s = self._network.now()
+        self._next()
+
+    def deliver(self, sent: _Sent) -> None:
         """What nobody tampers with is handed over as it is: neither written nor read."""
-        network = self._network
+        network, said = self._network, sent.said
         if not self._stream.open:
             return
         if self._names[1] in network.frozen:
-            network.held(self._names[1], lambda: self._deliver(said, left_s))
+            network.held(self._names[1], sent.arrived)
             return
-        network.left_s = left_s
+        network.left_s = sent.left_s
         if network.tampers(*self._names):
             message = said if isinstance(said, bytes) else written(said)
             changed = network.changed(*self._names, message)

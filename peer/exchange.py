@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from ..dag.cut import Stage
 from ..dag.execute import StageExecutor
 from ..dag.flow import Flow, Role, Transfer
 from ..dag.graph import Graph, TensorSpec
-from ..dag.plan import PeerId, Route
+from ..dag.plan import PeerId
 from ..dag.schedule import Action, Kind, shares_gradient
 from .optimizer import StageOptimizer
 from .sync import norm
@@ -93,13 +94,19 @@ class Wire:
 
     def microbatches(self, peer: str, stage: int, *, training: bool = True) -> tuple[int, ...]:
         """Those that this peer runs through the stage, ascending."""
+        return tuple(self._run[training].get((peer, stage), ()))
+
+    @cached_property
+    def _run(self) -> dict[bool, dict[tuple[str, int], list[int]]]:
+        """By training or not: by peer and stage, the microbatches that are run through it there."""
         plan = self.flow.plan
-        routes: Sequence[Route] = plan.routes if training else plan.evaluation_routes
-        return tuple(
-            m
-            for m, route in enumerate(routes)
-            if any(v.stage == stage and v.peer == peer for v in route)
-        )
+        found: dict[bool, dict[tuple[str, int], list[int]]] = {}
+        for training, routes in ((True, plan.routes), (False, plan.evaluation_routes)):
+            mine = found[training] = {}
+            for m, route in enumerate(routes):
+                for visit in dict.fromkeys(route):
+                    mine.setdefault((visit.peer, visit.stage), []).append(m)
+        return found
 
     def spec(self, transfer: Transfer) -> TensorSpec:
         """What must be sent for a transfer of this plan, before encoding."""

@@ -57,6 +57,7 @@ class Following:
         summary.codecs = tuple(dict.fromkeys(c.codec for c in plan.codecs))
         summary.lossy = tuple(filter(_loses, summary.codecs))
         summary.stages = len(plan.stages)
+        summary.holders = len({peer for stage in plan.stages for peer in stage.holders})
         summary.predicted_step_s = predicted.step_s
         bubbles = [p.bubble for p in predicted.peers]
         summary.bubble = sum(bubbles) / max(1, len(bubbles))

@@ -26,6 +26,8 @@ class Summary:
     error: str = ""
     peers: int = 0
     stages: int = 0
+    holders: int = 0
+    """Peers that hold a stage."""
     spares: tuple[str, ...] = ()
     params: int = 0
     operators: int = 0

@@ -13,6 +13,8 @@ __all__ = ["MOST_LINKS", "render"]
 
 MOST_LINKS = 12
 """Lines of what codecs did."""
+_SPARES = 3
+"""Peers of the pool whose reasons are told; the page tells more."""
 
 
 def render(s: Summary) -> str:
@@ -31,11 +33,17 @@ def _head(s: Summary) -> str:
 
 def _model(s: Summary) -> Iterator[str]:
     if s.stages:
-        spare = f"; in pool: {'; '.join(s.spares)}" if s.spares else ""
         yield (
             f"model    {_si(s.params)} params, {s.operators} ops -> {_count(s.stages, 'stage')} "
-            f"on {s.peers - len(s.spares)} of {_count(s.peers, 'peer')}{spare}"
+            f"on {s.holders} of {_count(s.peers, 'peer')}{_spares(s)}"
         )
+
+
+def _spares(s: Summary) -> str:
+    """Who holds no stage, and why: of a large pool the first few."""
+    shown = "; ".join(s.spares[:_SPARES])
+    more = f"; and {len(s.spares) - _SPARES} more" if len(s.spares) > _SPARES else ""
+    return f"; in pool: {shown}{more}" if shown else ""
 
 
 def _learned(s: Summary) -> Iterator[str]:

@@ -110,12 +110,12 @@ def test_it_is_copied_when_each_holder_and_its_keeper_have_it() -> None:
     sets = Sets()
     todo = [("a", "a"), ("b", "b"), ("c", "a"), ("c", "b")]
     for peer, holder in todo:
-        assert not sets.copied(1, 1, plan, keepers)
+        assert not sets.copied(1, 1, plan.peers, keepers)
         sets.held(PeerId(peer), snapshot(1, holder, (0, 2) if holder == "a" else (2, 5)))
-    assert sets.copied(1, 1, plan, keepers)
+    assert sets.copied(1, 1, plan.peers, keepers)
     sets.gone(PEERS[2])
-    assert not sets.copied(1, 1, plan, keepers)
-    assert sets.copied(1, 1, plan, {}), "where nobody keeps copies, one's own is all there is"
+    assert not sets.copied(1, 1, plan.peers, keepers)
+    assert sets.copied(1, 1, plan.peers, {}), "where nobody keeps copies, one's own is all there is"
 
 
 def test_what_one_peer_tells_is_bounded_and_crowds_nobody_out() -> None:

@@ -10,6 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shoal.dag import random as shoal_random
 from shoal.dag.capture import Captured, capture
+from shoal.dag.convert import graph_from_bytes, graph_to_bytes
 from shoal.dag.cost import FLOPS_PER_BYTE, OperatorCost, StageCost, cost, stage_cost
 from shoal.dag.count import OPERATOR, SCORE, SCORE_BACKWARD, VIEW
 from shoal.dag.cut import cut
@@ -75,6 +76,17 @@ def captured(name: str) -> tuple[nn.Module, Captured]:
 def by_target(name: str, target: str) -> list[OperatorCost]:
     graph = captured(name)[1].graph.bind(B)
     return [c for op, c in zip(graph.operators, cost(graph), strict=True) if target in op.target]
+
+
+def test_a_graph_is_bound_and_reckoned_once() -> None:
+    graph = captured("dropout")[1].graph
+    again = graph_from_bytes(graph_to_bytes(graph))
+    assert again is graph_from_bytes(graph_to_bytes(graph)), "of the same bytes, the same object"
+    assert again.bind(4) is again.bind(4)
+    found = cost(again.bind(4))
+    assert cost(again.bind(4)) is found
+    assert found == cost(graph.bind(4)), "and no other than of a graph that is new"
+    assert found != cost(graph.bind(5))
 
 
 def test_a_linear_layer_is_two_flops_per_weight_and_token() -> None:

@@ -57,6 +57,14 @@ def test_many_links_are_cut_and_counted() -> None:
     assert "and 3 more" in text
 
 
+def test_it_says_who_holds_stages_and_of_a_large_pool_the_first_three_why_not() -> None:
+    spares = tuple(f"p{i}: slow" for i in range(20))  # of 24 peers two were away
+    text = line(render(summary(stages=2, holders=2, peers=24, spares=spares)), "model")
+    assert text.endswith("on 2 of 24 peers; in pool: p0: slow; p1: slow; p2: slow; and 17 more")
+    text = line(render(summary(stages=2, holders=2, peers=3, spares=spares[:1])), "model")
+    assert text.endswith("on 2 of 3 peers; in pool: p0: slow")
+
+
 def test_a_lossy_run_is_not_held_against_the_plain_loop() -> None:
     plain = summary(max_loss_difference=0.25, verified_against="single process", steps=9)
     assert "not meant to be equal" not in render(plain)

@@ -12,11 +12,14 @@ from shoal.broker.scheduler.candidate import Candidate, Share
 from shoal.broker.scheduler.interface import PeerOffer, PlanRequest
 from shoal.broker.scheduler.judge import Judge
 from shoal.dag.convert_plan import plan_to_proto
+from shoal.dag.cut import cut, tied_groups
+from shoal.dag.flow import Flow
 from shoal.dag.grid import rows_for
 from shoal.dag.network import uniform
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
 from shoal.net.memory import steady
+from shoal.peer.exchange import Wire
 from shoal.proto.broker_pb2 import RunSpec
 from shoal.sim.ghost.device import Ghosts, read_export
 from shoal.sim.ghost.hashes import expected
@@ -65,6 +68,19 @@ def spec_of(lab: Any, plan: Plan) -> RunSpec:
     spec.CopyFrom(lab.spec)
     spec.plan.CopyFrom(plan_to_proto(plan))
     return spec
+
+
+def test_who_runs_which_microbatches_is_what_the_routes_say(laboratory):
+    graph = laboratory(job_of("rows", 16)).graph.bind(2)
+    n = len(graph.operators)
+    plan = plan_of(n, n // 2)
+    stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+    wire = Wire(Flow(plan, stages, tied_groups(graph, stages)), graph)
+    for training, routes in ((True, plan.routes), (False, plan.evaluation_routes)):
+        for peer in (*plan.peers, "nobody"):
+            for stage in (0, 1):
+                mine = tuple(m for m, r in enumerate(routes) if Visit(stage, PeerId(peer)) in r)
+                assert wire.microbatches(peer, stage, training=training) == mine
 
 
 @pytest.mark.parametrize("part", [3, 2])

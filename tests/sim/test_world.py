@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from itertools import pairwise
 
@@ -14,6 +15,7 @@ from shoal.peer.events import StopAsked
 from shoal.peer.machine import PeerOptions
 from shoal.proto import broker_pb2
 from shoal.sim.trace import COMPUTE, Trace
+from shoal.sim.virtual.clock import Clock, StalledError
 from shoal.sim.virtual.world import BROKER, PeerSpec
 
 JOB = Job.from_table(
@@ -54,6 +56,16 @@ def test_slower_links_change_the_time_and_nothing_else(gpt):
     first, second = gpt.train(near), gpt.train(far)
     assert first.losses == second.losses
     assert far.now > 3 * near.now
+
+
+def test_the_collector_is_as_it_was_when_time_stands_still():
+    before, clock, during = gc.get_threshold(), Clock(), []
+    clock.after(1.0, lambda: during.append(gc.get_threshold()))
+    clock.until(lambda: bool(during))
+    assert gc.get_threshold() == before != during[0]
+    with pytest.raises(StalledError):
+        clock.until(lambda: False)
+    assert gc.get_threshold() == before
 
 
 def reasons(world, run) -> str:
