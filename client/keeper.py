@@ -1,4 +1,4 @@
-"""Checkpoints come home while a run is watched, beside the watching."""
+"""Checkpoints come home while a run is followed where it was submitted, beside the following."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Keeper:
     def __init__(self, run: Run) -> None:
         self.problems: list[str] = []
         self._run = run
+        self._here = run.submitted_here
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._last: Future[None] | None = None
 
@@ -43,7 +44,7 @@ class Keeper:
 
     def see(self, event: RunEvent) -> None:
         """One event of the run."""
-        if event.HasField("checkpoint"):
+        if event.HasField("checkpoint") and self._here:
             if self._last is not None:
                 self._last.cancel()
             self._last = self._pool.submit(self._keep, event.checkpoint.step)

@@ -420,6 +420,11 @@ class Run:
         return Recorder(self.folder, int(read_run(self.folder).get("tokens_per_step", 0)))
 
     @property
+    def submitted_here(self) -> bool:
+        """Whether `folder` knows it; a mere watcher gets no checkpoints."""
+        return bool(read_run(self.folder))
+
+    @property
     def outputs(self) -> str:
         """Where its checkpoints go: `folder`, or a folder at the URL that its job names."""
         to = read_run(self.folder).get("job", {}).get("output", {}).get("to", "")
