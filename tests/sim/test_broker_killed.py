@@ -48,6 +48,7 @@ def files(events: list[RunEvent]) -> list[list[str]]:
     return [[f.blob.hash for f in e.weights.files] for e in events if e.HasField("weights")]
 
 
+@pytest.mark.slow  # 40 s; its fast sibling under a virtual clock is test_broker_restart.py
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_training_goes_on_while_the_broker_is_killed_and_started_again(tmp_path: Path) -> None:
