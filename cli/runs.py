@@ -118,7 +118,7 @@ def resume(
 
     changes, other = set or [], None if job is None else Job.from_toml(job)
     with clients.connect(broker) as client:
-        paused = not changes and other is None and _paused(client, run)
+        paused = not changes and other is None and _is_open(client, run)
         if paused:
             client.unpause(run)
             found = client.run(run, to or "runs")
@@ -138,8 +138,8 @@ def resume(
             _follow(found, json=json, export=True)
 
 
-def _paused(client: Client, run: str) -> bool:
-    """Whether it waits because somebody has paused it, or is about to."""
+def _is_open(client: Client, run: str) -> bool:
+    """Whether it is a run here that has not ended: then it is meant to go on itself."""
     state = next((s for s in client.describe().runs if s.run == run), None)
     return state is not None and phase_name(state) not in ("done", "failed", "cancelled")
 
@@ -154,7 +154,7 @@ def pause_run(run: str, broker: str | None, *, json: bool) -> None:
             typer.echo(f"run {run}: {state.reason.text}")
         else:
             typer.echo(
-                f"run {run} stops as soon as its next snapshots are whole: `shoal watch {run}`; "
+                f"run {run} stops between two of its next steps: `shoal watch {run}`; "
                 f"`shoal resume {run}` goes on"
             )
 

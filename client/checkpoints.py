@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fsspec.core import url_to_fs
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
@@ -136,11 +137,24 @@ def _ref(path: Path) -> BlobRef:
 
 
 def forget_old(to: str, most: int) -> None:
-    """Removes all but the newest checkpoints in a run's folder."""
+    """Removes all but the newest whole checkpoints in a run's folder, and what is older than they:
+    one that was cut off counts for nothing."""
     files, root = url_to_fs(to)
-    found = sorted(str(p) for p in files.glob(f"{root.rstrip('/')}/checkpoint-*"))
-    for old in found[:-most]:
-        files.rm(old, recursive=True)
+    whole = _whole(files, root)[-most:]
+    for path in files.glob(f"{root.rstrip('/')}/checkpoint-*"):
+        if whole and _step(str(path)) < _step(whole[0]):
+            files.rm(str(path), recursive=True)
+
+
+def _whole(files: Any, root: str) -> list[str]:
+    """The folders of whole checkpoints in a run's, the newest last."""
+    listed = files.glob(f"{root.rstrip('/')}/checkpoint-*/{_LISTED}")
+    return sorted((str(path).rpartition("/")[0] for path in listed), key=_step)
+
+
+def _step(folder: str) -> int:
+    digits = folder.rpartition("-")[2]
+    return int(digits) if digits.isdigit() else -1
 
 
 # ---------------------------------------------------------------- reading
@@ -153,13 +167,13 @@ def find(url: str) -> str:
     root = root.rstrip("/")
     if files.exists(f"{root}/{_LISTED}"):
         return url
-    found = sorted(str(p) for p in files.glob(f"{root}/checkpoint-*/{_LISTED}"))
+    found = _whole(files, root)
     if not found:
         raise CheckpointError(
             f"{url} has no {_LISTED}, and no checkpoint-*/{_LISTED}: expected the folder of a "
             "checkpoint, or of a run with some (`output.every` of its job)"
         )
-    return str(files.unstrip_protocol(found[-1].rpartition("/")[0]))
+    return str(files.unstrip_protocol(found[-1]))
 
 
 def read(url: str) -> Kept:

@@ -238,8 +238,8 @@ class Client:
         return state
 
     def pause(self, run: str) -> RunState:
-        """It gives its peers back once its next snapshots are whole. Raises Refused where it cannot
-        be paused."""
+        """It stops between two steps and gives its peers back. Raises Refused where it cannot be
+        paused."""
         with self.translated():
             state: RunState = self._runs.Pause(broker_pb2.RunRequest(run=run), timeout=CALL_S)
         return state
@@ -273,7 +273,9 @@ class Client:
         """
         from .resume import prepared
 
-        spec, job, tokens = prepared(self, source, tuple(changes), job, local_folder(to or ""), say)
+        spec, job, tokens = prepared(
+            self, source, tuple(changes), job, local_folder(to or "runs"), say
+        )
         with self.translated():
             submitted = self._runs.Submit(spec, timeout=CALL_S)
         run = Run(self, submitted.run, to or job.output.to)

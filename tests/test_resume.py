@@ -98,8 +98,13 @@ def test_a_folder_is_read_or_the_newest_one_in_it(tmp_path: Path) -> None:
     for url in (str(tmp_path), f"file://{tmp_path}", str(tmp_path / "checkpoint-000012")):
         kept = checkpoints.read(url)
         assert (kept.checkpoint.run, kept.checkpoint.step) == ("r-1", 12)
-    checkpoints.forget_old(str(tmp_path), 1)
-    assert [p.name for p in sorted(tmp_path.iterdir())] == ["checkpoint-000020"]
+    listed(tmp_path / "checkpoint-1000000", checkpoint={"run": "r-1", "step": "1000000"})
+    assert checkpoints.read(str(tmp_path)).checkpoint.step == 1000000
+    checkpoints.forget_old(str(tmp_path), 2)
+    left = {"checkpoint-000012", "checkpoint-000020", "checkpoint-1000000"}
+    assert {p.name for p in tmp_path.iterdir()} == left, (
+        "whole ones count, the cut off one does not"
+    )
 
 
 @pytest.mark.parametrize(
