@@ -199,6 +199,7 @@ class Terms(DurableRun):
             submitter=self.owner,
             local=self.local,
             first_step=step,
+            lossless_snapshots=self.wish.lossless_snapshots,
         )
         if found is not None:
             own = found.checkpoint is None or found.checkpoint.run == self.id

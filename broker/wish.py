@@ -54,6 +54,7 @@ class Wish:
     local: inputs of the model that only peers with that data may read.
     replan: whether its plan may change while it runs. recovery: what may be done after a loss.
     output: when checkpoints are made, and how many are kept.
+    lossless_snapshots: whether they are coded, or written as they are.
     """
 
     priority: int
@@ -65,6 +66,7 @@ class Wish:
     replan: bool = True
     recovery: Recovery = field(default_factory=Recovery)
     output: Output = field(default_factory=Output)
+    lossless_snapshots: bool = False
     data: str = ""
     data_options: str = ""
     local: tuple[str, ...] = ()
@@ -134,6 +136,7 @@ def read_spec(spec: RunSpec) -> Wish:
         replan=asked.replan,
         recovery=job.recovery,
         output=job.output,
+        lossless_snapshots=job.codec.snapshots == "lossless",
         data=job.data.source if job.data.where == "peer" else "",
         data_options=json.dumps(plain(job.data)) if job.data.where == "peer" else "",
         local=tuple(spec.local),

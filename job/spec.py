@@ -198,9 +198,10 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
             if value != default:
                 yield f"{table}.{f.name}", leave
     codec = job.codec
-    for key in ("sync", "snapshot"):
-        if getattr(codec, key) not in (None, "none", codec.default):
-            yield f"codec.{key}", leave
+    if codec.sync not in (None, "none", codec.default):
+        yield "codec.sync", leave
+    if codec.snapshot not in (None, "none", "lossless", codec.default):
+        yield "codec.snapshot", 'snapshots are exact: "none" and "lossless" are'
     if codec.feedback not in ("none", "ef"):
         yield "codec.feedback", '"none" and "ef" are'
     if job.data.where not in ("submitter", "peer"):

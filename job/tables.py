@@ -331,7 +331,7 @@ class Codec(Settings):
     sync: str | None = None
     """Of what synchronisation exchanges; None: default."""
     snapshot: str | None = None
-    """Of snapshots; None: default."""
+    """Of snapshots, "none" or "lossless"; None: "lossless" unless the default is "none"."""
     ratio: float = 100.0
     """How many times fewer bytes "adatopk" sends on the slowest link, at least 1."""
     error_budget: float = 0.0
@@ -353,6 +353,12 @@ class Codec(Settings):
         for key in ("ratio", "error_budget"):
             if math.isinf(getattr(self, key)):
                 raise SettingsError(key, "is infinite: expected a finite number")
+
+    @property
+    def snapshots(self) -> Literal["none", "lossless"]:
+        """How snapshots are written. They are exact, whatever other tensors lose on their way:
+        where those are compressed at all, snapshots are losslessly."""
+        return "none" if self.of("snapshot") == "none" else "lossless"
 
     def of(self, role: str) -> str:
         """What is asked for one of CODEC_ROLES."""

@@ -336,8 +336,9 @@ class TorchDevice:
     def snapshot(self, step: int) -> Callable[[], tuple[memoryview, ...]]:
         """Copies all that is needed to go on when `step` updates are in the stages. What it returns
         writes it, in parts, in whichever thread calls it."""
-        records = take_records(self._now, step)
-        return lambda: in_parts(write_records(records))
+        work = self._now
+        records, lossless = take_records(work, step), work.order.lossless_snapshots
+        return lambda: in_parts(write_records(records, lossless=lossless))
 
     def export(self) -> bytes:
         """The weights that this peer answers for (`Work.exported`), as a safetensors file."""

@@ -49,6 +49,8 @@ class BuildOrder:
     """Snapshots after `first_step` steps that it goes on from, in their parts."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Who takes the place of whom since they were taken."""
+    lossless_snapshots: bool = False
+    """Whether tensors of snapshots are coded, or written as they are."""
 
 
 def order_from_assign(
@@ -97,6 +99,7 @@ def order_from_assign(
         first_step=assign.first_step,
         resumed=parts,
         renamed={r.old: r.to for r in assign.resume.renamed},
+        lossless_snapshots=assign.lossless_snapshots,
     )
 
 

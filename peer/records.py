@@ -5,7 +5,8 @@
 
 Names are those of parameters, never of stages: another cut of the same graph can load them. The
 file is safetensors; its metadata has the XXH3-128 of each tensor's bytes, so that a damaged one is
-noticed by name.
+noticed by name. Large tensors may be coded losslessly; the file has the coded bytes in their place,
+and the metadata what to decode them with.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 from xxhash import xxh3_128_hexdigest
 
+from ..compression.checks import FLOATING, dtype_name
+from ..compression.interface import CodecError
+from ..compression.lossless import LosslessCodec
 from ..dag.flow import Transfer
+from ..dag.graph import TensorSpec
 from ..dag.plan import PeerId
 from .build import Work
 from .snapshots import SnapshotError
@@ -31,6 +36,12 @@ from .weights import starting_tensor
 __all__ = ["Records", "load_records", "take_records", "write_records"]
 
 _HASHES = "xxh3_128"
+_CODED = LosslessCodec.name
+_LEAST_BYTES = 4096
+"""A smaller tensor is written as it is: there is nothing to be gained."""
+_MOST = 64
+"""How many times larger than its coded bytes a tensor may be, so that a snapshot cannot unpack to
+more than the reader's memory; one that would be, nearly all zeros, is written as it is."""
 
 
 def take_records(work: Work, step: int) -> dict[str, Tensor]:
@@ -46,11 +57,25 @@ def take_records(work: Work, step: int) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
 
 
-def write_records(records: Mapping[str, Tensor]) -> bytes:
-    """The bytes of a snapshot."""
+def write_records(records: Mapping[str, Tensor], *, lossless: bool = False) -> bytes:
+    """The bytes of a snapshot; with `lossless`, floating point tensors coded by that codec where it
+    makes them smaller."""
     whole = {name: tensor.contiguous() for name, tensor in records.items()}
     hashes = {name: _hash(tensor) for name, tensor in sorted(whole.items())}
-    return bytes(save(whole, {_HASHES: json.dumps(hashes)}))
+    notes: dict[str, _Note] = {}
+    for name, tensor in whole.items() if lossless else ():
+        if tensor.nbytes >= _LEAST_BYTES and dtype_name(tensor) in FLOATING:
+            coded = LosslessCodec().encode(tensor)
+            data = b"".join(coded.buffers)
+            if len(data) < tensor.nbytes <= _MOST * len(data):
+                notes[name] = coded.header.hex(), dtype_name(tensor), list(tensor.shape)
+                whole[name] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    metadata = {_HASHES: json.dumps(hashes)} | ({_CODED: json.dumps(notes)} if notes else {})
+    return bytes(save(whole, metadata))
+
+
+_Note = tuple[str, str, list[int]]
+"""Of a coded tensor: the codec's header as hexadecimal digits, dtype and shape."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +160,9 @@ def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
         try:
             tensors = load(data)
             length = int.from_bytes(data[:8], "little")
-            hashes = _hashes(data[8 : 8 + length])
+            metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+            hashes = _hashes(metadata)
+            tensors |= _decoded(metadata, tensors)
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
             size = len(data)
             raise SnapshotError(f"a snapshot of {size} bytes cannot be read: {error}") from None
@@ -148,9 +175,27 @@ def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
     return Records(found)
 
 
-def _hashes(header: bytes) -> dict[str, str]:
-    found = json.loads(json.loads(header)["__metadata__"][_HASHES])
+def _hashes(metadata: Mapping[str, str]) -> dict[str, str]:
+    found = json.loads(metadata[_HASHES])
     return {str(name): str(value) for name, value in found.items()}
+
+
+def _decoded(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The coded ones as they were. Raises ValueError (CodecError), KeyError, TypeError."""
+    found = {}
+    notes: dict[str, _Note] = json.loads(metadata.get(_CODED, "{}"))
+    for name, (header, dtype, sizes) in notes.items():
+        coded = tensors[name]
+        if coded.dtype is not torch.uint8:
+            raise CodecError(f"{name!r} is coded, and of {coded.dtype}: expected torch.uint8")
+        spec = TensorSpec(tuple(int(size) for size in sizes), str(dtype))
+        if not spec.size_bytes <= _MOST * coded.numel():
+            raise CodecError(
+                f"{name!r} is {spec!r} in {coded.numel()} bytes: at most {_MOST} times more"
+            )
+        view = memoryview(coded.numpy().data).cast("B")
+        found[name] = LosslessCodec().decode(spec, bytes.fromhex(header), view)
+    return found
 
 
 def _hash(tensor: Tensor) -> str:

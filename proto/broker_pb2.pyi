@@ -530,7 +530,7 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., again: _Optional[bool] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("run", "term", "plan", "graph", "full_graph", "weights", "data", "training", "dials", "first_step", "resume", "submitter", "local")
+    __slots__ = ("run", "term", "plan", "graph", "full_graph", "weights", "data", "training", "dials", "first_step", "resume", "submitter", "local", "lossless_snapshots")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -544,6 +544,7 @@ class Assign(_message.Message):
     RESUME_FIELD_NUMBER: _ClassVar[int]
     SUBMITTER_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
+    LOSSLESS_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     plan: Plan
@@ -557,7 +558,8 @@ class Assign(_message.Message):
     resume: Resume
     submitter: str
     local: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ...) -> None: ...
+    lossless_snapshots: bool
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("term", "holders", "gifts", "renamed", "files", "live")

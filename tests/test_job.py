@@ -108,7 +108,7 @@ def test_missing_required_keys_are_named(tmp_path: Path) -> None:
         ("plan", 'schedule = "zero-bubble"'),
         ("plan", 'peers = ["home-*"]'),
         ("codec", 'sync = "int8"'),
-        ("codec", 'snapshot = "lossless"'),
+        ("codec", 'snapshot = "int8"'),
         ("codec", 'feedback = "ef21"'),
         ("codec", 'feedback = "dgc"'),
         ("sync", 'kind = "local"'),
@@ -144,6 +144,19 @@ def test_roles_without_a_codec_of_their_own_have_the_default() -> None:
     )
     assert [job.codec.of(role) for role in CODEC_ROLES] == ["int8", "auto", "auto", "auto", "auto"]
     assert Job.from_json(job.to_json()).codec == job.codec
+
+
+@pytest.mark.parametrize(
+    ("codec", "snapshots"),
+    [
+        ({}, "none"),
+        ({"default": "adatopk"}, "lossless"),
+        ({"default": "adatopk", "snapshot": "none"}, "none"),
+        ({"snapshot": "lossless"}, "lossless"),
+    ],
+)
+def test_snapshots_are_exact_whatever_else_is_not(codec: dict, snapshots: str) -> None:
+    assert Job(model="a:b", steps=1, codec=codec).codec.snapshots == snapshots
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -149,6 +150,76 @@ RECORDS = {
     "param:half": torch.ones(3, dtype=torch.bfloat16),
 }
 WRITTEN = write_records(RECORDS)
+
+
+LARGE = {
+    **RECORDS,
+    "param:large": torch.randn(64, 40, generator=torch.manual_seed(0)).t(),
+    "slot:large:exp_avg": torch.randn(3000, generator=torch.manual_seed(1)).bfloat16(),
+    "slot:odd": torch.tensor([0x7FA00001, -1, 1, 0] * 700, dtype=torch.int32).view(torch.float32),
+    "slot:zeros": torch.zeros(100_000),
+    "buffer:counts": torch.arange(4000),
+}
+
+
+def bits(tensor):
+    return tensor.contiguous().view(torch.uint8) if tensor.dim() else tensor
+
+
+@pytest.mark.parametrize("lossless", [False, True])
+def test_large_tensors_come_back_bit_for_bit(lossless):
+    data = write_records(LARGE, lossless=lossless)
+    found = load_records([in_parts(data)]).tensors
+    assert equal({n: bits(t) for n, t in found.items()}, {n: bits(t) for n, t in LARGE.items()})
+    assert all(found[n].dtype == t.dtype for n, t in LARGE.items())
+    if lossless:
+        assert len(data) < len(write_records(LARGE)) - 3000
+
+
+CODED = write_records(
+    {"param:w": torch.randn(50, 50, generator=torch.manual_seed(0))}, lossless=True
+)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, len(CODED) - 1), st.integers(1, 255))
+def test_a_changed_byte_of_a_coded_one_is_never_loaded(at, change):
+    damaged = bytearray(CODED)
+    damaged[at] ^= change
+    try:
+        found = load_records([in_parts(damaged)]).tensors
+    except SnapshotError:
+        return
+    assert equal(found, load_records([in_parts(CODED)]).tensors)  # spaces that pad the header
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ([1 << 30, 50], "at most 64 times more"),
+        ([-1, 50], "negative"),
+        ([49, 50], "planes of"),
+        ([51, 50], "not a whole zstd frame"),
+    ],
+)
+def test_a_coded_one_that_claims_another_shape_is_refused(shape, said):
+    claimed = CODED.replace(b"[50, 50]", json.dumps(shape).encode())
+    grown = len(claimed) - len(CODED)
+    length = int.from_bytes(claimed[:8], "little") + grown
+    with pytest.raises(SnapshotError, match=said):
+        load_records([in_parts(length.to_bytes(8, "little") + claimed[8:])])
+
+
+def test_going_on_from_coded_snapshots_equals_never_having_stopped(case):
+    made = case(steps=STEPS)
+    plan = made.plan(2, ["a", "b"])
+    calm = made.world(plan, lossless_snapshots=True)
+    steps(calm, 0, STEPS)
+    first = made.world(plan, lossless_snapshots=True)
+    steps(first, 0, STOP)
+    again = resumed(made, plan, taken(first, STOP))
+    steps(again, STOP, STEPS)
+    assert equal(again.weights(), calm.weights())
 
 
 def test_records_come_back_equal():

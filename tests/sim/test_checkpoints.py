@@ -102,6 +102,22 @@ def test_checkpoints_come_every_so_many_steps_and_at_the_end(calm: World) -> Non
         assert all(f.blob.hash in calm.saved for f in checkpoint.files)
 
 
+def test_coded_snapshots_are_shorter_and_the_same(lab: Lab, calm: World) -> None:
+    coded = {"codec": {"snapshot": "lossless"}}
+    world = lab.world()
+    Monitor(world).finish(world.submit(lab.spec(**coded)), 3600.0)
+    events = world.events(only(world))
+    assert steps(events) == steps(calm.events(only(calm)))
+    (short,), (long,) = (
+        [c for c in checkpoints(e) if c.step == 4] for e in (events, calm.events(only(calm)))
+    )
+    for coded_file, plain_file in zip(short.files, long.files, strict=True):
+        assert coded_file.blob.size_bytes < 0.95 * plain_file.blob.size_bytes
+    again = lab.world(saved=world)
+    Monitor(again).finish(again.submit(lab.spec(short, **coded)), 3600.0)
+    assert weights(again.events(only(again)), again) == weights(events, world)
+
+
 @pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize("step", [2, 4])
 def test_other_peers_go_on_from_it(lab: Lab, calm: World, stages: int, step: int) -> None:
