@@ -4,6 +4,8 @@ One set at a time: the next is ordered when the last is whole. It is of a step a
 what is committed, so that the order is with everybody before they are past it; when it was not,
 the next one is further ahead. With `every` = 0 nothing is ordered, once a set is whole, for as long
 as its copies were on their way, which use half of the time at most, and at least for half a second.
+A pause of p seconds costs p / 2 of work done again at each loss; where holders are lost so often
+that this would be over 1 % of the time, it is as short as makes it so.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ _MOST_LEAD = 64
 _SHARE = 0.5
 PAUSE_S = 0.5
 """Between two sets, however small they are."""
+_OF_TIME = 0.01
+"""What pauses may cost in work done again."""
 _LEAST_S, _LONGER = 300.0, 10.0
 """A set that is not whole after so long, or so many times as long as the last one, is given up."""
 
@@ -80,13 +84,14 @@ class Cadence:
             self.pending = None
             self._lead = min(_MOST_LEAD, 2 * self._lead + 1)
 
-    def copied(self, now: float) -> int:
-        """The pending set is whole; returns its step."""
+    def copied(self, now: float, between_s: float = math.inf) -> int:
+        """The pending set is whole; returns its step. `between_s`: the mean time between losses."""
         assert self.pending is not None, "no set is pending"
         self.whole, self.pending = self.pending, None
         self.took = 0.0 if self._taken_at is None else now - self._taken_at
         if not self.every:
-            self._not_before = now + max(PAUSE_S, self.took * (1 / _SHARE - 1))
+            pause_s = max(PAUSE_S, self.took * (1 / _SHARE - 1))
+            self._not_before = now + min(pause_s, 2 * _OF_TIME * between_s)
         return self.whole
 
     def __repr__(self) -> str:

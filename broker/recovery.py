@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,8 @@ _AWAY_S = 30.0
 _MOST_AWAY_S = 3600.0
 _TRIES = 4
 _FLAPS_S = 5.0
+_COUNTED = 5
+"""Newest losses that say how often there are some."""
 
 
 class Blamed:
@@ -40,6 +44,7 @@ class Blamed:
         self._until: dict[PeerId, float] = {}
         self._away_s: dict[PeerId, float] = {}
         self._losses: dict[PeerId, int] = {}
+        self._lost_at: deque[float] = deque(maxlen=_COUNTED)
 
     def again(self, peers: Iterable[PeerId], step: int, now: float) -> bool:
         """They are blamed; whether it is worth another try: with other peers each time, the same
@@ -53,9 +58,14 @@ class Blamed:
 
     def lost(self, peer: PeerId, now: float) -> None:
         """Its stream ended, say. The first time that is nobody's fault."""
+        self._lost_at.append(now)
         n = self._losses[peer] = self._losses.get(peer, 0) + 1
         if n > 1:
             self._until[peer] = now + min(_MOST_AWAY_S, _FLAPS_S * 2 ** (n - 2))
+
+    def between_s(self, now: float) -> float:
+        """Mean seconds from one loss to the next, of the last few; infinite before the first."""
+        return (now - self._lost_at[0]) / len(self._lost_at) if self._lost_at else math.inf
 
     def out(self, peer: PeerId, now: float) -> bool:
         """Whether it is left out now."""

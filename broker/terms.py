@@ -384,7 +384,7 @@ class Terms(DurableRun):
         cadence, keepers = self.cadence, self._keepers_now(self.plan, members)
         if cadence.pending is not None:
             if self.sets.copied(cadence.pending, self.term, self.peers, keepers):
-                cadence.copied(now)
+                cadence.copied(now, self.blamed.between_s(now))
             elif keepers != self._keepers or cadence.overdue(now):
                 cadence.missed(cadence.pending)
         needed = self._needed

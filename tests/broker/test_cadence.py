@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.cadence import Cadence
+from shoal.broker.recovery import Blamed
 
 STEPS = 400
 
@@ -98,3 +102,24 @@ def test_what_was_restored_is_copied_first() -> None:
     assert Cadence(0, 20).due(23, 100, 0.0) == 24, "in a replay the next that is new"
     assert Cadence(0, 0).due(0, 100, 0.0) == 1
     assert Cadence(0, 0).due(99, 100, 0.0) is None, "the end is exported"
+
+
+@given(took=st.floats(0, 1e3), between_s=st.floats(1e-3, 1e6))
+def test_pauses_cost_a_hundredth_of_the_time_at_most(took, between_s) -> None:
+    """A loss at a random moment of a pause repeats half of it, once in `between_s`."""
+    cadence = Cadence(0, 0)
+    cadence.ordered(1)
+    cadence.taken(1, 0.0)
+    cadence.copied(took, between_s)
+    assert cadence.due(5, 100, took + 0.02 * between_s) is not None
+    least = min(0.02 * between_s, max(0.5, took))
+    assert cadence.due(5, 100, took + 0.99 * least) is None, "and no shorter than that"
+
+
+def test_losses_say_how_often_there_are_some() -> None:
+    blamed = Blamed()
+    assert blamed.between_s(5.0) == math.inf
+    for i in range(20):
+        blamed.lost(f"p{i}", 10.0 * i)
+    assert blamed.between_s(200.0) == pytest.approx(10.0)
+    assert blamed.between_s(1160.0) == pytest.approx(202.0), "grows again while nobody is lost"
