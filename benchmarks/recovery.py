@@ -372,7 +372,8 @@ def goodput(hour_s: float) -> list[Figure]:
         parts = [statistics.median(p) for p in zip(*found.recoveries, strict=True)]
         print(
             f"  {name.strip('_') or 'warm'}: {value:.1%} over {found.seconds / 3600:.2f} h, "
-            f"{found.losses} losses, one every {case.every_s:.1f} s; decided after {parts[0]:.2f} s, built after {parts[1]:.2f} s, "
+            f"{found.losses} losses, one every {case.every_s:.1f} s; decided after "
+            f"{parts[0]:.2f} s, built after {parts[1]:.2f} s, "
             f"a new step after {parts[2]:.2f} s (medians)"
         )
         figures.append(Figure(f"goodput{name}", value, "share", "higher"))
