@@ -451,7 +451,9 @@ class PeerMachine:
             return [_refused(assign, "busy", f"{self.peer} still holds {part.run}")]
         out = self.probes.end_all("assigned", f"{self.peer} was given a part in {assign.run}")
         live = assign.resume.live and any(self.peer in s.holders for s in assign.plan.stages)
-        if live and (part is None or not part.has(assign.first_step)):
+        live = live and self.peer not in assign.resume.rebuilt
+        codecs = not assign.resume.rebuilt  # they begin anew then
+        if live and (part is None or not part.has(assign.first_step, codecs=codecs)):
             step = "nothing" if part is None or part.steps is None else part.steps.updates
             text = f"{self.peer} has other updates in its stages than {assign.first_step}: {step}"
             return [*out, *self._drop_assignment(), _refused(assign, "live", text)]

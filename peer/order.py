@@ -49,6 +49,9 @@ class BuildOrder:
     """Snapshots after `first_step` steps that it goes on from, in their parts."""
     renamed: Mapping[str, str] = field(default_factory=dict)
     """Who takes the place of whom since they were taken."""
+    rebuilt: tuple[PeerId, ...] = ()
+    """Peers that make their stages anew: `resumed` is what others gave for that then, or what was
+    in the stages."""
 
 
 def order_from_assign(
@@ -97,6 +100,7 @@ def order_from_assign(
         first_step=assign.first_step,
         resumed=parts,
         renamed={r.old: r.to for r in assign.resume.renamed},
+        rebuilt=tuple(map(PeerId, assign.resume.rebuilt)),
     )
 
 
