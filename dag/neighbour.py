@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .blocks import Block, blocks
+from .blocks import blocks
 from .graph import Arg, Graph, Operator, Ref
 
 if TYPE_CHECKING:
@@ -116,11 +116,18 @@ def mean(tensors: Sequence[Tensor], squares: Sequence[float]) -> Tensor:
     return total.to(tensors[0].dtype)
 
 
-def repeated(graph: Graph, named: Sequence[Block] | None = None) -> tuple[Repeated, ...]:
-    """The blocks that repeat and have parameters, in order. `named`: the graph's blocks, where
-    they are at hand. Blocks whose parameters do not correspond one to one are left out."""
+def repeated(graph: Graph) -> tuple[Repeated, ...]:
+    """The blocks that repeat and have parameters, in order. Those of a kind whose parameters do not
+    correspond one to one are left out."""
+    if "repeated" not in graph.found:
+        graph.found["repeated"] = _repeated(graph)
+    known: tuple[Repeated, ...] = graph.found["repeated"]
+    return known
+
+
+def _repeated(graph: Graph) -> tuple[Repeated, ...]:
     found: list[Repeated] = []
-    for block in blocks(graph) if named is None else named:
+    for block in blocks(graph):
         names = _in_places(graph.operators[block.start : block.stop])
         found.append(Repeated(block.name, block.kind, names))
     shapes: dict[str, set[tuple[object, ...]]] = {}

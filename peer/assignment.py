@@ -159,7 +159,10 @@ class Assignment:
 
     def has(self, updates: int, *, codecs: bool = True) -> bool:
         """Whether just so many updates are in the stages and, with `codecs`, in their states."""
-        steps = self.steps
+        steps, resume = self.steps, self._assign.resume
+        if self.phase is Phase.BUILDING:  # what was in the stages stays until it is in these
+            live = resume.live and self._holds and self._peer not in resume.rebuilt
+            return live and self._assign.first_step == updates
         if not self.alive or steps is None or steps.updates != updates:
             return False
         return steps.unchanged if codecs else steps.unapplied

@@ -61,9 +61,9 @@ from .own_data import Catalogue, answer, host_secret, offers
 from .owner import Owner
 from .probe import probe_payload
 from .profile import measure
+from .rebuilt import RebuildError
 from .relayed import RELAY
 from .sharing import Fellows, serve_blobs
-from .rebuilt import RebuildError
 from .snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
 from .spans import Spans
 from .stretch import StretchedDevice

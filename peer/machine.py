@@ -49,6 +49,7 @@ from .assignment import Assignment, Patience, Phase
 from .keeping import Keeping
 from .opening import Opening, Terms
 from .probe import Probes
+from .snapshots import BLOCKS
 from .traffic import Traffic
 
 __all__ = ["PROTOCOL_VERSION", "PeerMachine", "PeerOptions"]
@@ -202,6 +203,9 @@ class PeerMachine:
                 out = self.keeping.taken(event)
             case e.SnapshotFailed(snapshot, why):
                 out = self.keeping.failed(snapshot, why)
+                part = self.assignment
+                if snapshot.term == BLOCKS and part and part.alive:  # somebody waits for it
+                    out += part.fail("neighbour", f"{self.peer} could not give its blocks: {why}")
             case e.SnapshotSaved():
                 out = self.keeping.saved(event)
             case e.LinkUp(peer, again_bytes):

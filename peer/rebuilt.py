@@ -22,7 +22,7 @@ from .build import Work
 from .order import BuildOrder
 from .records import Records
 
-__all__ = ["RebuildError", "given_records", "recipe", "rebuilt_records"]
+__all__ = ["RebuildError", "given_records", "rebuilt_records", "recipe"]
 
 
 class RebuildError(ValueError):

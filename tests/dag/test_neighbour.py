@@ -54,7 +54,8 @@ def test_equal_stages() -> None:
     """One block each, and the ends by themselves: the paper's case."""
     stages = stages_at([*STARTS, next(b.start for b in blocks(GRAPH) if b.name == "norm")])
     found = rebuild(GRAPH, stages, [3], [k for k in range(len(stages)) if k != 3])
-    assert not found.lacking and not found.copies
+    assert not found.lacking
+    assert not found.copies
     assert {block_of(name) for name in found.means} == {2}
     for name, origins in found.means.items():
         rest = name.removeprefix("blocks.2.")
@@ -119,7 +120,8 @@ def test_any_cut_and_any_loss(data: st.DataObject) -> None:
 def test_a_stage_with_another_holder_is_copied() -> None:
     stages = stages_at(STARTS[2:5:2])
     found = rebuild(GRAPH, stages, [1], [0, 1, 2])
-    assert not found.means and not found.lacking
+    assert not found.means
+    assert not found.lacking
     assert {*found.copies} == {*stages[1].trainable}
 
 
@@ -132,7 +134,8 @@ def test_means(dtype: torch.dtype) -> None:
     assert torch.allclose(mean([a, b], [1.0, 0.0]), a, atol=1e-6)
     assert mean([a, b], [1.0, 3.0]).dtype == dtype
     alone = mean([a], [0.0])
-    assert torch.equal(alone, a) and alone.data_ptr() != a.data_ptr()
+    assert torch.equal(alone, a)
+    assert alone.data_ptr() != a.data_ptr()
 
 
 class Odd(nn.Module):
