@@ -35,7 +35,7 @@ from shoal.peer.data.sources import resolve
 from shoal.peer.optimizer import StageOptimizer
 from shoal.peer.sync.allreduce import Layout, add, grads_of, set_grads, vector_of
 
-__all__ = ["Data", "Pipeline", "Setting"]
+__all__ = ["Data", "Pipeline", "Setting", "fuse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Pipeline:
         self._judges = [StageExecutor(large, s, tensors) for s in cut(large, bounds)]
         self.optimizers = [StageOptimizer(setting.train, e.parameters) for e in self.executors]
         for optimizer in self.optimizers:
-            _fuse(optimizer)
+            fuse(optimizer)
         self.layouts = [
             Layout(tuple((n, graph.spec[f"param:{n}"]) for n in s.trainable)) for s in self.stages
         ]
@@ -263,7 +263,7 @@ def _graph(setting: Setting) -> Graph:
     return capture(setting.model(), {"x": example, "y": example}).graph
 
 
-def _fuse(optimizer: StageOptimizer) -> None:
+def fuse(optimizer: StageOptimizer) -> None:
     """Lets torch update all parameters in one kernel: the same formula, a quarter of the time of so
     small a step. Peers leave it to torch's default."""
     inner = optimizer._optimizer

@@ -27,7 +27,7 @@ from learning_wire import Codecs, Use
 
 from shoal.compression.codec import parse
 
-__all__ = ["Run", "finished", "run_all", "train"]
+__all__ = ["Run", "finished", "run_all", "train", "workers"]
 
 Run = dict[str, Any]
 """`row`, `seed`; `loss` (through the codecs) and `weights_loss` (of the weights alone), held out,
@@ -116,7 +116,7 @@ def run_all(
     keys = [key_of(row, seed, setting) for row, seed in wanted]
     there = finished(file)
     todo = [pair for pair, key in zip(wanted, keys, strict=True) if key not in there]
-    with TemporaryDirectory() as folder, _workers(jobs) as run_some:
+    with TemporaryDirectory() as folder, workers(jobs) as run_some:
         source = Data.write(Path(folder), setting)
         for i, run in enumerate(run_some(_train, [(*pair, setting, source) for pair in todo])):
             there[run["key"]] = run
@@ -131,7 +131,7 @@ def run_all(
 
 
 @contextmanager
-def _workers(jobs: int) -> Iterator[Callable[..., Iterator[Run]]]:
+def workers(jobs: int) -> Iterator[Callable[..., Iterator[Run]]]:
     """A `map` that gives results as they come: over so many processes, or here for one job."""
     if jobs == 1:
         yield map

@@ -63,6 +63,8 @@ class DurableRun:
         self.term = 0
         self.plan: Plan | None = None
         self.peers: tuple[PeerId, ...] = ()
+        self.inexact_from = 0
+        """The first step after a lost stage was made anew from its neighbours; 0: none was."""
         self.history = History(options.kept_events)
         self.ledger: StepLedger | None = None  # Of the newest term that was RUNNING.
         self.checkpoints = Checkpoints(wish.output.every, wish.output.keep)
@@ -100,6 +102,7 @@ class DurableRun:
             steps=self.spec.steps,
             name=self.spec.name,
             term=self.term,
+            inexact_from=self.inexact_from,
         )
 
     # ------------------------------------------------------------ events for watchers
@@ -130,6 +133,7 @@ class DurableRun:
             self.peers = self.plan.peers
         elif kind == "state":
             self.phase, self.reason = event.state.phase, Reason()
+            self.inexact_from = event.state.inexact_from
             self.reason.CopyFrom(event.state.reason)
             if self.phase == RUNNING:
                 self.ledger = self._ledger(self.committed, event.at_s)
@@ -157,6 +161,7 @@ class DurableRun:
         """As an earlier start of the broker left it; the history is restored already."""
         self.checkpoints.add(checkpoints)
         self.phase, self.term = state.phase, state.term
+        self.inexact_from = state.inexact_from
         self.reason.CopyFrom(state.reason)
         if plan is None:
             return

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..dag.plan import PeerId
+from ..dag.plan import PeerId, Plan
 from .keepers import fits
 from .membership import Member, Membership, dial
 
 if TYPE_CHECKING:
     from .terms import Terms
 
-__all__ = ["Blamed", "able_left", "replacements", "suited_left"]
+__all__ = ["Blamed", "able_left", "replacements", "suited_left", "unreached"]
 
 SLOWER = 2.0
 _AWAY_S = 30.0
@@ -132,6 +132,22 @@ def _reached(
             if there is not None and dial(member, there, run.options.relays) is None:
                 return False
     return True
+
+
+def unreached(
+    plan: Plan, taken_by: Mapping[PeerId, PeerId], members: Membership, relays: bool
+) -> str:
+    """Between whom there is no way, of holders that give blocks of their stages and the ones that
+    make lost stages from them; empty: none is missing."""
+    for new in taken_by.values():
+        for peer in plan.peers:
+            if (
+                peer not in taken_by
+                and dial(members.members[peer], members.members[new], relays) is None
+            ):
+                a, b = members.members[peer].label, members.members[new].label
+                return f"there is no way between {a} and {b}"
+    return ""
 
 
 def suited_left(run: Terms, members: Membership, now: float) -> bool:

@@ -5,14 +5,14 @@ Pure functions over plans and sets of snapshots.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..dag.plan import PeerId, Plan, Route
 from ..proto.broker_pb2 import Gift, Renamed, Resume, Span
 from .sets import Set
 
-__all__ = ["gifts", "resume", "substituted"]
+__all__ = ["block_gifts", "gifts", "resume", "substituted"]
 
 
 def substituted(plan: Plan, old: PeerId, new: PeerId) -> Plan:
@@ -73,14 +73,35 @@ def gifts(found: Set, plan: Plan) -> tuple[Gift, ...]:
     return tuple(out)
 
 
+def block_gifts(plan: Plan, rebuilt: Sequence[PeerId]) -> tuple[Gift, ...]:
+    """Of every stage that somebody has, the first of these gives to each that makes its own anew:
+    which of its blocks is known to who has the graph."""
+    alive = [[h for h in s.holders if h not in rebuilt] for s in plan.stages]
+    givers = dict.fromkeys(holders[0] for holders in alive if holders)
+    return tuple(
+        Gift(
+            holder=giver,
+            source=giver,
+            destination=peer,
+            spans=[
+                Span(start=plan.stages[k].start, stop=plan.stages[k].stop)
+                for k in plan.stages_of(giver)
+            ],
+        )
+        for peer in rebuilt
+        for giver in givers
+    )
+
+
 def resume(found: Set, plan: Plan, names: Mapping[PeerId, PeerId]) -> Resume:
     """What an assignment says of the set that it goes on from. `names`: who took whose place since
     it was taken."""
     return Resume(
         term=found.term,
         holders=found.where,
-        gifts=gifts(found, plan),
+        gifts=block_gifts(plan, found.rebuilt) if found.rebuilt else gifts(found, plan),
         renamed=[Renamed(old=old, to=new) for old, new in names.items()],
         files=found.checkpoint.files if found.checkpoint else (),
         live=found.live,
+        rebuilt=found.rebuilt,
     )

@@ -20,6 +20,9 @@ Rules.
   a fault, or makes no progress; it is left out for a while. What would fail on any peer ends the
   run, as does a fault at every peer that was tried. A lost peer that only keeps snapshots ends
   nothing.
+- Where nothing of a lost holder is left, and the run's ladder allows it, another peer makes its
+  stages anew from those around them (`dag/neighbour.py`): nobody goes back, and the run is not
+  exact from there on, which its state says (`inexact_from`).
 - A holder that says that it leaves hands its part over first (`handing.py`): no step is done again.
 - Every phase but WAITING has a deadline: building and exporting a fixed one; running the larger of
   `step_floor_s` and `step_factor` medians of the measured steps since the last report, with one
@@ -34,7 +37,7 @@ Rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..dag.plan import PeerId, Plan
@@ -68,7 +71,7 @@ from .events import Instruction, Log, RunId, SetTimer, Tell
 from .handing import Errand
 from .membership import Lost, Member, Membership, clean
 from .options import BrokerOptions
-from .recovery import replacements, suited_left
+from .recovery import replacements, suited_left, unreached
 from .replica import rerouted, rerouted_pairs
 from .resume import substituted
 from .returning import Returning
@@ -84,6 +87,8 @@ FAULTS_OF_ONE = frozenset(
 """Codes of faults that another peer need not have. Others would come again wherever it runs."""
 NOT_LIVE = "live"
 """A holder has applied the step that is to be begun anew from what is in the stages."""
+NOT_REBUILT = "neighbour"
+"""A lost stage cannot be made anew from the blocks around it."""
 FAULTS_OF_NETWORKS = frozenset({"deadline", "link", "stalled"})
 """Those that pass: a run waits, where it would end for others."""
 COMMITTED_EVERY = 32
@@ -174,10 +179,11 @@ class Run(Terms):
         text: str,
         now: float,
         live: bool = False,
+        rebuilt: Sequence[PeerId] = (),
     ) -> list[Instruction]:
         self.asked, self.offered = None, {}
         self._ready, self._exports, self._finished, self._down = {}, {}, {}, {}
-        out = self.begin_term(plan, pairs, members, generation, now, live)
+        out = self.begin_term(plan, pairs, members, generation, now, live, rebuilt)
         if self.term > 1:
             found = self.begun_from
             text += f", going on at step {found.step}" if found else ", from the starting weights"
@@ -274,7 +280,10 @@ class Run(Terms):
         files = [WeightFile(blob=self._exports[p].weights) for p in self._exporters]
         weights = Weights(step=self.spec.steps, files=files)
         out: list[Instruction] = [self._publish(RunEvent(weights=weights), now)]
-        return out + self._end(DONE, "done", f"{self.committed} steps are done", members, now)
+        text = f"{self.committed} steps are done"
+        if self.inexact_from:
+            text += f"; not exact from step {self.inexact_from} on: a lost stage was made anew"
+        return out + self._end(DONE, "done", text, members, now)
 
     def saved(
         self, member: Member, message: Saved, members: Membership, now: float
@@ -474,7 +483,7 @@ class Run(Terms):
         code = clean(fault.reason.code, 60) or "fault"
         if code == "snapshot":
             self.sets.spoilt(self.begun_from)
-        if code == NOT_LIVE:
+        if code in (NOT_LIVE, NOT_REBUILT):
             return self._go_on((), code, text, members, generation, now, live=False)
         if code not in FAULTS_OF_ONE:
             return self.fail(code, text, members, now)
@@ -523,12 +532,49 @@ class Run(Terms):
             return self._build(rest, pairs, members, generation, code, text, now, live=True)
         found = self.goes_on_from(members)
         lost = found is None or found.checkpoint is not None
+        rebuilds, why_not = self._rebuilds(gone, live and lost)
+        if rebuilds and (taken := replacements(self, gone, members, now)) is not None:
+            why_not = unreached(self.plan, taken, members, self.options.relays)
+            if not why_not:
+                return self._in_place(
+                    taken, code, text, members, generation, now, rebuilt=tuple(taken.values())
+                )
+        elif rebuilds:
+            why_not = "nobody in the pool can take its part"
+        if why_not:
+            text += f". It is not made anew from its neighbours: {why_not}"
         if not self.wish.recovery.ladder or (self.committed and lost and not self.begins_anew):
             text += ". No snapshot of it is left, and its ladder has no checkpoint"
             return self.fail(code, text, members, now)
         taken_by = replacements(self, gone, members, now)
         if taken_by is None:
             return self._collect(code, text, members, now)
+        return self._in_place(taken_by, code, text, members, generation, now)
+
+    def _rebuilds(self, gone: Sequence[PeerId], lost: bool) -> tuple[bool, str]:
+        """Whether stages of these are to be made anew, with everybody else where it is; and why
+        not, where that was asked for. `lost`: nothing of this run is left but a checkpoint."""
+        ladder = "neighbour" in self.wish.recovery.ladder
+        if not (ladder and lost and self.committed and any(p in self.peers for p in gone)):
+            return False, ""
+        if self.phase not in (BUILDING, RUNNING):
+            return False, "the training is over"
+        if all(p in gone for p in self.peers):
+            return False, "nobody is left"
+        return True, ""
+
+    def _in_place(
+        self,
+        taken_by: Mapping[PeerId, PeerId],
+        code: str,
+        text: str,
+        members: Membership,
+        generation: Callable[[], int],
+        now: float,
+        rebuilt: Sequence[PeerId] = (),
+    ) -> list[Instruction]:
+        """Others take the parts of lost holders, in the same plan."""
+        assert self.plan is not None, self
         plan, pairs, names = self.plan, self.pairs, []
         for old, new in taken_by.items():
             stages = ", ".join(str(k) for k in plan.stages_of(old))
@@ -537,10 +583,16 @@ class Run(Terms):
             plan = substituted(plan, old, new)
             pairs = tuple((new if a == old else a, new if b == old else b) for a, b in pairs)
             self.took_over(old, new)
+        if rebuilt:
+            names.append(
+                "made anew from the blocks around it: the run is not exact from step "
+                f"{self.inexact_from or self.committed} on"
+            )
         text = "; ".join((text, *names))
         if names:
             plan = replace(plan, reasons=(*names, "the rest is as before"))
-        return self._build(plan, pairs, members, generation, code, text, now)
+        live = bool(rebuilt)
+        return self._build(plan, pairs, members, generation, code, text, now, live, rebuilt)
 
     def _waits_no_longer(self, members: Membership, now: float) -> tuple[PeerId, ...]:
         """For those that may come back; returns them."""

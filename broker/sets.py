@@ -32,6 +32,8 @@ class Set:
     checkpoint: Checkpoint | None = None
     live: bool = False
     """Or it is what the holders have in their stages."""
+    rebuilt: tuple[PeerId, ...] = ()
+    """With `live`: holders that have nothing in theirs, and make them anew from the others'."""
 
     def without(self, peers: Container[PeerId]) -> Set | None:
         """What is left of it without these; None: it is not whole then."""

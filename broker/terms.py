@@ -54,6 +54,9 @@ __all__ = ["NEVER", "Terms"]
 NEVER = 2**64 - 1
 """As the step that is needed: nothing is."""
 
+BLOCKS = 0
+"""In place of a term: what lost stages are made from, of which nothing is reported."""
+
 Pair = tuple[PeerId, PeerId]
 
 _LOSSES = 4096
@@ -172,11 +175,13 @@ class Terms(DurableRun):
         generation: Callable[[], int],
         now: float,
         live: bool = False,
+        rebuilt: Sequence[PeerId] = (),
     ) -> list[Instruction]:
         """The plan's peers are all in the pool, or in this run already. Of each pair the one that
         stands first dials, or the one that can. `live`: from what its holders have in their stages
-        now."""
-        found = Set(self.term, self.committed, {}, live=True) if live else None
+        now, of which those in `rebuilt` make theirs anew."""
+        term = BLOCKS if rebuilt else self.term
+        found = Set(term, self.committed, {}, live=True, rebuilt=(*rebuilt,)) if live else None
         self.begun_from = found = found or self.goes_on_from(members)
         plan = self._with_keepers(plan, found, members, now)
         before = self.parts
@@ -185,6 +190,10 @@ class Terms(DurableRun):
         # Not known after a restart of the broker: then all.
         self.pairs = tuple(pairs) or tuple(combinations(plan.peers, 2))
         step = found.step if found else 0
+        if rebuilt:
+            self.inexact_from = self.inexact_from or step
+        elif step < self.inexact_from:
+            self.inexact_from = 0  # back to before that
         self.cadence = self._cadence(step)
         self.checkpoints.given_up()
         self._keepers, self.on_hold = {}, 0

@@ -175,7 +175,8 @@ class Job(Settings):
     @property
     def training(self) -> Training:
         """What a peer needs. Needs `steps` (see `resolved`)."""
-        return Training(seed=self.seed, train=self.train)
+        rebuilds = "neighbour" in self.recovery.ladder
+        return Training(seed=self.seed, train=self.train, rebuilds=rebuilds)
 
 
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:
@@ -210,5 +211,3 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         yield "data.kind", '"text", "tokens" and "arrays" are'
     if job.plan.schedule == "zero-bubble":
         yield "plan.schedule", '"auto", "gpipe", "1f1b" and "interleaved" are'
-    if "neighbour" in job.recovery.ladder:
-        yield "recovery.ladder", '"replica", "snapshot" and "checkpoint" are'

@@ -463,6 +463,9 @@ class Training(Settings):
     """Of masks and of the choice of samples."""
     train: Train
     """With `steps` known."""
+    rebuilds: bool = False
+    """Whether a lost stage may be made anew from its neighbours, for which the norms of gradients
+    are kept."""
 
     def to_json(self) -> str:
         return json.dumps(plain(self))

@@ -6,6 +6,7 @@
 
 - BUILDING: links are dialled or expected, parameters fetched, the stages built. READY is told once.
   A term that goes on from a snapshot waits for those that others give first (`keeping.py`).
+  What a lost stage is made from is given when the giver's own stages stand.
 - WARM: it holds no stage, and keeps snapshots of those that do.
 - RUNNING: the action lists (`step.py`). After each update a StepReport; the peer that combines an
   evaluation reports after it. The data of the next step is fetched while this one computes.
@@ -156,10 +157,15 @@ class Assignment:
         self._awaits = self.keeping.awaits
         return out if self._awaits else [*out, self._build()]
 
-    def has(self, updates: int) -> bool:
-        """Whether just so many updates are in the stages, and nothing of the step after."""
-        steps = self.steps
-        return self.alive and steps is not None and steps.updates == updates and steps.unchanged
+    def has(self, updates: int, *, codecs: bool = True) -> bool:
+        """Whether just so many updates are in the stages and, with `codecs`, in their states."""
+        steps, resume = self.steps, self._assign.resume
+        if self.phase is Phase.BUILDING:  # what was in the stages stays until it is in these
+            live = resume.live and self._holds and self._peer not in resume.rebuilt
+            return live and self._assign.first_step == updates
+        if not self.alive or steps is None or steps.updates != updates:
+            return False
+        return steps.unchanged if codecs else steps.unapplied
 
     def _build(self) -> e.Build:
         return e.Build(self.run, self.term, self._assign, self.keeping.resumed)
@@ -183,13 +189,13 @@ class Assignment:
         if not self.steps.over:
             out.append(e.Prefetch(self.run, self.term, self.steps.step))
         ready = broker_pb2.Ready(run=self.run, term=self.term, device_bytes=event.device_bytes)
-        return [*out, e.Tell(broker_pb2.PeerMessage(ready=ready))]
+        return [*out, *self.keeping.give_blocks(), e.Tell(broker_pb2.PeerMessage(ready=ready))]
 
     def start(self, now: float) -> list[e.Instruction]:
         if self.phase is not Phase.READY or self.steps is None:
             return []  # said twice, or before this peer was ready: the broker's slip, no harm
         self.phase = Phase.RUNNING
-        out: list[e.Instruction] = []
+        out = self.keeping.rebuilt()
         for peer in self.steps.neighbours():
             if not self._up[peer]:
                 out += self._miss(peer, now)

@@ -158,7 +158,9 @@ def build_work(
             evaluation=(evaluation(core.graph), within) if core else None,
             recompute=plan.stages[stage.index].recompute,
         )
-        optimizer = StageOptimizer(order.training.train, executor.parameters)
+        optimizer = StageOptimizer(
+            order.training.train, executor.parameters, weighs=order.training.rebuilds
+        )
         held[stage.index] = Held(stage, executor, optimizer)
     wire = Wire(flow, graph)
     reader = Reader(

@@ -61,9 +61,10 @@ from .own_data import Catalogue, answer, host_secret, offers
 from .owner import Owner
 from .probe import probe_payload
 from .profile import measure
+from .rebuilt import RebuildError
 from .relayed import RELAY
 from .sharing import Fellows, serve_blobs
-from .snapshots import PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
+from .snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
 from .spans import Spans
 from .stretch import StretchedDevice
 
@@ -595,7 +596,8 @@ class Worker:
             with self._spans.span("build", run):
                 self._own_data.check(assign.data.hash, assign.submitter, assign.local)
                 # What is in the stages goes when the others are built.
-                live = (self._device.snapshot(assign.first_step)(),) if assign.resume.live else ()
+                here = assign.resume.live and self.me.peer not in assign.resume.rebuilt
+                live = (self._device.snapshot(assign.first_step)(),) if here else ()
                 order = order_from_assign(
                     self.me.peer,
                     assign,
@@ -646,11 +648,13 @@ class Worker:
                     failed,
                 )
 
-        self._compute.do(
-            lambda: self._device.snapshot(snapshot.step) if self._holds(run, term) else None,
-            copied,
-            failed,
-        )
+        def copy() -> Callable[[], tuple[memoryview, ...]] | None:
+            if not self._holds(run, term):
+                return None
+            blocks = snapshot.term == BLOCKS
+            return self._device.blocks() if blocks else self._device.snapshot(snapshot.step)
+
+        self._compute.do(copy, copied, failed)
 
     def _send_snapshot(self, key: FrameKey, payload: Payload) -> None:
         try:
@@ -724,4 +728,6 @@ def _code(error: Exception) -> str:
         return "memory"
     if isinstance(error, SnapshotError):
         return "snapshot"
+    if isinstance(error, RebuildError):
+        return "neighbour"
     return "blob" if isinstance(error, BlobTransferError) else "build"

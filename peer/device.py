@@ -37,6 +37,7 @@ from .events import Built, Result
 from .exchange import Taken
 from .optimizer import learning_rate
 from .order import BuildOrder
+from .rebuilt import given_records, rebuilt_records
 from .records import load_records, take_records, write_records
 from .snapshots import in_parts
 from .step import transfer_of
@@ -69,13 +70,18 @@ class TorchDevice:
         """Builds this peer's stages of the plan; an assignment before it is discarded.
 
         Raises ValueError (PlanError, GraphError, SpecError, WeightError) when plan, graph, weights
-        and data do not fit together, SnapshotError when the snapshots cannot be gone on from.
+        and data do not fit together, SnapshotError when the snapshots cannot be gone on from,
+        RebuildError when lost stages cannot be made from what others gave.
         """
         self.discard()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # of torch
         records = load_records(order.resumed).renamed(order.renamed)
+        if order.rebuilt:
+            records = records.without_codecs()
+        if order.peer in order.rebuilt:
+            records = rebuilt_records(order, records)
         goes_on = bool(order.resumed)
         if goes_on:
             order = replace(order, weights=records.over(order.weights), resumed=())
@@ -339,6 +345,11 @@ class TorchDevice:
         work = self._now
         records, lossless = take_records(work, step), work.order.lossless_snapshots
         return lambda: in_parts(write_records(records, lossless=lossless))
+
+    def blocks(self) -> Callable[[], tuple[memoryview, ...]]:
+        """The same of what lost stages are made from."""
+        records = given_records(self._now)
+        return lambda: in_parts(write_records(records))
 
     def export(self) -> bytes:
         """The weights that this peer answers for (`Work.exported`), as a safetensors file."""

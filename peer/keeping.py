@@ -13,6 +13,8 @@
 - Of a snapshot that is to be part of a checkpoint, a copy is brought to the broker besides.
 - On resuming, whoever lies nearest gives snapshots on (`Gift`); the assignment is built when all
   that this peer awaits are here.
+- Of what a lost stage is made from (`rebuilt.py`), each giver makes something like a snapshot of
+  term 0 once its own stages stand. The broker hears nothing of these, and nobody keeps them.
 - Snapshots outlive assignments and terms. They go when a newer set is complete, which the broker
   says, or when the run has ended.
 
@@ -31,7 +33,7 @@ from ..dag.plan import PeerId
 from ..net.frame import FrameKey
 from ..proto import broker_pb2, common_pb2
 from . import events as e
-from .snapshots import PART_BYTES, SnapshotId
+from .snapshots import BLOCKS, PART_BYTES, SnapshotId
 
 __all__ = ["Keeping"]
 
@@ -110,7 +112,7 @@ class Keeping:
 
     def end(self) -> list[e.Instruction]:
         """The assignment ends; what is whole stays."""
-        out = [self._forget(s) for s in (*self._coming, *self._awaited)]
+        out = [self._forget(s) for s in (*self._coming, *self._awaited)] + self.rebuilt()
         self.wanted, self._taking, self._upload = None, None, None
         self._needed, self.hold = 0, 0
         self._giving.clear()
@@ -157,7 +159,10 @@ class Keeping:
 
     @property
     def resumed(self) -> tuple[SnapshotId, ...]:
-        """Of the set that the assignment goes on from, those here with some of its stages."""
+        """Of the set that the assignment goes on from, those here with some of its stages; or all
+        that these are made from."""
+        if self.peer in self._assign.resume.rebuilt:
+            return tuple(s for s in self.held if s.term == BLOCKS)
         mine = [(s.start, s.stop) for s in self._spans_of(self.peer)]
         named = (self._of_set(holder) for holder in self._assign.resume.holders)
         return tuple(
@@ -171,6 +176,19 @@ class Keeping:
         """They cannot be gone on from."""
         gone = [(s, self.held[s][0]) for s in self.resumed]
         return [i for s, message in gone for i in (self._forget(s), _report(message, why))]
+
+    def give_blocks(self) -> list[e.Instruction]:
+        """The own stages stand: what others make lost ones from is to be copied."""
+        assign = self._assign
+        gives = any(g.source == g.holder == self.peer for g in assign.resume.gifts)
+        if not gives or not assign.resume.rebuilt:
+            return []
+        self._taking = self._of_set(self.peer)
+        return [e.TakeSnapshot(assign.run, assign.term, self._message(self._taking))]
+
+    def rebuilt(self) -> list[e.Instruction]:
+        """Nobody needs what lost stages were made from any more."""
+        return [self._forget(s) for s in [*self.held] if s.term == BLOCKS]
 
     def _of_set(self, holder: str) -> SnapshotId:
         """A snapshot of the set that the assignment resumes from."""
@@ -211,6 +229,9 @@ class Keeping:
             return [e.DropSnapshot(found)]
         self._taking = None
         self.held[found] = event.snapshot, event.parts
+        if found.term == BLOCKS:
+            gifts = [g for g in self._assign.resume.gifts if g.source == self.peer]
+            return [i for g in gifts for i in self._give(found, g.destination)]
         out = [_report(event.snapshot), *self._surplus(found)]
         if found.step == self._upload:
             out.append(e.UploadSnapshot(event.snapshot))
@@ -326,6 +347,8 @@ class Keeping:
         del self._coming[found]
         snapshot = self._message(found)
         self.held[found] = snapshot, key.hop
+        if found.term == BLOCKS:
+            return out
         out += [e.KeepSnapshot(snapshot, key.hop), _report(snapshot)]
         return out + self._surplus(found)
 

@@ -49,6 +49,7 @@ from .assignment import Assignment, Patience, Phase
 from .keeping import Keeping
 from .opening import Opening, Terms
 from .probe import Probes
+from .snapshots import BLOCKS
 from .traffic import Traffic
 
 __all__ = ["PROTOCOL_VERSION", "PeerMachine", "PeerOptions"]
@@ -202,6 +203,9 @@ class PeerMachine:
                 out = self.keeping.taken(event)
             case e.SnapshotFailed(snapshot, why):
                 out = self.keeping.failed(snapshot, why)
+                part = self.assignment
+                if snapshot.term == BLOCKS and part and part.alive:  # somebody waits for it
+                    out += part.fail("neighbour", f"{self.peer} could not give its blocks: {why}")
             case e.SnapshotSaved():
                 out = self.keeping.saved(event)
             case e.LinkUp(peer, again_bytes):
@@ -451,7 +455,9 @@ class PeerMachine:
             return [_refused(assign, "busy", f"{self.peer} still holds {part.run}")]
         out = self.probes.end_all("assigned", f"{self.peer} was given a part in {assign.run}")
         live = assign.resume.live and any(self.peer in s.holders for s in assign.plan.stages)
-        if live and (part is None or not part.has(assign.first_step)):
+        live = live and self.peer not in assign.resume.rebuilt
+        codecs = not assign.resume.rebuilt  # they begin anew then
+        if live and (part is None or not part.has(assign.first_step, codecs=codecs)):
             step = "nothing" if part is None or part.steps is None else part.steps.updates
             text = f"{self.peer} has other updates in its stages than {assign.first_step}: {step}"
             return [*out, *self._drop_assignment(), _refused(assign, "live", text)]

@@ -7,7 +7,7 @@ holder, whatever stage it has, comes to the same numbers without talking to anyo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -18,6 +18,8 @@ from ..dag.split_weights import whole_name
 from ..job import Train
 
 __all__ = ["StageOptimizer", "clip_factor", "learning_rate", "warm_up"]
+
+_BOOST, _SQUARE = "boost", "square"
 
 
 def learning_rate(train: Train, step: int) -> float:
@@ -61,10 +63,17 @@ class StageOptimizer:
 
     A parameter whose gradient is None is left alone, decay included, as in torch. Copies of a tied
     parameter stay equal when all get the same gradient, because nothing else enters the update.
+    `squares`: by parameter, the squared 2-norm of the last step's mean gradient before clipping,
+    what rebuilding a lost stage weighs its neighbours by; kept only if `weighs`.
     """
 
-    def __init__(self, train: Train, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self, train: Train, parameters: Mapping[str, nn.Parameter], *, weighs: bool = False
+    ) -> None:
         self.train = train
+        self.squares: dict[str, Tensor] = {}
+        self._weighs = weighs
+        self._boosts: dict[str, float] = {}
         self._named = {n: p for n, p in parameters.items() if p.requires_grad}
         self._decay: list[nn.Parameter] = []
         self._plain: list[nn.Parameter] = []
@@ -103,27 +112,55 @@ class StageOptimizer:
         if self._optimizer is None or weight == 0:
             return
         factor = clip_factor(norm, self.train.clip)
-        for parameter in (*self._decay, *self._plain):
+        self.squares.clear()
+        for name, parameter in self._named.items():
             if parameter.grad is not None:
                 if weight != 1:
                     parameter.grad.div_(weight)
+                if self._weighs:
+                    self.squares[name] = _square(parameter.grad)
                 if factor != 1:
                     parameter.grad.mul_(factor)
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self.train, step)
+            group["lr"] = learning_rate(self.train, step) * group.get(_BOOST, 1.0)
         self._optimizer.step()
+
+    def boost(self, names: Iterable[str], factor: float) -> None:
+        """From here on the learning rate of these parameters is `factor` times as high; not more
+        when it is said again."""
+        if self._optimizer is None:
+            return
+        names = [n for n in names if n in self._named and self._boosts.get(n, 1.0) != factor]
+        chosen = {id(self._named[n]) for n in names}
+        self._boosts.update(dict.fromkeys(names, factor))
+        for group in list(self._optimizer.param_groups):
+            moved = [p for p in group["params"] if id(p) in chosen]
+            group["params"] = [p for p in group["params"] if id(p) not in chosen]
+            if moved:
+                self._optimizer.param_groups.append({**group, "params": moved, _BOOST: factor})
+        self._optimizer.param_groups = [g for g in self._optimizer.param_groups if g["params"]]
+
+    def reset(self, names: Iterable[str]) -> None:
+        """Forgets the state of these parameters, as if they had had no gradient yet."""
+        for name in names:
+            if self._optimizer is not None and name in self._named:
+                self._optimizer.state.pop(self._named[name], None)
+                self.squares.pop(name, None)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The optimizer's state as NAME:PART, of parameters that had a gradient already; the
-        optimizer's own tensors."""
+        optimizer's own tensors. Besides, NAME:boost and NAME:square where there are some."""
         if self._optimizer is None:
             return {}
-        return {
+        found = {
             f"{name}:{part}": tensor
             for name, parameter in self._named.items()
             for part, tensor in self._optimizer.state.get(parameter, {}).items()
             if isinstance(tensor, Tensor)
         }
+        for name, factor in self._boosts.items():
+            found[f"{name}:{_BOOST}"] = torch.tensor(factor, dtype=torch.float64)
+        return found | {f"{n}:{_SQUARE}": square for n, square in self.squares.items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on from copies of what `state_tensors` gave; names of others' are passed over."""
@@ -131,7 +168,13 @@ class StageOptimizer:
             return
         for name, tensor in tensors.items():
             owner, _, part = name.rpartition(":")
-            if (parameter := self._named.get(owner)) is not None:
+            if (parameter := self._named.get(owner)) is None:
+                continue
+            if part == _BOOST:
+                self.boost([owner], float(tensor))
+            elif part == _SQUARE:
+                self.squares[owner] = tensor.to(parameter.device, copy=True)
+            else:
                 # AdamW counts its steps on the host, whatever the device of the parameter.
                 there = tensor.device if part == "step" else parameter.device
                 self._optimizer.state[parameter][part] = tensor.to(there, copy=True)
@@ -139,3 +182,8 @@ class StageOptimizer:
     def __repr__(self) -> str:
         held = len(self._decay) + len(self._plain)
         return f"<StageOptimizer {self.train.optimizer}, {held} parameters>"
+
+
+def _square(grad: Tensor) -> Tensor:
+    """The squared 2-norm, a float64 scalar where the gradient is."""
+    return torch.linalg.vector_norm(grad, dtype=torch.float64).square()

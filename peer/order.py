@@ -51,6 +51,9 @@ class BuildOrder:
     """Who takes the place of whom since they were taken."""
     lossless_snapshots: bool = False
     """Whether tensors of snapshots are coded, or written as they are."""
+    rebuilt: tuple[PeerId, ...] = ()
+    """Peers that make their stages anew: `resumed` is what others gave for that then, or what was
+    in the stages."""
 
 
 def order_from_assign(
@@ -100,6 +103,7 @@ def order_from_assign(
         resumed=parts,
         renamed={r.old: r.to for r in assign.resume.renamed},
         lossless_snapshots=assign.lossless_snapshots,
+        rebuilt=tuple(map(PeerId, assign.resume.rebuilt)),
     )
 
 

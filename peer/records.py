@@ -118,6 +118,12 @@ class Records:
                     states[state] = tensor
         work.streams.load_state_tensors(states)
 
+    def without_codecs(self) -> Records:
+        """With the streams at their beginning."""
+        return replace(
+            self, tensors={n: t for n, t in self.tensors.items() if not n.startswith("codec/")}
+        )
+
     def renamed(self, names: Mapping[str, str]) -> Records:
         """With other peers at the ends of codecs."""
         if not names:

@@ -28,8 +28,10 @@ from ..dag.graph import TensorSpec
 from ..net.frame import Arrived, FrameKey, Payload
 from ..proto import broker_pb2
 
-__all__ = ["PART_BYTES", "SnapshotError", "SnapshotId", "SnapshotStore", "in_parts"]
+__all__ = ["BLOCKS", "PART_BYTES", "SnapshotError", "SnapshotId", "SnapshotStore", "in_parts"]
 
+BLOCKS = 0
+"""In place of a term: what a holder gives of its stages, so that lost ones are made from it."""
 PART_BYTES = 64 << 20
 _MOST_PARTS = 1 << 16
 _LISTED = "snapshot.json"
@@ -97,7 +99,8 @@ class SnapshotStore:
         found = SnapshotId.of(snapshot)
         for i, data in enumerate(parts):
             self._keep(found, i, data)
-        self.whole(snapshot, len(parts))
+        if snapshot.term != BLOCKS:  # a later process has no use for those
+            self.whole(snapshot, len(parts))
 
     def accept(self, arrived: Arrived) -> None:
         """Keeps a part that came. Raises SpecError, with nothing kept, for a frame that is none,

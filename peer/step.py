@@ -150,6 +150,15 @@ class Steps:
         given = next((i for i, a in enumerate(actions) if a.kind is Kind.NORM_GIVE), 0)
         return self.position + self.in_flight <= given
 
+    @property
+    def unapplied(self) -> bool:
+        """Whether nothing but `updates` is in the stages, whatever the codecs are at."""
+        if self.evaluating or self.over:
+            return True
+        actions = self._train.actions
+        update = next((i for i, a in enumerate(actions) if a.kind is Kind.UPDATE), len(actions))
+        return self.position + self.in_flight <= update
+
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation in which this peer has a part follows `step`."""
         if not self._eval_every or not self._evaluate.actions:

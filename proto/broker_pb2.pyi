@@ -562,20 +562,22 @@ class Assign(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("term", "holders", "gifts", "renamed", "files", "live")
+    __slots__ = ("term", "holders", "gifts", "renamed", "files", "live", "rebuilt")
     TERM_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     GIFTS_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
+    REBUILT_FIELD_NUMBER: _ClassVar[int]
     term: int
     holders: _containers.RepeatedScalarFieldContainer[str]
     gifts: _containers.RepeatedCompositeFieldContainer[Gift]
     renamed: _containers.RepeatedCompositeFieldContainer[Renamed]
     files: _containers.RepeatedCompositeFieldContainer[CheckpointFile]
     live: bool
-    def __init__(self, term: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., gifts: _Optional[_Iterable[_Union[Gift, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., live: _Optional[bool] = ...) -> None: ...
+    rebuilt: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, term: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., gifts: _Optional[_Iterable[_Union[Gift, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[Renamed, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., live: _Optional[bool] = ..., rebuilt: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Gift(_message.Message):
     __slots__ = ("holder", "source", "destination", "spans")
@@ -1046,7 +1048,7 @@ class Weights(_message.Message):
     def __init__(self, step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ...) -> None: ...
 
 class RunState(_message.Message):
-    __slots__ = ("run", "phase", "reason", "step", "steps", "name", "term")
+    __slots__ = ("run", "phase", "reason", "step", "steps", "name", "term", "inexact_from")
     RUN_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -1054,6 +1056,7 @@ class RunState(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    INEXACT_FROM_FIELD_NUMBER: _ClassVar[int]
     run: str
     phase: Phase
     reason: _common_pb2.Reason
@@ -1061,7 +1064,8 @@ class RunState(_message.Message):
     steps: int
     name: str
     term: int
-    def __init__(self, run: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., name: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
+    inexact_from: int
+    def __init__(self, run: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., name: _Optional[str] = ..., term: _Optional[int] = ..., inexact_from: _Optional[int] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

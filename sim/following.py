@@ -46,6 +46,7 @@ class Following:
             case "state":
                 state, summary = event.state, self.summary
                 summary.steps, self.reason_code = state.step, state.reason.code
+                summary.inexact_from = state.inexact_from
                 if state.phase in (broker_pb2.FAILED, broker_pb2.CANCELLED):
                     summary.exit, summary.error = 1, self.lacks or state.reason.text
                 self.lacks = lack_of(event)

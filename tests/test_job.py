@@ -114,7 +114,6 @@ def test_missing_required_keys_are_named(tmp_path: Path) -> None:
         ("sync", 'kind = "local"'),
         ("sync", "every = 8"),
         ("recovery", 'lease = "11s"'),
-        ("recovery", 'ladder = ["snapshot", "neighbour"]'),
         ("recovery", 'lease = "20s"'),
         ("data", 'where = "url"'),
         ("data", 'kind = "module"'),

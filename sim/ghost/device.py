@@ -22,6 +22,7 @@ from ...dag.cost import OperatorCost, cost
 from ...dag.execute import SpecError
 from ...dag.flow import Role, Transfer
 from ...dag.graph import Graph
+from ...dag.neighbour import Rebuild
 from ...dag.plan import PeerId
 from ...dag.schedule import Action, Kind
 from ...net.frame import Arrived, FrameKey, Payload
@@ -29,8 +30,9 @@ from ...net.outbox import Pieces
 from ...peer.events import Built, Result
 from ...peer.optimizer import learning_rate
 from ...peer.order import BuildOrder
+from ...peer.rebuilt import RebuildError, recipe
 from ...proto import broker_pb2
-from .hashes import MASK, Words, figure
+from .hashes import MASK, Words, figure, name_hash
 from .plan import GhostPlan, Hollow, Weighed
 from .stage_hash import HeldHash
 
@@ -116,6 +118,11 @@ class _Work:
     def first_of(self, stage: int) -> bool:
         return self.shared.plan.stages[stage].holders[0] == self.order.peer
 
+    def recipe(self, lost: Sequence[int]) -> Rebuild:
+        """How lost stages are made anew."""
+        shared, order = self.shared, self.order
+        return recipe(shared.graph, shared.stages, shared.plan, order.rebuilt, lost)
+
     def live_bytes(self) -> int:
         kept = self.shared.kept_bytes
         return self.standing_bytes + sum(kept(k) * len(h.live) for k, h in self.held.items())
@@ -162,6 +169,8 @@ class GhostDevice:
         states: dict[str, int] = {}
         for parts in order.resumed:
             states |= json.loads(cast(Hollow, parts[0]).tag)
+        if order.peer in order.rebuilt:
+            states = _rebuilt(work, states)
         for held in work.held.values():
             held.resume(states)
         self.peak_bytes = work.standing_bytes
@@ -417,6 +426,19 @@ class GhostDevice:
         size = max(len(data), work.snapshot_bytes)
         return lambda: (cast(memoryview, Hollow(size, data)),)
 
+    def blocks(self) -> Callable[[], tuple[memoryview, ...]]:
+        """As TorchDevice."""
+        work, order, found = self._now, self._now.order, dict[str, int]()
+        lost = [k for p in order.rebuilt for k in order.plan.stages_of(p)]
+        wanted = work.recipe(lost)
+        specs, size = work.shared.graph.spec, 0
+        for held in work.held.values():
+            mine = {n: s for n, s in held.exported().items() if n[6:] in wanted.sources}
+            size += sum(specs[name].size_bytes for name in mine.keys() - found.keys())
+            found |= mine
+        data = json.dumps(found).encode()
+        return lambda: (cast(memoryview, Hollow(max(len(data), size), data)),)
+
     def export(self) -> bytes:
         """The hashes of the parameters and buffers that this peer answers for, as JSON."""
         work, found = self._now, dict[str, int]()
@@ -437,6 +459,19 @@ class GhostDevice:
         if self._work is None:
             return "<GhostDevice, nothing built>"
         return f"<GhostDevice, stages {[*self._work.held]}>"
+
+
+def _rebuilt(work: _Work, given: dict[str, int]) -> dict[str, int]:
+    """As peer.rebuilt.rebuilt_records: what a parameter is made from is in its hash. Raises
+    RebuildError."""
+    wanted = work.recipe(tuple(work.held))
+    if wanted.lacking:
+        raise RebuildError(f"stage {[*work.held]} cannot be made anew: {wanted.why_not}")
+    found = {f"param:{name}": given[f"param:{name}"] for name in wanted.copies}
+    for name, origins in wanted.means.items():
+        sources = (given[f"param:{source}"] for source, _ in origins)
+        found[f"param:{name}"] = name_hash("mean", *sources)
+    return found
 
 
 _NOTHING = _Part((), ())

@@ -9,6 +9,8 @@ out, and at the machines and links themselves, and believes nothing that they sa
     what is seen                                                              what cannot be seen
 I1  with `losses` (and `norms`): each committed step's loss is that of the    weights between steps,
     plain loop; for ghosts these are hashes, and exact                        without ghosts
+    from where a run says that it is not exact (a lost stage was made anew)
+    no loss is compared; all else holds
 I2  each peer runs its list of a step once, in order, each action with its    that a sum on a real
     inputs there; routes are covered by the lists; a frame is sent once; a    device has each term
     step is committed once, in order, after every holder's update             once, without I1

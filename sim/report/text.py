@@ -62,10 +62,17 @@ def _learned(s: Summary) -> Iterator[str]:
         )
     if s.loss_ratio is not None:
         text += (
-            f" (not meant to be equal: {', '.join(s.lossy)}); "
+            f" (not meant to be equal: {', '.join([*s.lossy, *_made_anew(s)])}); "
             f"the last tenth {s.loss_ratio - 1:+.1%}"
         )
+    elif s.inexact_from:
+        text += f" · not exact: {', '.join(_made_anew(s))}"
     yield text
+
+
+def _made_anew(s: Summary) -> Iterator[str]:
+    if s.inexact_from:
+        yield f"a lost stage made anew before step {s.inexact_from}"
 
 
 def _speed(s: Summary) -> Iterator[str]:

@@ -34,7 +34,8 @@ from ...peer.machine import PeerMachine, PeerOptions
 from ...peer.order import BuildOrder, resumed
 from ...peer.probe import probe_payload
 from ...peer.profile import speeds_to_proto
-from ...peer.snapshots import SnapshotError, SnapshotId, SnapshotStore
+from ...peer.rebuilt import RebuildError
+from ...peer.snapshots import BLOCKS, SnapshotError, SnapshotId, SnapshotStore
 from ...proto import broker_pb2, common_pb2, graph_pb2
 from .. import trace
 from .clock import Observed, Timers
@@ -78,6 +79,7 @@ class Device(Protocol):
     def compute(self, step: int, action: Action) -> p.Result: ...
     def export(self) -> bytes: ...
     def snapshot(self, step: int) -> Callable[[], tuple[memoryview, ...]]: ...
+    def blocks(self) -> Callable[[], tuple[memoryview, ...]]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,7 +390,8 @@ class PeerShell:
 
         answer: p.Event
         live: tuple[tuple[memoryview, ...], ...] = ()
-        if wanted.assign.resume.live:
+        resume = wanted.assign.resume
+        if resume.live and self.name not in resume.rebuilt:
             live = (self.device.snapshot(wanted.assign.first_step)(),)
         try:
             order, self._pace = world.orders.read(
@@ -404,6 +407,7 @@ class PeerShell:
             answer = self.device.build(order)
         except ValueError as error:
             code = "snapshot" if isinstance(error, SnapshotError) else "build"
+            code = "neighbour" if isinstance(error, RebuildError) else code
             answer = p.BuildFailed(wanted.run, wanted.term, str(error), code)
 
         def built() -> None:
@@ -422,7 +426,8 @@ class PeerShell:
 
     def _take_snapshot(self, wanted: p.TakeSnapshot) -> None:
         """Copying holds the device up, writing does not."""
-        parts = self.device.snapshot(wanted.snapshot.step)()
+        blocks = wanted.snapshot.term == BLOCKS
+        parts = (self.device.blocks() if blocks else self.device.snapshot(wanted.snapshot.step))()
         self.snapshots.put(wanted.snapshot, parts)
         copied = 2 * sum(part.nbytes for part in parts)  # read and written
         self._owed_s += copied / self.spec.speeds.memory

@@ -15,7 +15,7 @@ from shoal.net.frame import FrameKey
 from shoal.peer import events as e
 from shoal.peer.assignment import Assignment, Patience, Phase
 from shoal.peer.keeping import Keeping
-from shoal.peer.snapshots import PART_BYTES, SnapshotId
+from shoal.peer.snapshots import BLOCKS, PART_BYTES, SnapshotId
 from shoal.proto import broker_pb2
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -381,3 +381,48 @@ def test_a_copy_larger_than_the_peer_announced_is_refused_by_its_first_part() ->
     assert one.expects(part(6, 0, 2))
     one.arrived(part(6, 0, 2))
     assert reports(one.arrived(part(6, 1, 2))) == [(6, A, True)]
+
+
+# ---------------------------------------------------------------- blocks of neighbours
+
+
+def rebuilding(peer: PeerId) -> Keeping:
+    """c makes the stage of b anew, from what a gives."""
+    stages = [
+        broker_pb2.StageSlot(start=0, stop=4, holders=[A]),
+        broker_pb2.StageSlot(start=4, stop=9, holders=[C]),
+    ]
+    spans = [broker_pb2.Span(start=0, stop=4)]
+    gift = broker_pb2.Gift(holder=A, source=A, destination=C, spans=spans)
+    resume = broker_pb2.Resume(live=True, rebuilt=[C], gifts=[gift])
+    message = assign(plan=broker_pb2.Plan(stages=stages), first_step=7, resume=resume)
+    return keeping(peer, message)
+
+
+def test_blocks_are_given_when_the_stages_stand_and_nobody_else_hears_of_them() -> None:
+    one = rebuilding(A)
+    assert not one.awaits
+    (take,) = one.give_blocks()
+    assert isinstance(take, e.TakeSnapshot)
+    assert SnapshotId.of(take.snapshot) == name(7, A, BLOCKS)
+    out = one.taken(e.SnapshotTaken(take.snapshot, 2))
+    assert sent(out) == [part(7, i, 2, term=BLOCKS) for i in range(2)]
+    assert reports(out) == []
+    assert dropped(one.rebuilt()) == [name(7, A, BLOCKS)]
+
+
+def test_who_makes_a_stage_anew_awaits_the_blocks_and_keeps_them_until_then() -> None:
+    one = rebuilding(C)
+    assert one.awaits
+    assert one.give_blocks() == []
+    out = [i for n in range(2) for i in one.arrived(part(7, n, 2, term=BLOCKS))]
+    assert reports(out) == []
+    assert not [i for i in out if isinstance(i, e.KeepSnapshot)]
+    assert not one.awaits
+    assert one.resumed == (name(7, A, BLOCKS),)
+    assert dropped(one.end()) == [name(7, A, BLOCKS)]
+    assert one.newest(9) == []
+
+
+def test_without_rebuilt_stages_nobody_gives_blocks() -> None:
+    assert keeping(A).give_blocks() == []

@@ -160,3 +160,80 @@ def test_frozen_parameters_have_no_state_to_load():
     optimizer = StageOptimizer(Train(steps=1, batch=1), dict(module.named_parameters()))
     optimizer.load_state_tensors({"0.weight:exp_avg": torch.ones(8, 5)})
     assert optimizer.state_tensors() == {}
+
+
+# ---------------------------------------------------------------- lost stages made anew
+
+
+def trained(optimizer, steps, weighs=False):
+    train = Train(steps=9, batch=4, microbatch=4, optimizer=optimizer, warmup=1, lr=0.05)
+    module = model()
+    parameters = dict(module.named_parameters())
+    return train, module, parameters, StageOptimizer(train, parameters, weighs=weighs), steps
+
+
+def run(module, parameters, update, steps):
+    for step in steps:
+        loss_of(module, batches(step, 0)).backward()
+        update.step(step, weight=1.0, norm=0.1)
+        module.zero_grad()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_boosted_parameters_are_updated_as_with_so_much_more_learning_rate(optimizer):
+    train, module, parameters, update, _ = trained(optimizer, 4)
+    oracle_module = copy.deepcopy(module)
+    mine = dict(oracle_module.named_parameters())
+    faster = Train(**{**vars(train), "lr": 1.5 * train.lr})
+    there = {n: q for n, q in mine.items() if n.startswith("0.")}
+    rest = {n: q for n, q in mine.items() if n not in there}
+    pair = StageOptimizer(faster, there), StageOptimizer(train, rest)
+    update.boost(["0.weight", "0.bias"], 1.5)
+    update.boost(["0.weight"], 1.5)  # said again: no more than that
+    run(module, parameters, update, range(4))
+    for step in range(4):
+        loss_of(oracle_module, batches(step, 0)).backward()
+        for each in pair:
+            each.step(step, weight=1.0, norm=0.1)
+        oracle_module.zero_grad()
+    for name, parameter in parameters.items():
+        assert torch.equal(parameter, mine[name]), name
+
+
+def test_a_boost_and_the_squares_are_part_of_the_state():
+    _, module, parameters, update, _ = trained("adamw", 3, weighs=True)
+    update.boost(["0.weight"], 1.1)
+    run(module, parameters, update, range(3))
+    again_module = copy.deepcopy(module)
+    _, _, _, other, _ = trained("adamw", 0)
+    again = StageOptimizer(other.train, dict(again_module.named_parameters()), weighs=True)
+    again.load_state_tensors({n: t.clone() for n, t in update.state_tensors().items()})
+    assert again.squares == update.squares
+    assert again.squares
+    run(module, parameters, update, range(3, 6))
+    run(again_module, dict(again_module.named_parameters()), again, range(3, 6))
+    for name, parameter in again_module.named_parameters():
+        assert torch.equal(parameter, parameters[name]), name
+
+
+def test_squares_are_of_the_mean_gradient_before_clipping():
+    _, module, parameters, update, _ = trained("adamw", 1, weighs=True)
+    loss_of(module, batches(0, 0)).backward()
+    grads = {n: q.grad.clone() for n, q in parameters.items()}
+    update.step(0, weight=2.0, norm=50.0)
+    for name, grad in grads.items():
+        wanted = float((grad.double() / 2).square().sum())
+        assert float(update.squares[name]) == pytest.approx(wanted, rel=1e-9), name
+    assert not trained("adamw", 1)[3].squares
+
+
+def test_after_a_reset_the_state_is_that_of_a_beginner():
+    _, module, parameters, update, _ = trained("adamw", 3)
+    run(module, parameters, update, range(3))
+    update.reset(["0.weight"])
+    names = {n.rpartition(":")[0] for n in update.state_tensors()}
+    assert names == {*parameters} - {"0.weight"}
+    run(module, parameters, update, range(3, 4))
+    state = update.state_tensors()
+    assert float(state["0.weight:step"]) == 1
+    assert float(state["0.bias:step"]) == 4

@@ -1,0 +1,276 @@
+"""A holder dies, nothing of its stage is left, and another peer makes it anew from its neighbours.
+
+The oracle is a plain loop that does the same in one process, written out here: before the step that
+is done again, blocks 2 and 3 become the mean of blocks 1 and 4, weighted by squared gradient norms,
+and begin without optimizer state at 1.1 times the learning rate. Until then the run is the plain
+loop's, and nobody goes back.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.client import models
+from shoal.dag.blocks import blocks
+from shoal.dag.convert_plan import plan_to_proto
+from shoal.dag.graph import Graph
+from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
+from shoal.job import Job, Train
+from shoal.peer import events as p
+from shoal.proto.broker_pb2 import DONE, FAILED, RunEvent, RunSpec
+from shoal.sim import oracle
+from shoal.sim.ghost.device import Ghosts
+from shoal.sim.monitor.monitor import Monitor
+from shoal.sim.virtual.clock import Observed
+from shoal.sim.virtual.world import World
+
+STEPS = 7
+JOB: dict[str, Any] = {
+    "version": 1,
+    "name": "neighbour",
+    "model": {
+        "factory": "shoal.examples.gpt:gpt",
+        "args": {"layers": 6, "width": 8, "heads": 1, "length": 8, "dropout": 0.0},
+    },
+    "data": {"kind": "text", "length": 8},
+    "plan": {"scheduler": "uniform"},
+    "train": {"steps": STEPS, "batch": 4, "microbatch": 2, "lr": 1e-2, "eval_every": 0},
+    "recovery": {"ladder": ["neighbour"]},
+}
+NAMES = ("p0", "p1", "p2")
+LOST = ("blocks.2.", "blocks.3.")
+
+
+def plan_of(graph: Graph, holders: Iterable[Iterable[str]] = (("p0",), ("p1",), ("p2",))) -> Plan:
+    """Three stages of two blocks, with the embedding in the first and the head in the last; two
+    microbatches, each over the first or second holder of a stage."""
+    first = {b.name: b.start for b in blocks(graph)}
+    starts = [0, first["blocks.2"], first["blocks.4"], len(graph.operators)]
+    held = [tuple(map(PeerId, names)) for names in holders]
+    slots = tuple(StageSlot(starts[k], starts[k + 1], held[k]) for k in range(3))
+    routes = tuple(tuple(Visit(k, held[k][m % len(held[k])]) for k in range(3)) for m in range(2))
+    return Plan(slots, routes, 2)
+
+
+class Played:
+    """The job in a world, where some die once a number of steps is done."""
+
+    def __init__(
+        self,
+        laboratory: Any,
+        dies: dict[str, int],
+        *,
+        peers: int = 4,
+        recovery: dict[str, Any] | None = None,
+        plan: Plan | None = None,
+        ghosts: bool = False,
+        at: Callable[[Observed], bool] = lambda seen: isinstance(seen.record, p.Computed),
+    ) -> None:
+        job = Job.from_table(json.loads(laboratory.spec.job) | {"recovery": recovery or {}})
+        spec = RunSpec()
+        spec.CopyFrom(laboratory.spec)
+        spec.job = job.to_json()
+        spec.plan.CopyFrom(plan_to_proto(plan or plan_of(laboratory.graph)))
+        options = {"device": Ghosts()} if ghosts else {}
+        self.world: World = laboratory.world(peers, log=False, **options)
+        monitor = Monitor(self.world)
+        self.computed: list[tuple[str, int, int]] = []
+        """(who, term, step) of every action."""
+        self.world.until(lambda: len(self.world.broker.machine.members.pool) == peers)
+        self.run = self.world.submit(spec)
+        also, waits = self.world.observe, dict(dies)
+
+        def observe(seen: Observed) -> None:
+            assert also is not None
+            also(seen)
+            if isinstance(seen.record, p.Compute):
+                self.computed.append((seen.who, seen.record.term, seen.record.step))
+            known = self.world.broker.machine.runs.get(self.run)  # type: ignore[call-overload]
+            for name, step in list(waits.items()):
+                if known is not None and known.committed >= step and at(seen):
+                    del waits[name]
+                    self.world.kill(name)
+
+        self.world.observe = observe
+        self.events: list[RunEvent] = monitor.finish(self.run)
+        assert not waits, "somebody did not die"
+
+    @property
+    def end(self) -> Any:
+        return self.world.broker.ended[self.run]
+
+    @property
+    def losses(self) -> list[float]:
+        done = [e.step for e in self.events if e.HasField("step")]
+        assert [s.step for s in done] == list(range(len(done)))
+        return [s.outcome.loss for s in done]
+
+    @property
+    def notes(self) -> str:
+        return "\n".join(e.note or e.state.reason.text for e in self.events)
+
+
+def plain(laboratory: Any, rebuilt_at: int) -> list[float]:
+    """The oracle, see the module; `rebuilt_at`: updates before that."""
+    module, job = copy.deepcopy(laboratory.module), laboratory.job
+    train, reader = job.train, laboratory.reader()
+    losses: list[float] = []
+    with models.ready(module, job):
+        optimizer = oracle.optimizer_of(module, train)
+        for step in range(STEPS):
+            if step == rebuilt_at:
+                optimizer = _rebuilt(module, optimizer, train)
+            for group in optimizer.param_groups:
+                group["lr"] = oracle.learning_rate(train, step, STEPS) * group.get("times", 1.0)
+            optimizer.zero_grad()
+            total = 0.0
+            for m in range(2):
+                loss = module(**reader.batch(step, m, 2)) / 2
+                loss.backward()
+                total += float(loss.detach())
+            losses.append(total)
+            grads = {n: q.grad.clone() for n, q in module.named_parameters()}
+            module.__dict__["grads"] = grads
+            nn.utils.clip_grad_norm_(module.parameters(), train.clip)
+            optimizer.step()
+    return losses
+
+
+def _rebuilt(module: nn.Module, optimizer: Any, train: Train) -> torch.optim.Optimizer:
+    named, grads = dict(module.named_parameters()), module.__dict__["grads"]
+
+    def square(block: str) -> float:
+        return float(sum(g.double().square().sum() for n, g in grads.items() if block in n))
+
+    before, behind = square("blocks.1."), square("blocks.4.")
+    again = oracle.optimizer_of(module, train)
+    again.load_state_dict(optimizer.state_dict())
+    with torch.no_grad():
+        for name, parameter in named.items():
+            lost = next((prefix for prefix in LOST if name.startswith(prefix)), None)
+            if lost is None:
+                continue
+            a, b = (named[name.replace(lost, f"blocks.{i}.")] for i in (1, 4))
+            parameter.copy_((before * a + behind * b) / (before + behind))
+            again.state.pop(parameter)
+    for group in list(again.param_groups):
+        mine = [q for n, q in named.items() if n.startswith(LOST)]
+        moved = [q for q in group["params"] if any(q is x for x in mine)]
+        group["params"] = [q for q in group["params"] if not any(q is x for x in moved)]
+        again.param_groups.append({**group, "params": moved, "times": 1.1})
+    return again
+
+
+@pytest.fixture(scope="module")
+def made(laboratory: Callable[..., Any]) -> Any:
+    return laboratory(Job.from_table(JOB))
+
+
+def recovery(*ladder: str) -> dict[str, Any]:
+    return {"ladder": list(ladder)}
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_a_lost_stage_is_made_from_its_neighbours(made: Any, after: int) -> None:
+    played = Played(made, {"p1": after}, recovery=recovery("neighbour"))
+    assert played.end.phase == DONE, played.notes
+    assert played.end.inexact_from == after
+    assert f"the run is not exact from step {after} on" in played.notes
+    assert "stage 1 -> p3 (from the pool); made anew" in played.notes
+    assert f"not exact from step {after} on" in played.end.reason.text
+    again = {step for _, term, step in played.computed if term > 1}
+    assert min(again) == after, "somebody went back"
+    assert played.losses == pytest.approx(plain(made, after), rel=1e-5)
+    assert plain(made, after)[after:] != pytest.approx(plain(made, -1)[after:], rel=1e-5)
+
+
+def test_a_run_in_which_nobody_is_lost_is_exact(made: Any) -> None:
+    played = Played(made, {}, recovery=recovery("neighbour"))
+    assert played.end.phase == DONE
+    assert played.end.inexact_from == 0
+    assert played.losses == pytest.approx(plain(made, -1), rel=1e-5)
+
+
+def test_what_nobody_else_has_cannot_be_made(made: Any) -> None:
+    """The first stage has the positions. The last rung is next, with the reason."""
+    played = Played(made, {"p0": 3}, recovery=recovery("neighbour"))
+    assert played.end.phase == FAILED
+    assert "nobody else holds positions.weight" in played.end.reason.text
+    played = Played(made, {"p0": 3}, recovery=recovery("neighbour", "checkpoint"))
+    assert played.end.phase == DONE, played.notes
+    assert "nobody else holds positions.weight" in played.notes
+    assert played.end.inexact_from == 0
+    assert played.losses == pytest.approx(plain(made, -1), rel=1e-5)
+
+
+def test_nobody_in_the_pool(made: Any) -> None:
+    played = Played(made, {"p1": 3}, peers=3, recovery=recovery("neighbour"))
+    assert played.end.phase == FAILED
+    assert "not made anew from its neighbours: nobody in the pool" in played.end.reason.text
+
+
+def test_a_snapshot_comes_first(made: Any) -> None:
+    played = Played(made, {"p1": 4}, recovery=recovery("snapshot", "neighbour"))
+    assert played.end.phase == DONE
+    assert played.end.inexact_from == 0, played.notes
+    assert played.losses == pytest.approx(plain(made, -1), rel=1e-5)
+
+
+def test_two_losses_at_different_steps(made: Any) -> None:
+    played = Played(made, {"p1": 2, "p3": 5}, peers=5, recovery=recovery("neighbour"))
+    assert played.end.phase == DONE, played.notes
+    assert played.end.inexact_from == 2
+    assert len(played.losses) == STEPS
+
+
+def test_ghosts_do_the_same(made: Any) -> None:
+    calm = Played(made, {}, recovery=recovery("neighbour"), ghosts=True)
+    played = Played(made, {"p1": 4}, recovery=recovery("neighbour"), ghosts=True)
+    assert played.end.phase == DONE, played.notes
+    assert played.end.inexact_from == 4
+    assert played.losses[:4] == calm.losses[:4]
+    assert played.losses[4:] != calm.losses[4:]
+
+
+def test_it_may_die_at_any_moment(made: Any) -> None:
+    """Whatever comes of it is said: made anew at the step that was not done, or, where somebody has
+    applied that step already, from the start."""
+    rungs = _dies_at(made, range(0, 210, 35))
+    assert rungs["neighbour"] > rungs["checkpoint"], rungs
+
+
+@pytest.mark.slow
+def test_it_may_die_at_every_moment(made: Any) -> None:
+    rungs = _dies_at(made, range(210))
+    assert rungs["neighbour"] > 10 * rungs["checkpoint"] > 0, rungs
+
+
+def _dies_at(made: Any, moments: Iterable[int]) -> dict[str, int]:
+    """`moments`: records after step 2 was committed, of about 210 until step 3 is; ghosts."""
+    rungs = {"neighbour": 0, "checkpoint": 0}
+    for moment in moments:
+        after = itertools.count()
+        played = Played(
+            made,
+            {"p1": 2},
+            recovery=recovery("neighbour", "checkpoint"),
+            ghosts=True,
+            at=lambda seen, n=moment, after=after: next(after) >= n,  # type: ignore[misc]
+        )
+        assert played.end.phase == DONE, (moment, played.notes)
+        assert len(played.losses) == STEPS
+        if played.end.inexact_from:
+            rungs["neighbour"] += 1
+            assert "made anew from the blocks" in played.notes, moment
+        else:
+            rungs["checkpoint"] += 1
+            assert "has other updates" in played.notes, (moment, played.notes)
+    return rungs
