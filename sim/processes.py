@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["ClusterError", "LocalCluster", "die_with", "uninterrupted"]
+__all__ = ["ClusterError", "LocalCluster", "die_with", "started_by", "uninterrupted"]
 
 _SETTINGS = "XDG_CONFIG_HOME"
 PATIENCE_S = 60.0
@@ -126,7 +126,7 @@ class LocalCluster:
         if sign in (signal.SIGKILL, signal.SIGTERM):
             self._gone.add(name)
         if self.runs(name):
-            workers = [] if sign == signal.SIGTERM else _started_by(self.processes[name].pid)
+            workers = [] if sign == signal.SIGTERM else started_by(self.processes[name].pid)
             os.killpg(self.processes[name].pid, sign)
             for worker in workers:  # each in a session of its own
                 with suppress(ProcessLookupError):
@@ -254,7 +254,7 @@ def die_with(parent: int) -> Callable[[], None]:
     return tie
 
 
-def _started_by(pid: int) -> list[int]:
+def started_by(pid: int) -> list[int]:
     """Processes that another one started and that have not ended (Linux)."""
     found: list[int] = []
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
