@@ -255,10 +255,10 @@ def chaos(runs: int, first: int, jobs: int, folder: Path) -> list[Figure]:
     """All of them, in so many clusters at once."""
     context = multiprocessing.get_context("spawn")
     found: multiprocessing.Queue[Outcome | str] = context.Queue()
-    seeds = range(first, first + runs)
+    seeds, jobs = list(range(first, first + runs)), min(jobs, runs)
     workers = [
-        context.Process(target=_worker, args=(list(seeds[k::jobs]), str(folder / f"job-{k}"), found))
-        for k in range(min(jobs, runs))
+        context.Process(target=_worker, args=(seeds[k::jobs], str(folder / f"job-{k}"), found))
+        for k in range(jobs)
     ]
     for worker in workers:
         worker.start()

@@ -1,8 +1,8 @@
 """What processes hold, read from /proc every few seconds: memory, descriptors, threads, children.
 
-    with Gauge(lambda: {"broker": [pid], "peer-1": [pid, pid]}, every_s=10.0) as gauge:
-        …
-    gauge.longest("broker").growth("rss", warmup_s=300)         0.012: 1.2 % from then to the end
+with Gauge(lambda: {"broker": [pid], "peer-1": [pid, pid]}, every_s=10.0) as gauge:
+    …
+gauge.longest("broker").growth("rss", warmup_s=300)         0.012: 1.2 % from then to the end
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ class Sample:
     anonymous: int
     descriptors: int
     threads: int
+
+    def __str__(self) -> str:
+        return f"{self.rss / 1e6:.0f} MB {self.descriptors} fds"
 
 
 @dataclass
@@ -144,15 +147,15 @@ class Gauge:
         found = []
         for series in self.series.values():
             if series.role == role and series.lasted_s >= age_s:
-                begin = series.samples[0].at_s
-                found.append(next((s.at_s, s.rss) for s in series.samples if s.at_s >= begin + age_s))
+                old_s = series.samples[0].at_s + age_s
+                found.append(next((s.at_s, s.rss) for s in series.samples if s.at_s >= old_s))
         return sorted(found)
 
     def line(self) -> str:
         """How it is now, for people."""
         newest = max((s.samples[-1].at_s for s in self.series.values()), default=0.0)
         here = [s for s in self.series.values() if s.samples[-1].at_s == newest]
-        parts = [f"{s.role} {s.samples[-1].rss / 1e6:.0f} MB {s.samples[-1].descriptors} fds" for s in here]
+        parts = [f"{one.role} {one.samples[-1]}" for one in here]
         disks = [f"{n} {v[-1][1] / 1e6:.1f} MB on disk" for n, v in self.disk.items() if v]
         return ", ".join([*parts, *disks])
 

@@ -105,9 +105,7 @@ def alone(job: Job, front: SimulationFront) -> Alone:
                 evaluate(step - 1)  # the step before it has just been applied
             return reader.batch(step, microbatch, SIZE)
 
-        found.losses = oracle.train(
-            module, batch, train, steps=steps, microbatches=BATCHES
-        ).losses
+        found.losses = oracle.train(module, batch, train, steps=steps, microbatches=BATCHES).losses
         if train.eval_every:
             evaluate(steps - 1)
     return found
@@ -169,9 +167,10 @@ def leftovers(mark: str) -> list[str]:
     found = []
     for folder in Path("/proc").iterdir():
         try:
-            if folder.name.isdigit() and int(folder.name) != os.getpid():
-                if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
-                    found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            ours = folder.name.isdigit() and int(folder.name) != os.getpid()
+            if ours and f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                command = (folder / "cmdline").read_bytes()
+                found.append(command.replace(b"\0", b" ").decode())
         except OSError:
             pass  # no process of ours, or gone by now
     return found
@@ -227,7 +226,7 @@ def real(minutes: float, seed: int, folder: Path, stretch: float, warmup: float)
                     cluster.check()
                     if calm is None or time.monotonic() < next_at:
                         continue  # the first run is left alone
-                    next_at = time.monotonic() + rng.uniform(5.0, 15.0)
+                    next_at = time.monotonic() + rng.uniform(15.0, 35.0)
                     guests = [n for n in crowd.here() if n.startswith("guest")]
                     if len(crowd.back_at) < 2 and guests:
                         sign = rng.choice((signal.SIGKILL, signal.SIGTERM))
@@ -262,9 +261,15 @@ def real(minutes: float, seed: int, folder: Path, stretch: float, warmup: float)
 
 
 def killed(
-    minutes: float, every_s: float, seed: int, folder: Path, stretch: float, warmup: float
+    minutes: float,
+    every_s: float,
+    seed: int,
+    folder: Path,
+    stretch: float,
+    warmup: float,
+    steps: int = 0,
 ) -> list[Figure]:
-    """One run, a holder of which is killed again and again."""
+    """One run of `steps` (0: as many as `minutes` should take), whose holders are killed."""
     import shoal
     from shoal.client.front import SimulationFront
     from shoal.client.submission import prepare
@@ -272,7 +277,7 @@ def killed(
     rng, mark, calm_s = random.Random(seed), marked(), min(60.0, 10 * minutes)
     names = ["anchor", *(f"peer-{i}" for i in range(1, 6))]
     problems: list[str] = []
-    stalls: list[float] = []
+    waited: list[float] = []  # of each kill: until there was a pool again
     with (
         LocalCluster(peers=[], folder=folder / "cluster", secure=True) as cluster,
         shoal.connect(cluster.address) as client,
@@ -286,7 +291,7 @@ def killed(
             trial.join()
             problems += trial.problems(None)
         step_s = statistics.median(e.step.seconds for e in trial.events if e.HasField("step"))
-        steps = int(60 * minutes / step_s * 0.8) + 1
+        steps = steps or int(60 * minutes / step_s * 0.8) + 1
         job = job_of(steps, eval_every=max(1, steps // 10))
         print(f"a step takes {step_s:.3f} s: {steps} steps", flush=True)
         disks = {"broker": folder / "cluster" / "broker", "anchor": folder / "cluster/anchor"}
@@ -300,10 +305,13 @@ def killed(
                 crowd.come_back()
                 cluster.check()
                 now = time.monotonic()
-                if now >= next_at and watched.phase() != "exporting":
-                    next_at += every_s
-                    holders = [n for n in _holders(client, watched.events) if n in crowd.here()]
-                    if victims := [n for n in holders if n != "anchor"]:
+                if next_at <= now < began + 60 * minutes and watched.phase() == "running":
+                    here = {*crowd.here()} & {*client.names().values()}
+                    holders = [n for n in _holders(client, watched.events) if n in here]
+                    victims = [n for n in holders if n != "anchor"]
+                    if victims and len(here) > STAGES:  # somebody can take its part
+                        waited.append(now - next_at)
+                        next_at = now + every_s
                         crowd.end(rng.choice(victims), signal.SIGKILL, BACK_S)
                 if now - told_at > 60.0:
                     told_at = now
@@ -335,6 +343,7 @@ def killed(
         Figure("killed_minutes", lasted_s / 60, "min", "higher"),
         Figure("killed_every", every_s, "s", "lower"),
         Figure("killed_kills", crowd.done["kill"], "kills", "higher"),
+        Figure("killed_kills_late", statistics.mean(waited or [0.0]), "s, for a pool", "lower"),
         Figure("killed_steps", len(done), f"of {steps} steps", "higher"),
         Figure("killed_max_loss_difference", losses_apart, "relative", "lower"),
         Figure("killed_max_held_out_difference", held_apart, "relative", "lower"),

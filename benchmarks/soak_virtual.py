@@ -1,9 +1,9 @@
 """Hours of virtual time under churn, in one process (see soak.py).
 
 What grows is looked for where it counts, in the machines that ship: every few virtual minutes all
-objects that can be reached from the broker's machine, and from the machines, the links and the
-devices of peers that nobody ever kills, are counted and weighed. The simulator itself keeps a log of
-its world (events that clients have seen, the journal's records), which is left out.
+objects that can be reached from the broker's machine, from all links, and from the machines and the
+devices of peers that nobody ever kills, are counted and weighed. The simulator itself keeps a log
+of its world (events that clients have seen, the journal's records), which is left out.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from google.protobuf.message import Message
 from soak_gauge import growth
 from table import Figure
 
-from shoal.broker.events import RunId
 from shoal.client.front import SimulationFront
 from shoal.job import Job
-from shoal.proto import broker_pb2
 from shoal.sim.faults.faults import Fault, Faults, join, kill, leave
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected
@@ -123,11 +121,11 @@ def virtual(hours: float, seed: int, every_s: float = 120.0) -> list[Figure]:
             for name, root in _roots(world).items():
                 held.setdefault(name, []).append(reachable(root, (*_NOT_OURS, Ghosts)))
             steps = sum(e.HasField("step") for e in world.events(run))
-            print(
-                f"{world.now / 60:.0f} min: {steps} steps, {faults.churned} changes, "
-                + ", ".join(f"{n} {sum(v[-1][0].values())} objects {v[-1][1] / 1e3:.0f} kB" for n, v in held.items()),
-                flush=True,
-            )
+            line = f"{world.now / 60:.0f} min: {steps} steps, {faults.churned} changes"
+            for name, looks in held.items():
+                kinds, size = looks[-1]
+                line += f", {name} {sum(kinds.values())} objects {size / 1e3:.0f} kB"
+            print(line, flush=True)
         done = [e for e in world.events(run) if e.HasField("step")]
         bound = packed.facts.graph.bind(1)
         wanted = expected(bound, 0, len(done), MICROBATCHES).losses
@@ -146,20 +144,18 @@ def virtual(hours: float, seed: int, every_s: float = 120.0) -> list[Figure]:
     for name, seen in held.items():
         counts = [sum(kinds.values()) for kinds, _ in seen]
         sizes = [size for _, size in seen]
-        figures += [
-            Figure(f"virtual_{name}_objects_growth", growth(at[warm:], counts[warm:]), "share", "lower"),
-            Figure(f"virtual_{name}_bytes_growth", growth(at[warm:], sizes[warm:]), "share", "lower"),
-        ]
+        for what, values in (("objects", counts), ("bytes", sizes)):
+            grown = growth(at[warm:], values[warm:])
+            figures.append(Figure(f"virtual_{name}_{what}_growth", grown, "share", "lower"))
         more = seen[-1][0] - seen[warm][0]
         print(f"{name}: more than after warm-up: {more.most_common(8)}")
     return [*figures, Figure("problems", wrong + doubled, "problems", "lower")]
 
 
 def _roots(world: World) -> dict[str, Any]:
-    machine = world.broker.machine
-    found: dict[str, Any] = {"broker": machine}
+    # Every link of everybody can be reached through the network.
+    found: dict[str, Any] = {"broker": world.broker.machine, "links": world.network}
     for i in range(STEADY):
         shell = world.peers[f"steady-{i}"]
         found[f"peer_{i}"] = [shell.machine, shell.device]
-        found[f"links_{i}"] = shell._transport
     return found

@@ -126,11 +126,15 @@ class LocalCluster:
         if sign in (signal.SIGKILL, signal.SIGTERM):
             self._gone.add(name)
         if self.runs(name):
-            workers = [] if sign == signal.SIGTERM else started_by(self.processes[name].pid)
-            os.killpg(self.processes[name].pid, sign)
+            first, workers = self.processes[name].pid, list[int]()
+            if sign == signal.SIGKILL:  # it starts no other worker, and no worker outlives it
+                os.killpg(first, signal.SIGSTOP)
+            if sign != signal.SIGTERM:
+                workers = started_by(first)
             for worker in workers:  # each in a session of its own
                 with suppress(ProcessLookupError):
                     os.killpg(worker, sign)
+            os.killpg(first, sign)
         if sign == signal.SIGKILL:
             self.processes[name].wait()
 
