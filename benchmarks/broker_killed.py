@@ -55,8 +55,9 @@ _LINE = re.compile(r"^(\S+ \S+) \w+ \S+ (broker_started|peer_joined|stream_refus
 class Watched(threading.Thread):
     """Every event of a run, as one client sees them through all the deaths."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, steps: int = STEPS) -> None:
         super().__init__(daemon=True)
+        self.steps = steps
         self.events: list[RunEvent] = []
         self.error: Exception | None = None
         self._run = run
@@ -98,8 +99,8 @@ class Watched(threading.Thread):
             found.append(f"it ended as {self.phase()}: {states[-1] if states else ''}")
         if numbers != list(range(len(numbers))):
             found.append("events with a gap or twice")
-        if [step for step, _ in self.losses] != list(range(STEPS)):
-            found.append(f"{len(self.losses)} steps, expected each of {STEPS} once")
+        if [step for step, _ in self.losses] != list(range(self.steps)):
+            found.append(f"{len(self.losses)} steps, expected each of {self.steps} once")
         if calm is not None and self.losses != calm.losses:
             found.append("other losses than undisturbed")
         if calm is not None and self.weights != calm.weights:

@@ -109,7 +109,8 @@ class DurableRun:
 
     def watched(self, start: int) -> Watched:
         first, events = self.history.read(start)
-        return Watched(self.id, first, events, self.ended)
+        over = self.ended and first + len(events) == self.history.numbered
+        return Watched(self.id, first, events, over)
 
     def _publish(
         self, event: RunEvent, now: float, term: int | None = None, plan: Plan | None = None
@@ -169,6 +170,6 @@ class DurableRun:
         if self.phase in (RUNNING, EXPORTING) or state.step:
             self.ledger = self._ledger(state.step, 0.0)
             self.ledger.held(peaks)
-            for event in self.history.events:
+            for event in self.history.recent:
                 if event.HasField("step"):
                     self.ledger.seen(event.step.seconds, event.at_s)

@@ -274,8 +274,9 @@ class CloseStream:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Kept events of a run from the asked number on; `over`: the run has ended, no more will come.
-    `first` is greater than the number asked for when older ones are no longer kept."""
+    """Kept events of a run from the asked number on, not always all; `over`: the run has ended, and
+    none comes after these. `first` is greater than the number asked for when older ones are no
+    longer kept."""
 
     run: RunId
     first: int

@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from itertools import islice
 
 from .blobs import BlobError, BlobStore
 from .runs import Run
@@ -26,8 +25,6 @@ SWEEP_S = 600.0
 """Between two looks at what may go."""
 MOST_MANIFEST_BYTES = 64 << 20
 """Larger ones are no manifests of ours: 300,000 shards, over a terabyte of text."""
-LOOKED_BACK = 1_000
-"""Events of a run in which its exports are looked for, the newest first."""
 
 
 def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
@@ -43,7 +40,7 @@ def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
             blobs.update(file.blob.hash for file in spec.resumed.files)
         for checkpoint in run.checkpoints.kept:
             blobs.update(file.blob.hash for file in checkpoint.files)
-        for event in islice(reversed(run.history.events), LOOKED_BACK):
+        for event in run.history.recent:  # an export is among the last things that happen
             blobs.update(file.blob.hash for file in event.weights.files)
     return blobs | manifests, manifests
 

@@ -109,7 +109,11 @@ class Reconsidering:
     def _facts(self, run: Run, now: float) -> ConsiderPlan:
         assert run.plan is not None
         mine = [self.members.members[p] for p in run.parts if p in self.members.members]
-        free = [m for m in suited(run, self.members, now) if m.state == "pool"]
+        free = [
+            m
+            for m in suited(run, self.members, now)
+            if m.state == "pool" and not run.blamed.shaky(m.id, now)
+        ]
         offered: dict[str, Member] = {m.id: m for m in (*mine, *free)}
         peers = [m.id for m in offered.values()]
         return ConsiderPlan(

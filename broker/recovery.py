@@ -5,8 +5,9 @@
   last, one that leaves already is not asked. It must be able to hold the part, be reached by all
   that the part exchanges frames with, and be at most SLOWER times as slow: otherwise a plan over
   all that is left may well be better, and is asked for.
-- A peer that was blamed for a fault is left out for a while, that doubles each time; so is one that
-  is lost again and again.
+- A peer that was blamed for a fault is left out for a while, that doubles each time. One that is
+  lost again and again is left out for some seconds, and asked after all others for a while that
+  doubles: a run that would wait goes on with it, as that costs nobody a step.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Blamed:
         self._away_s: dict[PeerId, float] = {}
         self._losses: dict[PeerId, int] = {}
         self._lost_at: deque[float] = deque(maxlen=_COUNTED)
+        self._shaky_until: dict[PeerId, float] = {}
 
     def again(self, peers: Iterable[PeerId], step: int, now: float) -> bool:
         """They are blamed; whether it is worth another try: with other peers each time, the same
@@ -61,7 +63,8 @@ class Blamed:
         self._lost_at.append(now)
         n = self._losses[peer] = self._losses.get(peer, 0) + 1
         if n > 1:
-            self._until[peer] = now + min(_MOST_AWAY_S, _FLAPS_S * 2 ** (n - 2))
+            self._until[peer] = max(now + _FLAPS_S, self._until.get(peer, 0.0))
+            self._shaky_until[peer] = now + min(_MOST_AWAY_S, _FLAPS_S * 2 ** min(n - 2, 16))
 
     def between_s(self, now: float) -> float:
         """Mean seconds from one loss to the next, of the last few; infinite before the first."""
@@ -70,6 +73,10 @@ class Blamed:
     def out(self, peer: PeerId, now: float) -> bool:
         """Whether it is left out now."""
         return now < self._until.get(peer, now)
+
+    def shaky(self, peer: PeerId, now: float) -> bool:
+        """Whether others are asked before it now."""
+        return now < self._shaky_until.get(peer, now)
 
     def first_back(self, now: float) -> float | None:
         """When the first of them may be asked again."""
@@ -108,7 +115,13 @@ def replacements(
             return None
         best = min(
             able,
-            key=lambda m: (run.lacks_s(m, now), m.id not in near, m not in warm, m.joined),
+            key=lambda m: (
+                blamed.shaky(m.id, now),
+                run.lacks_s(m, now),
+                m.id not in near,
+                m not in warm,
+                m.joined,
+            ),
         )
         found[old] = best.id
     return found

@@ -74,11 +74,12 @@ def _validate_run(run: Run) -> None:
         assert run.term >= 1, run
     if run.phase == EXPORTING:
         assert run.committed == run.spec.steps, run
-    numbers = [event.number for event in run.history.events]
+    numbers = [event.number for event in run.history.recent]
     first = numbers[0] if numbers else 0
     assert numbers == list(range(first, first + len(numbers))), f"{run}: gaps in {numbers}"
-    assert len(run.history.events) <= run.options.kept_events
+    assert not numbers or numbers[-1] + 1 == run.history.numbered, run
+    assert len(run.history) <= run.options.kept_events
     if run.ended:
-        assert run.history.events[-1].state.phase == run.phase, (
+        assert run.history.recent[-1].state.phase == run.phase, (
             f"{run}: its last event is not its end"
         )

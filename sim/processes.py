@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["ClusterError", "LocalCluster", "die_with", "uninterrupted"]
+__all__ = ["ClusterError", "LocalCluster", "die_with", "started_by", "uninterrupted"]
 
 _SETTINGS = "XDG_CONFIG_HOME"
 PATIENCE_S = 60.0
@@ -126,11 +126,15 @@ class LocalCluster:
         if sign in (signal.SIGKILL, signal.SIGTERM):
             self._gone.add(name)
         if self.runs(name):
-            workers = [] if sign == signal.SIGTERM else _started_by(self.processes[name].pid)
-            os.killpg(self.processes[name].pid, sign)
+            first, workers = self.processes[name].pid, list[int]()
+            if sign == signal.SIGKILL:  # it starts no other worker, and no worker outlives it
+                os.killpg(first, signal.SIGSTOP)
+            if sign != signal.SIGTERM:
+                workers = started_by(first)
             for worker in workers:  # each in a session of its own
                 with suppress(ProcessLookupError):
                     os.killpg(worker, sign)
+            os.killpg(first, sign)
         if sign == signal.SIGKILL:
             self.processes[name].wait()
 
@@ -254,7 +258,7 @@ def die_with(parent: int) -> Callable[[], None]:
     return tie
 
 
-def _started_by(pid: int) -> list[int]:
+def started_by(pid: int) -> list[int]:
     """Processes that another one started and that have not ended (Linux)."""
     found: list[int] = []
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):

@@ -74,12 +74,15 @@ class Watcher:
             found = self._shell.machine.runs.get(RunId(run))
             tokens = tokens_per_step(found.spec) if found is not None else 0
             digest = self._digests[run] = Digest(tokens, self.totals, self._since_s)
-        try:
-            watched, _ = await self._shell.watch(RunId(run), digest.next_event)
-        except RejectedError:
-            return  # forgotten in this very moment
-        for event in watched.events:
-            digest.add(event)
+        while True:
+            try:
+                watched, _ = await self._shell.watch(RunId(run), digest.next_event)
+            except RejectedError:
+                return  # forgotten in this very moment
+            for event in watched.events:
+                digest.add(event)
+            if not watched.events:
+                return
 
 
 def tokens_per_step(spec: RunSpec) -> int:

@@ -98,6 +98,12 @@ class Surface:
             heapq.heappush(self._heap, (self.now + delay_s, self._order, callback))
             self._changed.notify()
 
+    @property
+    def pending(self) -> int:
+        """Calls that are to come, such as those that undo a fault."""
+        with self._changed:
+            return len(self._heap)
+
     def see(self, event: broker_pb2.RunEvent) -> None:
         """Takes in an event of the run: the step after a committed one has begun."""
         step = -1

@@ -163,8 +163,11 @@ class BrokerShell:
         """The client asks for the events after those that it has."""
         seen = self.published.setdefault(run, [])
         known = self.machine.runs.get(b.RunId(run))
-        if known is not None:
-            for event in known.watched(seen[-1].number + 1 if seen else 0).events:
+        while known is not None:
+            new = known.watched(seen[-1].number + 1 if seen else 0).events
+            if not new:
+                return
+            for event in new:
                 seen.append(event)
                 self._mark(run, event)
 

@@ -525,6 +525,40 @@ def test_a_fault_of_one_peer_frees_it_and_names_peer_step_and_cause(world) -> No
     assert {o.peer for o in ask.peers} == {"a", "b"}
 
 
+def lose_again(world, run, lost: str, other: str, times: int) -> None:
+    """It dies, comes back and is asked again within seconds, as nobody else is there."""
+    for term in range(2, 2 + times):
+        world.close(lost)
+        world.drained(other, run)
+        out = [*world.join(lost, counter=term), *beat(world, 6, lost, other)]
+        ask = world.only(out, MakePlan)
+        assert {o.peer for o in ask.peers} == {lost, other}
+        world.handle(PlanReady(run, ask.version, world.plan(other, lost)))
+        for peer in (other, lost):
+            world.say(peer, ready=Ready(run=run, term=term))
+        assert world.state(run).phase == RUNNING
+
+
+def test_a_run_goes_on_with_who_is_lost_again_and_again_where_nobody_else_is(world) -> None:
+    run = world.start("a", "b")
+    lose_again(world, run, "b", "a", times=9)
+
+
+def test_all_others_are_asked_before_who_is_lost_again_and_again(world) -> None:
+    run = world.start("a", "b")
+    lose_again(world, run, "b", "a", times=2)
+    world.join("c")
+    world.close("b")
+    assert "stage 1 -> c" in world.state(run).reason.text
+    for peer in "ac":
+        world.say(peer, ready=Ready(run=run, term=4))
+    world.join("b", counter=4)
+    beat(world, 6, "a", "b", "c")
+    world.join("d")
+    world.close("c")
+    assert "stage 1 -> d" in world.state(run).reason.text, "b has been in the pool for longer"
+
+
 def test_a_fault_that_every_peer_would_have_ends_the_run(world) -> None:
     run = world.start("a", "b")
     world.join("c")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -96,6 +98,12 @@ class Cluster:
         asked = broker_pb2.DescribeRequest()
         while len((await stub.Describe(asked)).peers) < count:
             pass  # the broker has no call that waits for peers; each round is one of its own
+
+    async def alone(self) -> None:
+        """Waits until all others have left."""
+        stub: Any = broker_pb2_grpc.RunsStub(self.channel)
+        while len((await stub.Describe(broker_pb2.DescribeRequest())).peers) > 1:
+            pass
 
     async def until(self, name: str, membership: str) -> broker_pb2.PeerState:
         """Waits until a peer is that."""
@@ -241,6 +249,45 @@ async def test_a_paused_peer_leaves_its_run_and_rests_until_it_is_unpaused(
     assert standing.closed == "its owner has paused it"
     host.unpause()
     assert not (await cluster.until("p0", "pool")).HasField("closed")
+
+
+def held() -> Counter[str]:
+    """What this process has of peers, links, tasks, threads and descriptors, by kind; without facts
+    that wait in timers, and the pool of threads that asyncio fills up to its limit."""
+    gc.collect()
+    kinds = (type(one) for one in gc.get_objects())
+    names = (f"{k.__module__}.{k.__qualname__}" for k in kinds)
+    found = Counter(n for n in names if n.startswith(("shoal.peer.", "shoal.net.")))
+    found.update(f"task {t.get_coro().__qualname__}" for t in asyncio.all_tasks())
+    found.update(f"thread {t.name}" for t in threading.enumerate())
+    found["descriptors"] = len(os.listdir("/proc/self/fd"))
+    waits = ("shoal.peer.events.", "thread asyncio_")
+    return Counter({n: count for n, count in found.items() if not n.startswith(waits)})
+
+
+async def test_peers_that_came_and_went_leave_nothing_behind(cluster: Cluster) -> None:
+    """In those that stay, and in the broker: no task, no thread, no descriptor, no object."""
+    cluster.join("stays")
+    await cluster.members(1)
+    seen = []
+    for i in range(3):
+        cluster.join(f"guest-{i}")
+        await cluster.members(2)
+        run = await cluster.submit(steps=3)
+        async for _ in cluster.watch(run):
+            pass
+        await cluster.until("stays", "pool")
+        guest = cluster.workers.pop()
+        guest.stop(now=True)
+        assert await cluster.ends.pop(f"guest-{i}") == 0
+        del guest
+        await cluster.alone()
+        seen.append(held())
+    for _ in range(20):  # a call that has just been answered may not have ended yet
+        if not (more := held() - seen[0]):
+            break
+        await cluster.alone()
+    assert not more, more
 
 
 @asynccontextmanager

@@ -1,0 +1,54 @@
+"""Events of a run, kept for watchers: against a plain list."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.broker.history import BLOCK, History
+from shoal.proto.broker_pb2 import RunEvent
+
+
+def event(i: int) -> RunEvent:
+    made = RunEvent(at_s=float(i), term=1)
+    made.step.step, made.step.outcome.loss = i, 1.0 / (i + 1)
+    return made
+
+
+def filled(kept: int, count: int) -> tuple[History, list[RunEvent]]:
+    history = History(kept)
+    return history, [history.add(event(i)) for i in range(count)]
+
+
+@pytest.mark.parametrize("kept", [1, 4, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 10 * BLOCK])
+@pytest.mark.parametrize("count", [0, 1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK, 5 * BLOCK + 7])
+def test_the_newest_can_be_read_from_any_number(kept: int, count: int) -> None:
+    history, added = filled(kept, count)
+    wanted = added[-kept:]
+    assert len(history) == len(wanted)
+    assert list(history.events) == wanted
+    assert list(history.recent) == wanted[len(wanted) - len(history.recent) :]
+    for start in {0, 1, count // 3, count - kept, count - BLOCK, count - 1, count, count + 9}:
+        at, read = max(0, start), list[RunEvent]()
+        while True:  # as a watcher does
+            first, some = history.read(at)
+            if not some:
+                break
+            assert [e.number for e in some] == list(range(first, first + len(some)))
+            read, at = [*read, *some], first + len(some)
+        assert read == [e for e in wanted if e.number >= start]
+
+
+def test_only_the_newest_are_messages_and_the_rest_is_small() -> None:
+    history, added = filled(10**6, 20 * BLOCK)
+    assert len(history.recent) < 2 * BLOCK
+    dense = sum(e.ByteSize() for e in added)
+    assert sum(map(len, history._packed)) < dense
+
+
+def test_what_an_earlier_broker_kept_is_there_again() -> None:
+    history, added = filled(3 * BLOCK, 7 * BLOCK + 3)
+    again = History(3 * BLOCK)
+    again.restore(history.events, history.numbered)
+    assert (again.numbered, list(again.events)) == (7 * BLOCK + 3, added[-3 * BLOCK :])
+    assert again.add(event(0)).number == 7 * BLOCK + 3
+    assert len(again) == 3 * BLOCK
