@@ -8,7 +8,6 @@ gauge.longest("broker").growth("rss", warmup_s=300)         0.012: 1.2 % from th
 from __future__ import annotations
 
 import os
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -99,6 +98,7 @@ class Gauge:
         self.disk: dict[str, list[tuple[float, int]]] = {name: [] for name in self._disks}
         self.processes: list[tuple[float, int]] = []
         """How many there were."""
+        self._error: Exception | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gauge", daemon=True)
 
@@ -114,12 +114,15 @@ class Gauge:
     ) -> None:
         self._ended.set()
         self._thread.join()
+        if self._error is not None:  # figures of a part would pass for those of the whole
+            raise RuntimeError("the gauge came to an end before the run") from self._error
 
     def _run(self) -> None:
-        while True:
-            self.look()
-            if self._ended.wait(self._every_s):
-                return
+        try:
+            while not self._ended.wait(0.0 if not self.processes else self._every_s):
+                self.look()
+        except Exception as error:
+            self._error = error
 
     def look(self) -> None:
         """Takes one sample of everything."""
@@ -159,17 +162,12 @@ class Gauge:
         disks = [f"{n} {v[-1][1] / 1e6:.1f} MB on disk" for n, v in self.disk.items() if v]
         return ", ".join([*parts, *disks])
 
-    def median_disk(self, name: str, first: bool) -> float:
-        """Bytes: the median of the first or of the last quarter."""
-        values = [size for _, size in self.disk[name]]
-        part = max(1, len(values) // 4)
-        return statistics.median(values[:part] if first else values[-part:])
-
 
 def _size(folder: Path) -> int:
     """Bytes of the files below a folder, whatever comes and goes meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            total += path.lstat().st_size if path.is_file() else 0
+    for where, _, files in os.walk(folder):  # passes over folders that are gone
+        for name in files:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_size
     return total

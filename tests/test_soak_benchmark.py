@@ -50,6 +50,14 @@ def test_a_process_is_read_and_one_that_is_gone_is_not(part: Any) -> None:
     assert held_by(child.pid, 3.0) is None
 
 
+def test_a_gauge_that_fails_is_not_taken_for_one_that_saw_the_whole(part: Any) -> None:
+    def roles() -> dict[str, list[int]]:
+        raise OSError("no such thing")
+
+    with pytest.raises(RuntimeError, match="before the run"), part("soak_gauge").Gauge(roles):
+        pass
+
+
 def test_a_reference_that_is_kept_is_counted(part: Any) -> None:
     reachable = part("soak_virtual").reachable
     root: dict[str, list[bytes]] = {"kept": []}
