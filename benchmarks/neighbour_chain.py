@@ -114,7 +114,7 @@ class Chain:
         for k in order:
             ports = {p.value: value[""] for p in self.parts[k].receives}
             made = self.executors[k].forward(step, m, ports, inputs)
-            value = dict.fromkeys([""], *made.ports.values())
+            value = dict.fromkeys([""], *made.ports.values())  # none behind the last
         grad: Tensor | None = None
         for k in reversed(order):
             grads = {p.value: grad for p in self.parts[k].sends}

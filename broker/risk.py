@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 
 from ..dag.cost import cost, stage_cost
+from ..dag.cut import cut
 from ..dag.graph import Graph
+from ..dag.neighbour import rebuild
 from ..dag.plan import PeerId, Plan
 from ..dag.vocabulary import planned_graph
 from ..job.tables import Recovery
@@ -22,7 +24,30 @@ __all__ = ["work_at_risk"]
 
 
 def work_at_risk(request: PlanRequest, graph: Graph, plan: Plan, recovery: Recovery) -> list[str]:
-    """One sentence for people; none where the plan predicts no step time or knows no links."""
+    """Sentences for people; none where the plan predicts no step time or knows no links."""
+    return [*_repeats(request, graph, plan, recovery), *_not_made(request, graph, plan, recovery)]
+
+
+def _not_made(request: PlanRequest, graph: Graph, plan: Plan, recovery: Recovery) -> list[str]:
+    """Who holds what the neighbour rung cannot make anew; a holder whose stages others hold, too,
+    has nothing of the kind."""
+    if "neighbour" not in recovery.ladder:
+        return []
+    form, found = planned_graph(graph.bind(plan.microbatch_size), plan), []
+    stages = cut(form, [(s.start, s.stop) for s in plan.stages])
+    for peer in plan.peers:
+        alive = [k for k, s in enumerate(plan.stages) if any(h != peer for h in s.holders)]
+        why_not = rebuild(form, stages, plan.stages_of(peer), alive).why_not
+        if why_not:
+            name = next((str(o) for o in request.offers if o.peer == peer), peer)
+            found.append(
+                f"work at risk: the part of {name} cannot be made anew from its neighbours: "
+                f"{why_not}"
+            )
+    return found
+
+
+def _repeats(request: PlanRequest, graph: Graph, plan: Plan, recovery: Recovery) -> list[str]:
     step_s = plan.predicted.step_s
     if "snapshot" not in recovery.ladder:
         text = "no recovery: the first loss ends the run (recovery.ladder)"

@@ -132,11 +132,11 @@ def _repeated(graph: Graph) -> tuple[Repeated, ...]:
         found.append(Repeated(block.name, block.kind, names))
     shapes: dict[str, set[tuple[object, ...]]] = {}
     count: dict[str, int] = {}
-    for block in found:
-        places = tuple(block.parameters.index(p) for p in block.parameters)
-        specs = tuple(graph.spec[f"param:{p}"] for p in block.parameters)
-        shapes.setdefault(block.kind, set()).add((places, specs))
-        count[block.kind] = count.get(block.kind, 0) + 1
+    for b in found:
+        places = tuple(b.parameters.index(p) for p in b.parameters)
+        specs = tuple(graph.spec[f"param:{p}"] for p in b.parameters)
+        shapes.setdefault(b.kind, set()).add((places, specs))
+        count[b.kind] = count.get(b.kind, 0) + 1
     alike = {kind for kind, n in count.items() if n > 1 and len(shapes[kind]) == 1}
     return tuple(
         Repeated(b.name, b.kind, tuple(dict.fromkeys(b.parameters)))

@@ -186,4 +186,5 @@ class StageOptimizer:
 
 def _square(grad: Tensor) -> Tensor:
     """The squared 2-norm, a float64 scalar where the gradient is."""
-    return torch.linalg.vector_norm(grad, dtype=torch.float64).square()
+    norm: Tensor = torch.linalg.vector_norm(grad, dtype=torch.float64)
+    return norm.square()

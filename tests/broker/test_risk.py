@@ -9,6 +9,7 @@ import pytest
 from shoal.broker.cadence import Cadence
 from shoal.broker.risk import work_at_risk
 from shoal.broker.scheduler.interface import PeerOffer, PlanRequest
+from shoal.dag.blocks import blocks
 from shoal.dag.capture import capture
 from shoal.dag.network import uniform
 from shoal.dag.plan import PeerId, Plan, Prediction, StageSlot, Visit
@@ -66,3 +67,27 @@ def test_without_snapshots_it_says_what_a_loss_does(asked) -> None:
     assert work_at_risk(request, graph, plan, Recovery(ladder=("checkpoint",))) == []
     [text] = work_at_risk(request, graph, plan, Recovery(ladder=()))
     assert "the first loss ends the run" in text
+
+
+def test_what_the_neighbour_rung_cannot_make_is_named(asked) -> None:
+    """One block in two stages: nothing is like it. Six blocks in three: only the ends have what
+    nobody else has."""
+    import torch
+
+    graph, request, plan, _ = asked
+    texts = work_at_risk(request, graph, plan, Recovery(ladder=("neighbour",)))
+    assert len(texts) == 2
+    assert "the part of a cannot be made anew from its neighbours: nobody else holds" in texts[0]
+    tokens = torch.zeros((2, 8), dtype=torch.int64)
+    graph = capture(gpt(layers=6, width=8, heads=1, length=8), {"x": tokens, "y": tokens}).graph
+    first = {b.name: b.start for b in blocks(graph)}
+    at = [0, first["blocks.2"], first["blocks.4"], len(graph.operators)]
+    peers = [PeerId(p) for p in "abc"]
+    slots = tuple(StageSlot(at[k], at[k + 1], (peers[k],)) for k in range(3))
+    plan = Plan(slots, (tuple(Visit(k, p) for k, p in enumerate(peers)),), 2)
+    offers = tuple(PeerOffer(p) for p in peers)
+    request = PlanRequest(graph.bind(2), offers, 1, 2, links=uniform(peers, 0.01, 1e4))
+    texts = work_at_risk(request, graph, plan, Recovery(ladder=("neighbour",)))
+    assert [text.split()[6] for text in texts] == ["a", "c"]
+    assert "positions.weight" in texts[0]
+    assert "norm.weight" in texts[1]
