@@ -31,7 +31,8 @@ from shoal.broker.scheduler.completion import communities, community_means, comp
 from shoal.broker.server import Broker, BrokerConfig
 from shoal.dag.plan import PeerId
 from shoal.peer.config import PeerConfig
-from shoal.peer.daemon import Worker, work
+from shoal.peer.daemon import Worker
+from shoal.peer.start import work
 from shoal.proto import broker_pb2, broker_pb2_grpc
 from shoal.sim.scenario.topologies import load
 from shoal.sim.virtual.world import PeerSpec, World

@@ -422,6 +422,7 @@ async def serve(config: BrokerConfig, *, ready: Callable[[Broker], None]) -> Non
     try:
         async with Broker(config) as broker:
             ready(broker)
+            broker.shell.warm_up()  # while nobody is here: the first run need not wait for it
             await _either(first, broker.shell.stopped)
             if broker.shell.error is None:
                 await broker.drain(second)

@@ -302,7 +302,7 @@ class Shell:
         return preview_bytes(wanted, graph)
 
     def _planned(self, ask: MakePlan) -> PlanReady | PlanFailed:
-        # In the planner's thread. torch is imported by the first plan, not at start.
+        # In the planner's thread.
         began = time.monotonic()
         try:
             graph = self.blobs.get(ask.spec.graph.hash)

@@ -55,6 +55,8 @@ __all__ = [
 
 VERSION = 1
 MAX_GRAPH_BYTES = 64 << 20  # a graph of 100,000 operators has about 20 MB
+MAX_OPERATORS = 100_000
+"""Of a graph; reading so many takes seconds and 100 MB. A model of 80 layers has some 3,000."""
 MAX_NAME = 512  # characters
 MAX_TEXT = 4096  # characters, of an argument or a reason
 MAX_NESTING = 8  # lists in lists, of an argument; operators have at most two
@@ -238,11 +240,14 @@ def _parsed(data: bytes) -> graph_pb2.Graph:
     if len(data) > MAX_GRAPH_BYTES:
         _refuse(f"{len(data)} bytes: expected at most {MAX_GRAPH_BYTES}")
     try:
-        return graph_pb2.Graph.FromString(data)
+        message = graph_pb2.Graph.FromString(data)
     except DecodeError as error:
         raise GraphError(
             f"graph message: {len(data)} bytes that are no message: {error}"
         ) from error
+    if len(message.operators) > MAX_OPERATORS:
+        _refuse(f"{len(message.operators)} operators: expected at most {MAX_OPERATORS}")
+    return message
 
 
 def lowered_to_bytes(lowered: Lowered) -> bytes:

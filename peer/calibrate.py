@@ -1,4 +1,4 @@
-"""How fast a device does each class of work, from about a second of small layers.
+"""How fast a device does each class of work, from at most about a second of small layers.
 
 Every sample is a short chain of operators as models have them, run forward and backward through
 autograd like a stage, and counted by the code that counts operators for plans (dag/count.py): what
@@ -31,6 +31,8 @@ __all__ = ["Bench", "measure_speeds"]
 
 LEAST_ROUNDS = 2
 REPEATS = 2
+AGREEING, AGREED = 3, 0.05
+"""So many rounds in a row whose times differ by at most this share are enough: nothing disturbs."""
 ROWS_OF_A_CARD = 64
 """A GPU gets samples with this many times more rows: small ones leave most of it idle."""
 
@@ -228,6 +230,12 @@ class Bench:
                     self.times[2 * i].append(between - began)
                     self.times[2 * i + 1].append(self._clock() - between)
 
+    @property
+    def agrees(self) -> bool:
+        """Whether the last AGREEING rounds took as long as each other."""
+        last = [sum(times) for times in zip(*(t[-AGREEING:] for t in self.times), strict=True)]
+        return len(last) == AGREEING and max(last) <= (1 + AGREED) * min(last)
+
     def forget(self) -> None:
         """Drops the times: the first round loads libraries and fills caches."""
         self.times = [[] for _ in self.works]
@@ -263,13 +271,13 @@ def count(sample: Sample, inputs: list[Tensor]) -> tuple[Work, Work, Tensor]:
 
 def measure_speeds(device: torch.device, seconds: float = 1.0) -> Speeds:
     """The speeds of a device with torch's present number of threads; takes about `seconds`, longer
-    on a slow device, which runs at least LEAST_ROUNDS rounds."""
+    on a slow device, which runs at least LEAST_ROUNDS rounds, and less where rounds agree."""
     bench = Bench(device)
     bench.round()
     bench.forget()
     end = time.perf_counter() + seconds
     done = 0
-    while done < LEAST_ROUNDS or time.perf_counter() < end:
+    while done < LEAST_ROUNDS or (time.perf_counter() < end and not bench.agrees):
         bench.round()
         done += 1
     speeds = bench.speeds()

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from ..net.discovery.record import check_multiaddr, check_swarm
 from ..net.identity.token import Token
 from ..net.local import is_loopback, split
 from .hours import Hours
@@ -220,6 +219,8 @@ class JoinConfig:
             if self.bootstrap:
                 raise ValueError("--bootstrap is a way into a swarm: expected --swarm, too")
             return
+        from ..net.discovery.record import check_multiaddr, check_swarm  # loads what signs records
+
         check_swarm(self.swarm)
         for way in self.bootstrap:
             check_multiaddr(way)

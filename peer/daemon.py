@@ -20,7 +20,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
-from dataclasses import replace
 
 import grpc.aio
 import torch
@@ -33,7 +32,6 @@ from ..net.cap import Cap, Meter
 from ..net.frame import Arrived, FrameKey, Payload
 from ..net.grpc_transport import SERVER_OPTIONS, GrpcTransport
 from ..net.identity.credential import Credential
-from ..net.identity.enroll import BrokerAwayError, NotAdmittedError
 from ..net.local import joined, local_address, split
 from ..proto import broker_pb2
 from . import events as e
@@ -44,19 +42,20 @@ from .cache import BlobCache
 from .config import DEFAULT_STATE, PeerConfig
 from .confirm import confirm
 from .control import ControlStream, broker_channel
-from .credentials import Credentials, NoCredentialError, listen, obtain
+from .credentials import Credentials, NoCredentialError, listen
 from .device import TorchDevice
 from .fetching import Fetching
 from .finder import finder_of
 from .host import Host
 from .hours import Hours
-from .identity import Identity, IdentityError, Incarnation
+from .identity import Incarnation
 from .lane import Lane
-from .logs import note, note_heard, note_told
+from .logs import note
 from .machine import PeerMachine, PeerOptions
 from .opening import Terms
 from .optimizer import warm_up
 from .order import order_from_assign, resumed
+from .overheard import note_heard, note_told
 from .own_data import Catalogue, answer, host_secret, offers
 from .owner import Owner
 from .probe import probe_payload
@@ -68,7 +67,7 @@ from .snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotSt
 from .spans import Spans
 from .stretch import StretchedDevice
 
-__all__ = ["Worker", "work"]
+__all__ = ["Worker", "look"]
 
 _log = logging.getLogger(__name__)
 _OLD_CHANNEL_S = 600.0
@@ -77,34 +76,8 @@ _LAST_WORDS_S = 2.0
 """For what was told and sent to leave, at the end."""
 
 
-async def work(config: PeerConfig, started: Callable[[Worker], None] | None = None) -> int:
-    """Runs one peer to its end; returns the exit code (design §9). `started` gets the worker, so
-    that it can be stopped."""
-    try:
-        with Identity(config.state, config.name) as me:
-            credential = None if config.insecure else await obtain(config)
-            if credential is not None:
-                me = replace(me, peer=PeerId(credential.party.subject))
-            profile = await asyncio.to_thread(_look, config)
-            worker = Worker(config, me, profile, credential)
-            if started is not None:
-                started(worker)
-            return await worker.run()
-    except IdentityError as error:
-        note(_log, logging.ERROR, "refused", why=error)
-        return 4
-    except BrokerAwayError as error:
-        note(_log, logging.ERROR, "broker away", why=error)
-        return 3
-    except NotAdmittedError as error:
-        note(_log, logging.ERROR, "refused", why=error)
-        return 4
-    except ValueError as error:  # a device that is not here, memory that is not enough
-        note(_log, logging.ERROR, "wrong input", why=error)
-        return 2
-
-
-def _look(config: PeerConfig) -> broker_pb2.Profile:
+def look(config: PeerConfig) -> broker_pb2.Profile:
+    """What this host offers with the settings. Raises ValueError for a device that is not here."""
     if config.threads:
         torch.set_num_threads(config.threads)
     return measure(

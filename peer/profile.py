@@ -14,8 +14,6 @@ import hashlib
 import os
 import platform
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -29,34 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "available_host_bytes",
-    "find_devices",
     "host_id",
     "measure",
     "software",
     "speeds_to_proto",
 ]
 
-_GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA, the same under WSL, AMD
 _FALLBACK_BYTES = 2 * 2**30
-
-
-def find_devices() -> tuple[str, ...]:
-    """Devices of this host, one peer each: ("cuda:0", "cuda:1"), or ("cpu",) without a GPU.
-
-    Asks a short-lived process, so that a supervisor never loads torch; hosts without a GPU's device
-    node do not even need that.
-    """
-    if not any(Path(node).exists() for node in _GPU_NODES):
-        return ("cpu",)
-    count = subprocess.run(
-        [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    cards = int(count.stdout) if count.returncode == 0 else 0
-    return tuple(f"cuda:{i}" for i in range(cards)) or ("cpu",)
 
 
 def measure(
@@ -84,6 +61,7 @@ def measure(
     Raises ValueError for a device that is not here."""
     import torch
 
+    from .optimizer import warm_up
     from .speeds_file import known_speeds
 
     at = torch.device(device)
@@ -101,7 +79,7 @@ def measure(
     else:
         raise ValueError(f'device {device}: expected "cpu" or "cuda:N"')
     threads = torch.get_num_threads() if at.type == "cpu" else 0
-    found = known_speeds(at, model, speeds)
+    found = known_speeds(at, model, speeds, meanwhile=warm_up)
     alone = stretch != 1.0  # emulated: what its neighbours compute is none of its business
     if alone:
         found = replace(found.slower(stretch), busy=1.0)

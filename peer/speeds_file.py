@@ -42,16 +42,18 @@ def known_speeds(
     path: Path | None,
     measure: Callable[[torch.device], Speeds] = measure_speeds,
     now: Callable[[], float] = time.time,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Speeds:
     """The speeds of the device, measured unless the file has them. None: always measured. A file
-    that cannot be read or written costs a measurement, and is no error."""
+    that cannot be read or written costs a measurement, and is no error. `meanwhile` is called once
+    if another peer measures just now."""
     if path is None:
         return measure(device)
     key = f"{model}, torch {torch.__version__}, {torch.get_num_threads()} threads"
     if (found := _good(_read(path), key, now())) is not None:
         return found
     try:
-        with _turn(path):
+        with _turn(path, meanwhile):
             # Another peer may have measured meanwhile.
             if (found := _good(_read(path), key, now())) is None:
                 found = measure(device)
@@ -62,10 +64,10 @@ def known_speeds(
 
 
 @contextmanager
-def _turn(path: Path) -> Iterator[None]:
+def _turn(path: Path, meanwhile: Callable[[], None]) -> Iterator[None]:
     """While no other peer is in it; after PATIENCE_S all the same: that one may be stopped."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + PATIENCE_S
+    end, idle = time.monotonic() + PATIENCE_S, False
     with open(path.with_name(f"{path.name}.lock"), "a") as lock:
         while True:
             try:
@@ -74,6 +76,9 @@ def _turn(path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > end:
                     break
+                if not idle:
+                    meanwhile()
+                    idle = True
                 time.sleep(0.05)
         yield
 

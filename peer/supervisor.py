@@ -9,7 +9,7 @@
 - Workers live in sessions of their own, so that a Ctrl-C in the terminal reaches only this process;
   they end when their standard input does, so this process's death, even by SIGKILL, ends them.
 
-The supervisor never loads torch.
+The supervisor never loads torch, and little else: until it has started its workers nobody works.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ..net.discovery.process import NodeProcess
 from ..net.local import joined, split
 from .config import DEFAULT_STATE, WAITS, JoinConfig, JoinError, PeerConfig
+from .devices import find_devices
 from .identity import seat
 from .logs import note, to_stderr
-from .profile import find_devices
-from .swarm import in_swarm
+
+if TYPE_CHECKING:
+    from ..net.discovery.process import NodeProcess
 
 __all__ = ["peer_configs", "supervise"]
 
@@ -52,8 +54,20 @@ def supervise(config: JoinConfig) -> int:
     devices = find_devices() if config.devices == "all" else config.devices
     with _seated(config) as config:
         _check_credentials(peer_configs(config, devices))
-        with in_swarm(config) as (config, node), _signals() as inbox:
+        with _in_swarm(config) as (config, node), _signals() as inbox:
             return _Supervisor(peer_configs(config, devices), config.drain_s, node).run(inbox)
+
+
+@contextmanager
+def _in_swarm(config: JoinConfig) -> Iterator[tuple[JoinConfig, NodeProcess | None]]:
+    """The settings with the broker's address in them, and this host's node of the directory."""
+    if not config.swarm:
+        yield config, None
+        return
+    from .swarm import in_swarm  # loads what signs and dials: others join without it
+
+    with in_swarm(config) as found:
+        yield found
 
 
 def _check_credentials(configs: Sequence[PeerConfig]) -> None:

@@ -29,12 +29,9 @@ _FIND_S, _PAUSE_S = 120.0, 1.0
 
 
 @contextmanager
-def in_swarm(config: JoinConfig) -> Iterator[tuple[JoinConfig, NodeProcess | None]]:
+def in_swarm(config: JoinConfig) -> Iterator[tuple[JoinConfig, NodeProcess]]:
     """The settings with the broker's address in them, and the node that keeps finding it. Raises
     JoinError where there can be none, BrokerAwayError when no broker is found."""
-    if not config.swarm:
-        yield config, None
-        return
     assert config.state is not None, "it was seated"
     folder = config.state.expanduser().resolve()
     fingerprint = _fingerprint(config, folder)

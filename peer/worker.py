@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from .config import WAITS, PeerConfig
 from .logs import to_stderr
+from .start import work
 
 if TYPE_CHECKING:
     from .daemon import Worker
@@ -40,8 +41,6 @@ def main() -> int:
 
 
 async def _work(config: PeerConfig) -> int:
-    from .daemon import work  # loads torch
-
     loop = asyncio.get_running_loop()
     asked: list[bool] = []  # stops that came before the worker was there
     workers: list[Worker] = []

@@ -19,7 +19,8 @@ from shoal.broker.server import Broker, BrokerConfig
 from shoal.client import Client, Refused, connect
 from shoal.job import Job
 from shoal.peer.config import PeerConfig
-from shoal.peer.daemon import Worker, work
+from shoal.peer.daemon import Worker
+from shoal.peer.start import work
 from shoal.proto import broker_pb2
 
 

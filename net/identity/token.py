@@ -19,9 +19,6 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-
 __all__ = ["Token", "TokenError", "fingerprint_of", "fingerprint_of_pem"]
 
 KIND = "shl1"
@@ -39,6 +36,9 @@ def fingerprint_of(certificate_der: bytes) -> bytes:
 
 def fingerprint_of_pem(certificate: bytes) -> bytes:
     """The same of a certificate in PEM. Raises ValueError when it is none."""
+    from cryptography import x509  # a token alone is read without it, and sooner
+    from cryptography.hazmat.primitives import serialization
+
     found = x509.load_pem_x509_certificate(certificate)
     return fingerprint_of(found.public_bytes(serialization.Encoding.DER))
 

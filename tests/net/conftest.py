@@ -285,7 +285,7 @@ class GrpcWorld(World):
         self.cables: dict[frozenset[str], Cable] = {}
         self._outsiders: list[GrpcOutsider] = []
 
-    async def join(self, name, boot="1", max_frame_bytes=1 << 30):
+    async def join(self, name, boot="1", max_frame_bytes=1 << 30, allowed=lambda key: None):
         peer = self._peer(name)
 
         def on_event(event):
@@ -295,7 +295,12 @@ class GrpcWorld(World):
 
         newest = None if self.credentials is None else lambda: self.credentials[name]
         peer.transport = GrpcTransport(
-            name, boot, on_event, credential=newest, max_frame_bytes=max_frame_bytes
+            name,
+            boot,
+            on_event,
+            credential=newest,
+            max_frame_bytes=max_frame_bytes,
+            allowed=allowed,
         )
         server = grpc.aio.server(options=SERVER_OPTIONS)
         peer.transport.attach(server)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from shoal.net.identity.names import Role
+from shoal.dag.flow import Role
+from shoal.dag.graph import TensorSpec
+from shoal.net.frame import FrameHeader, FrameKey
+from shoal.net.identity.names import Role as PartyRole
 from shoal.net.messages import Hello, Refusal, record, seal
 
 HELLO = b"".join(
@@ -61,7 +64,7 @@ async def test_a_dialler_without_a_good_certificate_gets_no_link(mtls_world, sig
     await goes_on(mtls_world, a, b)
 
 
-@pytest.mark.parametrize("role", [Role.OPERATOR, Role.SUBMITTER, Role.BROKER])
+@pytest.mark.parametrize("role", [PartyRole.OPERATOR, PartyRole.SUBMITTER, PartyRole.BROKER])
 async def test_a_dialler_with_a_certificate_of_another_role_is_told_that_it_is_no_peer(
     mtls_world, signed, role
 ):
@@ -78,8 +81,8 @@ ANSWERS = {
     "another_peer": lambda signed, others: signed["c"],
     "of_another_authority": lambda signed, others: others["b"],
     "expired": lambda signed, others: signed.credential("b", days_ago=2),
-    "operator": lambda signed, others: signed.credential("b", Role.OPERATOR),
-    "broker": lambda signed, others: signed.credential("b", Role.BROKER),
+    "operator": lambda signed, others: signed.credential("b", PartyRole.OPERATOR),
+    "broker": lambda signed, others: signed.credential("b", PartyRole.BROKER),
 }
 
 
@@ -124,3 +127,25 @@ async def test_the_next_connection_goes_by_the_renewed_credential_on_both_ends(m
     assert a.ups("b") == 1
     mtls_world.credentials["a"] = others["a"]
     await mtls_world.until(lambda: a.ups("b") == b.ups("a") == 2)
+
+
+async def test_a_frame_for_a_port_that_the_plan_does_not_name_ends_the_link_before_its_bytes_come(
+    mtls_world,
+):
+    """By a peer of the run, with a good certificate: the plan names port x only, of 100 bytes."""
+    a = await mtls_world.join("a")
+    b = await mtls_world.join("b", allowed=lambda key: 100 if key.port == "x" else 0)
+    b.transport.expect("a")
+    b.transport.expect("out")
+    await mtls_world.dial(a, b)
+    for peer in ("a", "out"):
+        b.transport.allow(peer, Role.ACTIVATION, 2)
+    outsider = await mtls_world.outsider(b, "out")
+    key = FrameKey("run", 1, 0, Role.ACTIVATION, 0, 1, "not-there", "out", "b")
+    hello = Hello(source="out", destination="b", generation=1, attempt=1, session="s")
+    header = FrameHeader(1, key, "raw/1", b"", TensorSpec((50,), "uint8"), 50)
+    for message in (hello, header):
+        outsider.say(b"".join(seal([record(message)])))
+    await mtls_world.until(lambda: any(isinstance(m, Refusal) for m in outsider.heard))
+    assert "allow 0" in outsider.heard[-1].text
+    assert b.arrived == []

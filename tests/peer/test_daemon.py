@@ -28,9 +28,10 @@ from shoal.job import Job
 from shoal.net.blobs_client import BlobClient
 from shoal.peer import owner
 from shoal.peer.config import PeerConfig
-from shoal.peer.daemon import Worker, work
+from shoal.peer.daemon import Worker
 from shoal.peer.host import Host
 from shoal.peer.identity import Identity
+from shoal.peer.start import work
 from shoal.proto import broker_pb2, broker_pb2_grpc
 from shoal.sim.shaped.forwarder import Forwarder
 from shoal.sim.shaped.shaping import Shaping

@@ -10,7 +10,8 @@ import grpc.aio
 
 from shoal.broker.server import Broker, BrokerConfig
 from shoal.peer.config import PeerConfig
-from shoal.peer.daemon import Worker, work
+from shoal.peer.daemon import Worker
+from shoal.peer.start import work
 from shoal.proto import broker_pb2, broker_pb2_grpc
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -135,3 +136,48 @@ def test_a_folder_that_cannot_be_written_costs_a_measurement(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     watch = Stopwatch()
     assert known_speeds(CPU, "x", tmp_path / "file" / "speeds.json", watch).product == 1e9
+
+
+def test_who_waits_for_another_peers_measurement_does_something_else_meanwhile(
+    tmp_path: Path,
+) -> None:
+    path, done = tmp_path / "speeds.json", list[str]()
+    found = TRUTH
+
+    def meanwhile() -> None:
+        done.append("else")
+        free.set()
+
+    def measured(_: torch.device) -> Speeds:  # by the first; the second comes in the middle of it
+        other = threading.Thread(
+            target=lambda: known_speeds(CPU, "x", path, refuse, lambda: 0.0, meanwhile)
+        )
+        other.start()
+        others.append(other)
+        assert free.wait(30)
+        return found
+
+    def refuse(_: torch.device) -> Speeds:
+        raise AssertionError("the second one measures nothing")
+
+    others, free = list[threading.Thread](), threading.Event()
+    known_speeds(CPU, "x", path, measured, lambda: 0.0, lambda: done.append("first"))
+    others[0].join(30)
+    assert done == ["else"]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "agree"),
+    [
+        ([1.0, 1.0], False),
+        ([1.0, 1.01, 0.99], True),
+        ([2.0, 1.0, 1.0, 1.0], True),
+        ([1.0, 1.0, 1.2], False),
+    ],
+)
+def test_a_measurement_is_over_when_three_rounds_took_as_long(
+    rounds: list[float], agree: bool
+) -> None:
+    bench = Bench.__new__(Bench)
+    bench.times = [[0.25 * r for r in rounds], [0.75 * r for r in rounds]]
+    assert bench.agrees == agree

@@ -106,7 +106,7 @@ def test_the_broker_learns_the_stretched_speeds(monkeypatch: pytest.MonkeyPatch)
         product=8e10, convolution=4e10, attention=2e10, memory=1e10, special=5e9, call_s=1e-6,
         error=0.1, busy=0.6,
     )  # fmt: skip
-    monkeypatch.setattr(speeds_file, "known_speeds", lambda *_: here)
+    monkeypatch.setattr(speeds_file, "known_speeds", lambda *_, **__: here)
     plain, slow = measure("cpu", name="p"), measure("cpu", name="p", stretch=4.0)
     assert plain.flops_per_s == 8e10
     assert slow.flops_per_s == slow.speeds.product_flops_per_s == 2e10

@@ -22,8 +22,9 @@ from shoal.net.local import split
 from shoal.net.pump import close, join
 from shoal.peer import attempt, credentials, daemon
 from shoal.peer.config import JoinConfig, JoinError, PeerConfig
-from shoal.peer.daemon import Worker, work
+from shoal.peer.daemon import Worker
 from shoal.peer.machine import PeerOptions
+from shoal.peer.start import work
 from shoal.peer.swarm import in_swarm
 from shoal.tests.net.nodes import NODE, SmallNode
 
@@ -211,5 +212,3 @@ def test_a_host_that_cannot_look_says_what_to_do(
     monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(JoinError, match=r"pip install 'shoal\[swarm\]'.*HOST:PORT in place"):
         in_swarm(JoinConfig(**table, token=TOKEN, bootstrap=(NODE,))).__enter__()
-    with in_swarm(JoinConfig(broker="a:1")) as (config, node):
-        assert (config.broker, node) == ("a:1", None)
