@@ -108,6 +108,8 @@ class Probing:
         self.version = 0
         self._peers: dict[PeerId, _Peer] = {}  # in order of joining
         self._short: dict[PeerId, None] = {}  # those with too few links
+        self._counted = False  # whether `_short` is of the members that are here now...
+        self._ended: dict[PeerId, None] = {}  # ...but for these, which were measured since
         self._wanted: dict[Pair, float] = {}  # until when it is worth the wait
         self._active: dict[int, _Active] = {}
         self._busy: dict[PeerId, int] = {}  # the probe that it takes part in
@@ -209,6 +211,7 @@ class Probing:
             self._refresh_at = min(self._refresh_at, now + _ASSIGNED_S)
         for peer in active.pair:
             self._busy.pop(peer, None)
+            self._ended[peer] = None
         self._stale = True
         self.version += 1
 
@@ -265,7 +268,7 @@ class Probing:
             for (a, b), until in self._wanted.items()
             if a in self._peers and b in self._peers
         }
-        self._stale = True
+        self._stale, self._counted = True, False
         self.version += 1
 
     def _join(self, member: Member, now: float) -> None:
@@ -290,15 +293,28 @@ class Probing:
         self._refresh_at = min(self._refresh_at, now + _REFRESH_S)
 
     def _count_short(self, members: Membership) -> None:
-        """Peers of the pool that have fewer links than they could have."""
+        """Peers of the pool that have fewer links than they could have. While members stay as they
+        are, only a probe's end changes that, and of its two peers alone: nobody becomes short."""
+        if self._counted and not any(p in self._short for p in self._ended):
+            self._ended.clear()
+            return
         pool = [m.id for m in members.pool]
         most = min(LINKS, len(pool) - 1)
-        self._short = {
-            p: None
-            for p in pool
-            if len(self._peers[p].tried) < most
-            and any(q != p and q not in self._peers[p].tried and self._reach(p, q) for q in pool)
-        }
+
+        def is_short(peer: PeerId) -> bool:
+            tried = self._peers[peer].tried
+            return len(tried) < most and any(
+                q != peer and q not in tried and self._reach(peer, q) for q in pool
+            )
+
+        if self._counted:
+            for peer in self._ended:
+                if peer in self._short and not is_short(peer):
+                    del self._short[peer]
+        else:
+            self._short = {p: None for p in pool if is_short(p)}
+        self._counted = True
+        self._ended.clear()
 
     def _overdue(self, now: float) -> list[Instruction]:
         out: list[Instruction] = []
@@ -317,7 +333,8 @@ class Probing:
             self._boots = {p: boot for p, boot in self._boots.items() if p in self._peers}
             for known in self._peers.values():
                 known.tried = {p: until for p, until in known.tried.items() if until > now}
-            self._seen = -1  # counts them anew at the next event
+            self._seen = -1  # looks at them anew at the next event
+            self._counted = False
         return out
 
     def _start_wanted(

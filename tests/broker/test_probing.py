@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.broker.events import DescribeAsked, Log, MakePlan, PlanReady, Tell
 from shoal.broker.links import MAX_AGE_S
-from shoal.broker.probing import LINKS, SIZES, SMALLEST, Allowance
+from shoal.broker.probing import LINKS, SIZES, SMALLEST, Allowance, Probing
 from shoal.dag.plan import PeerId
 from shoal.proto.broker_pb2 import Goodbye, LinkReport
 from shoal.proto.common_pb2 import Reason
@@ -180,6 +181,45 @@ def test_a_peer_lost_in_mid_probe_frees_the_other_in_the_end(world):
     world.join("c")
     out = world.say("a", link=failed(order.number, "b"))
     assert set(pairs_of(out, world)) == {frozenset("ac")}
+
+
+def test_who_lacks_links_is_who_a_count_of_the_whole_pool_finds(world, monkeypatch):
+    count, seen = Probing._count_short, []
+
+    def counted(self, members):
+        count(self, members)
+        pool, known = [m.id for m in members.pool], self._peers
+        short = [
+            p
+            for p in pool
+            if len(known[p].tried) < min(LINKS, len(pool) - 1)
+            and any(q != p and q not in known[p].tried and self._reach(p, q) for q in pool)
+        ]
+        assert list(self._short) == short, "in this order, which is that of their probes"
+        seen.append(short)
+
+    monkeypatch.setattr(Probing, "_count_short", counted)
+    rng, pending = random.Random(5), []
+    for i in range(400):
+        names = {stream: peer for peer, stream in world.streams.items()}
+        what = rng.random()
+        if what < 0.15 and len(names) < 24:
+            out = world.join(f"p{i}", address="" if rng.random() < 0.3 else f"10.0.0.{i}:1")
+        elif what < 0.2 and names:
+            out = world.close(rng.choice(list(names.values())))
+        elif what < 0.25:
+            out = live(world, rng.choice([5.0, 30.0, 700.0]))
+        elif pending:
+            stream, order = pending.pop(rng.randrange(len(pending)))
+            answer = probe if rng.random() < 0.8 else failed
+            peer = names.get(stream)
+            out = world.say(peer, link=answer(order.number, order.peer)) if peer else []
+        else:
+            out = []
+        pending += orders(out)
+    assert len(seen) > 100
+    assert any(seen)
+    assert not all(seen)
 
 
 # ------------------------------------------------------------ what is believed
