@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -50,6 +51,14 @@ def main() -> int:
         os.environ |= {"HOME": name, "XDG_CONFIG_HOME": f"{name}/config", "OMP_NUM_THREADS": "1"}
         report("flood", _figures(Path(name), options.attempts), options.json)
     return 0
+
+
+def _past(end: float) -> bool:
+    return time.monotonic() > end
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    return process.poll() is not None
 
 
 def _figures(folder: Path, attempts: int) -> list[Figure]:
@@ -95,12 +104,11 @@ def _figures(folder: Path, attempts: int) -> list[Figure]:
                 for kind in ("quiet", "decoy", "flood"):
                     began, before_s = steps[-1], cpu_s(broker)
                     if kind == "quiet":
-                        end = time.monotonic() + QUIET_S
-                        until(lambda end=end: time.monotonic() > end)
+                        until(partial(_past, time.monotonic() + QUIET_S))
                     else:
                         port = decoy.port if kind == "decoy" else address.rpartition(":")[2]
                         strangers = _strangers(port, authority, attempts // ROUNDS)
-                        until(lambda process=strangers: process.poll() is not None)
+                        until(partial(_ended, strangers))
                         assert strangers.stdout is not None
                         passed = int(strangers.stdout.read().split()[0])
                         if kind == "flood":

@@ -157,7 +157,8 @@ class Chain:
         for judge, executor in zip(self._judges, self.executors, strict=True):
             for name, parameter in judge.parameters.items():
                 parameter.data.copy_(executor.parameters[name].data)
-        count, total = windows // size, 0.0
+        count: int = windows // size
+        total = 0.0
         assert count * size == windows > 0, f"{windows} windows in microbatches of {size}"
         for m in range(count):
             inputs, value = data.held_out(m, size), dict[str, Tensor]()
