@@ -26,7 +26,8 @@ from shoal.net.pump import close, join
 from shoal.peer import confirm as confirming
 from shoal.peer.config import PeerConfig
 from shoal.peer.confirm import confirm
-from shoal.peer.daemon import Worker, work
+from shoal.peer.daemon import Worker
+from shoal.peer.start import work
 from shoal.proto.broker_pb2 import Confirmed, DescribeRequest
 from shoal.proto.broker_pb2_grpc import RunsStub
 
