@@ -5,7 +5,8 @@ what is committed, so that the order is with everybody before they are past it; 
 the next one is further ahead. With `every` = 0 nothing is ordered, once a set is whole, for as long
 as its copies were on their way, which use half of the time at most, and at least for half a second.
 A pause of p seconds costs p / 2 of work done again at each loss; where holders are lost so often
-that this would be over 1 % of the time, it is as short as makes it so.
+that this would be over 1 % of the time, and peers of the pool keep the copies, it is as short as
+makes it so.
 """
 
 from __future__ import annotations

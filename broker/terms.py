@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -393,7 +394,9 @@ class Terms(DurableRun):
         cadence, keepers = self.cadence, self._keepers_now(self.plan, members)
         if cadence.pending is not None:
             if self.sets.copied(cadence.pending, self.term, self.peers, keepers):
-                cadence.copied(now, self.blamed.between_s(now))
+                # Copies to holders share links with the training: more of them would cost more.
+                between_s = self.blamed.between_s(now) if self.plan.warm else math.inf
+                cadence.copied(now, between_s)
             elif keepers != self._keepers or cadence.overdue(now):
                 cadence.missed(cadence.pending)
         needed = self._needed
