@@ -283,7 +283,6 @@ def killed(
         shoal.connect(cluster.address) as client,
     ):
         crowd = Crowd(cluster, names, ["--stretch", f"{stretch:g}"])
-        # The first of them gets a stage before anybody else is there to take it.
         crowd.join_all()
         wait_for(client, len(names))
         with prepare(job_of(40)) as prepared:  # how long a step takes here

@@ -88,7 +88,7 @@ def soaked(tmp_path: Path, *arguments: str) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_ten_virtual_minutes_of_churn_leave_the_machines_as_they_are(tmp_path: Path) -> None:
+def test_virtual_churn_leaves_the_machines_as_they_are(tmp_path: Path) -> None:
     found = soaked(tmp_path, "virtual", "--hours", "0.3")
     assert found["virtual_changes"] > 10
     assert found["virtual_peer_0_objects_growth"] < 0.02
