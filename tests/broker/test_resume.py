@@ -109,6 +109,24 @@ def with_a_set(world, warm: bool = True) -> str:
     return run
 
 
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("losses", [0, 3])
+def test_the_next_set_hurries_after_losses_where_the_pool_keeps_copies(world, warm, losses) -> None:
+    if warm:
+        world.join("c")
+    run = world.start("a", "b", steps=9)
+    known = world.machine.runs[run]
+    for _ in range(losses):
+        known.blamed.lost(PeerId("gone"), world.now)
+    for peer in "ab":
+        world.report(peer, run, 0)
+    for at, holder in enumerate("ab"):
+        held(world, holder, snapshot(run, 1, holder, at))
+        held(world, "c" if warm else "ba"[at], snapshot(run, 1, holder, at))
+    assert known.cadence.whole == 1
+    assert (known.cadence.pending is not None) == bool(warm and losses)
+
+
 def test_a_warm_peer_takes_the_part_and_all_go_on_from_the_newest_set(world) -> None:
     run = with_a_set(world)
     world.report("a", run, 1)
