@@ -32,15 +32,15 @@ _log = logging.getLogger(__name__)
 
 async def work(config: PeerConfig, started: Callable[[Worker], None] | None = None) -> int:
     """Runs one peer to its end; returns the exit code (design §9). `started` gets the worker, so
-    that it can be stopped."""
-    loaded = _loading(f"{__package__}.daemon")
+    that it can be stopped; before that, cancelling this stops it."""
+    loaded = _in_thread(lambda: importlib.import_module(f"{__package__}.daemon"))
     try:
         with Identity(config.state, config.name) as me:
             credential = None if config.insecure else await obtain(config)
             if credential is not None:
                 me = replace(me, peer=PeerId(credential.party.subject))
             daemon = await loaded
-            profile = await asyncio.to_thread(daemon.look, config)
+            profile = await _in_thread(lambda: daemon.look(config))
             worker: Worker = daemon.Worker(config, me, profile, credential)
             if started is not None:
                 started(worker)
@@ -61,8 +61,9 @@ async def work(config: PeerConfig, started: Callable[[Worker], None] | None = No
         loaded.cancel()
 
 
-def _loading(module: str) -> asyncio.Future[Any]:
-    """The module, as soon as it is there. In a thread that nobody waits for at the end."""
+def _in_thread(make: Callable[[], Any]) -> asyncio.Future[Any]:
+    """What `make` returns. In a thread that nobody waits for at the end: who is told to stop while
+    torch loads, or a device answers slowly, stops at once."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[Any] = loop.create_future()
 
@@ -70,14 +71,14 @@ def _loading(module: str) -> asyncio.Future[Any]:
         if not found.done():
             call(what)
 
-    def load() -> None:
+    def run() -> None:
         told: tuple[Callable[[Any], None], object]
         try:
-            told = found.set_result, importlib.import_module(module)
+            told = found.set_result, make()
         except BaseException as error:  # told to who waits
             told = found.set_exception, error
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(tell, *told)
 
-    threading.Thread(target=load, name="loading", daemon=True).start()
+    threading.Thread(target=run, name="start", daemon=True).start()
     return found

@@ -42,11 +42,14 @@ def main() -> int:
 
 async def _work(config: PeerConfig) -> int:
     loop = asyncio.get_running_loop()
-    asked: list[bool] = []  # stops that came before the worker was there
+    stopped = False
     workers: list[Worker] = []
 
     def stop(now: bool) -> None:
-        asked.append(now)
+        nonlocal stopped
+        stopped = True
+        if not workers:
+            starting.cancel()  # it has no part in anything yet
         for worker in workers:
             worker.stop(now)
 
@@ -57,8 +60,6 @@ async def _work(config: PeerConfig) -> int:
     def started(worker: Worker) -> None:
         workers.append(worker)
         worker.waits = waits
-        if asked:
-            worker.stop(asked[-1])
 
     def listen() -> None:
         for word in sys.stdin:
@@ -66,10 +67,16 @@ async def _work(config: PeerConfig) -> int:
                 loop.call_soon_threadsafe(stop, word.strip() == "stop")
         loop.call_soon_threadsafe(stop, True)
 
+    starting = loop.create_task(work(config, started))
     loop.add_signal_handler(signal.SIGINT, stop, False)
     loop.add_signal_handler(signal.SIGTERM, stop, True)
     threading.Thread(target=listen, name="rope", daemon=True).start()
-    return await work(config, started)
+    try:
+        return await starting
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
+        return 0
 
 
 def _tie_to(parent: int) -> bool:

@@ -169,10 +169,11 @@ class LocalCluster:
                 (signal.SIGTERM, 5.0),
                 (signal.SIGKILL, 5.0),
             ):
-                for process in group:
-                    if process.poll() is None:
-                        os.killpg(process.pid, sign)
-                        os.killpg(process.pid, signal.SIGCONT)  # it may be frozen
+                for name in names:
+                    if self.runs(name):
+                        self.send(name, sign)
+                        with suppress(ProcessLookupError):  # it may be frozen, or gone by now
+                            os.killpg(self.processes[name].pid, signal.SIGCONT)
                 end = time.monotonic() + patience_s
                 for process in group:
                     try:
