@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -154,7 +153,7 @@ async def test_a_frame_for_a_port_that_the_plan_does_not_name_ends_its_link(
     await lab.join("honest")
     await lab.join("liar")
     expected, _ = await lab.train()
-    honest, liar = sorted(lab.workers, key=lambda w: w.config.name)
+    _, liar = sorted(lab.workers, key=lambda w: w.config.name)
     forging(
         monkeypatch, liar, lambda key: [key._replace(port="S9>nowhere")] if key.step == 2 else []
     )
