@@ -173,7 +173,7 @@ def _codecs(asked: Codec) -> CodecOptions:
         sync=texts["grad"],
         ratio=asked.ratio,
         error_budget=asked.error_budget,
-        feedback=asked.feedback == "ef",
+        feedback=asked.feedback,
     )
 
 

@@ -22,6 +22,8 @@ sync             Sk>stats      S>@k, each holder   S<@k        batch statistics 
                                                                other holder
 sync             Sk+grad       S+@k, each holder   S<@k        its shard's sum over the holders,
                                                                in their order, to each other one
+sync             Sk>whole      S>@k, each holder   S<@k        its gradient of stage k, to each
+                                                               other holder; all add up
 sync             Sk>row        S>@k, each holder   S=@k        in rows: its shards of which the
                                                                member of its row answers there,
                                                                to each of the row (itself too)
@@ -49,7 +51,8 @@ The hub is the first holder of the loss's stage, a tied group's hub the first ho
 stage. A peer answers in N> for the stages whose first holder it is, for a tied parameter only the
 group's hub. Transfers of S, T, N and V have microbatch 0 and hop 0. A stage that trains nothing has
 no Sk>grad; its S+ is in no list then. A stage that exchanges in rows (`StageSlot.rows`) has the
-four transfers named row in place of Sk>grad and Sk+grad; `grid.py` says who answers for what.
+four transfers named row in place of Sk>grad and Sk+grad; `grid.py` says who answers for what. One
+that exchanges whole gradients (`StageSlot.whole`) has Sk>whole in their place, and no S+.
 """
 
 from __future__ import annotations
@@ -214,6 +217,9 @@ class Flow:
         if (grid := self.grids[k]) and shares_gradient(stage):
             for port, a, b, giver, taker in grid.transfers():
                 self._exchange(f"S{k}{port}", a, b, Action(giver, 0, k), Action(taker, 0, k))
+        elif shares_gradient(stage) and self.plan.stages[k].whole:
+            for a, b in others:
+                self._exchange(f"S{k}>whole", a, b, give, take)
         elif shares_gradient(stage):
             for a in holders:
                 for b in holders:

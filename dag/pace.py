@@ -5,7 +5,8 @@
            (from the second of m microbatches on, gradients are added up: two reads, one write)
     S>     2 · trainable bytes                    flattened into shards
     S+     (holders + 1) · shard                  added up
-    S<     2 · trainable bytes                    written back
+    S<     2 · trainable bytes                    written back; of whole gradients
+           (holders + 3) · trainable bytes        added up, and written back
            in rows (`grid.py`), of n holders and R rows, where a peer answers for h shards:
     S>     4 · trainable bytes                    flattened, gathered by member of the row
     S=     (members of the row + 1) · h · shard   added up
@@ -38,6 +39,7 @@ __all__ = [
     "UPDATE_CALLS",
     "Totals",
     "action_work",
+    "ahead_stages",
     "is_coded",
     "is_sum",
     "sizes_of",
@@ -46,6 +48,7 @@ __all__ = [
 
 UPDATE_CALLS = 20
 """Kernels of an optimizer update and the scaling before it, per trainable parameter."""
+_AHEAD = "ahead"
 NORM_CALLS = 4
 """Of the squares of the gradients, likewise."""
 VISIT_CALLS = 100
@@ -113,6 +116,8 @@ def action_work(
                 sums = Work(memory=3 * trainable[k] * (m - 1) / m)
                 again = forward if plan.stages[k].recompute else Work()
                 return backward + again + sums + extra
+            case Kind.SYNC_TAKE if plan.stages[k].whole:
+                return moved((len(plan.stages[k].holders) + 3) * trainable[k])
             case Kind.SYNC_GIVE | Kind.SYNC_TAKE:
                 gathers = grids[k] is not None and kind is Kind.SYNC_GIVE
                 return moved((4 if gathers else 2) * trainable[k])
@@ -177,6 +182,8 @@ def sizes_of(
             if part == ">stats":
                 ran = sum(v == (k, transfer.source) for v in visited)
                 return statistics[k] * ran
+            if part == ">whole":
+                return trainable[k]
             grid = grids[k]
             shards = 1 if grid is None else grid.shards(part, transfer.source, transfer.destination)
             return shards * -(-trainable[k] // len(plan.stages[k].holders))
@@ -193,10 +200,27 @@ def stage_port(port: str) -> tuple[int, str]:
 
 
 def is_sum(transfer: Transfer) -> bool:
-    """Whether it is a sum of gradients on its way back: every destination gets the same tensor."""
+    """Whether every destination gets the same tensor, to be added up: a sum of gradients on its way
+    back, or a holder's whole gradient."""
     if transfer.role is not Role.SYNC:
         return False
-    return transfer.port.endswith("+grad") or (transfer.port[0] == "T" and transfer.port[-1] == "+")
+    port = transfer.port
+    return port.endswith(("+grad", ">whole")) or (port[0] == "T" and port[-1] == "+")
+
+
+def ahead_stages(plan: Plan) -> frozenset[int]:
+    """Stages whose holders exchange updates in place of gradients (`peer/sync/ahead.py`): those
+    with a codec of that kind between two of them."""
+    pairs = {
+        (c.source, c.destination)
+        for c in plan.codecs
+        if c.role == Role.SYNC and c.codec.startswith(_AHEAD)
+    }
+    return frozenset(
+        k
+        for k, slot in enumerate(plan.stages)
+        if not slot.rows and any((a, b) in pairs for a in slot.holders for b in slot.holders)
+    )
 
 
 def is_coded(transfer: Transfer) -> bool:
@@ -234,6 +258,8 @@ def tensors_of(
         if port[0] == "T":
             return shard((tied[number].parameter,), 1, 0)
         holders = plan.stages[number].holders
+        if port.endswith(">whole"):
+            return shard(stages[number].trainable, 1, 0)
         owner = transfer.source if is_sum(transfer) else transfer.destination
         return shard(stages[number].trainable, len(holders), holders.index(owner))
 

@@ -48,6 +48,9 @@ class StageSlot:
     """Whether its backward computes the forward again, so that only its inputs are kept."""
     rows: int = 0
     """In how many rows its holders exchange gradients (`grid.py`); 0: each with each."""
+    whole: bool = False
+    """Whether each holder gives each other one all of its gradient, and all add up, rather than
+    each a part for all: as many bytes between two, and what a codec loses is lost only once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,8 @@ class Plan:
                     f"stage {i} exchanges in {stage.rows} rows: expected 0 to "
                     f"{len(stage.holders)}, the number of its holders"
                 )
+            if stage.whole and stage.rows:
+                raise PlanError(f"stage {i} exchanges whole gradients in rows: expected one of them")
             at = stage.stop
         if at != operators:
             raise PlanError(f"the stages cover {at} operators, the graph has {operators}")
@@ -257,7 +262,8 @@ class Plan:
 
     def __repr__(self) -> str:
         cuts = " ".join(
-            f"[{s.start},{s.stop})@{'+'.join(s.holders)}" + f" in {s.rows} rows" * (s.rows > 0)
+            f"[{s.start},{s.stop})@{'+'.join(s.holders)}" 
+            + (f" in {s.rows} rows" * (s.rows > 0) + " whole" * s.whole)
             for s in self.stages
         )
         work = f"{len(self.routes)} microbatches of {self.microbatch_size}"

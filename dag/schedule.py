@@ -91,7 +91,8 @@ def _exchanges(
                 if plan.stages[i].rows:
                     found[peer][Kind.SYNC_ROW].append(Action(Kind.SYNC_ROW, stage=i))
                     found[peer][Kind.SYNC_RELAY].append(Action(Kind.SYNC_RELAY, stage=i))
-                found[peer][Kind.SYNC_COMBINE].append(Action(Kind.SYNC_COMBINE, stage=i))
+                if not plan.stages[i].whole:
+                    found[peer][Kind.SYNC_COMBINE].append(Action(Kind.SYNC_COMBINE, stage=i))
             if gradient or ran - {peer}:
                 found[peer][Kind.SYNC_TAKE].append(Action(Kind.SYNC_TAKE, stage=i))
     for group in tied:

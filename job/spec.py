@@ -203,8 +203,8 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         yield "codec.sync", leave
     if codec.snapshot not in (None, "none", "lossless", codec.default):
         yield "codec.snapshot", 'snapshots are exact: "none" and "lossless" are'
-    if codec.feedback not in ("none", "ef"):
-        yield "codec.feedback", '"none" and "ef" are'
+    if codec.feedback not in ("none", "ef", "ahead"):
+        yield "codec.feedback", '"none", "ef" and "ahead" are'
     if job.data.where not in ("submitter", "peer"):
         yield "data.where", '"submitter" and "peer" are'
     if job.data.kind == "module":

@@ -336,8 +336,9 @@ class Codec(Settings):
     """How many times fewer bytes "adatopk" sends on the slowest link, at least 1."""
     error_budget: float = 0.0
     """Relative L2 error that "auto" may make in a tensor that crosses a link; 0: none at all."""
-    feedback: Literal["none", "ef", "ef21", "dgc"] = "ef"
-    """Error feedback of grad and sync codecs; lossless ones have no error to feed back."""
+    feedback: Literal["none", "ef", "ahead", "ef21", "dgc"] = "ef"
+    """Error feedback of grad and sync codecs; lossless ones have no error to feed back. "ahead":
+    of updates in place of gradients, each holder training where its unsent ones would bring it."""
 
     def check(self) -> None:
         for key in ("default", *CODEC_ROLES):

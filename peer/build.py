@@ -18,6 +18,8 @@ from ..dag.execute import SpecError, StageExecutor
 from ..dag.flow import Flow
 from ..dag.graph import Graph, GraphError, Lowered, TensorSpec
 from ..dag.infer import infer_operator
+from ..dag.pace import ahead_stages
+from ..dag.schedule import Action, Kind
 from .codings import Codings
 from .data.reader import Reader
 from .exchange import Exchange, Held, Wire
@@ -25,6 +27,7 @@ from .optimizer import StageOptimizer
 from .order import BuildOrder
 from .store import Store
 from .streams import Streams
+from .sync.ahead import Ahead
 from .weights import WeightError, starting_tensor
 
 __all__ = ["Inputs", "Work", "build_work"]
@@ -76,6 +79,7 @@ class Work:
             tensors += [p for p in executor.parameters.values() if p.requires_grad]  # gradients
             total += sum(t.numel() * t.element_size() for t in tensors)
             total += held.optimizer.state_bytes
+            total += held.ahead.size_bytes if held.ahead else 0
         return total
 
     @cached_property
@@ -111,6 +115,31 @@ class Work:
             return 0
         return self.kept_bytes[stage] + self.saved_bytes[stage]
 
+    def unsent(self, stage: int) -> Tensor:
+        """What codecs here did not send yet of a stage's vector, and of the sum of this peer's part
+        of it: flat, (elements,) or more."""
+        slot, layout = self.order.plan.stages[stage], self.wire.layout(stage)
+        holders = slot.holders
+        if slot.whole:
+            gives = self.flow.gives(self.order.peer, Action(Kind.SYNC_GIVE, stage=stage))
+            mine = next(t for t in gives if t.port.endswith(">whole"))
+            left = self.streams.unsent(mine)
+            return torch.zeros(layout.elements, dtype=layout.dtype) if left is None else left
+        shards = torch.zeros(
+            (len(holders), layout.shard_spec(len(holders)).elements), dtype=layout.dtype
+        )
+        for kind in (Kind.SYNC_GIVE, Kind.SYNC_COMBINE):
+            for transfer in self.flow.gives(self.order.peer, Action(kind, stage=stage)):
+                if transfer.destination == self.order.peer or "grad" not in transfer.port:
+                    continue
+                left = self.streams.unsent(transfer)
+                if left is None:
+                    continue
+                sums = kind is Kind.SYNC_COMBINE
+                at = holders.index(self.order.peer if sums else transfer.destination)
+                shards[at, : left.numel()] = left.to(shards.device)
+        return shards.view(-1)
+
     def exported(self) -> dict[str, Tensor]:
         """What this peer exports, under the names of the user's module. Over all peers every name
         of its state_dict is there exactly once: the first holder of the lowest stage that has a
@@ -122,7 +151,7 @@ class Work:
                 continue
             kind, _, name = value.partition(":")
             executor = held.executor
-            found[name] = executor.parameters[name] if kind == "param" else executor.buffers[name]
+            found[name] = held.parameters()[name] if kind == "param" else executor.buffers[name]
         tied = {p.name: p.tied for p in self.graph.parameters}
         for name in tuple(found):
             found |= {alias: found[name] for alias in tied.get(name, ())}
@@ -163,6 +192,19 @@ def build_work(
         )
         held[stage.index] = Held(stage, executor, optimizer)
     wire = Wire(flow, graph)
+    for k in ahead_stages(plan) & held.keys():
+        if graph.weight:
+            raise SpecError(
+                f'codec.feedback is "ahead", and the model weighs its losses by {graph.weight!r}: '
+                'stage holders do not know the weights of their microbatches; expected "ef"'
+            )
+        held[k].ahead = Ahead(
+            wire.layout(k),
+            held[k].executor.parameters,
+            held[k].optimizer,
+            own=len(wire.microbatches(order.peer, k)),
+            all=len(plan.routes),
+        )
     reader = Reader(
         order.manifest, order.shard, seed=order.training.seed, microbatches=len(plan.routes)
     )

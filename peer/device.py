@@ -240,6 +240,9 @@ class TorchDevice:
                 self._update(work, step)
                 return {}
             case _:
+                ahead = work.held[action.stage].ahead if action.kind is Kind.SYNC_GIVE else None
+                if ahead is not None:
+                    ahead.turn(step)
                 return work.exchange.run(
                     action, taken, lambda transfer, tensor: self._echo(step, transfer, tensor)
                 )
@@ -248,6 +251,8 @@ class TorchDevice:
         self, work: Work, step: int, action: Action, taken: Taken
     ) -> Mapping[Transfer, Tensor | None]:
         held, m = work.held[action.stage], action.microbatch
+        if held.ahead is not None and not held.ahead.away:
+            held.ahead.leave(work.unsent(action.stage))
         ports = {t.value: _there(t, v) for t, v in taken}
         inputs = work.inputs.pop((step, m, action.stage), None)
         if inputs is None and held.stage.inputs:
@@ -302,7 +307,10 @@ class TorchDevice:
         total = work.exchange.total
         assert total is not None, "U before N"
         for held in work.held.values():
-            held.optimizer.step(step, weight=total.weight, norm=total.norm)
+            if held.ahead is not None:
+                held.ahead.land()
+            else:
+                held.optimizer.step(step, weight=total.weight, norm=total.norm)
             if held.stage.updates:
                 ran = range(len(work.order.plan.routes))
                 held.executor.apply_updates([held.collected.get(m, {}) for m in ran])

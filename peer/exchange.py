@@ -21,6 +21,7 @@ from ..dag.plan import PeerId
 from ..dag.schedule import Action, Kind, shares_gradient
 from .optimizer import StageOptimizer
 from .sync import norm
+from .sync.ahead import Ahead
 from .sync.allreduce import (
     Layout,
     add,
@@ -45,7 +46,7 @@ Made = dict[str, "Tensor | Mapping[PeerId, Tensor]"]
 """What an action gives, by port: one tensor for all destinations, or one for each."""
 
 _SYNC = re.compile(
-    r"S(?P<stage>\d+)(?P<part>[>+]grad|[>=+*]row|>stats)|T(?P<group>\d+)(>\d+|\+)|[NV]>|N\+"
+    r"S(?P<stage>\d+)(?P<part>[>+]grad|>whole|[>=+*]row|>stats)|T(?P<group>\d+)(>\d+|\+)|[NV]>|N\+"
 )
 
 
@@ -58,6 +59,13 @@ class Held:
     optimizer: StageOptimizer
     collected: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
     """Batch statistics of this step by microbatch, from here and from other holders."""
+    ahead: Ahead | None = None
+    """Where holders exchange updates in place of gradients."""
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The weights by name, as all holders have them, wherever this one is training."""
+        whole: dict[str, Tensor] = dict(self.executor.parameters)
+        return whole if self.ahead is None else whole | dict(self.ahead.weights())
 
 
 class Wire:
@@ -120,6 +128,8 @@ class Wire:
             k = int(match["stage"])
             if match["part"] == ">stats":
                 return self.statistics(k).spec(len(self.microbatches(transfer.source, k)))
+            if match["part"] == ">whole":
+                return self.layout(k).shard_spec(1)
             shard = self.layout(k).shard_spec(len(self.flow.plan.stages[k].holders))
             if (grid := self.flow.grids[k]) is None:
                 return shard
@@ -204,8 +214,11 @@ class Exchange:
         holders, grid = self._holders(k), self.flow.grids[k]
         n, made = len(holders), Made()
         if shares_gradient(held.stage):
-            vector = vector_of(self.wire.layout(k), _grads(held), self.device, n)
-            if grid is None:
+            parts = 1 if self.flow.plan.stages[k].whole else n
+            vector = vector_of(self.wire.layout(k), _grads(held), self.device, parts)
+            if self.flow.plan.stages[k].whole:
+                self._shards[k] = made[f"S{k}>whole"] = vector
+            elif grid is None:
                 made[f"S{k}>grad"] = dict(zip(holders, shards_of(vector, n), strict=True))
             else:
                 members = grid.row(self.peer)
@@ -238,7 +251,14 @@ class Exchange:
     def _sync_take(self, action: Action, taken: Taken) -> Made:
         k, held = action.stage, self.held[action.stage]
         shards = {t.source: _there(t, v) for t, v in taken if t.port == f"S{k}+grad"}
-        if k in self._shards:
+        if self.flow.plan.stages[k].whole and k in self._shards:
+            vectors = {t.source: _there(t, v) for t, v in taken if t.port == f"S{k}>whole"}
+            others = self.flow.gives(self.peer, Action(Kind.SYNC_GIVE, stage=k))
+            mine = next(t for t in others if t.port == f"S{k}>whole")
+            vectors[self.peer] = self._echo(mine, self._shards.pop(k))
+            vector = add([vectors[h].to(self.device) for h in self._holders(k)])
+            set_grads(held.executor.parameters, grads_of(self.wire.layout(k), vector))
+        elif k in self._shards:
             # What it sent, as the others have it: all holders end with the same bits.
             others = self.flow.gives(self.peer, Action(Kind.SYNC_COMBINE, stage=k))
             shards[self.peer] = self._echo(others[0], self._shards.pop(k))
@@ -297,10 +317,14 @@ class Exchange:
         grads = [
             grad
             for h in mine
+            if h.ahead is None
             for name, grad in _grads(h).items()
             if lowest.get(name, h.stage.index) == h.stage.index
         ]
         squares = norm.squares_of(grads, self.device)
+        for held in mine:
+            if held.ahead is not None:
+                squares += held.ahead.square.to(self.device)
         return {"N>": norm.pack(squares, self._scores(True), self.device)}
 
     def _norm_combine(self, action: Action, taken: Taken) -> Made:

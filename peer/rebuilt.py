@@ -50,7 +50,7 @@ def given_records(work: Work) -> dict[str, Tensor]:
     whole, weighed = {*wanted.sources}, {*wanted.weighed}
     copied, found = {*wanted.copies}, dict[str, Tensor]()
     for held in work.held.values():
-        parameters = held.executor.parameters
+        parameters = held.parameters()
         found |= {f"param:{n}": parameters[n] for n in parameters if n in whole}
         for name, tensor in held.optimizer.state_tensors().items():
             owner, _, part = name.rpartition(":")

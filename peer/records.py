@@ -1,6 +1,7 @@
 """What is in a snapshot of a torch device: named tensors, each with its own hash.
 
     param:NAME  buffer:NAME  slot:NAME:PART   of the stages; the optimizer's state by parameter
+    ahead/PEER/NAME:PART                      the same, where holders have states of their own
     codec/…/PEER                              of streams (`streams.py`), by the end that it is of
 
 Names are those of parameters, never of stages: another cut of the same graph can load them. The
@@ -49,9 +50,10 @@ def take_records(work: Work, step: int) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for held in work.held.values():
         executor = held.executor
-        found |= {f"param:{name}": tensor for name, tensor in executor.parameters.items()}
+        found |= {f"param:{name}": tensor for name, tensor in held.parameters().items()}
         found |= {f"buffer:{name}": tensor for name, tensor in executor.buffers.items()}
-        found |= {f"slot:{name}": t for name, t in held.optimizer.state_tensors().items()}
+        kind = "slot:" if held.ahead is None else _ahead(work.order.peer)
+        found |= {f"{kind}{name}": t for name, t in held.optimizer.state_tensors().items()}
     states = work.streams.state_tensors(step - 1)
     found |= {_end_name(name, work.order.peer): tensor for name, tensor in states.items()}
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
@@ -99,15 +101,20 @@ class Records:
         States of streams that this plan does not have are left out: what they held back is lost.
 
         Raises SnapshotError for a parameter or buffer of a stage that no snapshot has."""
-        own = self._weights
+        weights = self._weights
         for held in work.held.values():
             for name in (*held.executor.parameters, *held.executor.buffers):
-                if starting_tensor(own, name) is None:
+                if starting_tensor(weights, name) is None:
                     raise SnapshotError(
                         f"the snapshots lack {name!r} of stage {held.stage.index}: expected those "
                         "of every peer that held a part of it"
                     )
         slots = {n.removeprefix("slot:"): t for n, t in self.tensors.items() if n[:5] == "slot:"}
+        own = _ahead(work.order.peer)
+        # Who has none of its own, under another plan say, begins with some other holder's.
+        for name in sorted(n for n in self.tensors if n.startswith("ahead/")):
+            slots.setdefault(name.split("/", 2)[2], self.tensors[name])
+        slots |= {n.removeprefix(own): t for n, t in self.tensors.items() if n.startswith(own)}
         for held in work.held.values():
             held.optimizer.load_state_tensors(slots)
         states: dict[str, Tensor] = {}
@@ -130,6 +137,9 @@ class Records:
             return self
 
         def moved(name: str) -> str:
+            if name.startswith("ahead/"):
+                _, peer, rest = name.split("/", 2)
+                return f"{_ahead(names.get(unquote(peer), unquote(peer)))}{rest}"
             if not name.startswith("codec/"):
                 return name
             state, peer = _end_of(name)
@@ -207,6 +217,11 @@ def _decoded(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) -> dict
 def _hash(tensor: Tensor) -> str:
     flat = tensor.contiguous().flatten()
     return xxh3_128_hexdigest(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+
+
+def _ahead(peer: str) -> str:
+    """What the names of a holder's own optimizer state begin with."""
+    return f"ahead/{quote(peer, safe='')}/"
 
 
 def _end_name(state: str, peer: str) -> str:

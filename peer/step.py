@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from ..dag.flow import Flow, Transfer
+from ..dag.pace import ahead_stages
 from ..dag.plan import PeerId
 from ..dag.schedule import Action, Kind
 from ..net.frame import FrameKey
@@ -148,7 +150,7 @@ class Steps:
             return True
         actions = self._train.actions
         given = next((i for i, a in enumerate(actions) if a.kind is Kind.NORM_GIVE), 0)
-        return self.position + self.in_flight <= given
+        return self.position + self.in_flight <= min(given, self._turned)
 
     @property
     def unapplied(self) -> bool:
@@ -157,7 +159,15 @@ class Steps:
             return True
         actions = self._train.actions
         update = next((i for i, a in enumerate(actions) if a.kind is Kind.UPDATE), len(actions))
-        return self.position + self.in_flight <= update
+        return self.position + self.in_flight <= min(update, self._turned)
+
+    @cached_property
+    def _turned(self) -> int:
+        """How many actions there are before the first that changes the state of an optimizer: it is
+        the update itself, but where updates are exchanged in place of gradients."""
+        ahead, actions = ahead_stages(self._flow.plan), self._train.actions
+        gives = (i for i, a in enumerate(actions) if a.kind is Kind.SYNC_GIVE and a.stage in ahead)
+        return next(gives, len(actions))
 
     def evaluates_after(self, step: int) -> bool:
         """Whether an evaluation in which this peer has a part follows `step`."""

@@ -271,6 +271,18 @@ class Streams:
         tensors |= {id(t): t for t in tuple(self._supports.values())}
         return sum(t.numel() * t.element_size() for t in tensors.values())
 
+    def unsent(self, transfer: Transfer) -> Tensor | None:
+        """What the codec of this transfer, or of the sum that it carries, did not send yet; None
+        where none keeps that. Nobody may write to it."""
+        if is_sum(transfer):
+            transfer = transfer._replace(destination=_EVERYONE)
+        with self._lock:
+            end = self._ends.get(transfer)
+        if end is None:
+            return None
+        with end.lock:
+            return end.stream.state.get("residual")
+
     def take_uses(self) -> tuple[broker_pb2.LinkUse, ...]:
         """What frames took since the last call."""
         return self._uses.take()

@@ -126,13 +126,14 @@ def to_plan(
     evaluation_microbatches: int = 0,
     *,
     rows: Callable[[int], int] = rows_for,
+    whole: Callable[[int], bool] = lambda holders: False,
     head_parts: int = 0,
     predicted: Prediction | None = None,
     reasons: Sequence[str] = (),
     spares: Sequence[Spare] = (),
 ) -> Plan:
     """The plan of a candidate. `names[i]` is the id of peer i. `rows`: in how many so many
-    holders exchange gradients."""
+    holders exchange gradients; `whole`: whether they do with whole ones."""
     slots = candidate.slots()
     routes: list[Route] = []
     for pipeline in candidate.pipelines:
@@ -152,6 +153,7 @@ def to_plan(
                 tuple(names[p] for p in holders),
                 recompute,
                 rows(len(holders)),
+                whole(len(holders)),
             )
             for start, stop, holders, recompute in slots
         ),

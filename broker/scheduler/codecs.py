@@ -112,9 +112,9 @@ def codec_of(text: str, role: str, options: CodecOptions) -> str:
     """A codec's text for a role: lossy codecs of parameter gradients get error feedback, unless the
     text has a wrapper or the job wants none."""
     wrapped = "+" in text.partition(":")[0]
-    if role != "sync" or wrapped or not options.feedback or is_lossless(text):
+    if role != "sync" or wrapped or options.feedback == "none" or is_lossless(text):
         return text
-    return f"ef+{text}"
+    return f"{options.feedback}+{text}"
 
 
 def _pays(carried: Carried, lane: Lane, text: str) -> bool:

@@ -106,8 +106,9 @@ class CodecOptions:
     """How many times fewer bytes "adatopk" sends on the slowest link."""
     error_budget: float = 0.0
     """Relative L2 error that "auto" may make in a tensor that crosses a link."""
-    feedback: bool = True
-    """Whether lossy codecs of `sync` keep what they did not send for the next step."""
+    feedback: str = "ef"
+    """The wrapper of lossy codecs of `sync`, which keeps what they did not send for the next step;
+    "none": they lose it."""
 
     def of(self, role: str) -> str:
         """What is asked for a role of the wire; "none" for one that a step's plan has no say in."""

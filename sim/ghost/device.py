@@ -299,7 +299,9 @@ class GhostDevice:
         shared, made = work.shared, Made()
         if held.linear.trained:
             words, grid = shared.shards(k).cut(held.gradients), shared.flow.grids[k]
-            if grid is None:
+            if shared.plan.stages[k].whole:
+                work.sums[k] = made[f"S{k}>whole"] = held.gradients.copy()
+            elif grid is None:
                 holders = shared.plan.stages[k].holders
                 made[f"S{k}>grad"] = dict(zip(holders, words, strict=True))
             else:
@@ -331,7 +333,10 @@ class GhostDevice:
 
     def _sync_take(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         k, held, store = action.stage, work.held[action.stage], work.store[step]
-        if k in work.sums:
+        if work.shared.plan.stages[k].whole and k in work.sums:
+            others = [cast(Words, store[at]) for t, at in part.takes if t.port.endswith(">whole")]
+            held.gradients = np.add.reduce(np.array([work.sums.pop(k), *others], np.uint64), 0)
+        elif k in work.sums:
             by_holder = {t.source: store[at] for t, at in part.takes if t.port.endswith("+grad")}
             by_holder[work.order.peer] = work.sums.pop(k)
             shards = [cast(Words, by_holder[h]) for h in work.shared.plan.stages[k].holders]

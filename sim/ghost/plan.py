@@ -143,7 +143,7 @@ class GhostPlan:
             size += coding.tail.size_bytes if coding.tail else 0
             return Weighed(coding.codec.name, coding.whole, size)
         # Without codecs, who sends counts where microbatches are exchanged; in rows, who answers.
-        by_source = transfer.port.endswith((">stats", "N>", "V>", "*row"))
+        by_source = transfer.port.endswith((">stats", ">whole", "N>", "V>", "*row"))
         by_end = transfer.destination if transfer.port.endswith(">row") else ""
         key = (transfer.role, transfer.port, transfer.source if by_source else by_end)
         if key not in self._weighed:

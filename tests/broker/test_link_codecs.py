@@ -149,14 +149,14 @@ def test_predicted_bytes_are_those_of_the_wire(seed: int, text: str) -> None:
 
 def test_a_text_is_on_every_link_of_its_role_and_gradients_get_feedback() -> None:
     judge, plan, _ = random_plan(5)
-    for feedback in (True, False):
+    for feedback in ("ef", "ahead", "none"):
         options = CodecOptions(activation="int8", sync="int8", feedback=feedback)
         carried = Carried(judge, plan)
         chosen = choose(carried, options)
         for number, lane in carried.lanes.items():
             wanted = {
                 "activation": "int8",
-                "sync": "ef+int8" if feedback else "int8",
+                "sync": "int8" if feedback == "none" else f"{feedback}+int8",
                 "activation_grad": None,
             }[lane.role]
             small = wanted and carried.load(number, wanted).bytes >= lane.dense_bytes
@@ -373,7 +373,7 @@ def test_what_feedback_keeps_counts_and_must_fit() -> None:
         chosen = choose(tight, options)
         assert chosen.choice == {}
         assert any("too little memory is left there" in reason for reason in chosen.reasons)
-    free = choose(tight, CodecOptions(sync="auto", error_budget=0.01, feedback=False))
+    free = choose(tight, CodecOptions(sync="auto", error_budget=0.01, feedback="none"))
     assert len(free.choice) == 2
 
 

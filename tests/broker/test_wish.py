@@ -106,7 +106,7 @@ def test_codecs_of_the_job_reach_the_planner() -> None:
         sync="adatopk",
         ratio=20.0,
         error_budget=0.01,
-        feedback=False,
+        feedback="none",
     )
     assert read_spec(make_spec()).options.codecs == CodecOptions()
     sparse = {"activation": "topk:ratio=9", "activation_grad": "support:ratio=9,values=int8"}

@@ -1,0 +1,101 @@
+"""Error feedback that steps ahead: holders exchange updates in place of gradients, and each trains
+where its own unsent ones would bring it.
+
+    u = the optimizer's update from this holder's own gradient, at x      sent: C(c·u + e)
+    W' = W - Σ sent / M                                                   x' = W' - e' / M
+
+W the weights, equal at all holders bit for bit; x where this holder takes its gradient; e what its
+codecs did not send yet, of its own updates and of the sums that it answers for; c the microbatches
+that it did, of M in a step. So what a lossy codec delays is not missing in the gradients of who
+made it: with top-k of 1 % that is a hundred steps. W is what is snapshot, evaluated and exported.
+
+`p = η·g + e` of error feedback (Karimireddy et al. 2019, 1901.09847, algorithm 2) with the
+optimizer's update as η·g, and the step ahead of Xu et al. 2020 (2008.05823), of which this takes
+the part that the mean of all holders will move by. Each holder has an optimizer state of its own,
+and its gradient is clipped by the norm of its stage's, for nobody knows the whole one yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..optimizer import StageOptimizer
+from .allreduce import Layout
+
+__all__ = ["Ahead"]
+
+
+class Ahead:
+    """Of one holder of a stage. `own` of the step's `all` microbatches are its own.
+
+    A step: `leave`, forward and backward passes, `turn`, the exchange of what is in the gradients
+    then, `land`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: StageOptimizer,
+        *,
+        own: int,
+        all: int,
+    ) -> None:
+        self._layout, self._optimizer = layout, optimizer
+        self._trained = {name: parameters[name] for name, _ in layout.parameters}
+        self._own, self._all = own, all
+        self._home: dict[str, Tensor] = {}
+        self.square = torch.zeros((), dtype=torch.float64)
+        """What this holder's gradient of the last step says the squared norm of the sum of all
+        holders' is."""
+
+    @property
+    def away(self) -> bool:
+        """Whether the parameters are x, not W."""
+        return bool(self._home)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """W of what is trained, while it is not in the parameters."""
+        return self._home
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of W beside the parameters."""
+        return sum(p.numel() * p.element_size() for p in self._trained.values())
+
+    @torch.no_grad()
+    def leave(self, unsent: Tensor) -> None:
+        """From W to x. `unsent`: e as the flat vector of the layout, (elements,) or longer."""
+        self._home = {name: p.detach().clone() for name, p in self._trained.items()}
+        at = 0
+        for (_, spec), p in zip(self._layout.parameters, self._trained.values(), strict=True):
+            part = unsent[at : at + spec.elements].view(spec.sizes)
+            p.sub_(part.to(p.device, p.dtype), alpha=1 / self._all)
+            at += spec.elements
+
+    @torch.no_grad()
+    def turn(self, step: int) -> None:
+        """Turns this holder's accumulated gradients, sums over its microbatches, into c·u."""
+        if not self._own:
+            return  # others did all microbatches
+        grads = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
+        square = torch.zeros((), dtype=torch.float64)
+        for grad in grads.values():
+            square += torch.linalg.vector_norm(grad, dtype=torch.float64).square().cpu()
+        self.square = square * (self._all / self._own) ** 2
+        before = {name: self._trained[name].detach().clone() for name in grads}
+        self._optimizer.step(step, weight=self._own, norm=float(square.sqrt()) / self._own)
+        for name, place in before.items():
+            grads[name].copy_(place.sub_(self._trained[name])).mul_(self._own)
+
+    @torch.no_grad()
+    def land(self) -> None:
+        """From x to W', by what is in the gradients: the sum of what all holders sent."""
+        for name, p in self._trained.items():
+            p.copy_(self._home[name])
+            if p.grad is not None:
+                p.sub_(p.grad, alpha=1 / self._all)
+        self._home = {}
