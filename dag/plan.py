@@ -223,7 +223,7 @@ class Plan:
                     f"{len(stage.holders)}, the number of its holders"
                 )
             if stage.whole and stage.rows:
-                raise PlanError(f"stage {i} exchanges whole gradients in rows: expected one of them")
+                raise PlanError(f"stage {i} exchanges in {stage.rows} rows and whole: expected one")
             at = stage.stop
         if at != operators:
             raise PlanError(f"the stages cover {at} operators, the graph has {operators}")
@@ -262,7 +262,7 @@ class Plan:
 
     def __repr__(self) -> str:
         cuts = " ".join(
-            f"[{s.start},{s.stop})@{'+'.join(s.holders)}" 
+            f"[{s.start},{s.stop})@{'+'.join(s.holders)}"
             + (f" in {s.rows} rows" * (s.rows > 0) + " whole" * s.whole)
             for s in self.stages
         )
