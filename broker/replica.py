@@ -24,9 +24,9 @@ def rerouted(plan: Plan, gone: Container[PeerId]) -> Plan | None:
     """The plan without these holders, their microbatches spread evenly over the other holders of
     the same stages; None where one of them was the last. Predictions were for all of them."""
     stages = tuple(
-        replace(s, holders=tuple(h for h in s.holders if h not in gone), rows=0)
+        replace(s, holders=tuple(h for h in s.holders if h not in gone), rows=0, ahead=False)
         if any(h in gone for h in s.holders)
-        else s
+        else replace(s, ahead=False)  # that takes as many holders in each
         for s in plan.stages
     )
     if not all(s.holders for s in stages):

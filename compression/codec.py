@@ -18,7 +18,7 @@ from typing import Any
 from .block import int2, int4, int6, int8
 from .cast import bf16, fp16
 from .delta import Delta
-from .feedback import ahead_feedback, decayed_feedback, feedback
+from .feedback import decayed_feedback, feedback
 from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
 from .lossless import LosslessCodec
 from .lowrank import LowRank
@@ -69,7 +69,6 @@ text, and it raises CodecError for values that make no sense."""
 WRAPPERS: Mapping[str, Callable[..., StatefulCodec]] = {
     "ef": feedback,
     "efd": decayed_feedback,
-    "ahead": ahead_feedback,
     "delta": Delta,
 }
 """By word, what makes a stateful codec around another codec, its first argument."""

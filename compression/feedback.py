@@ -5,8 +5,7 @@
 x the tensor, r the residual of all earlier ones, C(p) what the other end decodes; r = 0 at first.
 With d = 1 the sum of all that was sent and r' is the sum of all x (Karimireddy et al. 2019,
 1901.09847, algorithm 2). With d < 1 a share 1 - d of r is given up each time, so that it cannot
-grow old; the rest stands as before. `ahead` is `ef` for updates in place of gradients
-(`peer/sync/ahead.py`).
+grow old; the rest stands as before.
 
 Only the sender has a state: `residual`, of the tensor's shape, float32 (float64 for float64). The
 other end decodes as the inner codec does, so the bytes are those of the inner codec.
@@ -29,7 +28,7 @@ from .checks import dtype_of, flat
 from .echo import TensorShape, all_finite, echo, narrowed, shape_of, wide
 from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
 
-__all__ = ["Feedback", "ahead_feedback", "decayed_feedback", "feedback", "stateless"]
+__all__ = ["Feedback", "decayed_feedback", "feedback", "stateless"]
 
 DECAY = 0.9
 
@@ -126,8 +125,3 @@ def feedback(inner: Codec | StatefulCodec) -> Feedback:
 def decayed_feedback(inner: Codec | StatefulCodec) -> Feedback:
     """`efd`: multiplies the residual by 0.9 before it is added."""
     return Feedback(inner, "efd", DECAY)
-
-
-def ahead_feedback(inner: Codec | StatefulCodec) -> Feedback:
-    """`ahead`: the same as `ef`. The word tells holders to exchange updates."""
-    return Feedback(inner, "ahead", 1.0)

@@ -59,7 +59,7 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
                 holders=s.holders,
                 recompute=s.recompute,
                 rows=s.rows,
-                whole=s.whole,
+                ahead=s.ahead,
             )
             for s in plan.stages
         ],
@@ -135,7 +135,7 @@ def plan_from_proto(message: broker_pb2.Plan) -> Plan:
         _refuse(f"schedule {message.schedule} is unknown")
     plan = Plan(
         stages=tuple(
-            StageSlot(s.start, s.stop, tuple(map(_peer, s.holders)), s.recompute, s.rows, s.whole)
+            StageSlot(s.start, s.stop, tuple(map(_peer, s.holders)), s.recompute, s.rows, s.ahead)
             for s in message.stages
         ),
         routes=_routes_from_proto(message.routes),

@@ -22,8 +22,10 @@ sync             Sk>stats      S>@k, each holder   S<@k        batch statistics 
                                                                other holder
 sync             Sk+grad       S+@k, each holder   S<@k        its shard's sum over the holders,
                                                                in their order, to each other one
-sync             Sk>whole      S>@k, each holder   S<@k        its gradient of stage k, to each
-                                                               other holder; all add up
+sync             Sk>ahead      S>@k, each holder   S<@k        its update of stage k without tied
+                                                               parameters, to each other holder;
+                                                               all add up
+sync             Sk>aheadg     S>@k, each holder   S<@k        the same of the tied parameter g
 sync             Sk>row        S>@k, each holder   S=@k        in rows: its shards of which the
                                                                member of its row answers there,
                                                                to each of the row (itself too)
@@ -38,6 +40,11 @@ sync             Tg>STAGE      T>@g, first holder  T+@g, the   its stage's gradi
                                of each stage       group hub   parameter, after S
 sync             Tg+           T+@g                T<@g        the sum, to each other peer that
                                                                holds one of the group's stages
+sync             tg>STAGE      T>@g, i-th holder   T+@g, i-th  where stages step ahead: its own
+                               of each stage       of the      gradient of the tied parameter,
+                                                   lowest      before S
+sync             tg+           T+@g                T<@g        the sum, to the i-th holder of each
+                                                               other of the group's stages
 sync             N>            N>, each peer       N+, the     squares of the gradients that it
                                                    hub         answers for; loss, weight and
                                                                metrics of its microbatches
@@ -52,7 +59,7 @@ stage. A peer answers in N> for the stages whose first holder it is, for a tied 
 group's hub. Transfers of S, T, N and V have microbatch 0 and hop 0. A stage that trains nothing has
 no Sk>grad; its S+ is in no list then. A stage that exchanges in rows (`StageSlot.rows`) has the
 four transfers named row in place of Sk>grad and Sk+grad; `grid.py` says who answers for what. One
-that exchanges whole gradients (`StageSlot.whole`) has Sk>whole in their place, and no S+.
+that steps ahead (`StageSlot.ahead`) has those named ahead in their place, and no S+.
 """
 
 from __future__ import annotations
@@ -67,7 +74,16 @@ from .grid import grid_of
 from .plan import PeerId, Plan, Route
 from .schedule import Action, Kind, evaluation_actions, hub_of, shares_gradient, step_actions
 
-__all__ = ["Flow", "Role", "Transfer"]
+__all__ = ["Flow", "Role", "Transfer", "ahead_ports"]
+
+
+def ahead_ports(stage: Stage, tied: Sequence[TiedGroup]) -> dict[str, tuple[str, ...]]:
+    """The ports by which holders that step ahead exchange their updates of a stage, and the
+    parameters of each. A tied one goes alone: so the stages that have it come to the same bits."""
+    shared = {g.parameter: g.index for g in tied if stage.index in g.stages}
+    rest = tuple(name for name in stage.trainable if name not in shared)
+    found = {f"S{stage.index}>ahead": rest} if rest else {}
+    return found | {f"S{stage.index}>ahead{g}": (name,) for name, g in shared.items()}
 
 
 class Role(StrEnum):
@@ -217,9 +233,10 @@ class Flow:
         if (grid := self.grids[k]) and shares_gradient(stage):
             for port, a, b, giver, taker in grid.transfers():
                 self._exchange(f"S{k}{port}", a, b, Action(giver, 0, k), Action(taker, 0, k))
-        elif shares_gradient(stage) and self.plan.stages[k].whole:
-            for a, b in others:
-                self._exchange(f"S{k}>whole", a, b, give, take)
+        elif shares_gradient(stage) and self.plan.stages[k].ahead:
+            for port in ahead_ports(stage, self.tied):
+                for a, b in others:
+                    self._exchange(port, a, b, give, take)
         elif shares_gradient(stage):
             for a in holders:
                 for b in holders:
@@ -239,6 +256,13 @@ class Flow:
         give, add, take = (
             Action(kind, stage=g) for kind in (Kind.TIED_GIVE, Kind.TIED_COMBINE, Kind.TIED_TAKE)
         )
+        if self.plan.stages[group.stages[0]].ahead:
+            for stage, at in zip(group.stages, holders, strict=True):
+                for peer, own_hub in zip(at, holders[0], strict=True):
+                    self._exchange(f"t{g}>{stage}", peer, own_hub, give, add)
+                    if peer != own_hub:
+                        self._exchange(f"t{g}+", own_hub, peer, add, take)
+            return
         for stage, at in zip(group.stages, holders, strict=True):
             self._exchange(f"T{g}>{stage}", at[0], hub, give, add)
         for peer in dict.fromkeys(p for at in holders for p in at):

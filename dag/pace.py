@@ -5,7 +5,7 @@
            (from the second of m microbatches on, gradients are added up: two reads, one write)
     S>     2 · trainable bytes                    flattened into shards
     S+     (holders + 1) · shard                  added up
-    S<     2 · trainable bytes                    written back; of whole gradients
+    S<     2 · trainable bytes                    written back; where holders step ahead
            (holders + 3) · trainable bytes        added up, and written back
            in rows (`grid.py`), of n holders and R rows, where a peer answers for h shards:
     S>     4 · trainable bytes                    flattened, gathered by member of the row
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from .cost import OperatorCost
 from .cut import Stage, TiedGroup
-from .flow import Role, Transfer
+from .flow import Role, Transfer, ahead_ports
 from .graph import Graph, TensorSpec
 from .grid import grid_of
 from .plan import PeerId, Plan
@@ -39,7 +39,6 @@ __all__ = [
     "UPDATE_CALLS",
     "Totals",
     "action_work",
-    "ahead_stages",
     "is_coded",
     "is_sum",
     "sizes_of",
@@ -48,7 +47,6 @@ __all__ = [
 
 UPDATE_CALLS = 20
 """Kernels of an optimizer update and the scaling before it, per trainable parameter."""
-_AHEAD = "ahead"
 NORM_CALLS = 4
 """Of the squares of the gradients, likewise."""
 VISIT_CALLS = 100
@@ -116,7 +114,7 @@ def action_work(
                 sums = Work(memory=3 * trainable[k] * (m - 1) / m)
                 again = forward if plan.stages[k].recompute else Work()
                 return backward + again + sums + extra
-            case Kind.SYNC_TAKE if plan.stages[k].whole:
+            case Kind.SYNC_TAKE if plan.stages[k].ahead:
                 return moved((len(plan.stages[k].holders) + 3) * trainable[k])
             case Kind.SYNC_GIVE | Kind.SYNC_TAKE:
                 gathers = grids[k] is not None and kind is Kind.SYNC_GIVE
@@ -174,7 +172,7 @@ def sizes_of(
         if transfer.role is not Role.SYNC:
             return graph.spec[transfer.value].size_bytes
         port = transfer.port
-        if port[0] == "T":
+        if port[0] in "Tt":
             group = int(port[1:].partition(">")[0].partition("+")[0])
             return _bytes(graph, (tied[group].parameter,))
         if port[0] == "S":
@@ -182,8 +180,8 @@ def sizes_of(
             if part == ">stats":
                 ran = sum(v == (k, transfer.source) for v in visited)
                 return statistics[k] * ran
-            if part == ">whole":
-                return trainable[k]
+            if part.startswith(">ahead"):
+                return _bytes(graph, ahead_ports(stages[k], tied)[port])
             grid = grids[k]
             shards = 1 if grid is None else grid.shards(part, transfer.source, transfer.destination)
             return shards * -(-trainable[k] // len(plan.stages[k].holders))
@@ -201,26 +199,11 @@ def stage_port(port: str) -> tuple[int, str]:
 
 def is_sum(transfer: Transfer) -> bool:
     """Whether every destination gets the same tensor, to be added up: a sum of gradients on its way
-    back, or a holder's whole gradient."""
+    back, or the update of a holder that steps ahead."""
     if transfer.role is not Role.SYNC:
         return False
     port = transfer.port
-    return port.endswith(("+grad", ">whole")) or (port[0] == "T" and port[-1] == "+")
-
-
-def ahead_stages(plan: Plan) -> frozenset[int]:
-    """Stages whose holders exchange updates in place of gradients (`peer/sync/ahead.py`): those
-    with a codec of that kind between two of them."""
-    pairs = {
-        (c.source, c.destination)
-        for c in plan.codecs
-        if c.role == Role.SYNC and c.codec.startswith(_AHEAD)
-    }
-    return frozenset(
-        k
-        for k, slot in enumerate(plan.stages)
-        if not slot.rows and any((a, b) in pairs for a in slot.holders for b in slot.holders)
-    )
+    return port.endswith("+grad") or ">ahead" in port or (port[0] == "T" and port[-1] == "+")
 
 
 def is_coded(transfer: Transfer) -> bool:
@@ -258,8 +241,8 @@ def tensors_of(
         if port[0] == "T":
             return shard((tied[number].parameter,), 1, 0)
         holders = plan.stages[number].holders
-        if port.endswith(">whole"):
-            return shard(stages[number].trainable, 1, 0)
+        if ">ahead" in port:
+            return shard(ahead_ports(stages[number], tied)[port], 1, 0)
         owner = transfer.source if is_sum(transfer) else transfer.destination
         return shard(stages[number].trainable, len(holders), holders.index(owner))
 

@@ -7,6 +7,7 @@ turns a plan into action lists, `flow.py` says which tensors each action takes a
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NewType
 
@@ -48,15 +49,27 @@ class StageSlot:
     """Whether its backward computes the forward again, so that only its inputs are kept."""
     rows: int = 0
     """In how many rows its holders exchange gradients (`grid.py`); 0: each with each."""
-    whole: bool = False
-    """Whether each holder gives each other one all of its gradient, and all add up, rather than
-    each a part for all: as many bytes between two, and what a codec loses is lost only once."""
+    ahead: bool = False
+    """Whether the holders exchange updates in place of gradients, each giving each other one all of
+    its own (`peer/sync/ahead.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
     stage: int
     peer: PeerId
+
+
+def in_pipelines(holders: Iterable[Sequence[Hashable]]) -> bool:
+    """Whether all stages have as many holders, more than one, and each peer has one and the same
+    place among the holders of all its stages: so the i-th ones make up a pipeline."""
+    all_of = [tuple(of) for of in holders]
+    places = {(peer, i) for of in all_of for i, peer in enumerate(of)}
+    return (
+        len({len(of) for of in all_of}) == 1
+        and len(all_of[0]) > 1
+        and len(places) == len({peer for peer, _ in places})
+    )
 
 
 Route = tuple[Visit, ...]
@@ -222,11 +235,17 @@ class Plan:
                     f"stage {i} exchanges in {stage.rows} rows: expected 0 to "
                     f"{len(stage.holders)}, the number of its holders"
                 )
-            if stage.whole and stage.rows:
-                raise PlanError(f"stage {i} exchanges in {stage.rows} rows and whole: expected one")
+            if stage.ahead and stage.rows:
+                raise PlanError(f"stage {i} steps ahead in {stage.rows} rows: expected none")
             at = stage.stop
         if at != operators:
             raise PlanError(f"the stages cover {at} operators, the graph has {operators}")
+        if any(s.ahead for s in self.stages) and not in_pipelines(s.holders for s in self.stages):
+            raise PlanError(
+                "stages that step ahead have "
+                f"{' and '.join(str(len(s.holders)) for s in self.stages)} holders: expected as "
+                "many in each, more than one, and each peer at the same place of all"
+            )
         if not self.routes:
             raise PlanError("the plan has no route: expected one per microbatch")
         kinds = (("microbatch", self.routes), ("held-out microbatch", self.evaluation_routes))
@@ -263,7 +282,7 @@ class Plan:
     def __repr__(self) -> str:
         cuts = " ".join(
             f"[{s.start},{s.stop})@{'+'.join(s.holders)}"
-            + (f" in {s.rows} rows" * (s.rows > 0) + " whole" * s.whole)
+            + (f" in {s.rows} rows" * (s.rows > 0) + " ahead" * s.ahead)
             for s in self.stages
         )
         work = f"{len(self.routes)} microbatches of {self.microbatch_size}"

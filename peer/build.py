@@ -18,7 +18,6 @@ from ..dag.execute import SpecError, StageExecutor
 from ..dag.flow import Flow
 from ..dag.graph import Graph, GraphError, Lowered, TensorSpec
 from ..dag.infer import infer_operator
-from ..dag.pace import ahead_stages
 from ..dag.schedule import Action, Kind
 from .codings import Codings
 from .data.reader import Reader
@@ -115,30 +114,18 @@ class Work:
             return 0
         return self.kept_bytes[stage] + self.saved_bytes[stage]
 
-    def unsent(self, stage: int) -> Tensor:
-        """What codecs here did not send yet of a stage's vector, and of the sum of this peer's part
-        of it: flat, (elements,) or more."""
-        slot, layout = self.order.plan.stages[stage], self.wire.layout(stage)
-        holders = slot.holders
-        if slot.whole:
-            gives = self.flow.gives(self.order.peer, Action(Kind.SYNC_GIVE, stage=stage))
-            mine = next(t for t in gives if t.port.endswith(">whole"))
-            left = self.streams.unsent(mine)
-            return torch.zeros(layout.elements, dtype=layout.dtype) if left is None else left
-        shards = torch.zeros(
-            (len(holders), layout.shard_spec(len(holders)).elements), dtype=layout.dtype
-        )
-        for kind in (Kind.SYNC_GIVE, Kind.SYNC_COMBINE):
-            for transfer in self.flow.gives(self.order.peer, Action(kind, stage=stage)):
-                if transfer.destination == self.order.peer or "grad" not in transfer.port:
-                    continue
-                left = self.streams.unsent(transfer)
-                if left is None:
-                    continue
-                sums = kind is Kind.SYNC_COMBINE
-                at = holders.index(self.order.peer if sums else transfer.destination)
-                shards[at, : left.numel()] = left.to(shards.device)
-        return shards.view(-1)
+    def unsent(self, stage: int) -> dict[str, Tensor]:
+        """What codecs here did not send yet of this peer's own updates, by parameter; where nothing
+        is held back it is not named."""
+        gives = self.flow.gives(self.order.peer, Action(Kind.SYNC_GIVE, stage=stage))
+        found: dict[str, Tensor] = {}
+        for port, layout in self.wire.ahead_layouts(stage).items():
+            left = self.streams.unsent(next(t for t in gives if t.port == port))
+            at = 0
+            for name, spec in layout.parameters if left is not None else ():
+                found[name] = left[at : at + spec.elements].view(spec.sizes)
+                at += spec.elements
+        return found
 
     def exported(self) -> dict[str, Tensor]:
         """What this peer exports, under the names of the user's module. Over all peers every name
@@ -192,16 +179,18 @@ def build_work(
         )
         held[stage.index] = Held(stage, executor, optimizer)
     wire = Wire(flow, graph)
-    for k in ahead_stages(plan) & held.keys():
+    for k, part in held.items():
+        if not plan.stages[k].ahead:
+            continue
         if graph.weight:
             raise SpecError(
                 f'codec.feedback is "ahead", and the model weighs its losses by {graph.weight!r}: '
-                'stage holders do not know the weights of their microbatches; expected "ef"'
+                'holders of a stage do not know the weights of their microbatches; expected "ef"'
             )
-        held[k].ahead = Ahead(
-            wire.layout(k),
-            held[k].executor.parameters,
-            held[k].optimizer,
+        part.ahead = Ahead(
+            wire.ahead_layouts(k).values(),
+            part.executor.parameters,
+            part.optimizer,
             own=len(wire.microbatches(order.peer, k)),
             all=len(plan.routes),
         )

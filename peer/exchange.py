@@ -13,9 +13,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..dag.cut import Stage
+from ..dag.cut import Stage, TiedGroup
 from ..dag.execute import StageExecutor
-from ..dag.flow import Flow, Role, Transfer
+from ..dag.flow import Flow, Role, Transfer, ahead_ports
 from ..dag.graph import Graph, TensorSpec
 from ..dag.plan import PeerId
 from ..dag.schedule import Action, Kind, shares_gradient
@@ -46,7 +46,7 @@ Made = dict[str, "Tensor | Mapping[PeerId, Tensor]"]
 """What an action gives, by port: one tensor for all destinations, or one for each."""
 
 _SYNC = re.compile(
-    r"S(?P<stage>\d+)(?P<part>[>+]grad|>whole|[>=+*]row|>stats)|T(?P<group>\d+)(>\d+|\+)|[NV]>|N\+"
+    r"S(?P<stage>\d+)(?P<part>[>+]grad|>ahead\d*|[>=+*]row|>stats)|[Tt](?P<group>\d+)(>\d+|\+)|[NV]>|N\+"
 )
 
 
@@ -93,6 +93,14 @@ class Wire:
     def layout(self, stage: int) -> Layout:
         return self._layouts[stage]
 
+    def ahead_layouts(self, stage: int) -> dict[str, Layout]:
+        """Of the updates that holders who step ahead exchange, by port."""
+        ports = ahead_ports(self.flow.stages[stage], self.flow.tied)
+        return {
+            port: Layout(tuple((n, self.graph.spec[f"param:{n}"]) for n in names))
+            for port, names in ports.items()
+        }
+
     def tied_layout(self, group: int) -> Layout:
         name = self.flow.tied[group].parameter
         return Layout(((name, self.graph.spec[f"param:{name}"]),))
@@ -128,8 +136,8 @@ class Wire:
             k = int(match["stage"])
             if match["part"] == ">stats":
                 return self.statistics(k).spec(len(self.microbatches(transfer.source, k)))
-            if match["part"] == ">whole":
-                return self.layout(k).shard_spec(1)
+            if match["part"].startswith(">ahead"):
+                return self.ahead_layouts(k)[transfer.port].shard_spec(1)
             shard = self.layout(k).shard_spec(len(self.flow.plan.stages[k].holders))
             if (grid := self.flow.grids[k]) is None:
                 return shard
@@ -153,6 +161,8 @@ class Exchange:
         self.flow = wire.flow
         self.total: norm.Total | None = None
         """Of the last N or V that came to an end here."""
+        self._own: dict[str, Tensor] = {}
+        """This peer's own update by port, between S> and S<, where it steps ahead."""
         self._shards: dict[int, Tensor] = {}
         """This peer's own shard of each stage's sum, between S+ and S<."""
         self._reported: dict[tuple[bool, int], dict[str, Tensor]] = {}
@@ -201,6 +211,7 @@ class Exchange:
 
     def clear(self) -> None:
         """Forgets everything of the step or evaluation that ended."""
+        self._own.clear()
         self._shards.clear()
         self._reported.clear()
 
@@ -213,12 +224,12 @@ class Exchange:
         k, held = action.stage, self.held[action.stage]
         holders, grid = self._holders(k), self.flow.grids[k]
         n, made = len(holders), Made()
-        if shares_gradient(held.stage):
-            parts = 1 if self.flow.plan.stages[k].whole else n
-            vector = vector_of(self.wire.layout(k), _grads(held), self.device, parts)
-            if self.flow.plan.stages[k].whole:
-                self._shards[k] = made[f"S{k}>whole"] = vector
-            elif grid is None:
+        if held.ahead is not None:
+            for port, layout in self.wire.ahead_layouts(k).items():
+                self._own[port] = made[port] = vector_of(layout, _grads(held), self.device)
+        elif shares_gradient(held.stage):
+            vector = vector_of(self.wire.layout(k), _grads(held), self.device, n)
+            if grid is None:
                 made[f"S{k}>grad"] = dict(zip(holders, shards_of(vector, n), strict=True))
             else:
                 members = grid.row(self.peer)
@@ -251,14 +262,14 @@ class Exchange:
     def _sync_take(self, action: Action, taken: Taken) -> Made:
         k, held = action.stage, self.held[action.stage]
         shards = {t.source: _there(t, v) for t, v in taken if t.port == f"S{k}+grad"}
-        if self.flow.plan.stages[k].whole and k in self._shards:
-            vectors = {t.source: _there(t, v) for t, v in taken if t.port == f"S{k}>whole"}
-            others = self.flow.gives(self.peer, Action(Kind.SYNC_GIVE, stage=k))
-            mine = next(t for t in others if t.port == f"S{k}>whole")
-            vectors[self.peer] = self._echo(mine, self._shards.pop(k))
+        for port, layout in self.wire.ahead_layouts(k).items() if held.ahead else ():
+            vectors = {t.source: _there(t, v) for t, v in taken if t.port == port}
+            gives = self.flow.gives(self.peer, Action(Kind.SYNC_GIVE, stage=k))
+            mine = next(t for t in gives if t.port == port)
+            vectors[self.peer] = self._echo(mine, self._own.pop(port))
             vector = add([vectors[h].to(self.device) for h in self._holders(k)])
-            set_grads(held.executor.parameters, grads_of(self.wire.layout(k), vector))
-        elif k in self._shards:
+            set_grads(held.executor.parameters, grads_of(layout, vector))
+        if k in self._shards:
             # What it sent, as the others have it: all holders end with the same bits.
             others = self.flow.gives(self.peer, Action(Kind.SYNC_COMBINE, stage=k))
             shards[self.peer] = self._echo(others[0], self._shards.pop(k))
@@ -281,19 +292,24 @@ class Exchange:
     def _tied_give(self, action: Action, taken: Taken) -> Made:
         group = self.flow.tied[action.stage]
         layout = self.wire.tied_layout(group.index)
+        port = self._tied_port(group)
         return {
-            f"T{group.index}>{s}": vector_of(layout, _grads(self.held[s]), self.device)
+            f"{port}>{s}": vector_of(layout, _grads(self.held[s]), self.device)
             for s in group.stages
-            if self._holders(s)[0] == self.peer
+            if self._holders(s)[0] == self.peer or (s in self.held and self.held[s].ahead)
         }
+
+    def _tied_port(self, group: TiedGroup) -> str:
+        ahead = self.flow.plan.stages[group.stages[0]].ahead
+        return f"{'t' if ahead else 'T'}{group.index}"
 
     def _tied_combine(self, action: Action, taken: Taken) -> Made:
         group = self.flow.tied[action.stage]
-        by_port = {t.port: _there(t, v) for t, v in taken}
-        total = add([by_port[f"T{group.index}>{s}"] for s in group.stages])
+        by_port, port = {t.port: _there(t, v) for t, v in taken}, self._tied_port(group)
+        total = add([by_port[f"{port}>{s}"] for s in group.stages])
         others = self.flow.gives(self.peer, action)
         self._set_tied(group.index, self._echo(others[0], total) if others else total)
-        return {f"T{group.index}+": total}
+        return {f"{port}+": total}
 
     def _tied_take(self, action: Action, taken: Taken) -> Made:
         ((transfer, total),) = taken
@@ -322,9 +338,12 @@ class Exchange:
             if lowest.get(name, h.stage.index) == h.stage.index
         ]
         squares = norm.squares_of(grads, self.device)
-        for held in mine:
-            if held.ahead is not None:
-                squares += held.ahead.square.to(self.device)
+        for h in mine:
+            if h.ahead is not None:
+                counted = [
+                    n for n in h.stage.trainable if lowest.get(n, h.stage.index) == h.stage.index
+                ]
+                squares += h.ahead.square(counted).to(self.device)
         return {"N>": norm.pack(squares, self._scores(True), self.device)}
 
     def _norm_combine(self, action: Action, taken: Taken) -> Made:

@@ -18,7 +18,6 @@ from enum import Enum
 from functools import cached_property
 
 from ..dag.flow import Flow, Transfer
-from ..dag.pace import ahead_stages
 from ..dag.plan import PeerId
 from ..dag.schedule import Action, Kind
 from ..net.frame import FrameKey
@@ -165,8 +164,10 @@ class Steps:
     def _turned(self) -> int:
         """How many actions there are before the first that changes the state of an optimizer: it is
         the update itself, but where updates are exchanged in place of gradients."""
-        ahead, actions = ahead_stages(self._flow.plan), self._train.actions
-        gives = (i for i, a in enumerate(actions) if a.kind is Kind.SYNC_GIVE and a.stage in ahead)
+        slots, actions = self._flow.plan.stages, self._train.actions
+        gives = (
+            i for i, a in enumerate(actions) if a.kind is Kind.SYNC_GIVE and slots[a.stage].ahead
+        )
         return next(gives, len(actions))
 
     def evaluates_after(self, step: int) -> bool:

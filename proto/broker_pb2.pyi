@@ -764,20 +764,20 @@ class Keeper(_message.Message):
     def __init__(self, holder: _Optional[str] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class StageSlot(_message.Message):
-    __slots__ = ("start", "stop", "holders", "recompute", "rows", "whole")
+    __slots__ = ("start", "stop", "holders", "recompute", "rows", "ahead")
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTE_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
     start: int
     stop: int
     holders: _containers.RepeatedScalarFieldContainer[str]
     recompute: bool
     rows: int
-    whole: bool
-    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., recompute: _Optional[bool] = ..., rows: _Optional[int] = ..., whole: _Optional[bool] = ...) -> None: ...
+    ahead: bool
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., recompute: _Optional[bool] = ..., rows: _Optional[int] = ..., ahead: _Optional[bool] = ...) -> None: ...
 
 class Route(_message.Message):
     __slots__ = ("visits",)

@@ -11,7 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...dag.grid import rows_for
-from ...dag.plan import PeerId, Plan, Prediction, Route, ScheduleName, Spare, StageSlot, Visit
+from ...dag.plan import (
+    PeerId,
+    Plan,
+    Prediction,
+    Route,
+    ScheduleName,
+    Spare,
+    StageSlot,
+    Visit,
+    in_pipelines,
+)
 
 __all__ = ["Candidate", "Pipeline", "Share", "chain", "from_plan", "share_out", "to_plan"]
 
@@ -126,15 +136,17 @@ def to_plan(
     evaluation_microbatches: int = 0,
     *,
     rows: Callable[[int], int] = rows_for,
-    whole: Callable[[int], bool] = lambda holders: False,
+    ahead: bool = False,
     head_parts: int = 0,
     predicted: Prediction | None = None,
     reasons: Sequence[str] = (),
     spares: Sequence[Spare] = (),
 ) -> Plan:
     """The plan of a candidate. `names[i]` is the id of peer i. `rows`: in how many so many
-    holders exchange gradients; `whole`: whether they do with whole ones."""
+    holders exchange gradients; `ahead`: whether they step ahead, if the plan is one of whole
+    pipelines."""
     slots = candidate.slots()
+    ahead = ahead and in_pipelines(holders for _, _, holders, _ in slots)
     routes: list[Route] = []
     for pipeline in candidate.pipelines:
         at, route = 0, []
@@ -153,7 +165,7 @@ def to_plan(
                 tuple(names[p] for p in holders),
                 recompute,
                 rows(len(holders)),
-                whole(len(holders)),
+                ahead,
             )
             for start, stop, holders, recompute in slots
         ),

@@ -196,7 +196,7 @@ class Carried:
                 if isinstance(codec, Support):
                     size = count * codec.state_bytes(tensor.body)
                 found[a] += size // len(lanes)  # a sum is one stream at its sender
-                if not text.startswith(("ef+", "efd+", "ahead+")):
+                if not text.startswith(("ef+", "efd+")):
                     found[b] += size
         return found
 

@@ -56,12 +56,7 @@ COSTS: Mapping[str, tuple[Cost, Cost]] = {
 0.36 and 0.6 by lossless, 0.27 and 2.1 by top-k at ratio 100."""
 KEPT: Mapping[str, tuple[float, float]] = {"topk": (600, 240), "randomk": (60, 60)}
 """What the elements that are kept cost besides, encoding and decoding: sorting, coding indices."""
-WRAPPERS: Mapping[str, tuple[float, float]] = {
-    "ef": (25, 2),
-    "efd": (25, 2),
-    "ahead": (25, 2),
-    "delta": (100, 2),
-}
+WRAPPERS: Mapping[str, tuple[float, float]] = {"ef": (25, 2), "efd": (25, 2), "delta": (100, 2)}
 """What a wrapper adds, encoding and decoding, besides the decoding of what it has encoded."""
 _DEAREST = (
     Cost(*map(max, *(c for c, _ in COSTS.values()))),

@@ -114,7 +114,7 @@ def codec_of(text: str, role: str, options: CodecOptions) -> str:
     wrapped = "+" in text.partition(":")[0]
     if role != "sync" or wrapped or options.feedback == "none" or is_lossless(text):
         return text
-    return f"{options.feedback}+{text}"
+    return f"ef+{text}"
 
 
 def _pays(carried: Carried, lane: Lane, text: str) -> bool:

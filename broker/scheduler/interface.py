@@ -107,8 +107,8 @@ class CodecOptions:
     error_budget: float = 0.0
     """Relative L2 error that "auto" may make in a tensor that crosses a link."""
     feedback: str = "ef"
-    """The wrapper of lossy codecs of `sync`, which keeps what they did not send for the next step;
-    "none": they lose it."""
+    """Lossy codecs of `sync` keep what they did not send for the next step ("ef"), of updates in
+    place of gradients ("ahead"), or not ("none")."""
 
     def of(self, role: str) -> str:
         """What is asked for a role of the wire; "none" for one that a step's plan has no say in."""

@@ -94,11 +94,11 @@ class Judge:
         raw (`dag/pace.py`), so where gradients are to be compressed each exchanges with each."""
         return rows_for(holders) if self.request.options.codecs.sync == "none" else 0
 
-    def whole(self, holders: int) -> bool:
-        """Whether so many holders of a stage exchange whole gradients: two where they are to be
-        compressed, and more where what is not sent yet is trained with by its holder alone."""
+    @property
+    def ahead(self) -> bool:
+        """Whether holders of a stage are to exchange updates that step ahead."""
         codecs = self.request.options.codecs
-        return codecs.sync != "none" and (holders == 2 or codecs.feedback == "ahead")
+        return codecs.sync != "none" and codecs.feedback == "ahead"
 
     def structure(self, candidate: Candidate) -> Structure:
         form = self._form(candidate)
@@ -110,7 +110,7 @@ class Judge:
 
     def _compile(self, form: Candidate) -> Structure:
         names = [PeerId(f"p{i}") for i in range(len(form.peers))]
-        plan = to_plan(form, names, self.request.microbatch_size, rows=self.rows, whole=self.whole)
+        plan = to_plan(form, names, self.request.microbatch_size, rows=self.rows, ahead=self.ahead)
         return self.structure_of(plan)
 
     def structure_of(self, plan: Plan) -> Structure:
@@ -337,7 +337,7 @@ class Judge:
             request.microbatch_size,
             request.evaluation_microbatches,
             rows=self.rows,
-            whole=self.whole,
+            ahead=self.ahead,
             head_parts=request.head_parts,
             predicted=prediction,
             reasons=reasons,

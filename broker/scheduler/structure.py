@@ -142,7 +142,7 @@ def wiring_key(
     return (
         plan.schedule,
         plan.routes,
-        tuple((slot.holders, slot.rows, slot.whole) for slot in plan.stages),
+        tuple((slot.holders, slot.rows, slot.ahead) for slot in plan.stages),
         tuple(
             (
                 s.has_backward,

@@ -12,24 +12,29 @@ made it: with top-k of 1 % that is a hundred steps. W is what is snapshot, evalu
 `p = η·g + e` of error feedback (Karimireddy et al. 2019, 1901.09847, algorithm 2) with the
 optimizer's update as η·g, and the step ahead of Xu et al. 2020 (2008.05823), of which this takes
 the part that the mean of all holders will move by. Each holder has an optimizer state of its own,
-and its gradient is clipped by the norm of its stage's, for nobody knows the whole one yet.
+and its gradient is clipped by the norm of the vector that is exchanged, for nobody knows the whole
+one yet. A tied parameter is a vector of its own: the i-th holders of its stages add up its
+gradients first, and come to the same bits then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from ..optimizer import StageOptimizer
+from ..optimizer import StageOptimizer, clip_factor
 from .allreduce import Layout
+from .norm import squares_of
 
 __all__ = ["Ahead"]
 
 
 class Ahead:
-    """Of one holder of a stage. `own` of the step's `all` microbatches are its own.
+    """Of one holder of a stage. `layouts`: the vectors that it exchanges; `own` of the step's `all`
+    microbatches are its own.
 
     A step: `leave`, forward and backward passes, `turn`, the exchange of what is in the gradients
     then, `land`.
@@ -37,20 +42,23 @@ class Ahead:
 
     def __init__(
         self,
-        layout: Layout,
+        layouts: Iterable[Layout],
         parameters: Mapping[str, nn.Parameter],
         optimizer: StageOptimizer,
         *,
         own: int,
         all: int,
     ) -> None:
-        self._layout, self._optimizer = layout, optimizer
-        self._trained = {name: parameters[name] for name, _ in layout.parameters}
+        names = [[name for name, _ in layout.parameters] for layout in layouts]
+        self._vectors = [{name: parameters[name] for name in some} for some in names]
+        self._optimizer = optimizer
         self._own, self._all = own, all
         self._home: dict[str, Tensor] = {}
-        self.square = torch.zeros((), dtype=torch.float64)
-        """What this holder's gradient of the last step says the squared norm of the sum of all
-        holders' is."""
+        self._squares: dict[str, Tensor] = {}
+
+    @property
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {name: p for vector in self._vectors for name, p in vector.items()}
 
     @property
     def away(self) -> bool:
@@ -67,29 +75,42 @@ class Ahead:
         return sum(p.numel() * p.element_size() for p in self._trained.values())
 
     @torch.no_grad()
-    def leave(self, unsent: Tensor) -> None:
-        """From W to x. `unsent`: e as the flat vector of the layout, (elements,) or longer."""
+    def leave(self, unsent: Mapping[str, Tensor]) -> None:
+        """From W to x. `unsent`: e by parameter; 0 where it is not named."""
         self._home = {name: p.detach().clone() for name, p in self._trained.items()}
-        at = 0
-        for (_, spec), p in zip(self._layout.parameters, self._trained.values(), strict=True):
-            part = unsent[at : at + spec.elements].view(spec.sizes)
-            p.sub_(part.to(p.device, p.dtype), alpha=1 / self._all)
-            at += spec.elements
+        for name, p in self._trained.items():
+            if name in unsent:
+                p.sub_(unsent[name].to(p.device, p.dtype), alpha=1 / self._all)
 
     @torch.no_grad()
     def turn(self, step: int) -> None:
         """Turns this holder's accumulated gradients, sums over its microbatches, into c·u."""
+        self._squares = {}
         if not self._own:
             return  # others did all microbatches
         grads = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
-        square = torch.zeros((), dtype=torch.float64)
-        for grad in grads.values():
-            square += torch.linalg.vector_norm(grad, dtype=torch.float64).square().cpu()
-        self.square = square * (self._all / self._own) ** 2
+        for vector in self._vectors:
+            found = {
+                name: squares_of([grads[name]], grads[name].device).cpu()
+                for name in vector
+                if name in grads
+            }
+            norm = math.sqrt(sum(map(float, found.values()))) / self._own
+            factor = clip_factor(norm, self._optimizer.train.clip)
+            for name in found if factor != 1 else ():
+                grads[name].mul_(factor)
+            self._squares |= found
         before = {name: self._trained[name].detach().clone() for name in grads}
-        self._optimizer.step(step, weight=self._own, norm=float(square.sqrt()) / self._own)
+        self._optimizer.step(step, weight=self._own, norm=0.0)  # clipped already
         for name, place in before.items():
             grads[name].copy_(place.sub_(self._trained[name])).mul_(self._own)
+
+    def square(self, names: Iterable[str]) -> Tensor:
+        """Σ over these parameters of what this holder's gradient of the last step says the squared
+        norm of the sum of all holders' is, before clipping; a float64 scalar."""
+        squares = [self._squares[name] for name in names if name in self._squares]
+        total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+        return total * (self._all / max(1, self._own)) ** 2
 
     @torch.no_grad()
     def land(self) -> None:

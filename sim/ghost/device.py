@@ -299,8 +299,9 @@ class GhostDevice:
         shared, made = work.shared, Made()
         if held.linear.trained:
             words, grid = shared.shards(k).cut(held.gradients), shared.flow.grids[k]
-            if shared.plan.stages[k].whole:
-                work.sums[k] = made[f"S{k}>whole"] = held.gradients.copy()
+            if shared.plan.stages[k].ahead:
+                for port, places in shared.ahead(k).items():
+                    made[port] = held.gradients[places]
             elif grid is None:
                 holders = shared.plan.stages[k].holders
                 made[f"S{k}>grad"] = dict(zip(holders, words, strict=True))
@@ -333,10 +334,11 @@ class GhostDevice:
 
     def _sync_take(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         k, held, store = action.stage, work.held[action.stage], work.store[step]
-        if work.shared.plan.stages[k].whole and k in work.sums:
-            others = [cast(Words, store[at]) for t, at in part.takes if t.port.endswith(">whole")]
-            held.gradients = np.add.reduce(np.array([work.sums.pop(k), *others], np.uint64), 0)
-        elif k in work.sums:
+        ahead = work.shared.ahead(k)
+        for t, at in part.takes:
+            if t.port in ahead:
+                held.gradients[ahead[t.port]] += cast(Words, store[at])
+        if k in work.sums:
             by_holder = {t.source: store[at] for t, at in part.takes if t.port.endswith("+grad")}
             by_holder[work.order.peer] = work.sums.pop(k)
             shards = [cast(Words, by_holder[h]) for h in work.shared.plan.stages[k].holders]
@@ -353,17 +355,17 @@ class GhostDevice:
         return {}
 
     def _tied_give(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        group = work.shared.tied[action.stage]
+        group, port = work.shared.tied[action.stage], work.shared.tied_port(action.stage)
         return {
-            f"T{group.index}>{s}": work.held[s].named_gradients()[group.parameter]
+            f"{port}>{s}": work.held[s].named_gradients()[group.parameter]
             for s in group.stages
-            if s in work.held and work.first_of(s)
+            if s in work.held and (work.first_of(s) or port[0] == "t")
         }
 
     def _tied_combine(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         total = sum(cast(int, work.store[step][at]) for _, at in part.takes) & MASK
         self._set_tied(work, action.stage, total)
-        return {f"T{action.stage}+": total}
+        return {f"{work.shared.tied_port(action.stage)}+": total}
 
     def _tied_take(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         ((_, at),) = part.takes

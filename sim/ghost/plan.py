@@ -15,7 +15,7 @@ from ...compression.codec import RAW, typical_bytes
 from ...dag.check import slots
 from ...dag.cost import OperatorCost
 from ...dag.cut import cut, tied_groups
-from ...dag.flow import Flow, Role, Transfer
+from ...dag.flow import Flow, Role, Transfer, ahead_ports
 from ...dag.graph import Graph, TensorSpec
 from ...dag.memory import MemoryModel, StageMemory
 from ...dag.plan import PeerId
@@ -136,6 +136,19 @@ class GhostPlan:
             self._shards[stage] = Shards(len(self.stages[stage].trainable), holders)
         return self._shards[stage]
 
+    def ahead(self, stage: int) -> dict[str, list[int]]:
+        """Of holders that step ahead: by port, the places of its parameters in a stage's gradient.
+        Empty for others."""
+        if not self.plan.stages[stage].ahead:
+            return {}
+        trained = self.stages[stage].trainable
+        ports = ahead_ports(self.stages[stage], self.tied)
+        return {port: [trained.index(n) for n in names] for port, names in ports.items()}
+
+    def tied_port(self, group: int) -> str:
+        ahead = self.plan.stages[self.tied[group].stages[0]].ahead
+        return f"{'t' if ahead else 'T'}{group}"
+
     def weighed(self, transfer: Transfer) -> Weighed:
         if self.plan.codecs:
             coding = self._codings.of(transfer)
@@ -143,7 +156,7 @@ class GhostPlan:
             size += coding.tail.size_bytes if coding.tail else 0
             return Weighed(coding.codec.name, coding.whole, size)
         # Without codecs, who sends counts where microbatches are exchanged; in rows, who answers.
-        by_source = transfer.port.endswith((">stats", ">whole", "N>", "V>", "*row"))
+        by_source = transfer.port.endswith((">stats", "N>", "V>", "*row"))
         by_end = transfer.destination if transfer.port.endswith(">row") else ""
         key = (transfer.role, transfer.port, transfer.source if by_source else by_end)
         if key not in self._weighed:

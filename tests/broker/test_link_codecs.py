@@ -156,7 +156,7 @@ def test_a_text_is_on_every_link_of_its_role_and_gradients_get_feedback() -> Non
         for number, lane in carried.lanes.items():
             wanted = {
                 "activation": "int8",
-                "sync": "int8" if feedback == "none" else f"{feedback}+int8",
+                "sync": "int8" if feedback == "none" else "ef+int8",
                 "activation_grad": None,
             }[lane.role]
             small = wanted and carried.load(number, wanted).bytes >= lane.dense_bytes

@@ -81,7 +81,6 @@ def equal(a, b):
         ("", {"optimizer": "sgd", "momentum": 0.0}),
         ("delta+topk:ratio=4", {}),
         ("ef+int4", {"optimizer": "sgd"}),
-        ("ahead+topk:ratio=4", {}),
     ],
 )
 def test_going_on_from_snapshots_equals_never_having_stopped(case, codec, train):
