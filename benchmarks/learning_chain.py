@@ -25,6 +25,7 @@ from torch import Tensor
 from shoal.dag.capture import capture
 from shoal.dag.cut import cut, tied_groups
 from shoal.dag.execute import StageExecutor
+from shoal.dag.flow import ahead_ports
 from shoal.dag.graph import Graph
 from shoal.dag.random import step_key
 from shoal.examples.gpt import GPT, gpt
@@ -33,6 +34,7 @@ from shoal.peer.data.manifest import Manifest
 from shoal.peer.data.reader import Reader
 from shoal.peer.data.sources import resolve
 from shoal.peer.optimizer import StageOptimizer
+from shoal.peer.sync.ahead import Ahead
 from shoal.peer.sync.allreduce import Layout, add, grads_of, set_grads, vector_of
 
 __all__ = ["Data", "Pipeline", "Setting", "fuse"]
@@ -108,13 +110,32 @@ class Pipeline:
                 ("grad", len(self.stages)),
             )
         }
-        # A stream belongs to one transfer of the plan: (role, microbatch, where).
-        self._crossings: dict[tuple[str, int, int], Crossing] = {}
+        # A stream belongs to one transfer of the plan: (role, microbatch, where, port).
+        self._crossings: dict[tuple[str, int, int, str], Crossing] = {}
+        self._ahead: list[list[Ahead]] = []
+        """Of each replica's stages, where they step ahead; in turn, for they share parameters."""
+        for _ in range(codecs.replicas if codecs.ahead else 0):
+            self._ahead.append([self._stepping(k) for k in self._numbers])
 
     # ------------------------------------------------------------ a step
 
+    def _stepping(self, k: int) -> Ahead:
+        executor = self.executors[k]
+        optimizer = StageOptimizer(self.setting.train, executor.parameters)
+        fuse(optimizer)
+        layouts = self._ahead_layouts(k).values()
+        of = self.codecs.replicas
+        return Ahead(layouts, executor.parameters, optimizer, own=1, all=of)
+
+    def _ahead_layouts(self, k: int) -> dict[str, Layout]:
+        spec = dict(self.layouts[k].parameters)
+        ports = ahead_ports(self.stages[k], self.tied)
+        return {port: Layout(tuple((n, spec[n]) for n in names)) for port, names in ports.items()}
+
     def step(self, step: int, batches: Sequence[Mapping[str, Tensor]]) -> float:
         """One update from one batch per replica; the mean loss."""
+        if self._ahead:
+            return self._step_ahead(step, batches)
         losses, vectors = [], []
         for replica, inputs in enumerate(batches):
             for executor in self.executors:
@@ -132,6 +153,41 @@ class Pipeline:
         for executor in self.executors:
             executor.zero_grad()
         return sum(losses) / len(losses)
+
+    def _step_ahead(self, step: int, batches: Sequence[Mapping[str, Tensor]]) -> float:
+        losses, vectors = [], dict[tuple[int, str], list[Tensor]]()
+        for replica, inputs in enumerate(batches):
+            for k, ahead in enumerate(self._ahead[replica]):
+                self.executors[k].zero_grad()
+                ahead.leave(self._unsent(replica, k))
+            losses.append(self._forward_backward(step, replica, inputs))
+            self._tie()
+            for k, ahead in enumerate(self._ahead[replica]):
+                ahead.turn(step)
+                for port, layout in self._ahead_layouts(k).items():
+                    sent = self._sent_vector(step, replica, k, layout, port)
+                    vectors.setdefault((k, port), []).append(sent)
+                self.executors[k].zero_grad()
+                ahead.land()  # without a gradient: to where it left
+        for k, ahead in enumerate(self._ahead[0]):
+            ahead.leave({})
+            for port, layout in self._ahead_layouts(k).items():
+                grads = grads_of(layout, add(vectors[k, port]))
+                set_grads(self.executors[k].parameters, grads)
+            ahead.land()
+            self.executors[k].zero_grad()
+        return sum(losses) / len(losses)
+
+    def _unsent(self, replica: int, k: int) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for port, layout in self._ahead_layouts(k).items():
+            crossing = self._crossings.get(("grad", replica, k, port))
+            left = crossing.unsent if crossing else None
+            if left is not None:
+                sizes = [spec.elements for _, spec in layout.parameters]
+                parts = zip(layout.parameters, left.split(sizes), strict=True)
+                found |= {name: part.view(spec.sizes) for (name, spec), part in parts}
+        return found
 
     def _forward_backward(self, step: int, replica: int, inputs: Mapping[str, Tensor]) -> float:
         value: dict[str, Tensor] = {}
@@ -160,11 +216,16 @@ class Pipeline:
     def _sent_grads(self, step: int, replica: int, k: int) -> Tensor:
         """The stage's flat gradients as the other replicas get them. The flags behind them say
         whether there was a gradient at all, and go as they are."""
-        layout, executor = self.layouts[k], self.executors[k]
+        return self._sent_vector(step, replica, k, self.layouts[k])
+
+    def _sent_vector(
+        self, step: int, replica: int, k: int, layout: Layout, port: str = ""
+    ) -> Tensor:
+        executor = self.executors[k]
         found = {name: executor.parameters[name].grad for name, _ in layout.parameters}
         vector = vector_of(layout, found, torch.device("cpu"))
         there = layout.elements - len(layout.parameters)
-        vector[:there] = self._cross("grad", replica, k, vector[:there], step)
+        vector[:there] = self._cross("grad", replica, k, vector[:there], step, port=port)
         return vector
 
     def _tie(self) -> None:
@@ -196,17 +257,19 @@ class Pipeline:
         tensor: Tensor,
         step: int,
         value: Tensor | None = None,
+        port: str = "",
     ) -> Tensor:
         """`microbatch` below 0: of an evaluation, which has transfers of its own. `value`: as it
         arrived, of the one whose gradient this is."""
-        crossing = self._crossings.get((role, microbatch, where))
+        crossing = self._crossings.get((role, microbatch, where, port))
         if crossing is None:
             text = self.codecs.grad
             if role != "grad":
                 texts: Sequence[str] = getattr(self.codecs, role)
                 text = texts[where]
             use = self.uses[role][where] if microbatch >= 0 else None
-            crossing = self._crossings[role, microbatch, where] = Crossing(text, use)
+            crossing = Crossing(text, use)
+            self._crossings[role, microbatch, where, port] = crossing
         roles = ("activation", "activation_grad", "grad")
         number = where + len(self._numbers) * roles.index(role)
         key = step_key(self.seed, step, 64 * (microbatch % 2**20) + number)

@@ -120,6 +120,8 @@ def codec_table(found: Mapping[str, Mean]) -> Table:
         worse = max(mean.over(dense), mean.over(dense, weights=True))
         if not worse <= 1 + TOLERANCE:
             continue
+        if mean.row.ahead:
+            continue  # what is sent there is no gradient
         if any(codec.startswith(SUPPORT) for codec in mean.codecs.values()):
             continue  # what the activation may be hangs on its gradient here: no choice of one role
         for label, codec in mean.codecs.items():

@@ -106,6 +106,7 @@ class Row:
     """The same, or SUPPORT: where the activation is compressed."""
     grad: str = "raw"
     replicas: int = 1
+    ahead: bool = False
     seeds: tuple[int, ...] = field(default=(0, 1, 2))
 
     def codecs(self, setting: Setting) -> Codecs:
@@ -116,7 +117,7 @@ class Row:
             back = tuple(_on_support(text) for text in there)
         else:
             back = _by_cut(self.activation_grad, spec)
-        return Codecs(there, back, self.grad, self.replicas)
+        return Codecs(there, back, self.grad, self.replicas, self.ahead)
 
     @property
     def step_seconds(self) -> float:
@@ -166,6 +167,8 @@ HUNDREDTH = _slow("topk:ratio=49,values=int8")
 AS_FAST = "topk:ratio=35.9,values=int8"
 """On every link, with the step time of HUNDREDTH."""
 
+ONE_PERCENT = "ef+topk:ratio=100"
+
 ROWS: tuple[Row, ...] = (
     Row(BASELINE, "nothing compressed"),
     Row("adatopk", "AdaTopK, 10× fewer bytes", "adatopk 10", SUPPORT),
@@ -175,12 +178,13 @@ ROWS: tuple[Row, ...] = (
     Row("adatopk_grad", "int8 top-k 10×, their gradients only", activation_grad=TENTH),
     Row("adatopk_100", "int8 top-k by rule A, 100× fewer bytes", HUNDREDTH, SUPPORT),
     Row("uniform_topk_100", "uniform int8 top-k, as fast as that", AS_FAST, SUPPORT),
-    Row("ef_topk1pct", "EF + top-k 1 %", grad="ef+topk:ratio=100", replicas=2),
+    Row("ef_topk1pct", "EF + top-k 1 %, stepped ahead", grad=ONE_PERCENT, replicas=2, ahead=True),
+    Row("late_ef_topk1pct", "EF + top-k 1 %", grad=ONE_PERCENT, replicas=2),
     _both("lowrank", "low rank on slow links", _slow("lowrank:rank=4"), ONE),
     _both("int4", "int4 on slow links", _slow("int4"), ONE),
-    Row("int8", "int8 everywhere", "int8", "int8", "int8", 2, ONE),
+    Row("int8", "int8 everywhere", "int8", "int8", "int8", 2, seeds=ONE),
     Row("topk1pct", "top-k 1 %, no feedback", grad="topk:ratio=100", replicas=2, seeds=ONE),
-    Row("bf16", "bf16 everywhere", "bf16", "bf16", "bf16", 2, ONE),
+    Row("bf16", "bf16 everywhere", "bf16", "bf16", "bf16", 2, seeds=ONE),
     _both("delta_int4", "delta + int4 on slow links", _slow("delta+int4"), ONE),
 )
 """The most telling first: an interrupted run has them."""

@@ -88,7 +88,8 @@ def _links(codecs: Codecs, pipeline: Pipeline) -> dict[str, Any]:
 def key_of(row: Row, seed: int, setting: Setting) -> str:
     """Of all that decides a run's numbers, the code apart."""
     known = {k: v for k, v in asdict(setting).items() if k != "eval_size"}  # no number hangs on it
-    what = json.dumps([known, row.name, seed, asdict(row.codecs(setting))])
+    codecs = {k: v for k, v in asdict(row.codecs(setting)).items() if v or k != "ahead"}
+    what = json.dumps([known, row.name, seed, codecs])
     return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 

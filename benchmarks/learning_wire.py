@@ -32,6 +32,8 @@ class Codecs:
     grad: str = "raw"
     """Of parameter gradients, between replicas."""
     replicas: int = 1
+    ahead: bool = False
+    """Whether replicas exchange updates that step ahead (peer/sync/ahead.py)."""
 
 
 @dataclass
@@ -66,6 +68,11 @@ class Crossing:
         came = receiver.decode(spec, encoded.header, memoryview(data))
         self._count(tensor, came, encoded.size_bytes + len(encoded.header))
         return came
+
+    @property
+    def unsent(self) -> Tensor | None:
+        """What the sender's codec holds back."""
+        return self._ends[0].state.get("residual") if self._ends else None
 
     def on_support(self, tensor: Tensor, value: Tensor, key: int) -> Tensor:
         """A gradient of what came out of the bytes of `value`, whose zeros have none."""

@@ -22,11 +22,14 @@ Pair = tuple[PeerId, PeerId]
 
 def rerouted(plan: Plan, gone: Container[PeerId]) -> Plan | None:
     """The plan without these holders, their microbatches spread evenly over the other holders of
-    the same stages; None where one of them was the last. Predictions were for all of them."""
+    the same stages; None where one of them was the last, and where holders step ahead, each from a
+    state of its own. Predictions were for all of them."""
+    if any(s.ahead for s in plan.stages):
+        return None
     stages = tuple(
-        replace(s, holders=tuple(h for h in s.holders if h not in gone), rows=0, ahead=False)
+        replace(s, holders=tuple(h for h in s.holders if h not in gone), rows=0)
         if any(h in gone for h in s.holders)
-        else replace(s, ahead=False)  # that takes as many holders in each
+        else s
         for s in plan.stages
     )
     if not all(s.holders for s in stages):

@@ -121,8 +121,10 @@ class Work:
         found: dict[str, Tensor] = {}
         for port, layout in self.wire.ahead_layouts(stage).items():
             left = self.streams.unsent(next(t for t in gives if t.port == port))
+            if left is None:
+                continue
             at = 0
-            for name, spec in layout.parameters if left is not None else ():
+            for name, spec in layout.parameters:
                 found[name] = left[at : at + spec.elements].view(spec.sizes)
                 at += spec.elements
         return found

@@ -81,15 +81,14 @@ class Played:
 class Lab:
     """Plays a job on p0 (stage 0), p1 (stage 1) and spares, again and again."""
 
+    peers = 3
+
     def __init__(self, laboratory: Any, **tables: Any) -> None:
         """`tables`: in place of the job's; they must not change the model."""
         self.laboratory = laboratory(Job.from_table(JOB))
         self.orders = Orders()
         n = len(self.laboratory.graph.operators)
-        p0, p1 = PeerId("p0"), PeerId("p1")
-        slots = (StageSlot(0, n // 2, (p0,)), StageSlot(n // 2, n, (p1,)))
-        routes = ((Visit(0, p0), Visit(1, p1)),) * 2
-        plan = Plan(slots, routes, 2, evaluation_routes=routes)
+        plan = self.plan_of(n)
         self.spec = broker_pb2.RunSpec()
         self.spec.CopyFrom(self.laboratory.spec)
         self.spec.plan.CopyFrom(plan_to_proto(plan))
@@ -98,15 +97,23 @@ class Lab:
         self.calm = self.play()
         assert self.calm.end.phase == DONE
 
+    def plan_of(self, operators: int) -> Plan:
+        p0, p1 = PeerId("p0"), PeerId("p1")
+        middle = operators // 2
+        slots = (StageSlot(0, middle, (p0,)), StageSlot(middle, operators, (p1,)))
+        routes = ((Visit(0, p0), Visit(1, p1)),) * 2
+        return Plan(slots, routes, 2, evaluation_routes=routes)
+
     def play(
         self,
         deaths: dict[int, str] | None = None,
-        peers: int = 3,
+        peers: int = 0,
         limit_s: float = 3600.0,
         damaged: str = "",
     ) -> Played:
         """deaths: by number of the record, who dies there; the own snapshots on another one's disk
         are `damaged` then."""
+        peers = peers or self.peers
         world = self.laboratory.world(peers, log=False)
         world.orders = self.orders
         monitor = Monitor(world)
