@@ -104,6 +104,3 @@ def test_the_planner_lets_whole_pipelines_step_ahead(laboratory: Any) -> None:
     ahead, late = ([s.outcome.loss for s in run] for run in runs)
     assert ahead[0] == pytest.approx(late[0])
     assert ahead[1:] != pytest.approx(late[1:], rel=1e-4)
-    # Whole vectors once, in place of their halves there and the sums back.
-    sent = [run[0].sent_bytes for run in runs]
-    assert sent[0] < 1.5 * sent[1]
