@@ -55,7 +55,8 @@ class Judge:
         self._wirings: dict[tuple[Hashable, ...], Wiring] = {}
         self.memory = MemoryModel(request.graph, self.costs)
         self._cutter = Cutter(request.graph)
-        self._slots = request.options.optimizer_slots
+        # W beside x (peer/sync/ahead.py) is kept and passed over as one more number of its state.
+        self._slots = request.options.optimizer_slots + self.ahead
         self._needs: dict[int, Needs] = {}
         self.may_have = np.array([o.peer in request.holders for o in self.offers], dtype=bool)
         """By offer, whether it may run the operators beside the data."""
