@@ -25,7 +25,6 @@ from torch import Tensor
 from shoal.dag.capture import capture
 from shoal.dag.cut import cut, tied_groups
 from shoal.dag.execute import StageExecutor
-from shoal.dag.flow import ahead_ports
 from shoal.dag.graph import Graph
 from shoal.dag.random import step_key
 from shoal.examples.gpt import GPT, gpt
@@ -35,7 +34,7 @@ from shoal.peer.data.reader import Reader
 from shoal.peer.data.sources import resolve
 from shoal.peer.optimizer import StageOptimizer
 from shoal.peer.sync.ahead import Ahead
-from shoal.peer.sync.allreduce import Layout, add, grads_of, set_grads, vector_of
+from shoal.peer.sync.allreduce import Layout, add, grads_of, parts_of, set_grads, vector_of
 
 __all__ = ["Data", "Pipeline", "Setting", "fuse"]
 
@@ -110,8 +109,8 @@ class Pipeline:
                 ("grad", len(self.stages)),
             )
         }
-        # A stream belongs to one transfer of the plan: (role, microbatch, where, port).
-        self._crossings: dict[tuple[str, int, int, str], Crossing] = {}
+        # A stream belongs to one transfer of the plan: (role, microbatch, where).
+        self._crossings: dict[tuple[str, int, int], Crossing] = {}
         self._ahead: list[list[Ahead]] = []
         """Of each replica's stages, where they step ahead; in turn, for they share parameters."""
         for _ in range(codecs.replicas if codecs.ahead else 0):
@@ -123,14 +122,8 @@ class Pipeline:
         executor = self.executors[k]
         optimizer = StageOptimizer(self.setting.train, executor.parameters)
         fuse(optimizer)
-        layouts = self._ahead_layouts(k).values()
-        of = self.codecs.replicas
-        return Ahead(layouts, executor.parameters, optimizer, own=1, all=of)
-
-    def _ahead_layouts(self, k: int) -> dict[str, Layout]:
-        spec = dict(self.layouts[k].parameters)
-        ports = ahead_ports(self.stages[k], self.tied)
-        return {port: Layout(tuple((n, spec[n]) for n in names)) for port, names in ports.items()}
+        layout, of = self.layouts[k], self.codecs.replicas
+        return Ahead(layout, executor.parameters, optimizer, own=1, all=of)
 
     def step(self, step: int, batches: Sequence[Mapping[str, Tensor]]) -> float:
         """One update from one batch per replica; the mean loss."""
@@ -155,39 +148,33 @@ class Pipeline:
         return sum(losses) / len(losses)
 
     def _step_ahead(self, step: int, batches: Sequence[Mapping[str, Tensor]]) -> float:
-        losses, vectors = [], dict[tuple[int, str], list[Tensor]]()
+        losses, vectors = [], []
         for replica, inputs in enumerate(batches):
             for k, ahead in enumerate(self._ahead[replica]):
                 self.executors[k].zero_grad()
                 ahead.leave(self._unsent(replica, k))
             losses.append(self._forward_backward(step, replica, inputs))
             self._tie()
-            for k, ahead in enumerate(self._ahead[replica]):
+            for ahead in self._ahead[replica]:
                 ahead.turn(step)
-                for port, layout in self._ahead_layouts(k).items():
-                    sent = self._sent_vector(step, replica, k, layout, port)
-                    vectors.setdefault((k, port), []).append(sent)
+            vectors.append([self._sent_grads(step, replica, k) for k in self._numbers])
+            for k, ahead in enumerate(self._ahead[replica]):
                 self.executors[k].zero_grad()
                 ahead.land()  # without a gradient: to where it left
         for k, ahead in enumerate(self._ahead[0]):
             ahead.leave({})
-            for port, layout in self._ahead_layouts(k).items():
-                grads = grads_of(layout, add(vectors[k, port]))
-                set_grads(self.executors[k].parameters, grads)
+            total = add([of_replica[k] for of_replica in vectors])
+            set_grads(self.executors[k].parameters, grads_of(self.layouts[k], total))
+        self._tie(mean=True)
+        for k, ahead in enumerate(self._ahead[0]):
             ahead.land()
             self.executors[k].zero_grad()
         return sum(losses) / len(losses)
 
     def _unsent(self, replica: int, k: int) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for port, layout in self._ahead_layouts(k).items():
-            crossing = self._crossings.get(("grad", replica, k, port))
-            left = crossing.unsent if crossing else None
-            if left is not None:
-                sizes = [spec.elements for _, spec in layout.parameters]
-                parts = zip(layout.parameters, left.split(sizes), strict=True)
-                found |= {name: part.view(spec.sizes) for (name, spec), part in parts}
-        return found
+        crossing = self._crossings.get(("grad", replica, k))
+        left = crossing.unsent if crossing else None
+        return {} if left is None else parts_of(self.layouts[k], left)
 
     def _forward_backward(self, step: int, replica: int, inputs: Mapping[str, Tensor]) -> float:
         value: dict[str, Tensor] = {}
@@ -216,23 +203,19 @@ class Pipeline:
     def _sent_grads(self, step: int, replica: int, k: int) -> Tensor:
         """The stage's flat gradients as the other replicas get them. The flags behind them say
         whether there was a gradient at all, and go as they are."""
-        return self._sent_vector(step, replica, k, self.layouts[k])
-
-    def _sent_vector(
-        self, step: int, replica: int, k: int, layout: Layout, port: str = ""
-    ) -> Tensor:
-        executor = self.executors[k]
+        layout, executor = self.layouts[k], self.executors[k]
         found = {name: executor.parameters[name].grad for name, _ in layout.parameters}
         vector = vector_of(layout, found, torch.device("cpu"))
         there = layout.elements - len(layout.parameters)
-        vector[:there] = self._cross("grad", replica, k, vector[:there], step, port=port)
+        vector[:there] = self._cross("grad", replica, k, vector[:there], step)
         return vector
 
-    def _tie(self) -> None:
-        """Copies of a tied parameter get the sum of their gradients."""
+    def _tie(self, *, mean: bool = False) -> None:
+        """Copies of a tied parameter get the sum of their gradients, or the mean."""
         for group in self.tied:
             copies = [self.executors[k].parameters[group.parameter] for k in group.stages]
             total = add([c.grad for c in copies if c.grad is not None])
+            total /= len(copies) if mean else 1
             for copy in copies:
                 copy.grad = total.clone()
 
@@ -257,19 +240,17 @@ class Pipeline:
         tensor: Tensor,
         step: int,
         value: Tensor | None = None,
-        port: str = "",
     ) -> Tensor:
         """`microbatch` below 0: of an evaluation, which has transfers of its own. `value`: as it
         arrived, of the one whose gradient this is."""
-        crossing = self._crossings.get((role, microbatch, where, port))
+        crossing = self._crossings.get((role, microbatch, where))
         if crossing is None:
             text = self.codecs.grad
             if role != "grad":
                 texts: Sequence[str] = getattr(self.codecs, role)
                 text = texts[where]
             use = self.uses[role][where] if microbatch >= 0 else None
-            crossing = Crossing(text, use)
-            self._crossings[role, microbatch, where, port] = crossing
+            crossing = self._crossings[role, microbatch, where] = Crossing(text, use)
         roles = ("activation", "activation_grad", "grad")
         number = where + len(self._numbers) * roles.index(role)
         key = step_key(self.seed, step, 64 * (microbatch % 2**20) + number)

@@ -31,6 +31,9 @@ class Kind(StrEnum):
     FORWARD = "F"
     BACKWARD = "B"
     EVALUATE = "E"
+    PAIR_GIVE = "t>"
+    PAIR_COMBINE = "t+"
+    PAIR_TAKE = "t<"
     SYNC_GIVE = "S>"
     SYNC_ROW = "S="
     SYNC_COMBINE = "S+"
@@ -53,6 +56,9 @@ VISITS = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.EVALUATE})
 """Kinds that belong to one microbatch and one stage."""
 EXCHANGES = frozenset(
     {
+        Kind.PAIR_GIVE,
+        Kind.PAIR_COMBINE,
+        Kind.PAIR_TAKE,
         Kind.SYNC_GIVE,
         Kind.SYNC_ROW,
         Kind.SYNC_COMBINE,

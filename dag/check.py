@@ -32,7 +32,7 @@ __all__ = ["Checked", "Link", "bubble", "check", "slots", "table", "timeline"]
 Lists = Mapping[PeerId, Sequence[Action]]
 
 _EVALUATION = frozenset({Kind.EVALUATE, Kind.EVAL_GIVE, Kind.EVAL_COMBINE})
-_TIED = (Kind.TIED_GIVE, Kind.TIED_COMBINE, Kind.TIED_TAKE)
+_PAIR = (Kind.PAIR_GIVE, Kind.PAIR_COMBINE, Kind.PAIR_TAKE)
 _SYNC = (Kind.SYNC_GIVE, Kind.SYNC_ROW, Kind.SYNC_COMBINE, Kind.SYNC_RELAY, Kind.SYNC_TAKE)
 _NORM = frozenset({Kind.NORM_GIVE, Kind.NORM_COMBINE, Kind.NORM_TAKE})
 
@@ -141,22 +141,22 @@ def _before(
         case Kind.SYNC_GIVE:
             visits = (Kind.FORWARD, Kind.BACKWARD)
             yield from (a for a in present if a.kind in visits and a.stage == action.stage)
-            if flow.plan.stages[action.stage].ahead:
-                groups = [g.index for g in flow.tied if action.stage in g.stages]
-                yield from (a for a in present if a.kind in _TIED and a.stage in groups)
+            groups = [g.index for g in flow.tied if action.stage in g.stages]
+            yield from (a for a in present if a.kind in _PAIR and a.stage in groups)
         case Kind.SYNC_ROW | Kind.SYNC_COMBINE | Kind.SYNC_RELAY | Kind.SYNC_TAKE:
             for kind in _SYNC[: _SYNC.index(action.kind)]:
                 yield Action(kind, stage=action.stage)
+        case Kind.PAIR_GIVE:
+            group = flow.tied[action.stage].stages
+            yield from (a for a in present if a.stage in group and a.kind is Kind.BACKWARD)
+        case Kind.PAIR_COMBINE | Kind.PAIR_TAKE:
+            yield Action(Kind.PAIR_GIVE, stage=action.stage)
         case Kind.TIED_GIVE | Kind.TIED_COMBINE | Kind.TIED_TAKE:
             group = flow.tied[action.stage].stages
             yield from (
                 a
                 for a in present
-                if a.stage in group
-                and (
-                    a.kind is Kind.BACKWARD
-                    or (a.kind is Kind.SYNC_TAKE and not flow.plan.stages[a.stage].ahead)
-                )
+                if a.stage in group and (a.kind is Kind.BACKWARD or a.kind is Kind.SYNC_TAKE)
             )
             if action.kind is not Kind.TIED_GIVE:
                 yield Action(Kind.TIED_GIVE, stage=action.stage)

@@ -22,10 +22,8 @@ sync             Sk>stats      S>@k, each holder   S<@k        batch statistics 
                                                                other holder
 sync             Sk+grad       S+@k, each holder   S<@k        its shard's sum over the holders,
                                                                in their order, to each other one
-sync             Sk>ahead      S>@k, each holder   S<@k        its update of stage k without tied
-                                                               parameters, to each other holder;
-                                                               all add up
-sync             Sk>aheadg     S>@k, each holder   S<@k        the same of the tied parameter g
+sync             Sk>ahead      S>@k, each holder   S<@k        its update of stage k, to each other
+                                                               holder; all add up
 sync             Sk>row        S>@k, each holder   S=@k        in rows: its shards of which the
                                                                member of its row answers there,
                                                                to each of the row (itself too)
@@ -40,11 +38,13 @@ sync             Tg>STAGE      T>@g, first holder  T+@g, the   its stage's gradi
                                of each stage       group hub   parameter, after S
 sync             Tg+           T+@g                T<@g        the sum, to each other peer that
                                                                holds one of the group's stages
-sync             tg>STAGE      T>@g, i-th holder   T+@g, i-th  where stages step ahead: its own
+sync             tg>STAGE      t>@g, i-th holder   t+@g, i-th  where stages step ahead: its own
                                of each stage       of the      gradient of the tied parameter,
                                                    lowest      before S
-sync             tg+           T+@g                T<@g        the sum, to the i-th holder of each
+sync             tg+           t+@g                t<@g        the sum, to the i-th holder of each
                                                                other of the group's stages
+sync             ug>STAGE ug+  as Tg>STAGE Tg+                 where stages step ahead: the updates
+                                                               of all holders; their mean
 sync             N>            N>, each peer       N+, the     squares of the gradients that it
                                                    hub         answers for; loss, weight and
                                                                metrics of its microbatches
@@ -74,16 +74,7 @@ from .grid import grid_of
 from .plan import PeerId, Plan, Route
 from .schedule import Action, Kind, evaluation_actions, hub_of, shares_gradient, step_actions
 
-__all__ = ["Flow", "Role", "Transfer", "ahead_ports"]
-
-
-def ahead_ports(stage: Stage, tied: Sequence[TiedGroup]) -> dict[str, tuple[str, ...]]:
-    """The ports by which holders that step ahead exchange their updates of a stage, and the
-    parameters of each. A tied one goes alone: so the stages that have it come to the same bits."""
-    shared = {g.parameter: g.index for g in tied if stage.index in g.stages}
-    rest = tuple(name for name in stage.trainable if name not in shared)
-    found = {f"S{stage.index}>ahead": rest} if rest else {}
-    return found | {f"S{stage.index}>ahead{g}": (name,) for name, g in shared.items()}
+__all__ = ["Flow", "Role", "Transfer"]
 
 
 class Role(StrEnum):
@@ -234,9 +225,8 @@ class Flow:
             for port, a, b, giver, taker in grid.transfers():
                 self._exchange(f"S{k}{port}", a, b, Action(giver, 0, k), Action(taker, 0, k))
         elif shares_gradient(stage) and self.plan.stages[k].ahead:
-            for port in ahead_ports(stage, self.tied):
-                for a, b in others:
-                    self._exchange(port, a, b, give, take)
+            for a, b in others:
+                self._exchange(f"S{k}>ahead", a, b, give, take)
         elif shares_gradient(stage):
             for a in holders:
                 for b in holders:
@@ -256,18 +246,35 @@ class Flow:
         give, add, take = (
             Action(kind, stage=g) for kind in (Kind.TIED_GIVE, Kind.TIED_COMBINE, Kind.TIED_TAKE)
         )
-        if self.plan.stages[group.stages[0]].ahead:
-            for stage, at in zip(group.stages, holders, strict=True):
-                for peer, own_hub in zip(at, holders[0], strict=True):
-                    self._exchange(f"t{g}>{stage}", peer, own_hub, give, add)
-                    if peer != own_hub:
-                        self._exchange(f"t{g}+", own_hub, peer, add, take)
-            return
+        port = self.tied_port(g)
         for stage, at in zip(group.stages, holders, strict=True):
-            self._exchange(f"T{g}>{stage}", at[0], hub, give, add)
+            self._exchange(f"{port}>{stage}", at[0], hub, give, add)
         for peer in dict.fromkeys(p for at in holders for p in at):
             if peer != hub:
-                self._exchange(f"T{g}+", hub, peer, add, take)
+                self._exchange(f"{port}+", hub, peer, add, take)
+        if self.steps_ahead(g):
+            self._pairs(group, holders)
+
+    def _pairs(self, group: TiedGroup, holders: Sequence[Sequence[PeerId]]) -> None:
+        g = group.index
+        give, add, take = (
+            Action(kind, stage=g) for kind in (Kind.PAIR_GIVE, Kind.PAIR_COMBINE, Kind.PAIR_TAKE)
+        )
+        for stage, at in zip(group.stages, holders, strict=True):
+            for peer, hub in zip(at, holders[0], strict=True):
+                self._exchange(f"t{g}>{stage}", peer, hub, give, add)
+        pairs = {(hub, peer) for at in holders for peer, hub in zip(at, holders[0], strict=True)}
+        for hub, peer in sorted(pairs):
+            if peer != hub:
+                self._exchange(f"t{g}+", hub, peer, add, take)
+
+    def steps_ahead(self, group: int) -> bool:
+        """Whether the stages of a tied group exchange updates (`StageSlot.ahead`)."""
+        return self.plan.stages[self.tied[group].stages[0]].ahead
+
+    def tied_port(self, group: int) -> str:
+        """What the ports of a tied group's exchange after S begin with."""
+        return f"{'u' if self.steps_ahead(group) else 'T'}{group}"
 
     def _norm(self) -> None:
         give, add, take = map(Action, (Kind.NORM_GIVE, Kind.NORM_COMBINE, Kind.NORM_TAKE))

@@ -12,7 +12,7 @@
     S=     (members of the row + 1) · h · shard   added up
     S+     (R + 1) · shard                        added up
     S*     2 · h · shard                          put together
-    T> T+ T<   the same for the tied parameter
+    T> T+ T<   the same for the tied parameter; t> t+ t< likewise
     N>     trainable bytes                        squares
     U      (3 + 2 · slots + 2) · trainable bytes  weight, gradient, slots; scaled by weight and clip
 
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from .cost import OperatorCost
 from .cut import Stage, TiedGroup
-from .flow import Role, Transfer, ahead_ports
+from .flow import Role, Transfer
 from .graph import Graph, TensorSpec
 from .grid import grid_of
 from .plan import PeerId, Plan
@@ -129,9 +129,18 @@ def action_work(
                         Kind.SYNC_RELAY: (2, len(grid.answers[peer])),
                     }[kind]
                 return moved(parts * shards * trainable[k] / n)
-            case Kind.TIED_GIVE | Kind.TIED_TAKE | Kind.TIED_COMBINE:
+            case (
+                Kind.TIED_GIVE
+                | Kind.TIED_TAKE
+                | Kind.TIED_COMBINE
+                | Kind.PAIR_GIVE
+                | Kind.PAIR_TAKE
+                | Kind.PAIR_COMBINE
+            ):
                 size = _bytes(graph, (tied[k].parameter,))
-                parts = len(tied[k].stages) + 1 if kind is Kind.TIED_COMBINE else 2
+                parts = (
+                    len(tied[k].stages) + 1 if kind in (Kind.TIED_COMBINE, Kind.PAIR_COMBINE) else 2
+                )
                 return moved(parts * size)
             case Kind.NORM_GIVE:
                 first = [i for i in held[peer] if plan.stages[i].holders[0] == peer]
@@ -172,7 +181,7 @@ def sizes_of(
         if transfer.role is not Role.SYNC:
             return graph.spec[transfer.value].size_bytes
         port = transfer.port
-        if port[0] in "Tt":
+        if port[0] in "Ttu":
             group = int(port[1:].partition(">")[0].partition("+")[0])
             return _bytes(graph, (tied[group].parameter,))
         if port[0] == "S":
@@ -180,8 +189,8 @@ def sizes_of(
             if part == ">stats":
                 ran = sum(v == (k, transfer.source) for v in visited)
                 return statistics[k] * ran
-            if part.startswith(">ahead"):
-                return _bytes(graph, ahead_ports(stages[k], tied)[port])
+            if part == ">ahead":
+                return trainable[k]
             grid = grids[k]
             shards = 1 if grid is None else grid.shards(part, transfer.source, transfer.destination)
             return shards * -(-trainable[k] // len(plan.stages[k].holders))
@@ -203,7 +212,7 @@ def is_sum(transfer: Transfer) -> bool:
     if transfer.role is not Role.SYNC:
         return False
     port = transfer.port
-    return port.endswith("+grad") or ">ahead" in port or (port[0] == "T" and port[-1] == "+")
+    return port.endswith(("+grad", ">ahead")) or (port[0] == "T" and port[-1] == "+")
 
 
 def is_coded(transfer: Transfer) -> bool:
@@ -241,8 +250,8 @@ def tensors_of(
         if port[0] == "T":
             return shard((tied[number].parameter,), 1, 0)
         holders = plan.stages[number].holders
-        if ">ahead" in port:
-            return shard(ahead_ports(stages[number], tied)[port], 1, 0)
+        if port.endswith(">ahead"):
+            return shard(stages[number].trainable, 1, 0)
         owner = transfer.source if is_sum(transfer) else transfer.destination
         return shard(stages[number].trainable, len(holders), holders.index(owner))
 

@@ -70,13 +70,10 @@ def _exchanges(
     """S and T of every peer. Every giving comes before every adding up, and that before every
     taking, on all peers alike, with a row's sums and totals between them: so no two peers wait for
     each other."""
-    ahead = any(slot.ahead for slot in plan.stages)
-    # Who steps ahead turns gradients into updates in S>: those of tied parameters must be whole.
-    tied_kinds = (Kind.TIED_GIVE, Kind.TIED_COMBINE, Kind.TIED_TAKE)
     kinds = (
-        *(tied_kinds if ahead else ()),
+        *(Kind.PAIR_GIVE, Kind.PAIR_COMBINE, Kind.PAIR_TAKE),
         *(Kind.SYNC_GIVE, Kind.SYNC_ROW, Kind.SYNC_COMBINE, Kind.SYNC_RELAY, Kind.SYNC_TAKE),
-        *(() if ahead else tied_kinds),
+        *(Kind.TIED_GIVE, Kind.TIED_COMBINE, Kind.TIED_TAKE),
     )
     found: dict[PeerId, dict[Kind, list[Action]]] = {
         peer: {kind: [] for kind in kinds} for peer in plan.peers
@@ -101,13 +98,18 @@ def _exchanges(
                 found[peer][Kind.SYNC_TAKE].append(Action(Kind.SYNC_TAKE, stage=i))
     for group in tied:
         holders_of = [plan.stages[i].holders for i in group.stages]
-        hubs = holders_of[0] if ahead else holders_of[0][:1]
-        givers = (h for holders in holders_of for h in (holders if ahead else holders[:1]))
-        for peer in dict.fromkeys(givers):
+        hub = holders_of[0][0]
+        for peer in dict.fromkeys(holders[0] for holders in holders_of):
             found[peer][Kind.TIED_GIVE].append(Action(Kind.TIED_GIVE, stage=group.index))
-        for hub in hubs:
-            found[hub][Kind.TIED_COMBINE].append(Action(Kind.TIED_COMBINE, stage=group.index))
-        for peer in dict.fromkeys(p for holders in holders_of for p in holders):
-            if peer not in hubs:
+        found[hub][Kind.TIED_COMBINE].append(Action(Kind.TIED_COMBINE, stage=group.index))
+        everybody = dict.fromkeys(p for holders in holders_of for p in holders)
+        # Who steps ahead turns gradients into updates in S>, also those of tied parameters.
+        for peer in everybody if plan.stages[group.stages[0]].ahead else ():
+            first = peer in holders_of[0]
+            found[peer][Kind.PAIR_GIVE].append(Action(Kind.PAIR_GIVE, stage=group.index))
+            kind = Kind.PAIR_COMBINE if first else Kind.PAIR_TAKE
+            found[peer][kind].append(Action(kind, stage=group.index))
+        for peer in everybody:
+            if peer != hub:
                 found[peer][Kind.TIED_TAKE].append(Action(Kind.TIED_TAKE, stage=group.index))
     return {peer: [a for kind in kinds for a in of[kind]] for peer, of in found.items()}

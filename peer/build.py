@@ -27,6 +27,7 @@ from .order import BuildOrder
 from .store import Store
 from .streams import Streams
 from .sync.ahead import Ahead
+from .sync.allreduce import parts_of
 from .weights import WeightError, starting_tensor
 
 __all__ = ["Inputs", "Work", "build_work"]
@@ -115,19 +116,12 @@ class Work:
         return self.kept_bytes[stage] + self.saved_bytes[stage]
 
     def unsent(self, stage: int) -> dict[str, Tensor]:
-        """What codecs here did not send yet of this peer's own updates, by parameter; where nothing
-        is held back it is not named."""
+        """What codecs here did not send yet of this peer's own updates, by parameter; nothing where
+        none holds anything back."""
         gives = self.flow.gives(self.order.peer, Action(Kind.SYNC_GIVE, stage=stage))
-        found: dict[str, Tensor] = {}
-        for port, layout in self.wire.ahead_layouts(stage).items():
-            left = self.streams.unsent(next(t for t in gives if t.port == port))
-            if left is None:
-                continue
-            at = 0
-            for name, spec in layout.parameters:
-                found[name] = left[at : at + spec.elements].view(spec.sizes)
-                at += spec.elements
-        return found
+        mine = next(t for t in gives if t.port.endswith(">ahead"))
+        left = self.streams.unsent(mine)
+        return {} if left is None else parts_of(self.wire.layout(stage), left)
 
     def exported(self) -> dict[str, Tensor]:
         """What this peer exports, under the names of the user's module. Over all peers every name
@@ -190,7 +184,7 @@ def build_work(
                 'holders of a stage do not know the weights of their microbatches; expected "ef"'
             )
         part.ahead = Ahead(
-            wire.ahead_layouts(k).values(),
+            wire.layout(k),
             part.executor.parameters,
             part.optimizer,
             own=len(wire.microbatches(order.peer, k)),

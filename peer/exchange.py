@@ -13,9 +13,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..dag.cut import Stage, TiedGroup
+from ..dag.cut import Stage
 from ..dag.execute import StageExecutor
-from ..dag.flow import Flow, Role, Transfer, ahead_ports
+from ..dag.flow import Flow, Role, Transfer
 from ..dag.graph import Graph, TensorSpec
 from ..dag.plan import PeerId
 from ..dag.schedule import Action, Kind, shares_gradient
@@ -46,7 +46,7 @@ Made = dict[str, "Tensor | Mapping[PeerId, Tensor]"]
 """What an action gives, by port: one tensor for all destinations, or one for each."""
 
 _SYNC = re.compile(
-    r"S(?P<stage>\d+)(?P<part>[>+]grad|>ahead\d*|[>=+*]row|>stats)|[Tt](?P<group>\d+)(>\d+|\+)|[NV]>|N\+"
+    r"S(?P<stage>\d+)(?P<part>[>+]grad|>ahead|[>=+*]row|>stats)|[Ttu](?P<group>\d+)(>\d+|\+)|[NV]>|N\+"
 )
 
 
@@ -93,14 +93,6 @@ class Wire:
     def layout(self, stage: int) -> Layout:
         return self._layouts[stage]
 
-    def ahead_layouts(self, stage: int) -> dict[str, Layout]:
-        """Of the updates that holders who step ahead exchange, by port."""
-        ports = ahead_ports(self.flow.stages[stage], self.flow.tied)
-        return {
-            port: Layout(tuple((n, self.graph.spec[f"param:{n}"]) for n in names))
-            for port, names in ports.items()
-        }
-
     def tied_layout(self, group: int) -> Layout:
         name = self.flow.tied[group].parameter
         return Layout(((name, self.graph.spec[f"param:{name}"]),))
@@ -136,8 +128,8 @@ class Wire:
             k = int(match["stage"])
             if match["part"] == ">stats":
                 return self.statistics(k).spec(len(self.microbatches(transfer.source, k)))
-            if match["part"].startswith(">ahead"):
-                return self.ahead_layouts(k)[transfer.port].shard_spec(1)
+            if match["part"] == ">ahead":
+                return self.layout(k).shard_spec(1)
             shard = self.layout(k).shard_spec(len(self.flow.plan.stages[k].holders))
             if (grid := self.flow.grids[k]) is None:
                 return shard
@@ -161,10 +153,9 @@ class Exchange:
         self.flow = wire.flow
         self.total: norm.Total | None = None
         """Of the last N or V that came to an end here."""
-        self._own: dict[str, Tensor] = {}
-        """This peer's own update by port, between S> and S<, where it steps ahead."""
         self._shards: dict[int, Tensor] = {}
-        """This peer's own shard of each stage's sum, between S+ and S<."""
+        """This peer's own shard of each stage's sum, between S+ and S<; where it steps ahead, its
+        own update, from S> on."""
         self._reported: dict[tuple[bool, int], dict[str, Tensor]] = {}
         """Loss, weight and metrics by (training, microbatch) and value."""
         self._run: dict[Kind, Callable[[Action, Taken], Made]] = {
@@ -173,6 +164,9 @@ class Exchange:
             Kind.SYNC_COMBINE: self._sync_combine,
             Kind.SYNC_RELAY: self._sync_relay,
             Kind.SYNC_TAKE: self._sync_take,
+            Kind.PAIR_GIVE: self._pair_give,
+            Kind.PAIR_COMBINE: self._pair_combine,
+            Kind.PAIR_TAKE: self._tied_take,
             Kind.TIED_GIVE: self._tied_give,
             Kind.TIED_COMBINE: self._tied_combine,
             Kind.TIED_TAKE: self._tied_take,
@@ -211,7 +205,6 @@ class Exchange:
 
     def clear(self) -> None:
         """Forgets everything of the step or evaluation that ended."""
-        self._own.clear()
         self._shards.clear()
         self._reported.clear()
 
@@ -225,8 +218,8 @@ class Exchange:
         holders, grid = self._holders(k), self.flow.grids[k]
         n, made = len(holders), Made()
         if held.ahead is not None:
-            for port, layout in self.wire.ahead_layouts(k).items():
-                self._own[port] = made[port] = vector_of(layout, _grads(held), self.device)
+            vector = vector_of(self.wire.layout(k), _grads(held), self.device)
+            self._shards[k] = made[f"S{k}>ahead"] = vector
         elif shares_gradient(held.stage):
             vector = vector_of(self.wire.layout(k), _grads(held), self.device, n)
             if grid is None:
@@ -262,14 +255,14 @@ class Exchange:
     def _sync_take(self, action: Action, taken: Taken) -> Made:
         k, held = action.stage, self.held[action.stage]
         shards = {t.source: _there(t, v) for t, v in taken if t.port == f"S{k}+grad"}
-        for port, layout in self.wire.ahead_layouts(k).items() if held.ahead else ():
-            vectors = {t.source: _there(t, v) for t, v in taken if t.port == port}
+        if held.ahead is not None:
+            vectors = {t.source: _there(t, v) for t, v in taken if t.port == f"S{k}>ahead"}
             gives = self.flow.gives(self.peer, Action(Kind.SYNC_GIVE, stage=k))
-            mine = next(t for t in gives if t.port == port)
-            vectors[self.peer] = self._echo(mine, self._own.pop(port))
+            mine = next(t for t in gives if t.port == f"S{k}>ahead")
+            vectors[self.peer] = self._echo(mine, self._shards.pop(k))
             vector = add([vectors[h].to(self.device) for h in self._holders(k)])
-            set_grads(held.executor.parameters, grads_of(layout, vector))
-        if k in self._shards:
+            set_grads(held.executor.parameters, grads_of(self.wire.layout(k), vector))
+        elif k in self._shards:
             # What it sent, as the others have it: all holders end with the same bits.
             others = self.flow.gives(self.peer, Action(Kind.SYNC_COMBINE, stage=k))
             shards[self.peer] = self._echo(others[0], self._shards.pop(k))
@@ -289,24 +282,35 @@ class Exchange:
 
     # ------------------------------------------------------------ T
 
+    def _pair_give(self, action: Action, taken: Taken) -> Made:
+        group, layout = self.flow.tied[action.stage], self.wire.tied_layout(action.stage)
+        return {
+            f"t{group.index}>{s}": vector_of(layout, _grads(self.held[s]), self.device)
+            for s in group.stages
+            if s in self.held
+        }
+
+    def _pair_combine(self, action: Action, taken: Taken) -> Made:
+        group, by_port = self.flow.tied[action.stage], {t.port: _there(t, v) for t, v in taken}
+        total = add([by_port[f"t{group.index}>{s}"] for s in group.stages])
+        self._set_tied(group.index, total)
+        return {f"t{group.index}+": total}
+
     def _tied_give(self, action: Action, taken: Taken) -> Made:
-        group = self.flow.tied[action.stage]
+        group, port = self.flow.tied[action.stage], self.flow.tied_port(action.stage)
         layout = self.wire.tied_layout(group.index)
-        port = self._tied_port(group)
         return {
             f"{port}>{s}": vector_of(layout, _grads(self.held[s]), self.device)
             for s in group.stages
-            if self._holders(s)[0] == self.peer or (s in self.held and self.held[s].ahead)
+            if self._holders(s)[0] == self.peer
         }
 
-    def _tied_port(self, group: TiedGroup) -> str:
-        ahead = self.flow.plan.stages[group.stages[0]].ahead
-        return f"{'t' if ahead else 'T'}{group.index}"
-
     def _tied_combine(self, action: Action, taken: Taken) -> Made:
-        group = self.flow.tied[action.stage]
-        by_port, port = {t.port: _there(t, v) for t, v in taken}, self._tied_port(group)
+        group, port = self.flow.tied[action.stage], self.flow.tied_port(action.stage)
+        by_port = {t.port: _there(t, v) for t, v in taken}
         total = add([by_port[f"{port}>{s}"] for s in group.stages])
+        if self.flow.steps_ahead(group.index):
+            total /= len(group.stages)  # each is of the whole gradient
         others = self.flow.gives(self.peer, action)
         self._set_tied(group.index, self._echo(others[0], total) if others else total)
         return {f"{port}+": total}

@@ -12,9 +12,9 @@ made it: with top-k of 1 % that is a hundred steps. W is what is snapshot, evalu
 `p = η·g + e` of error feedback (Karimireddy et al. 2019, 1901.09847, algorithm 2) with the
 optimizer's update as η·g, and the step ahead of Xu et al. 2020 (2008.05823), of which this takes
 the part that the mean of all holders will move by. Each holder has an optimizer state of its own,
-and its gradient is clipped by the norm of the vector that is exchanged, for nobody knows the whole
-one yet. A tied parameter is a vector of its own: the i-th holders of its stages add up its
-gradients first, and come to the same bits then.
+and its gradient is clipped by the norm of its stage's, for nobody knows the whole one yet. Of a
+tied parameter the i-th holders of its stages add up their gradients first, and the sums of all
+holders' updates, which codecs made different, become their mean.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from ..optimizer import StageOptimizer, clip_factor
+from ..optimizer import StageOptimizer
 from .allreduce import Layout
 from .norm import squares_of
 
@@ -33,8 +33,7 @@ __all__ = ["Ahead"]
 
 
 class Ahead:
-    """Of one holder of a stage. `layouts`: the vectors that it exchanges; `own` of the step's `all`
-    microbatches are its own.
+    """Of one holder of a stage; `own` of the step's `all` microbatches are its own.
 
     A step: `leave`, forward and backward passes, `turn`, the exchange of what is in the gradients
     then, `land`.
@@ -42,23 +41,18 @@ class Ahead:
 
     def __init__(
         self,
-        layouts: Iterable[Layout],
+        layout: Layout,
         parameters: Mapping[str, nn.Parameter],
         optimizer: StageOptimizer,
         *,
         own: int,
         all: int,
     ) -> None:
-        names = [[name for name, _ in layout.parameters] for layout in layouts]
-        self._vectors = [{name: parameters[name] for name in some} for some in names]
+        self._trained = {name: parameters[name] for name, _ in layout.parameters}
         self._optimizer = optimizer
         self._own, self._all = own, all
         self._home: dict[str, Tensor] = {}
         self._squares: dict[str, Tensor] = {}
-
-    @property
-    def _trained(self) -> dict[str, nn.Parameter]:
-        return {name: p for vector in self._vectors for name, p in vector.items()}
 
     @property
     def away(self) -> bool:
@@ -89,19 +83,10 @@ class Ahead:
         if not self._own:
             return  # others did all microbatches
         grads = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
-        for vector in self._vectors:
-            found = {
-                name: squares_of([grads[name]], grads[name].device).cpu()
-                for name in vector
-                if name in grads
-            }
-            norm = math.sqrt(sum(map(float, found.values()))) / self._own
-            factor = clip_factor(norm, self._optimizer.train.clip)
-            for name in found if factor != 1 else ():
-                grads[name].mul_(factor)
-            self._squares |= found
+        self._squares = {n: squares_of([g], g.device).cpu() for n, g in grads.items()}
+        norm = math.sqrt(sum(map(float, self._squares.values()))) / self._own
         before = {name: self._trained[name].detach().clone() for name in grads}
-        self._optimizer.step(step, weight=self._own, norm=0.0)  # clipped already
+        self._optimizer.step(step, weight=self._own, norm=norm)
         for name, place in before.items():
             grads[name].copy_(place.sub_(self._trained[name])).mul_(self._own)
 

@@ -24,7 +24,16 @@ from torch import Tensor, nn
 
 from ...dag.graph import TensorSpec
 
-__all__ = ["Layout", "add", "gathered", "grads_of", "scattered", "shards_of", "vector_of"]
+__all__ = [
+    "Layout",
+    "add",
+    "gathered",
+    "grads_of",
+    "parts_of",
+    "scattered",
+    "shards_of",
+    "vector_of",
+]
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,15 @@ def grads_of(layout: Layout, vector: Tensor) -> dict[str, Tensor | None]:
         dtype: torch.dtype = getattr(torch, spec.dtype)
         part = vector[at : at + spec.elements].view(spec.sizes).to(dtype)
         found[name] = part if count else None
+        at += spec.elements
+    return found
+
+
+def parts_of(layout: Layout, vector: Tensor) -> dict[str, Tensor]:
+    """Views of a flat vector by parameter, whatever lies behind the last one."""
+    found, at = {}, 0
+    for name, spec in layout.parameters:
+        found[name] = vector[at : at + spec.elements].view(spec.sizes)
         at += spec.elements
     return found
 

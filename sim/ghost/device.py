@@ -150,6 +150,9 @@ class GhostDevice:
             Kind.SYNC_COMBINE: self._sync_combine,
             Kind.SYNC_RELAY: self._sync_relay,
             Kind.SYNC_TAKE: self._sync_take,
+            Kind.PAIR_GIVE: self._pair_give,
+            Kind.PAIR_COMBINE: self._pair_combine,
+            Kind.PAIR_TAKE: self._tied_take,
             Kind.TIED_GIVE: self._tied_give,
             Kind.TIED_COMBINE: self._tied_combine,
             Kind.TIED_TAKE: self._tied_take,
@@ -300,8 +303,7 @@ class GhostDevice:
         if held.linear.trained:
             words, grid = shared.shards(k).cut(held.gradients), shared.flow.grids[k]
             if shared.plan.stages[k].ahead:
-                for port, places in shared.ahead(k).items():
-                    made[port] = held.gradients[places]
+                made[f"S{k}>ahead"] = held.gradients.copy()
             elif grid is None:
                 holders = shared.plan.stages[k].holders
                 made[f"S{k}>grad"] = dict(zip(holders, words, strict=True))
@@ -334,10 +336,9 @@ class GhostDevice:
 
     def _sync_take(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         k, held, store = action.stage, work.held[action.stage], work.store[step]
-        ahead = work.shared.ahead(k)
         for t, at in part.takes:
-            if t.port in ahead:
-                held.gradients[ahead[t.port]] += cast(Words, store[at])
+            if t.port.endswith(">ahead"):
+                held.gradients += cast(Words, store[at])
         if k in work.sums:
             by_holder = {t.source: store[at] for t, at in part.takes if t.port.endswith("+grad")}
             by_holder[work.order.peer] = work.sums.pop(k)
@@ -354,18 +355,36 @@ class GhostDevice:
                     held.statistics[value] += found
         return {}
 
+    def _pair_give(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
+        group = work.shared.tied[action.stage]
+        return {
+            f"t{group.index}>{s}": work.held[s].named_gradients()[group.parameter]
+            for s in group.stages
+            if s in work.held
+        }
+
+    def _pair_combine(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
+        total = sum(cast(int, work.store[step][at]) for _, at in part.takes) & MASK
+        self._set_tied(work, action.stage, total)
+        return {f"t{action.stage}+": total}
+
     def _tied_give(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        group, port = work.shared.tied[action.stage], work.shared.tied_port(action.stage)
+        group, port = work.shared.tied[action.stage], work.shared.flow.tied_port(action.stage)
         return {
             f"{port}>{s}": work.held[s].named_gradients()[group.parameter]
             for s in group.stages
-            if s in work.held and (work.first_of(s) or port[0] == "t")
+            if s in work.held and work.first_of(s)
         }
 
     def _tied_combine(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        total = sum(cast(int, work.store[step][at]) for _, at in part.takes) & MASK
+        came = [cast(int, work.store[step][at]) for _, at in part.takes]
+        if work.shared.flow.steps_ahead(action.stage):
+            assert len(set(came)) == 1, "each stage has the sum of all holders"
+            total = came[0]  # their mean
+        else:
+            total = sum(came) & MASK
         self._set_tied(work, action.stage, total)
-        return {f"{work.shared.tied_port(action.stage)}+": total}
+        return {f"{work.shared.flow.tied_port(action.stage)}+": total}
 
     def _tied_take(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
         ((_, at),) = part.takes

@@ -15,7 +15,7 @@ from ...compression.codec import RAW, typical_bytes
 from ...dag.check import slots
 from ...dag.cost import OperatorCost
 from ...dag.cut import cut, tied_groups
-from ...dag.flow import Flow, Role, Transfer, ahead_ports
+from ...dag.flow import Flow, Role, Transfer
 from ...dag.graph import Graph, TensorSpec
 from ...dag.memory import MemoryModel, StageMemory
 from ...dag.plan import PeerId
@@ -135,19 +135,6 @@ class GhostPlan:
             holders = len(self.plan.stages[stage].holders)
             self._shards[stage] = Shards(len(self.stages[stage].trainable), holders)
         return self._shards[stage]
-
-    def ahead(self, stage: int) -> dict[str, list[int]]:
-        """Of holders that step ahead: by port, the places of its parameters in a stage's gradient.
-        Empty for others."""
-        if not self.plan.stages[stage].ahead:
-            return {}
-        trained = self.stages[stage].trainable
-        ports = ahead_ports(self.stages[stage], self.tied)
-        return {port: [trained.index(n) for n in names] for port, names in ports.items()}
-
-    def tied_port(self, group: int) -> str:
-        ahead = self.plan.stages[self.tied[group].stages[0]].ahead
-        return f"{'t' if ahead else 'T'}{group}"
 
     def weighed(self, transfer: Transfer) -> Weighed:
         if self.plan.codecs:

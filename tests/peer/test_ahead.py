@@ -68,13 +68,25 @@ def flat(tensors):
     return torch.cat([t.detach().reshape(-1) for t in tensors])
 
 
-def plain(case, holders, vectors, share=1.0):
+class Apart(Tied):
+    """The same with a copy of that layer's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.copy = nn.Parameter(self.first.weight.detach().clone())
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.layers(torch.tanh(self.first(x))) @ self.copy, y)
+
+
+def plain(case, holders, vectors, share=1.0, module=None, copies=()):
     """The loop: each holder has a model and an optimizer. Of each vector of parameters, named in
     `vectors`, it clips the gradient and keeps what is not among the largest RATIO-th of its update.
+    `copies` of one parameter get the sum of their gradients, and the mean of what is sent of them.
     The losses, and the weights that they have in common."""
     train, size = case.train, case.train.microbatch_size
     read, count = case.reader(), case.train.microbatches
-    models = [copy.deepcopy(case.module).train() for _ in range(holders)]
+    models = [copy.deepcopy(module or case.module).train() for _ in range(holders)]
     if train.optimizer == "adamw":
         made = [
             torch.optim.AdamW(m.parameters(), betas=train.betas, eps=train.eps, weight_decay=0)
@@ -99,6 +111,10 @@ def plain(case, holders, vectors, share=1.0):
                 loss = model(batch["x"], batch["y"])
                 (loss / len(own)).backward()
                 found.append((m, loss.item()))
+            if copies:
+                whole = sum(parameters[n].grad for n in copies)
+                for n in copies:
+                    parameters[n].grad = whole.clone()
             for names in vectors:
                 nn.utils.clip_grad_norm_([parameters[n] for n in names], train.clip)
             optimizer.param_groups[0]["lr"] = learning_rate(train, step)
@@ -115,6 +131,9 @@ def plain(case, holders, vectors, share=1.0):
                     unsent[r][n] = (whole - part).detach()
                     total[n] += part
                     at += whole.numel()
+        if copies:
+            mean = sum(total[n] for n in copies) / len(copies)
+            total |= dict.fromkeys(copies, mean)
         common = {n: common[n] - total[n] / count for n in common}
         losses.append(np.mean([loss for _, loss in sorted(found)]))
     return losses, common
@@ -146,11 +165,11 @@ def test_a_tied_parameter_is_stepped_ahead_with_the_gradients_of_all_its_stages(
     made = case(Tied())
     world = made.world(ahead(made.plan(2, ["a b", "c d"])))
     losses = world.run(STEPS)
-    stages = [{*h.stage.trainable} for d in "ac" for h in world.devices[d]._work.held.values()]
-    assert stages[0] & stages[1] == {"first.weight"}
-    names = [name for name, _ in made.module.named_parameters()]
-    vectors = [[n for n in names if n in s - {"first.weight"}] for s in stages]
-    expected, weights = plain(made, 2, [*filter(None, vectors), ["first.weight"]])
+    stages = [h.stage.trainable for d in "ac" for h in world.devices[d]._work.held.values()]
+    assert {*stages[0]} & {*stages[1]} == {"first.weight"}
+    vectors = [stages[0], ["copy" if n == "first.weight" else n for n in stages[1]]]
+    copies = ("first.weight", "copy")
+    expected, weights = plain(made, 2, vectors, module=Apart(), copies=copies)
     assert losses == pytest.approx(expected, rel=1e-4)
     copies = [take_records(world.devices[p]._work, STEPS)["param:first.weight"] for p in "abcd"]
     assert all(torch.equal(copies[0], c) for c in copies)
