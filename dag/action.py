@@ -69,18 +69,18 @@ EXCHANGES = frozenset(
         Kind.TIED_TAKE,
     }
 )
-"""Kinds that belong to one stage, or for T to one tied group."""
+"""Kinds that belong to one stage, or for T and t to one tied group."""
 
 _TEXT = re.compile(
     r"(?P<visit>[FBE])(?P<microbatch>0|[1-9]\d{0,8})@(?P<stage>0|[1-9]\d{0,8})"
-    r"|(?P<exchange>[ST][>+<]|S[=*])@(?P<group>0|[1-9]\d{0,8})"
+    r"|(?P<exchange>[STt][>+<]|S[=*])@(?P<group>0|[1-9]\d{0,8})"
     r"|(?P<single>N[>+<]|V[>+]|U)",
     re.ASCII,
 )
 
 
 class Action(NamedTuple):
-    """One entry of a list. `stage` is the tied group's index for T; numbers that the kind has no
+    """One entry of a list. `stage` is the tied group's index for T and t; numbers that the kind has no
     use for stay 0."""
 
     kind: Kind
