@@ -80,8 +80,8 @@ _TEXT = re.compile(
 
 
 class Action(NamedTuple):
-    """One entry of a list. `stage` is the tied group's index for T and t; numbers that the kind has no
-    use for stay 0."""
+    """One entry of a list. `stage` is the tied group's index for T and t; numbers that the kind has
+    no use for stay 0."""
 
     kind: Kind
     microbatch: int = 0
