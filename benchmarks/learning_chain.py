@@ -54,6 +54,8 @@ class Setting:
     """Windows of a step, over all replicas. Fewer leave runs further apart that differ in rounding
     only."""
     lr: float = 4e-3
+    beta2: float = 0.95
+    """Of AdamW, the job's default."""
     eval_every: int = 100
     eval_windows: int = 128
     """Of an evaluation on the way; all runs see the same windows."""
@@ -64,7 +66,7 @@ class Setting:
 
     @property
     def train(self) -> Train:
-        return Train(steps=self.steps, batch=self.batch, lr=self.lr)
+        return Train(steps=self.steps, batch=self.batch, lr=self.lr, betas=(0.9, self.beta2))
 
     def model(self) -> GPT:
         """Fresh, from torch's random numbers."""

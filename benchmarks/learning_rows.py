@@ -13,7 +13,7 @@ those of a flow line, for either direction:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Literal
 
@@ -31,7 +31,17 @@ from shoal.compression.codec import fitting, parse
 from shoal.compression.topk import TopK
 from shoal.dag.graph import TensorSpec
 
-__all__ = ["BASELINE", "LINKS", "ROWS", "Class", "Row", "adatopk", "step_seconds", "uniform"]
+__all__ = [
+    "BASELINE",
+    "LINKS",
+    "LONGER",
+    "ROWS",
+    "Class",
+    "Row",
+    "adatopk",
+    "step_seconds",
+    "uniform",
+]
 
 Class = Literal["fast", "slow"]
 LINKS: tuple[Class, ...] = ("fast", "slow", "fast", "slow", "fast")
@@ -40,6 +50,9 @@ BYTES_PER_S: Mapping[Class, float] = {"fast": 125e6, "slow": 1.25e6}
 """1 Gbit/s and 10 Mbit/s."""
 MICROBATCHES = 8
 BASELINE = "dense"
+LONGER = "dense_beta99"
+"""The same with the β₂ that suits replicas with optimizer states of their own, each of which sees
+but its share of the samples."""
 ONE = (0,)
 """The seeds of rows that nothing is promised of: the table of codecs needs one."""
 
@@ -107,7 +120,12 @@ class Row:
     grad: str = "raw"
     replicas: int = 1
     ahead: bool = False
+    beta2: float = 0.95
     seeds: tuple[int, ...] = field(default=(0, 1, 2))
+
+    def setting(self, setting: Setting) -> Setting:
+        """Of this row's runs."""
+        return replace(setting, beta2=self.beta2)
 
     def codecs(self, setting: Setting) -> Codecs:
         windows = setting.batch // self.replicas
@@ -178,7 +196,23 @@ ROWS: tuple[Row, ...] = (
     Row("adatopk_grad", "int8 top-k 10×, their gradients only", activation_grad=TENTH),
     Row("adatopk_100", "int8 top-k by rule A, 100× fewer bytes", HUNDREDTH, SUPPORT),
     Row("uniform_topk_100", "uniform int8 top-k, as fast as that", AS_FAST, SUPPORT),
-    Row("ef_topk1pct", "EF + top-k 1 %, stepped ahead", grad=ONE_PERCENT, replicas=2, ahead=True),
+    Row(LONGER, "nothing compressed, β₂ 0.99", beta2=0.99),
+    Row(
+        "ef_topk1pct",
+        "EF + top-k 1 %, stepped ahead, β₂ 0.99",
+        grad=ONE_PERCENT,
+        replicas=2,
+        ahead=True,
+        beta2=0.99,
+    ),
+    Row(
+        "ahead_topk1pct_beta95",
+        "EF + top-k 1 %, stepped ahead",
+        grad=ONE_PERCENT,
+        replicas=2,
+        seeds=(0, 1),
+        ahead=True,
+    ),
     Row("late_ef_topk1pct", "EF + top-k 1 %", grad=ONE_PERCENT, replicas=2),
     _both("lowrank", "low rank on slow links", _slow("lowrank:rank=4"), ONE),
     _both("int4", "int4 on slow links", _slow("int4"), ONE),

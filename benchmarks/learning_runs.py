@@ -39,6 +39,7 @@ def train(row: Row, seed: int, setting: Setting, source: Data) -> Run:
     """One run, on one thread."""
     torch.set_num_threads(1)
     began = time.thread_time()
+    setting = row.setting(setting)
     codecs = row.codecs(setting)
     pipeline = Pipeline(setting, codecs, seed)
     data = source.reader(seed, codecs.replicas)
@@ -87,7 +88,8 @@ def _links(codecs: Codecs, pipeline: Pipeline) -> dict[str, Any]:
 
 def key_of(row: Row, seed: int, setting: Setting) -> str:
     """Of all that decides a run's numbers, the code apart."""
-    known = {k: v for k, v in asdict(setting).items() if k != "eval_size"}  # no number hangs on it
+    known = {k: v for k, v in asdict(row.setting(setting)).items() if (k, v) != ("beta2", 0.95)}
+    del known["eval_size"]  # no number hangs on it
     codecs = {k: v for k, v in asdict(row.codecs(setting)).items() if v or k != "ahead"}
     what = json.dumps([known, row.name, seed, codecs])
     return hashlib.sha256(what.encode()).hexdigest()[:16]
