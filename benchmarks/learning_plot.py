@@ -27,7 +27,12 @@ PANELS: Sequence[tuple[str, Mapping[str, str]]] = (
     ),
     (
         "gradients between two replicas",
-        {"dense": "black", "ef_topk1pct": "tab:blue", "topk1pct": "tab:red"},
+        {
+            "dense": "black",
+            "ef_topk1pct": "tab:blue",
+            "late_ef_topk1pct": "tab:orange",
+            "topk1pct": "tab:red",
+        },
     ),
 )
 """Title, and the rows of a panel with their colours."""
