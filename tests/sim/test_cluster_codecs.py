@@ -44,3 +44,19 @@ def test_verify_names_lossy_codecs_and_compares_the_end(tmp_path: Path) -> None:
     assert found["loss_ratio"] == pytest.approx(1, abs=0.05)
     assert 0 < found["max_loss_difference"] < 0.1
     assert "not meant to be equal: int8" in result.output
+
+
+@pytest.mark.process
+def test_real_peers_step_ahead(tmp_path: Path) -> None:
+    """Two pipelines of two; the output layer is the embedding, on another peer."""
+    (tmp_path / "text.txt").write_text("all fish swim in one sea. " * 60)
+    job = JOB.replace('activation = "int8"', 'grad = "topk:ratio=20"\nfeedback = "ahead"')
+    job = job.replace("stages = 2", "stages = 2\npipelines = 2").replace("width = 16", "width = 32")
+    (tmp_path / "job.toml").write_text(job)
+    arguments = ["sim", "--job", str(tmp_path / "job.toml"), "--peers", "4", "--verify"]
+    result = CliRunner().invoke(cli.app, [*arguments, "--json", str(tmp_path / "out.json")])
+    assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["peers"] == 4
+    assert found["loss_ratio"] == pytest.approx(1, abs=0.05)
+    assert "ef/1+topk/1:ratio=20" in result.output
