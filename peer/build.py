@@ -18,7 +18,7 @@ from ..dag.execute import SpecError, StageExecutor
 from ..dag.flow import Flow
 from ..dag.graph import Graph, GraphError, Lowered, TensorSpec
 from ..dag.infer import infer_operator
-from ..dag.schedule import Action, Kind
+from ..dag.schedule import Action, Kind, shares_gradient
 from .codings import Codings
 from .data.reader import Reader
 from .exchange import Exchange, Held, Wire
@@ -176,7 +176,7 @@ def build_work(
         held[stage.index] = Held(stage, executor, optimizer)
     wire = Wire(flow, graph)
     for k, part in held.items():
-        if not plan.stages[k].ahead:
+        if not plan.stages[k].ahead or not shares_gradient(part.stage):
             continue
         if graph.weight:
             raise SpecError(

@@ -5,9 +5,9 @@ where its own unsent ones would bring it.
     W' = W - Σ sent / M                                                   x' = W' - e' / M
 
 W the weights, equal at all holders bit for bit; x where this holder takes its gradient; e what its
-codecs did not send yet, of its own updates and of the sums that it answers for; c the microbatches
-that it did, of M in a step. So what a lossy codec delays is not missing in the gradients of who
-made it: with top-k of 1 % that is a hundred steps. W is what is snapshot, evaluated and exported.
+codec did not send yet; c the microbatches that it did, of M in a step. So what a lossy codec delays
+is not missing in the gradients of who made it: with top-k of 1 % that is a hundred steps. W is what
+is evaluated, exported, and kept in snapshots.
 
 `p = η·g + e` of error feedback (Karimireddy et al. 2019, 1901.09847, algorithm 2) with the
 optimizer's update as η·g, and the step ahead of Xu et al. 2020 (2008.05823), of which this takes
@@ -101,7 +101,8 @@ class Ahead:
     def land(self) -> None:
         """From x to W', by what is in the gradients: the sum of what all holders sent."""
         for name, p in self._trained.items():
-            p.copy_(self._home[name])
+            if self._home:  # who did no microbatch never left
+                p.copy_(self._home[name])
             if p.grad is not None:
                 p.sub_(p.grad, alpha=1 / self._all)
         self._home = {}

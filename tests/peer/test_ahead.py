@@ -144,6 +144,7 @@ def plain(case, holders, vectors, share=1.0, module=None, copies=()):
     [
         ("a b", {}),
         ("a b c", {"batch": 10}),  # one does two microbatches of five, one only one
+        ("a b c", {"batch": 4}),  # one does none
         ("a b", {"optimizer": "sgd", "lr": 0.1}),
     ],
 )
