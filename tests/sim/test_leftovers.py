@@ -158,13 +158,13 @@ def test_the_run_of_a_killed_worker_goes_on_when_it_is_back(
     """It needs two peers, and there are two: it pauses until the supervisor has started another
     worker, whose disk has what the first one kept."""
     at = ["--broker", cluster.address]
-    with shoal("train", job(tmp_path, 400), *at) as train:
+    with shoal("train", job(tmp_path, 120), *at) as train:
         lines_until(train, "^step 1/")
         assert cluster.folder is not None
         os.kill(int((cluster.folder / "sim-2" / "cpu" / "lock").read_text()), signal.SIGKILL)
         out, said = train.communicate()
     assert train.returncode == 0, said
-    assert "is done: 400 steps" in out
+    assert "is done: 120 steps" in out
     lost = r"peer sim-2 \(sim-2-\w+\) was lost at step \d+: its stream ended"
     assert re.search(lost, out + said), said
     cluster.check()
@@ -174,7 +174,7 @@ def test_a_run_that_was_left_is_found_again_and_exported(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     at = ["--broker", cluster.address]
-    with shoal("train", job(tmp_path, 150), *at) as train:
+    with shoal("train", job(tmp_path, 60), *at) as train:
         lines_until(train, "^step 1/")
         train.send_signal(signal.SIGINT)
         out, said = train.communicate()
@@ -182,7 +182,7 @@ def test_a_run_that_was_left_is_found_again_and_exported(
     assert train.returncode in INTERRUPTED
     assert f"run {run} goes on without you" in said
     watched = call("watch", run, "--to", str(tmp_path / "runs"), *at)
-    assert f"run {run} is done: 150 steps" in watched
-    assert len((tmp_path / "runs" / run / "metrics.jsonl").read_text().splitlines()) == 150
+    assert f"run {run} is done: 60 steps" in watched
+    assert len((tmp_path / "runs" / run / "metrics.jsonl").read_text().splitlines()) == 60
     call("export", run, str(tmp_path / "model.safetensors"), *at)
     assert (tmp_path / "model.safetensors").stat().st_size > 0
