@@ -224,3 +224,9 @@ def test_going_on_from_snapshots_equals_never_having_stopped(case):
     assert [o.loss for o in again.outcomes] == [o.loss for o in calm.outcomes[stop:]]
     got, wanted = again.weights(), calm.weights()
     assert all(torch.equal(got[n], wanted[n]) for n in wanted)
+    # Under another plan, with or without steps ahead, everybody begins with some holder's state.
+    for other in (ahead(made.plan(1, ["x y"])), made.plan(2, ["x", "y"])):
+        moved = made.world(other, first_step=stop, resumed=states)
+        some(moved, stop, STEPS)
+        assert moved.outcomes[0].loss == pytest.approx(calm.outcomes[stop].loss, rel=0.05)
+        assert moved.devices["x"]._work.held[0].optimizer.state_tensors().keys()
