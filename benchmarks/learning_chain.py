@@ -125,7 +125,7 @@ class Pipeline:
         optimizer = StageOptimizer(self.setting.train, executor.parameters)
         fuse(optimizer)
         layout, of = self.layouts[k], self.codecs.replicas
-        return Ahead(layout, executor.parameters, optimizer, own=1, all=of)
+        return Ahead(layout, executor.parameters, optimizer, own=1, count=of)
 
     def step(self, step: int, batches: Sequence[Mapping[str, Tensor]]) -> float:
         """One update from one batch per replica; the mean loss."""

@@ -188,7 +188,7 @@ def build_work(
             part.executor.parameters,
             part.optimizer,
             own=len(wire.microbatches(order.peer, k)),
-            all=len(plan.routes),
+            count=len(plan.routes),
         )
     reader = Reader(
         order.manifest, order.shard, seed=order.training.seed, microbatches=len(plan.routes)

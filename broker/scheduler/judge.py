@@ -97,7 +97,12 @@ class Judge:
 
     @property
     def ahead(self) -> bool:
-        """Whether holders of a stage are to exchange updates that step ahead."""
+        """Whether holders of a stage are to exchange updates that step ahead. None of them knows
+        the weights of its microbatches' losses."""
+        return self._ahead_asked and not self.request.graph.weight
+
+    @property
+    def _ahead_asked(self) -> bool:
         codecs = self.request.options.codecs
         return codecs.sync != "none" and codecs.feedback == "ahead"
 
@@ -332,7 +337,7 @@ class Judge:
             host_bytes=edge,
             alternatives=alternatives,
         )
-        return to_plan(
+        plan = to_plan(
             candidate,
             [o.peer for o in self.offers],
             request.microbatch_size,
@@ -344,3 +349,11 @@ class Judge:
             reasons=reasons,
             spares=spares,
         )
+        shared = any(len(s.holders) > 1 for s in plan.stages)
+        if self._ahead_asked and shared and not plan.stages[0].ahead:
+            why = (
+                'no stepping ahead, error feedback alone: feedback = "ahead" takes pipelines that '
+                "share no peer, and a model that does not weigh its losses"
+            )
+            plan = replace(plan, reasons=(*plan.reasons, why))
+        return plan

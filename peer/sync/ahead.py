@@ -33,7 +33,7 @@ __all__ = ["Ahead"]
 
 
 class Ahead:
-    """Of one holder of a stage; `own` of the step's `all` microbatches are its own.
+    """Of one holder of a stage; `own` of the step's `count` microbatches are its own.
 
     A step: `leave`, forward and backward passes, `turn`, the exchange of what is in the gradients
     then, `land`.
@@ -46,11 +46,11 @@ class Ahead:
         optimizer: StageOptimizer,
         *,
         own: int,
-        all: int,
+        count: int,
     ) -> None:
         self._trained = {name: parameters[name] for name, _ in layout.parameters}
         self._optimizer = optimizer
-        self._own, self._all = own, all
+        self._own, self._count = own, count
         self._home: dict[str, Tensor] = {}
         self._squares: dict[str, Tensor] = {}
 
@@ -74,7 +74,7 @@ class Ahead:
         self._home = {name: p.detach().clone() for name, p in self._trained.items()}
         for name, p in self._trained.items():
             if name in unsent:
-                p.sub_(unsent[name].to(p.device, p.dtype), alpha=1 / self._all)
+                p.sub_(unsent[name].to(p.device, p.dtype), alpha=1 / self._count)
 
     @torch.no_grad()
     def turn(self, step: int) -> None:
@@ -95,7 +95,7 @@ class Ahead:
         norm of the sum of all holders' is, before clipping; a float64 scalar."""
         squares = [self._squares[name] for name in names if name in self._squares]
         total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
-        return total * (self._all / max(1, self._own)) ** 2
+        return total * (self._count / max(1, self._own)) ** 2
 
     @torch.no_grad()
     def land(self) -> None:
@@ -104,5 +104,5 @@ class Ahead:
             if self._home:  # who did no microbatch never left
                 p.copy_(self._home[name])
             if p.grad is not None:
-                p.sub_(p.grad, alpha=1 / self._all)
+                p.sub_(p.grad, alpha=1 / self._count)
         self._home = {}

@@ -8,6 +8,14 @@ from typing import Any
 
 import pytest
 
+from shoal.broker.scheduler.candidate import Candidate, Share
+from shoal.broker.scheduler.interface import (
+    CodecOptions,
+    PeerOffer,
+    PlanOptions,
+    PlanRequest,
+)
+from shoal.broker.scheduler.judge import Judge
 from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.plan import CodecChoice, PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
@@ -15,6 +23,7 @@ from shoal.proto.broker_pb2 import RunSpec
 from shoal.sim.ghost.device import Ghosts, read_export
 from shoal.sim.ghost.hashes import expected
 from shoal.sim.monitor.monitor import Monitor
+from shoal.sim.virtual.world import PeerSpec
 
 from .test_recovery import JOB, STEPS, Lab
 
@@ -104,3 +113,21 @@ def test_the_planner_lets_whole_pipelines_step_ahead(laboratory: Any) -> None:
     ahead, late = ([s.outcome.loss for s in run] for run in runs)
     assert ahead[0] == pytest.approx(late[0])
     assert ahead[1:] != pytest.approx(late[1:], rel=1e-4)
+
+
+def test_a_plan_that_cannot_step_ahead_says_so(laboratory: Any) -> None:
+    graph = laboratory(Job.from_table(JOB)).graph.bind(2)
+    specs = [PeerSpec(name=f"p{i}") for i in range(4)]
+    offers = tuple(
+        PeerOffer(PeerId(p.name), p.name, device_memory_bytes=p.memory_bytes, speeds=p.speeds)
+        for p in specs
+    )
+    options = PlanOptions(codecs=CodecOptions(sync="topk:ratio=20", feedback="ahead"))
+    judge = Judge(PlanRequest(graph, offers, 2, 2, options=options))
+    n = judge.operators
+    for last, can in ((3, True), (2, False)):  # pipelines of their own; both end at one peer
+        first = (Share(0, 0, n // 2), Share(2, n // 2, n))
+        second = (Share(1, 0, n // 2), Share(last, n // 2, n))
+        plan = judge.plan(Candidate((first, second), (1, 1)))
+        assert [s.ahead for s in plan.stages] == [can, can]
+        assert any("no stepping ahead" in reason for reason in plan.reasons) != can
