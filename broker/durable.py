@@ -148,6 +148,8 @@ class DurableRun:
         elif kind == "checkpoint":
             self.checkpoints.add((event.checkpoint,))
         self.history.add(event)
+        if self.ended:
+            self.history.rest()
 
     def _ledger(self, committed: int, at_s: float) -> StepLedger:
         return StepLedger(self.peers, self.spec.steps, self.options.most_lead, at_s, committed)
@@ -164,6 +166,8 @@ class DurableRun:
         self.phase, self.term = state.phase, state.term
         self.inexact_from = state.inexact_from
         self.reason.CopyFrom(state.reason)
+        if self.ended:
+            self.history.rest()
         if plan is None:
             return
         self.plan, self.peers = plan, plan.peers

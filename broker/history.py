@@ -1,22 +1,26 @@
 """What happened in a run, numbered, for watchers that come at any time.
 
 A step's event takes 3 to 8 KB as a message in memory, by the links it tells of, and 55 to 120 bytes
-packed with its neighbours; so only the newest are kept as messages.
+packed with its neighbours; so only the newest are kept as messages, and few of a run that is over.
 """
 
 from __future__ import annotations
 
 import zlib
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 
 from ..proto.broker_pb2 import RunEvent
 from ..proto.journal_pb2 import RunKept
 
-__all__ = ["BLOCK", "History"]
+__all__ = ["BLOCK", "FEW", "History"]
 
 BLOCK = 256
 """Events that are packed together, and the least that are not packed at all."""
+FEW = 16
+"""Events that stay messages when no more are expected; what a run ended with is among them."""
 
 
 class History:
@@ -25,7 +29,8 @@ class History:
     def __init__(self, kept: int) -> None:
         self.numbered = 0
         self._kept = kept
-        self._packed: deque[bytes] = deque()  # BLOCK events each, then those of `_recent`
+        self._packed: deque[tuple[int, bytes]] = deque()
+        """The number of the first, and so many as there are up to the next, or to `_recent`."""
         self._recent: list[RunEvent] = []
 
     def __len__(self) -> int:
@@ -34,7 +39,8 @@ class History:
 
     @property
     def recent(self) -> Sequence[RunEvent]:
-        """The newest BLOCK events at least, or all; for looks that shall cost little."""
+        """The newest FEW events at least, and BLOCK while more are expected; or all. For looks that
+        shall cost little."""
         return self._recent[-self._kept :]
 
     @property
@@ -63,25 +69,39 @@ class History:
         """Events from `start` on, or from the oldest kept one, behind the number of the first. Not
         always all: who wants more asks for those after them, until there is none."""
         first = min(max(start, self.numbered - len(self)), self.numbered)
-        at = first - (self.numbered - self._held)
-        block, offset = divmod(at, BLOCK)
-        if block < len(self._packed):
-            return first, _unpacked(self._packed[block])[offset:]
-        return first, tuple(self._recent[at - BLOCK * len(self._packed) :])
+        at = self._recent[0].number if self._recent else first
+        if first >= at:
+            return first, tuple(self._recent[first - at :])
+        at, block = self._packed[bisect_right(self._packed, first, key=itemgetter(0)) - 1]
+        return first, _unpacked(block)[first - at :]
+
+    def rest(self) -> None:
+        """No more events are expected: as few of them as possible stay messages."""
+        while len(self._recent) > FEW:
+            self._pack(min(BLOCK, len(self._recent) - FEW))
 
     @property
     def _held(self) -> int:
-        return BLOCK * len(self._packed) + len(self._recent)
+        if not self._recent:
+            return 0
+        first = self._packed[0][0] if self._packed else self._recent[0].number
+        return self._recent[-1].number + 1 - first
 
     def _append(self, event: RunEvent) -> None:
         self._recent.append(event)
         if len(self._recent) == 2 * BLOCK:
-            old = RunKept(events=self._recent[:BLOCK])
-            # A day of steps is packed in seconds, and unpacked for somebody who comes late only.
-            self._packed.append(zlib.compress(old.SerializeToString(), 1))
-            del self._recent[:BLOCK]
-        if self._packed and self._held - BLOCK >= self._kept:
-            self._packed.popleft()
+            self._pack(BLOCK)
+        if self._packed:
+            second = self._packed[1][0] if len(self._packed) > 1 else self._recent[0].number
+            if event.number + 1 - second >= self._kept:
+                self._packed.popleft()
+
+    def _pack(self, count: int) -> None:
+        old = RunKept(events=self._recent[:count])
+        # A day of steps is packed in seconds, and unpacked for somebody who comes late only.
+        packed = zlib.compress(old.SerializeToString(), 1)
+        self._packed.append((self._recent[0].number, packed))
+        del self._recent[:count]
 
 
 def _unpacked(block: bytes) -> tuple[RunEvent, ...]:

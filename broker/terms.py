@@ -459,6 +459,7 @@ class Terms(DurableRun):
         """It has ended. Its parts hear that as they leave; who else keeps something, now."""
         others = [p for p in self.sets.peers if members.mine(p, self.id) is None]
         self.sets = Sets()
+        self._losses.clear()
         order = SnapshotOrder(run=self.id, term=self.term, needed=NEVER)
         return _tell(others, order, members)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.broker.history import BLOCK, History
+from shoal.broker.history import BLOCK, FEW, History
 from shoal.proto.broker_pb2 import RunEvent
 
 
@@ -21,8 +21,12 @@ def filled(kept: int, count: int) -> tuple[History, list[RunEvent]]:
 
 @pytest.mark.parametrize("kept", [1, 4, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 10 * BLOCK])
 @pytest.mark.parametrize("count", [0, 1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK, 5 * BLOCK + 7])
-def test_the_newest_can_be_read_from_any_number(kept: int, count: int) -> None:
+@pytest.mark.parametrize("over", [False, True])
+def test_the_newest_can_be_read_from_any_number(kept: int, count: int, over: bool) -> None:
     history, added = filled(kept, count)
+    if over:
+        history.rest()
+        assert len(history.recent) == min(kept, count, FEW)
     wanted = added[-kept:]
     assert len(history) == len(wanted)
     assert list(history.events) == wanted
@@ -42,7 +46,7 @@ def test_only_the_newest_are_messages_and_the_rest_is_small() -> None:
     history, added = filled(10**6, 20 * BLOCK)
     assert len(history.recent) < 2 * BLOCK
     dense = sum(e.ByteSize() for e in added)
-    assert sum(map(len, history._packed)) < dense
+    assert sum(len(block) for _, block in history._packed) < dense
 
 
 def test_what_an_earlier_broker_kept_is_there_again() -> None:
@@ -50,5 +54,7 @@ def test_what_an_earlier_broker_kept_is_there_again() -> None:
     again = History(3 * BLOCK)
     again.restore(history.events, history.numbered)
     assert (again.numbered, list(again.events)) == (7 * BLOCK + 3, added[-3 * BLOCK :])
+    again.rest()
+    assert list(again.events) == added[-3 * BLOCK :]
     assert again.add(event(0)).number == 7 * BLOCK + 3
     assert len(again) == 3 * BLOCK
