@@ -84,6 +84,12 @@ class DurableRun:
         return self.ledger.committed if self.ledger else self.spec.resumed.step
 
     @property
+    def lease_s(self) -> float:
+        """Silence after which one of its peers is lost."""
+        asked = self.wish.recovery.lease
+        return self.options.lease_s if asked is None else float(asked)
+
+    @property
     def running(self) -> bool:
         return self.phase == RUNNING
 

@@ -105,6 +105,7 @@ class BrokerMachine:
         self.options = options or BrokerOptions()
         self.members = Membership(broker_id, self.options)
         self.members.goes_on_with = self._goes_on_with
+        self.members.lease_of = self._lease_of
         self.decided = decided or Decided(self.options)
         self.runs = self.decided.runs
         self.probing = Probing(self.options)
@@ -253,6 +254,10 @@ class BrokerMachine:
             return None
         return Holding(run=run.id, term=run.term, step=run.committed)
 
+    def _lease_of(self, run_id: RunId) -> float:
+        run = self.runs.get(run_id)
+        return self.options.lease_s if run is None else run.lease_s
+
     def _returned(self, member: Member, now: float) -> list[Instruction]:
         for run in self.runs.values():
             if member.id not in run.returning:
@@ -284,7 +289,8 @@ class BrokerMachine:
         about = getattr(message, str(kind)).run
         if kind == "drained":  # also of a run that only an earlier start of this broker knew
             if self.members.drained(member, about):
-                return [Log("peer_free", (("peer", member.id), ("run", about)))]
+                free = Log("peer_free", (("peer", member.id), ("run", about)))
+                return [free, self.members.timer_of(member)]  # the run's lease may have been longer
             text = f"the peer is {member.state} for {member.run or 'no run'}"
             return [Log("message_ignored", (("message", kind), ("peer", member.id), ("why", text)))]
         run = self.runs.get(RunId(about))
@@ -345,9 +351,15 @@ class BrokerMachine:
             text = f"{open_runs} runs have not ended, the limit: try again when some have"
             return [Reject(event.request, "RESOURCE_EXHAUSTED", text)]
         try:
-            read_spec(event.spec)
+            lease = read_spec(event.spec).recovery.lease
         except SpecError as error:
             return [Reject(event.request, "INVALID_ARGUMENT", str(error))]
+        if lease is not None and lease < (least := 2 * self.options.heartbeat_s):
+            text = (
+                f"recovery.lease of the run is {lease:g} s: expected at least {least:g} s, for the "
+                f"peers of this broker speak every {self.options.heartbeat_s:g} s"
+            )
+            return [Reject(event.request, "INVALID_ARGUMENT", text)]
         run_id = self._new_id()
         self.decided.add(run_id, event.spec, event.by)
         self.placing.changed()

@@ -14,8 +14,8 @@ Rules.
 - A peer is in one state: `pool` (free), `assigned` (to one run), `draining` (told to leave a run
   and not clean yet; it says Drained, or is closed after `drained_s`), `resting` (free, and kept out
   of runs by its owner for now).
-- Every message renews the lease. A peer that was silent for `lease_s` is lost, as is one whose
-  stream ended or that said Goodbye.
+- Every message renews the lease. A peer that was silent for its lease (its run's, or `lease_s`) is
+  lost, as is one whose stream ended or that said Goodbye.
 
 Timers are lazy: one per peer, armed for the earliest moment that something could be due, and armed
 again when it fires early. So a heartbeat costs nothing.
@@ -171,6 +171,8 @@ class Membership:
         """What holders that a run waits for come back with."""
         self.goes_on_with: Callable[[Member], Holding | None] = lambda member: None
         """What a member may come back with whose stream broke; None: it is lost."""
+        self.lease_of: Callable[[RunId], float] = lambda run: options.lease_s
+        """Seconds of silence after which a peer of a run is lost."""
         self._claims: dict[PeerId, _Claims] = {}
         self._proven: dict[StreamId, PeerId] = {}
         self._joins = 0
@@ -327,7 +329,7 @@ class Membership:
                 for text in speeds_of(profile)[1]
             ),
             Tell(stream, BrokerMessage(welcome=welcome)),
-            SetTimer(f"peer:{peer}", now + self.options.lease_s),
+            self.timer_of(member),
         ]
         if not hello.holding.run or resumed is not None:
             return out
@@ -351,7 +353,7 @@ class Membership:
         leave = Leave(run=holding.run, term=holding.term, reason=reason, goes_on=True)
         return [
             Tell(member.stream, BrokerMessage(leave=leave)),
-            SetTimer(f"peer:{member.id}", self._due(member)),
+            self.timer_of(member),
         ]
 
     def _lose(self, member: Member, cause: str, code: str) -> tuple[list[Instruction], list[Lost]]:
@@ -385,11 +387,13 @@ class Membership:
             return None
         return member
 
-    def assign(self, member: Member, run: RunId) -> None:
+    def assign(self, member: Member, run: RunId) -> list[Instruction]:
         assert member.state == "pool", f"{member.id} is {member.state} for {member.run}"
         member.state, member.run = "assigned", run
         member.planned_with = member.correction.factor
         self.version += 1
+        # Its timer is armed for the broker's own lease, and the run's may be shorter.
+        return [self.timer_of(member)]
 
     def drain(self, member: Member, now: float) -> list[Instruction]:
         """It was told to leave its run; it is free once it says Drained."""
@@ -397,7 +401,7 @@ class Membership:
         member.state, member.draining_since = "draining", now
         self.version += 1
         # Its timer is armed for its lease, which may be over before or after this.
-        return [SetTimer(f"peer:{member.id}", self._due(member))]
+        return [self.timer_of(member)]
 
     def opening(self, member: Member, opening: Opening) -> list[Instruction]:
         """Its owner keeps it out of runs, or no longer does; from a run that it is in, it leaves by
@@ -430,10 +434,11 @@ class Membership:
         if member is None:
             return [], []
         if now < self._due(member):
-            return [SetTimer(name, self._due(member))], []
+            return [self.timer_of(member)], []
         silent = now - member.heard_at
-        if silent >= self.options.lease_s:
-            text = f"it was silent for {silent:.1f} s (its lease is {self.options.lease_s:g} s)"
+        lease = self._lease_of(member)
+        if silent >= lease:
+            text = f"it was silent for {silent:.1f} s (its lease is {lease:g} s)"
             return self.expel(member, "lease", text, again=True)
         text = (
             f"it did not give up run {member.run} within {self.options.drained_s:g} s of being "
@@ -441,11 +446,18 @@ class Membership:
         )
         return self.expel(member, "drain", text, again=True)
 
+    def timer_of(self, member: Member) -> SetTimer:
+        """Armed for the moment when it is lost unless it speaks."""
+        return SetTimer(f"peer:{member.id}", self._due(member))
+
     def _due(self, member: Member) -> float:
-        lease = member.heard_at + self.options.lease_s
+        lease = member.heard_at + self._lease_of(member)
         if member.state != "draining":
             return lease
         return min(lease, member.draining_since + self.options.drained_s)
+
+    def _lease_of(self, member: Member) -> float:
+        return self.options.lease_s if member.run is None else self.lease_of(member.run)
 
     def _forget_old_claims(self) -> None:
         # Bounded memory: identities that are not joined, the longest unheard first.

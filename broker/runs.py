@@ -411,7 +411,7 @@ class Run(Terms):
         peer = lost.member.id
         text = f"peer {lost.member.label} was lost {self._where}: {lost.cause}"
         if lost.code == "away":
-            self.returning.wait_for(peer, lost.member.heard_at + self.options.lease_s)
+            self.returning.wait_for(peer, lost.member.heard_at + self.lease_s)
             self._left[peer] = text
             return []
         self.handing.remains(peer)
@@ -650,7 +650,7 @@ class Run(Terms):
             return self._enter(WAITING, now, "restart", text)
         if self.active:
             self.taken_up()
-            self.returning = Returning(self.peers, now + self.options.lease_s)
+            self.returning = Returning(self.peers, now + self.lease_s)
         return []
 
     def back(self, member: Member, members: Membership, now: float) -> list[Instruction]:
@@ -716,7 +716,7 @@ class Run(Terms):
         if self.returning:
             away = self.returning.away
             who = _labels(away, members)
-            text = f"{who} did not come back within a lease of {self.options.lease_s:g} s"
+            text = f"{who} did not come back within a lease of {self.lease_s:g} s"
             text = "; ".join((*self._left.values(), f"{text}, {self._where}"))
             for peer in self._left:
                 self.blamed.lost(peer, now)

@@ -25,6 +25,7 @@ import grpc.aio
 from ..net.discovery.directory import DirectoryError
 from ..net.discovery.process import check_available
 from ..net.discovery.record import check_multiaddr, check_swarm
+from ..net.grpc_logs import pass_over_broken_streams
 from ..net.identity.authority import Authority, AuthorityError, utc
 from ..net.identity.names import Party
 from ..net.local import free_port, is_loopback, joined, local_address, split
@@ -411,6 +412,7 @@ async def serve(config: BrokerConfig, *, ready: Callable[[Broker], None]) -> Non
     _allow_descriptors()
     # Logs go to stderr, unless the caller has arranged something else.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    pass_over_broken_streams()
     loop = asyncio.get_running_loop()
     signals = [
         number

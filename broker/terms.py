@@ -221,7 +221,7 @@ class Terms(DurableRun):
         for peer in self.parts:
             member = members.members[peer]
             if member.state == "pool":
-                members.assign(member, self.id)
+                out += members.assign(member, self.id)
             assign = Assign()
             assign.CopyFrom(base)
             core = member.profile.operator_set == CORE

@@ -187,7 +187,6 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         "train": ("stop",),
         "plan": ("peers", "exclude", "pin", "skip", "swap"),
         "sync": tuple(f.name for f in fields(Sync)),
-        "recovery": ("lease",),
     }
     for table, keys in anything.items():
         settings = getattr(job, table)

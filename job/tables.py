@@ -421,8 +421,8 @@ class Recovery(Settings):
     """Steps between snapshots."""
     warm_spares: int | Literal["auto"] = "auto"
     """Pool peers that hold a snapshot already."""
-    lease: Duration = Duration("10s")  # noqa: RUF009 (immutable)
-    """Silence after which a peer counts as lost."""
+    lease: Duration | None = None
+    """Silence after which one of its peers counts as lost; the broker's own by default: 10 s."""
     when_short: Literal["pause", "fail"] = "pause"
     """What a run does while too few peers are there."""
 
@@ -435,6 +435,8 @@ class Recovery(Settings):
             _at_least(self, 1, "snapshot_every")
         if self.warm_spares != "auto":
             _at_least(self, 0, "warm_spares")
+        if self.lease is not None and not 0 < self.lease < math.inf:
+            raise SettingsError("lease", f'is "{self.lease}": expected more than no time')
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from ..net.grpc_logs import pass_over_broken_streams
+
 __all__ = ["LineFormatter", "note", "to_stderr"]
 
 
@@ -35,6 +37,7 @@ def to_stderr(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
+    pass_over_broken_streams()
 
 
 def _shown(value: object) -> str:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.broker.events import CloseStream, PeerSaid, StreamClosed, StreamId, StreamOpened, Tell
+from shoal.broker.events import (
+    CloseStream,
+    PeerSaid,
+    Reject,
+    RunSubmitted,
+    StreamClosed,
+    StreamId,
+    StreamOpened,
+    Tell,
+)
 from shoal.broker.machine import BrokerMachine
 from shoal.proto.broker_pb2 import (
     RUNNING,
@@ -19,6 +28,8 @@ from shoal.proto.broker_pb2 import (
 )
 from shoal.proto.common_pb2 import Reason
 from shoal.proto.graph_pb2 import CORE
+
+from .conftest import make_spec
 
 
 def test_a_hello_joins_the_pool_and_is_welcomed(world) -> None:
@@ -173,6 +184,35 @@ def test_a_silent_peer_is_lost_when_its_lease_is_over(world) -> None:
     assert not world.machine.members.members
 
 
+@pytest.mark.parametrize("lease_s", [4, 30])
+def test_the_run_that_a_peer_is_in_may_set_its_lease(world, lease_s) -> None:
+    run = world.start("a", recovery={"lease": f"{lease_s}s"})
+    world.wait(lease_s - 0.5)
+    assert "a" in world.machine.members.members
+    out = world.wait(0.5)
+    assert f"its lease is {lease_s} s" in world.told(out, "a")[0].refused.reason.text
+    assert world.state(run).phase == WAITING
+
+
+def test_a_peer_that_left_its_run_has_the_lease_of_the_broker_again(world) -> None:
+    run = world.start("a", recovery={"lease": "30s"})
+    world.cancel(run)
+    world.drained("a", run)
+    world.wait(9.5)
+    assert "a" in world.machine.members.members
+    world.wait(0.5)
+    assert "a" not in world.machine.members.members
+
+
+def test_a_lease_that_one_late_heartbeat_ends_is_refused(world) -> None:
+    spec = make_spec(recovery={"lease": "3s"})
+    reject = world.only(world.handle(RunSubmitted("q", spec)), Reject)
+    assert reject.reason == (
+        "recovery.lease of the run is 3 s: expected at least 4 s, for the peers of this broker "
+        "speak every 2 s"
+    )
+
+
 def test_a_peer_that_left_its_run_is_free_once_it_says_drained(world) -> None:
     run = world.start("a")
     out = world.cancel(run)
@@ -283,15 +323,17 @@ def test_it_goes_on_too_when_the_old_stream_was_not_seen_to_break(world) -> None
     assert (world.state(run).term, world.state(run).phase) == (1, RUNNING)
 
 
-def test_a_holder_that_does_not_come_back_within_its_lease_is_lost(world) -> None:
-    run = world.start("a", "b")
+@pytest.mark.parametrize("recovery", [{}, {"lease": "10s"}, {"lease": "5s"}])
+def test_a_holder_that_does_not_come_back_within_its_lease_is_lost(world, recovery) -> None:
+    run = world.start("a", "b", recovery=recovery)
+    lease_s = 5 if recovery.get("lease") == "5s" else 10
     world.break_stream("a")
-    world.wait(9.9)
+    world.wait(lease_s - 0.1)
     world.say("b", heartbeat={})
     assert world.state(run).phase == RUNNING
     world.wait(0.2)
     assert world.state(run).phase == WAITING
-    assert "did not come back within a lease of 10 s" in world.state(run).reason.text
+    assert f"did not come back within a lease of {lease_s} s" in world.state(run).reason.text
 
 
 @pytest.mark.parametrize("first", ["stream", "neighbour"])
