@@ -110,9 +110,7 @@ class Reconsidering:
         assert run.plan is not None
         mine = [self.members.members[p] for p in run.parts if p in self.members.members]
         free = [
-            m
-            for m in suited(run, self.members, now)
-            if m.state == "pool" and not run.blamed.shaky(m.id, now)
+            m for m in suited(run, self.members, now) if m.state == "pool" and run.steady(m, now)
         ]
         offered: dict[str, Member] = {m.id: m for m in (*mine, *free)}
         peers = [m.id for m in offered.values()]

@@ -60,6 +60,9 @@ BLOCKS = 0
 
 Pair = tuple[PeerId, PeerId]
 
+LEAST_STAY_S = 300.0
+"""Who means to leave sooner than that is asked after all others: handing its part over takes some
+seconds of everybody's time (docs/recovery.md), which is one percent then."""
 _LOSSES = 4096
 """Newest steps whose losses are compared with those of a replay."""
 
@@ -167,6 +170,12 @@ class Terms(DurableRun):
     def lacks_s(self, member: Member, now: float) -> float:
         """How long before the end of the run a peer means to leave, seconds."""
         return max(0.0, self.ends_at(now) - member.stays_until)
+
+    def steady(self, member: Member, now: float) -> bool:
+        """Whether it is asked first: not lost again and again of late, and not about to leave."""
+        stays = member.stays_until - now >= LEAST_STAY_S
+        ends = self.step_s is not None and self.ends_at(now) <= member.stays_until
+        return (stays or ends) and not self.blamed.shaky(member.id, now)
 
     def begin_term(
         self,

@@ -51,7 +51,7 @@ def consider(run: Run, members: Membership, now: float) -> Offered | Waits:
     free = tuple(m for m in able if m.state == "pool")
     resting = [m for m in able if m.state == "resting"]
     need, joined = run.wish.least, len(members.members)
-    steady = tuple(m for m in free if not run.blamed.shaky(m.id, now))
+    steady = tuple(m for m in free if run.steady(m, now))
     if len(free) >= need:
         return Offered(steady if len(steady) >= need else free)
     words = f"needs {need} peer{'s' if need > 1 else ''}"
