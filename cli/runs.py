@@ -118,7 +118,8 @@ def resume(
 
     changes, other = set or [], None if job is None else Job.from_toml(job)
     with clients.connect(broker) as client:
-        paused = not changes and other is None and _is_open(client, run)
+        # One that has not ended is meant to go on itself.
+        paused = not changes and other is None and client.is_open(run)
         if paused:
             client.unpause(run)
             found = client.run(run, to or "runs")
@@ -136,12 +137,6 @@ def resume(
                 typer.echo(_how_to_follow(client, found), err=True)
                 return
             _follow(found, json=json, export=True)
-
-
-def _is_open(client: Client, run: str) -> bool:
-    """Whether it is a run here that has not ended: then it is meant to go on itself."""
-    state = next((s for s in client.describe().runs if s.run == run), None)
-    return state is not None and phase_name(state) not in ("done", "failed", "cancelled")
 
 
 def pause_run(run: str, broker: str | None, *, json: bool) -> None:

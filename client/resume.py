@@ -46,6 +46,11 @@ def prepared(
             spec = checkpoints.upload(client.access, kept, say)
             bring_data(client.access, _job_of(spec, folder), spec.data.hash, say)
     else:
+        if client.is_open(source):
+            raise Refused(
+                f"run {source} has not ended, and with changes another run would go on beside it: "
+                f"`shoal cancel {source}` first, or `shoal resume {source}` goes on as it was"
+            )
         recalled = client.recall(source)
         if not recalled.HasField("checkpoint"):
             raise Refused(

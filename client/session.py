@@ -167,6 +167,10 @@ class Client:
             found: Description = self._runs.Describe(broker_pb2.DescribeRequest(), timeout=CALL_S)
         return found
 
+    def is_open(self, run: str) -> bool:
+        """Whether it is a run of this broker that has not ended."""
+        return any(s.run == run and s.phase not in ENDED for s in self.describe().runs)
+
     def names(self) -> dict[str, str]:
         """What people call the peers that have joined, by id."""
         return {p.peer: p.profile.name or p.peer for p in self.describe().peers}
@@ -267,7 +271,8 @@ class Client:
     ) -> Run:
         """A new run that goes on from the newest checkpoint of a run, or from one in a folder
         (`source`: an id, or a path or URL), with some keys changed ("train.lr=1e-4"), or with
-        another job. Model, data, seed and the division of a batch may not change.
+        another job. Model, data, seed and the division of a batch may not change, and a run here
+        must have ended.
 
         Raises SettingsError for a key that may not, CheckpointError, Refused.
         """

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import shoal
-from shoal.client import checkpoints, resume
+from shoal.client import Refused, checkpoints, resume
 from shoal.client.checkpoints import CheckpointError
 from shoal.job import Job, SettingsError
 from shoal.sim.processes import LocalCluster
@@ -178,6 +178,8 @@ def test_a_run_goes_on_from_a_checkpoint_on_disk(work: Job, tmp_path: Path) -> N
     short = replace(work, train=replace(work.train, steps=4))
     with LocalCluster(peers=1) as cluster, shoal.connect(cluster.address) as client:
         whole = client.submit(work)
+        with pytest.raises(Refused, match=f"run {whole.id} has not ended, and with changes"):
+            client.go_on(whole.id, ["train.steps=9"])
         whole.wait()
         wanted, weights = losses(whole), whole.weights()
         first = client.submit(short)
