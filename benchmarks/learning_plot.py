@@ -29,6 +29,7 @@ PANELS: Sequence[tuple[str, Mapping[str, str]]] = (
         "gradients between two replicas",
         {
             "dense": "black",
+            "dense_beta99_lr8": "tab:gray",
             "ef_topk1pct": "tab:blue",
             "late_ef_topk1pct": "tab:orange",
             "topk1pct": "tab:red",

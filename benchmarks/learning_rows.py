@@ -34,7 +34,7 @@ from shoal.dag.graph import TensorSpec
 __all__ = [
     "BASELINE",
     "LINKS",
-    "LONGER",
+    "PLAIN",
     "ROWS",
     "Class",
     "Row",
@@ -50,9 +50,9 @@ BYTES_PER_S: Mapping[Class, float] = {"fast": 125e6, "slow": 1.25e6}
 """1 Gbit/s and 10 Mbit/s."""
 MICROBATCHES = 8
 BASELINE = "dense"
-LONGER = "dense_beta99"
-"""The same with the β₂ that suits replicas with optimizer states of their own, each of which sees
-but its share of the samples."""
+PLAIN = (BASELINE, "dense_lr8", "dense_lr16", "dense_beta99", "dense_beta99_lr8")
+"""Nothing compressed, with other settings of the optimizer: what a row with settings of its own is
+held against is the best of them."""
 ONE = (0,)
 """The seeds of rows that nothing is promised of: the table of codecs needs one."""
 
@@ -121,11 +121,13 @@ class Row:
     replicas: int = 1
     ahead: bool = False
     beta2: float = 0.95
+    lr: float | None = None
+    """None: the setting's."""
     seeds: tuple[int, ...] = field(default=(0, 1, 2))
 
     def setting(self, setting: Setting) -> Setting:
         """Of this row's runs."""
-        return replace(setting, beta2=self.beta2)
+        return replace(setting, beta2=self.beta2, lr=self.lr or setting.lr)
 
     def codecs(self, setting: Setting) -> Codecs:
         windows = setting.batch // self.replicas
@@ -196,9 +198,21 @@ ROWS: tuple[Row, ...] = (
     Row("adatopk_grad", "int8 top-k 10×, their gradients only", activation_grad=TENTH),
     Row("adatopk_100", "int8 top-k by rule A, 100× fewer bytes", HUNDREDTH, SUPPORT),
     Row("uniform_topk_100", "uniform int8 top-k, as fast as that", AS_FAST, SUPPORT),
-    Row(LONGER, "nothing compressed, β₂ 0.99", beta2=0.99),
+    Row("dense_lr8", "nothing compressed, rate 0.008", lr=8e-3),
     Row(
         "ef_topk1pct",
+        "EF + top-k 1 %, stepped ahead, β₂ 0.99, rate 0.008",
+        grad=ONE_PERCENT,
+        replicas=2,
+        ahead=True,
+        beta2=0.99,
+        lr=8e-3,
+    ),
+    Row("dense_beta99_lr8", "nothing compressed, β₂ 0.99, rate 0.008", beta2=0.99, lr=8e-3),
+    Row("dense_lr16", "nothing compressed, rate 0.016", lr=16e-3),
+    Row("dense_beta99", "nothing compressed, β₂ 0.99", beta2=0.99),
+    Row(
+        "ahead_topk1pct_beta99",
         "EF + top-k 1 %, stepped ahead, β₂ 0.99",
         grad=ONE_PERCENT,
         replicas=2,
