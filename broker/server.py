@@ -25,7 +25,7 @@ import grpc.aio
 from ..net.discovery.directory import DirectoryError
 from ..net.discovery.process import check_available
 from ..net.discovery.record import check_multiaddr, check_swarm
-from ..net.grpc_logs import pass_over_broken_streams
+from ..net.grpc_quirks import pass_over_broken_streams
 from ..net.identity.authority import Authority, AuthorityError, utc
 from ..net.identity.names import Party
 from ..net.local import free_port, is_loopback, joined, local_address, split

@@ -17,6 +17,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from ..dag.plan import PeerId
+from ..net.grpc_quirks import take_first
 from ..net.identity.names import Party, Role
 from ..proto.broker_pb2 import (
     BlobPiece,
@@ -68,6 +69,8 @@ __all__ = ["MOST_MESSAGE_BYTES", "add_services", "server_options", "unary_handle
 
 MOST_MESSAGE_BYTES = 16 << 20
 """Largest gRPC message: a plan of 65,536 microbatches, or four pieces of a blob."""
+FIRST_S = 10.0
+"""How long who is refused may take to say what it came for."""
 PIECE_BYTES = 1 << 20
 MOST_PIECE_BYTES = 4 << 20
 MOST_QUERIED = 10_000
@@ -224,6 +227,7 @@ class AttachService:
         try:
             caller = self._guard.caller("Attach.Attach", context)
         except AdmissionError as error:
+            await take_first(context, FIRST_S)
             await _refuse(context, self._guard, error)
         self._count += 1
         self._shell.warm_up()  # somebody is here to be planned for
@@ -399,6 +403,10 @@ class BlobsService:
         ref = BlobRef()
         try:
             caller = self._guard.caller("Blobs.Store", context)
+        except AdmissionError as error:
+            await take_first(context, FIRST_S)
+            await _refuse(context, self._guard, error)
+        try:
             async for item in pieces:
                 self._guard.still(caller)
                 piece = _checked(item)
@@ -412,6 +420,7 @@ class BlobsService:
                         upload = await self._begin(ref, piece.offset)
                     if upload is None:
                         return ref
+                    await context.send_initial_metadata((("taken", ref.hash),))  # bytes may come
                 assert upload is not None, "a ref came, so an upload began"
                 if piece.offset != upload.written or len(piece.data) > MOST_PIECE_BYTES:
                     raise BlobError(

@@ -24,6 +24,7 @@ from ..proto.broker_pb2 import BlobPiece, BlobQuery, BlobRange
 from ..proto.broker_pb2_grpc import BlobsStub
 from ..proto.common_pb2 import BlobRef
 from .cap import Meter
+from .grpc_quirks import hides_the_reason
 
 __all__ = ["BlobClient", "BlobTransferError", "blob_ref"]
 
@@ -112,7 +113,7 @@ class BlobClient:
                 await self._send(ref, source, there)
                 return ref
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _AGAIN or tries >= self._attempts:
+                if not _passes(error) or tries >= self._attempts:
                     raise _translated(error, what) from error
             except BlobTransferError as error:
                 if (
@@ -131,6 +132,10 @@ class BlobClient:
         async def upload() -> AsyncIterator[BlobPiece]:
             nonlocal at
             yield BlobPiece(ref=ref, offset=offset)
+            # Nothing is under way while it may be refused: see grpc_quirks.
+            if not await call.initial_metadata():
+                await call.code()
+                return
             pieces = iter(_pieces(source, offset))
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                 yield BlobPiece(offset=at, data=bytes(piece))
@@ -210,7 +215,7 @@ class BlobClient:
                     return
                 raise BlobTransferError("DATA_LOSS", f"{what}: it ended at {at}, expected {stop}")
             except grpc.aio.AioRpcError as error:
-                if error.code() not in _AGAIN or tries >= self._attempts:
+                if not _passes(error) or tries >= self._attempts:
                     raise _translated(error, what) from error
             except TimeoutError as error:
                 if tries >= self._attempts:
@@ -232,6 +237,11 @@ class BlobClient:
 def _pause(tries: int) -> float:
     """Seconds before another try: 0.1, 0.2, 0.4, … up to 5."""
     return min(5.0, 0.1 * 2.0 ** (tries - 1))
+
+
+def _passes(error: grpc.aio.AioRpcError) -> bool:
+    """Whether another try may go better, or say better what is wrong."""
+    return error.code() in _AGAIN or hides_the_reason(error)
 
 
 def _check(wanted: str, found: str) -> None:

@@ -14,7 +14,6 @@ receiver  kernel -> gRPC's slices -> message -> the frame's buffer, which the te
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
@@ -28,6 +27,7 @@ from .buffers import keep_heap_warm
 from .cap import Cap
 from .connection import Connection
 from .frame import FrameKey, Payload
+from .grpc_quirks import take_first
 from .identity.credential import Credential
 from .identity.enroll import channel_options
 from .identity.names import Role as PartyRole
@@ -237,11 +237,7 @@ class GrpcTransport:
             party = party_of(context.auth_context())
             proven = party.subject if party and party.role is PartyRole.PEER else None
             if proven is None:
-                # Its hello is taken first: gRPC tells a dialler whose write comes too late of an
-                # INTERNAL error in place of what it was refused for.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_HELLO_S):
-                        await context.read()
+                await take_first(context, _HELLO_S)
                 why = f"{party or 'nobody'} is no peer: only peers exchange frames"
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         wake = asyncio.Event()

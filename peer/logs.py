@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from ..net.grpc_logs import pass_over_broken_streams
+from ..net.grpc_quirks import pass_over_broken_streams
 
 __all__ = ["LineFormatter", "note", "to_stderr"]
 

@@ -373,6 +373,19 @@ async def test_uploads_of_one_blob_at_once() -> None:
         assert await BlobClient(channel).fetch(refs[0].hash) == data
 
 
+async def test_large_uploads_that_are_refused_are_told_why() -> None:
+    """Each of them would begin to send while it is refused."""
+    async with running(limits=BlobLimits(blob_bytes=3_000_000)) as (_, channel):
+        for _ in range(3):
+            uploads = [
+                BlobClient(channel, attempts=0).store(os.urandom(6_000_000)) for _ in "abcdef"
+            ]
+            for error in await asyncio.gather(*uploads, return_exceptions=True):
+                assert isinstance(error, BlobTransferError)
+                assert error.code == "RESOURCE_EXHAUSTED"
+                assert "6000000 bytes: expected at most 3000000" in error.reason
+
+
 async def test_a_download_goes_on_from_a_part(tmp_path: Path) -> None:
     data = os.urandom(100_000)
     (tmp_path / "down.part").write_bytes(data[:40_000])

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from shoal.net.grpc_logs import pass_over_broken_streams
+from shoal.net.grpc_quirks import pass_over_broken_streams
 
 SAID = "{} raised in core by servicer method [/shoal.v1.Peer/Frames]"
 """As grpcio 1.85 says it (aio/server.pyx.pxi), seen when peers die while they are refused."""

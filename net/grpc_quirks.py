@@ -1,0 +1,44 @@
+"""What gRPC for Python does that its users would not expect.
+
+A call that its server ends while the client writes may end with an INTERNAL error of gRPC's own,
+in place of the status that came (grpc/grpc#36066, seen with 1.85: one in sixty to one in two
+hundred). So who may be refused writes one message and no more before it is taken in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+if TYPE_CHECKING:
+    from grpc.aio import AioRpcError, ServicerContext
+
+__all__ = ["hides_the_reason", "pass_over_broken_streams", "take_first"]
+
+_HIDDEN = "Internal error from Core"
+
+
+async def take_first(context: ServicerContext[Any, Any], within_s: float) -> None:
+    """Takes what a client says first, before its stream is refused: it would not hear why."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            await context.read()
+
+
+def hides_the_reason(error: AioRpcError) -> bool:
+    """Whether a call ended for a reason that gRPC did not tell; another try may."""
+    return error.code() is grpc.StatusCode.INTERNAL and error.details() == _HIDDEN
+
+
+def pass_over_broken_streams() -> None:
+    """No traceback any more for a stream that broke while gRPC sent its last status: whoever it was
+    for is gone, and our side of the stream has ended."""
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("ExecuteBatchError raised in core by servicer method")
