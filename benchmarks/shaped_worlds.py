@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shoal.client import Run, connect
 from shoal.client.front import SimulationFront
-from shoal.client.session import Run, connect
 from shoal.client.submission import Prepared, upload
 from shoal.job import Job
 from shoal.peer.data.reader import Reader

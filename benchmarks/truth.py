@@ -26,7 +26,7 @@ import torch
 import truth_memory
 from table import Figure, arguments, report
 
-from shoal.client.session import Client, connect
+from shoal.client import Client, connect
 from shoal.client.submission import Prepared, prepare
 from shoal.job import Job
 from shoal.proto.broker_pb2 import Plan

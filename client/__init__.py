@@ -1,18 +1,11 @@
-"""The Python client: submit a job, follow it, take its weights home. See session.py.
+"""The Python client: submit a job, follow it, take its weights home. See session.py and run.py.
 
 Importing this needs no torch; what does is imported by the calls that need it.
 """
 
-from .session import (
-    BrokerUnreachable,
-    Client,
-    ClientError,
-    Refused,
-    Run,
-    RunFailed,
-    connect,
-    login,
-)
+from .errors import BrokerUnreachable, ClientError, Refused, RunFailed
+from .run import Run
+from .session import Client, connect, login
 
 __all__ = [
     "BrokerUnreachable",

@@ -20,7 +20,8 @@ from ..peer.data.manifest import Manifest
 from ..proto.broker_pb2 import RunSpec, WeightFile
 from ..proto.common_pb2 import BlobRef
 from . import models
-from .session import Client, Run
+from .run import Run
+from .session import Client
 from .submission import Prepared, prepare, resolved, spec_of
 from .wire import Wire
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 from ..proto.broker_pb2 import RunEvent
 
 if TYPE_CHECKING:
-    from .session import Run
+    from .run import Run
 
 __all__ = ["Keeper"]
 

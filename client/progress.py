@@ -15,7 +15,7 @@ from rich.table import Table
 from ..proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
 from .keeper import Keeper
 from .records import step_numbers
-from .session import Run
+from .run import Run
 from .text import count, safe
 from .wire import Wire, sentence
 

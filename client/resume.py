@@ -14,6 +14,7 @@ from ..job.settings import plain
 from ..peer.data.manifest import Manifest
 from ..proto.broker_pb2 import Checkpoint, RunSpec
 from . import checkpoints
+from .errors import Refused
 from .records import read_run
 from .submission import bring_data, resolved, transfer
 
@@ -37,8 +38,6 @@ def prepared(
     """What goes on from the newest checkpoint of a run, or from one in a folder: its spec, with all
     that it needs at the broker, its job, and the tokens of a step. `runs`: where this machine keeps
     what it knows of runs. Raises as `Client.go_on` does."""
-    from .session import Refused
-
     if checkpoints.is_folder(source):
         kept = checkpoints.read(source)
         folder, found = Path(kept.folder), kept.checkpoint

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import shoal
 from shoal.client import BrokerUnreachable, Client, Refused, RunFailed, models, weights
+from shoal.client import run as run_module
 from shoal.client import session as client_module
 from shoal.client.access import Access, AddressError, find_address
 from shoal.client.records import Recorder, read_run
@@ -154,7 +155,7 @@ def test_watch_gives_every_event_once_over_breaks(client: Client, script: Script
 def test_watch_gives_up_on_a_broker_that_stays_away(
     client: Client, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(run_module, "PATIENCE_S", 0.0)
     script.streams = [[grpc.StatusCode.UNAVAILABLE]] * 3
     with pytest.raises(BrokerUnreachable):
         list(client.run("r-1").watch())
