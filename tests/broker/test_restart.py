@@ -23,7 +23,7 @@ from shoal.broker.events import (
 from shoal.broker.journal import Journal, JournalError, open_journal
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
-from shoal.broker.runs import COMMITTED_EVERY
+from shoal.broker.phases import COMMITTED_EVERY
 from shoal.broker.validate import validate
 from shoal.proto.broker_pb2 import (
     BUILDING,
