@@ -25,9 +25,9 @@ from ..proto.admission_pb2 import (
     RenewRequest,
 )
 from .admission import Admission, AdmissionError
+from .calls import unary_handler
 from .events import PeerKicked
 from .guard import Guard
-from .services import unary_handler
 from .shell import Shell
 
 __all__ = ["DOOR_OPTIONS", "add_admission", "add_door"]

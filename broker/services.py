@@ -1,7 +1,6 @@
 """The gRPC services of the broker: Attach, Runs and Blobs; Admission stands in `admitting.py`.
 
-Messages are parsed here and not by gRPC, so that one that does not parse becomes a readable status
-on its own call, and nothing else. Who calls is asked first (`guard.py`).
+What all calls have in common is in `calls.py`, and blobs are in `blobs_service.py`.
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from ..dag.plan import PeerId
 from ..net.grpc_quirks import take_first
@@ -41,7 +40,9 @@ from ..proto.broker_pb2 import (
 )
 from ..proto.common_pb2 import BlobRef
 from .admission import AdmissionError
-from .blobs import BlobError, Upload
+from .blobs import BlobError
+from .blobs_service import BlobsService
+from .calls import FIRST_S, REFUSALS, MalformedError, checked, parser, refuse, unary_handler
 from .events import (
     DataAsked,
     DescribeAsked,
@@ -59,25 +60,17 @@ from .guard import Guard
 from .public import PublicAddress
 from .reach import Reach
 from .relay import Relay
-from .shell import OUTBOX_MESSAGES, Outbox, RejectedError, Shell
+from .shell import OUTBOX_MESSAGES, Outbox, Shell
 from .wish import HASH
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
-__all__ = ["MOST_MESSAGE_BYTES", "add_services", "server_options", "unary_handler"]
+__all__ = ["MOST_MESSAGE_BYTES", "add_services", "server_options"]
 
 MOST_MESSAGE_BYTES = 16 << 20
 """Largest gRPC message: a plan of 65,536 microbatches, or four pieces of a blob."""
-FIRST_S = 10.0
-"""How long who is refused may take to say what it came for."""
-PIECE_BYTES = 1 << 20
-MOST_PIECE_BYTES = 4 << 20
-MOST_QUERIED = 10_000
-
 log = logging.getLogger(__name__)
-
-M = TypeVar("M", bound=Message)
 
 
 def server_options() -> list[tuple[str, int]]:
@@ -93,41 +86,6 @@ def server_options() -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
     ]
-
-
-class MalformedError(Exception):
-    """Bytes that are no message of the expected type; the caller's fault."""
-
-
-def _parser(kind: type[M]) -> Callable[[bytes], M | MalformedError]:
-    """Parses, or gives back the error: an exception here would become gRPC's own unreadable one."""
-
-    def parse(data: bytes) -> M | MalformedError:
-        message = kind()
-        try:
-            message.ParseFromString(data)
-        except DecodeError as error:
-            return MalformedError(f"{len(data)} bytes are no {kind.DESCRIPTOR.name}: {error}")
-        return message
-
-    return parse
-
-
-async def _refuse(context: ServicerContext, guard: Guard, error: Exception) -> NoReturn:
-    """Ends a call with the status of an error that is the caller's fault."""
-    code = "INVALID_ARGUMENT" if isinstance(error, MalformedError) else getattr(error, "code", "")
-    guard.refused[code.lower()] += 1
-    await context.abort(getattr(grpc.StatusCode, code), str(error))
-    raise AssertionError("abort raises")
-
-
-_REFUSALS = (AdmissionError, MalformedError, RejectedError, BlobError)
-
-
-def _checked(message: M | MalformedError) -> M:
-    if isinstance(message, MalformedError):
-        raise message
-    return message
 
 
 def add_services(
@@ -151,7 +109,7 @@ def add_services(
     table: dict[str, dict[str, Any]] = {
         "Attach": {
             "Attach": grpc.stream_stream_rpc_method_handler(
-                attach.attach, _parser(PeerMessage), BrokerMessage.SerializeToString
+                attach.attach, parser(PeerMessage), BrokerMessage.SerializeToString
             )
         },
         "Runs": {
@@ -164,15 +122,15 @@ def add_services(
             "Preview": unary("Runs.Preview", runs.preview, RunSpec, PreviewAnswer),
             "Resolve": unary("Runs.Resolve", runs.resolve, DataRequest, DataAnswer),
             "Watch": grpc.unary_stream_rpc_method_handler(
-                runs.watch, _parser(WatchRequest), RunEvent.SerializeToString
+                runs.watch, parser(WatchRequest), RunEvent.SerializeToString
             ),
         },
         "Blobs": {
             "Store": grpc.stream_unary_rpc_method_handler(
-                blobs.store, _parser(BlobPiece), BlobRef.SerializeToString
+                blobs.store, parser(BlobPiece), BlobRef.SerializeToString
             ),
             "Fetch": grpc.unary_stream_rpc_method_handler(
-                blobs.fetch, _parser(BlobRange), BlobPiece.SerializeToString
+                blobs.fetch, parser(BlobRange), BlobPiece.SerializeToString
             ),
             "Have": unary("Blobs.Have", blobs.have, BlobQuery, BlobQuery),
         },
@@ -180,25 +138,6 @@ def add_services(
     for name, methods in table.items():
         handler = grpc.method_handlers_generic_handler(f"shoal.v1.{name}", methods)
         server.add_generic_rpc_handlers((handler,))
-
-
-def unary_handler(
-    guard: Guard,
-    method: str,
-    behave: Callable[[Any, Party | None], Awaitable[Message]],
-    request: type[Message],
-    answer: type[Message],
-) -> Any:
-    """gRPC's handler of SERVICE.METHOD; `behave` gets the message and who sends it."""
-
-    async def call(message: Any, context: ServicerContext) -> Message:
-        try:
-            caller = guard.caller(method, context)
-            return await behave(_checked(message), caller)
-        except _REFUSALS as error:
-            await _refuse(context, guard, error)
-
-    return grpc.unary_unary_rpc_method_handler(call, _parser(request), answer.SerializeToString)
 
 
 class AttachService:
@@ -228,7 +167,7 @@ class AttachService:
             caller = self._guard.caller("Attach.Attach", context)
         except AdmissionError as error:
             await take_first(context, FIRST_S)
-            await _refuse(context, self._guard, error)
+            await refuse(context, self._guard, error)
         self._count += 1
         self._shell.warm_up()  # somebody is here to be planned for
         stream = StreamId(f"{self._count} from {caller.subject if caller else context.peer()}")
@@ -357,7 +296,7 @@ class RunsService:
     ) -> AsyncIterator[RunEvent]:
         try:
             caller = self._guard.caller("Runs.Watch", context)
-            request = _checked(wanted)
+            request = checked(wanted)
             run, at = RunId(request.run), request.from_event
             while True:
                 self._guard.still(caller)
@@ -370,8 +309,8 @@ class RunsService:
                     return
                 if not watched.events:
                     await news.wait()
-        except _REFUSALS as error:
-            await _refuse(context, self._guard, error)
+        except REFUSALS as error:
+            await refuse(context, self._guard, error)
 
 
 def _blobs_of(spec: RunSpec) -> Iterator[BlobRef]:
@@ -384,100 +323,3 @@ def _blobs_of(spec: RunSpec) -> Iterator[BlobRef]:
         yield file.blob
     for saved in spec.resumed.files:
         yield saved.blob
-
-
-class BlobsService:
-    """The store, with its disk work in threads."""
-
-    def __init__(self, shell: Shell, guard: Guard) -> None:
-        self._guard = guard
-        self._store = shell.blobs
-        self._disk = shell.disk
-        self._sweeper = shell.sweeper
-
-    async def store(
-        self, pieces: AsyncIterator[BlobPiece | MalformedError], context: ServicerContext
-    ) -> BlobRef:
-        run = asyncio.get_running_loop().run_in_executor
-        upload: Upload | None = None
-        ref = BlobRef()
-        try:
-            caller = self._guard.caller("Blobs.Store", context)
-        except AdmissionError as error:
-            await take_first(context, FIRST_S)
-            await _refuse(context, self._guard, error)
-        try:
-            async for item in pieces:
-                self._guard.still(caller)
-                piece = _checked(item)
-                if not ref.hash:
-                    ref.CopyFrom(piece.ref)
-                    try:
-                        upload = await self._begin(ref, piece.offset)
-                    except BlobError as error:
-                        if error.code != "RESOURCE_EXHAUSTED" or not await self._sweeper.sweep():
-                            raise
-                        upload = await self._begin(ref, piece.offset)
-                    if upload is None:
-                        return ref
-                    await context.send_initial_metadata((("taken", ref.hash),))  # bytes may come
-                assert upload is not None, "a ref came, so an upload began"
-                if piece.offset != upload.written or len(piece.data) > MOST_PIECE_BYTES:
-                    raise BlobError(
-                        "INVALID_ARGUMENT",
-                        f"blob {ref.hash}: a piece of {len(piece.data)} bytes at {piece.offset}: "
-                        f"expected at most {MOST_PIECE_BYTES} bytes at {upload.written}",
-                    )
-                if piece.data:
-                    await run(self._disk, upload.write, piece.data)
-            if upload is None:
-                raise BlobError("INVALID_ARGUMENT", "an upload without a piece: no blob was named")
-            await run(self._disk, upload.finish)
-            return ref
-        except _REFUSALS as error:
-            await _refuse(context, self._guard, error)
-        finally:
-            if upload is not None:
-                upload.stop()  # keeps what came for the next try; nothing after a finish
-
-    async def _begin(self, ref: BlobRef, offset: int) -> Upload | None:
-        beginning = asyncio.get_running_loop().run_in_executor(
-            self._disk, self._store.begin, ref.hash, ref.size_bytes, offset
-        )
-        try:
-            return await asyncio.shield(beginning)
-        except asyncio.CancelledError:
-            # The call is gone, its thread is not: end the upload that it will have begun.
-            beginning.add_done_callback(_stop_begun)
-            raise
-
-    async def fetch(
-        self, wanted: BlobRange | MalformedError, context: ServicerContext
-    ) -> AsyncIterator[BlobPiece]:
-        run = asyncio.get_running_loop().run_in_executor
-        try:
-            caller = self._guard.caller("Blobs.Fetch", context)
-            span = _checked(wanted)
-            at = span.offset
-            pieces = self._store.read(span.hash, at, span.length, PIECE_BYTES)
-            while (data := await run(self._disk, next, pieces, None)) is not None:
-                self._guard.still(caller)
-                yield BlobPiece(offset=at, data=data)
-                at += len(data)
-        except _REFUSALS as error:
-            await _refuse(context, self._guard, error)
-
-    async def have(self, query: BlobQuery, caller: Party | None) -> BlobQuery:
-        if len(query.blobs) > MOST_QUERIED:
-            raise BlobError(
-                "INVALID_ARGUMENT",
-                f"{len(query.blobs)} blobs in one query: expected at most {MOST_QUERIED}",
-            )
-        found = [BlobRef(hash=b.hash, size_bytes=self._store.size_of(b.hash)) for b in query.blobs]
-        return BlobQuery(blobs=found)
-
-
-def _stop_begun(beginning: asyncio.Future[Upload | None]) -> None:
-    upload = None if beginning.cancelled() or beginning.exception() else beginning.result()
-    if upload is not None:
-        upload.stop()

@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.message import Message
 from hypothesis import given, settings
 
+from shoal.broker.calls import MalformedError, parser
 from shoal.broker.server import Broker, BrokerConfig
-from shoal.broker.services import MalformedError, _parser
 from shoal.proto.broker_pb2 import (
     BlobPiece,
     BlobQuery,
@@ -52,10 +52,10 @@ def test_every_decoder_gives_a_message_or_says_why_not(data, changes) -> None:
         if mutated:
             mutated[at % len(mutated)] = value
     for kind in KINDS:
-        found = _parser(kind)(bytes(mutated))
+        found = parser(kind)(bytes(mutated))
         assert isinstance(found, kind | MalformedError)
         if isinstance(found, Message):
-            assert _parser(kind)(found.SerializeToString()) == found
+            assert parser(kind)(found.SerializeToString()) == found
         else:
             assert f"{len(mutated)} bytes are no {kind.DESCRIPTOR.name}" in str(found)
 
@@ -96,4 +96,4 @@ async def refused(call, data: bytes) -> None:
 def test_the_errors_of_the_shell_are_not_the_users() -> None:
     assert not issubclass(MalformedError, ValueError)
     with pytest.raises(MalformedError, match="1 bytes are no RunSpec"):
-        raise _parser(RunSpec)(b"\xff")  # type: ignore[misc]  # it is the error that is given back
+        raise parser(RunSpec)(b"\xff")  # type: ignore[misc]  # it is the error that is given back

@@ -1,0 +1,127 @@
+"""The gRPC service of blobs: stored and fetched in pieces (`blobs.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from ..net.grpc_quirks import take_first
+from ..net.identity.names import Party
+from ..proto.broker_pb2 import (
+    BlobPiece,
+    BlobQuery,
+    BlobRange,
+)
+from ..proto.common_pb2 import BlobRef
+from .admission import AdmissionError
+from .blobs import BlobError, Upload
+from .calls import FIRST_S, REFUSALS, MalformedError, checked, refuse
+from .guard import Guard
+from .shell import Shell
+
+if TYPE_CHECKING:
+    from grpc.aio import ServicerContext
+
+__all__ = ["BlobsService"]
+
+PIECE_BYTES = 1 << 20
+MOST_PIECE_BYTES = 4 << 20
+MOST_QUERIED = 10_000
+
+
+class BlobsService:
+    """The store, with its disk work in threads."""
+
+    def __init__(self, shell: Shell, guard: Guard) -> None:
+        self._guard = guard
+        self._store = shell.blobs
+        self._disk = shell.disk
+        self._sweeper = shell.sweeper
+
+    async def store(
+        self, pieces: AsyncIterator[BlobPiece | MalformedError], context: ServicerContext
+    ) -> BlobRef:
+        run = asyncio.get_running_loop().run_in_executor
+        upload: Upload | None = None
+        ref = BlobRef()
+        try:
+            caller = self._guard.caller("Blobs.Store", context)
+        except AdmissionError as error:
+            await take_first(context, FIRST_S)
+            await refuse(context, self._guard, error)
+        try:
+            async for item in pieces:
+                self._guard.still(caller)
+                piece = checked(item)
+                if not ref.hash:
+                    ref.CopyFrom(piece.ref)
+                    try:
+                        upload = await self._begin(ref, piece.offset)
+                    except BlobError as error:
+                        if error.code != "RESOURCE_EXHAUSTED" or not await self._sweeper.sweep():
+                            raise
+                        upload = await self._begin(ref, piece.offset)
+                    if upload is None:
+                        return ref
+                    await context.send_initial_metadata((("taken", ref.hash),))  # bytes may come
+                assert upload is not None, "a ref came, so an upload began"
+                if piece.offset != upload.written or len(piece.data) > MOST_PIECE_BYTES:
+                    raise BlobError(
+                        "INVALID_ARGUMENT",
+                        f"blob {ref.hash}: a piece of {len(piece.data)} bytes at {piece.offset}: "
+                        f"expected at most {MOST_PIECE_BYTES} bytes at {upload.written}",
+                    )
+                if piece.data:
+                    await run(self._disk, upload.write, piece.data)
+            if upload is None:
+                raise BlobError("INVALID_ARGUMENT", "an upload without a piece: no blob was named")
+            await run(self._disk, upload.finish)
+            return ref
+        except REFUSALS as error:
+            await refuse(context, self._guard, error)
+        finally:
+            if upload is not None:
+                upload.stop()  # keeps what came for the next try; nothing after a finish
+
+    async def _begin(self, ref: BlobRef, offset: int) -> Upload | None:
+        beginning = asyncio.get_running_loop().run_in_executor(
+            self._disk, self._store.begin, ref.hash, ref.size_bytes, offset
+        )
+        try:
+            return await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            # The call is gone, its thread is not: end the upload that it will have begun.
+            beginning.add_done_callback(_stop_begun)
+            raise
+
+    async def fetch(
+        self, wanted: BlobRange | MalformedError, context: ServicerContext
+    ) -> AsyncIterator[BlobPiece]:
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            caller = self._guard.caller("Blobs.Fetch", context)
+            span = checked(wanted)
+            at = span.offset
+            pieces = self._store.read(span.hash, at, span.length, PIECE_BYTES)
+            while (data := await run(self._disk, next, pieces, None)) is not None:
+                self._guard.still(caller)
+                yield BlobPiece(offset=at, data=data)
+                at += len(data)
+        except REFUSALS as error:
+            await refuse(context, self._guard, error)
+
+    async def have(self, query: BlobQuery, caller: Party | None) -> BlobQuery:
+        if len(query.blobs) > MOST_QUERIED:
+            raise BlobError(
+                "INVALID_ARGUMENT",
+                f"{len(query.blobs)} blobs in one query: expected at most {MOST_QUERIED}",
+            )
+        found = [BlobRef(hash=b.hash, size_bytes=self._store.size_of(b.hash)) for b in query.blobs]
+        return BlobQuery(blobs=found)
+
+
+def _stop_begun(beginning: asyncio.Future[Upload | None]) -> None:
+    upload = None if beginning.cancelled() or beginning.exception() else beginning.result()
+    if upload is not None:
+        upload.stop()
