@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from shoal.broker.events import MakePlan
 from shoal.client import models
 from shoal.client.submission import Prepared, prepare
 from shoal.dag.convert import graph_to_bytes, lowered_to_bytes
@@ -24,6 +25,7 @@ from shoal.peer.data.reader import Reader
 from shoal.peer.weights import merge_blocks
 from shoal.proto import broker_pb2, common_pb2
 from shoal.sim import oracle
+from shoal.sim.virtual import broker_shell
 from shoal.sim.virtual.world import PeerSpec, World
 
 
@@ -143,6 +145,23 @@ def laboratory() -> Iterator[Callable[[Job], Laboratory]]:
             return made[job.name]
 
         yield make
+
+
+@pytest.fixture(scope="module")
+def plans_once() -> Iterator[None]:
+    """A plan that was asked for in the same words before is not made again."""
+    with pytest.MonkeyPatch.context() as patch:
+        known: dict[Any, Any] = {}
+        answer = broker_shell.plan_answer
+
+        def once(ask: MakePlan, graph: bytes) -> Any:
+            key = ask.run, ask.version, ask.peers, ask.before
+            if key not in known:
+                known[key] = answer(ask, graph)
+            return known[key]
+
+        patch.setattr(broker_shell, "plan_answer", once)
+        yield
 
 
 def assert_equal_training(got: Trained, wanted: Trained, *, loss: float = 1e-5) -> None:

@@ -6,24 +6,21 @@ bit for bit, each step committed once, and events numbered without a gap.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from shoal.broker import events as b
 from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
 from shoal.proto import broker_pb2
 from shoal.proto.broker_pb2 import DONE, RunEvent
 from shoal.sim.monitor.monitor import Monitor
-from shoal.sim.virtual import broker_shell
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.control import BROKER
 from shoal.sim.virtual.orders import Orders
-from shoal.sim.virtual.world import World
+from shoal.tests.sim.played import Played
 
 JOB = Job.from_table(
     {
@@ -41,28 +38,9 @@ POINTS = 120
 
 
 @dataclass
-class Played:
-    """A run, the world that it was in, and the records that were observed: all, and the broker's
-    own numbers among them."""
-
-    world: World
-    run: str
-    records: int
-    brokers: list[int]
-
-    @property
-    def events(self) -> list[RunEvent]:
-        return self.world.events(self.run)
-
-    @property
-    def steps(self) -> list[tuple[Any, ...]]:
-        """Step, outcome and evaluation of each committed step, to the bit."""
-        done = [e.step for e in self.events if e.HasField("step")]
-        return [(s.step, s.outcome.SerializeToString(), s.evaluation.loss) for s in done]
-
-    @property
-    def weights(self) -> list[Any]:
-        return [list(e.weights.files) for e in self.events if e.HasField("weights")]
+class Restarted(Played):
+    brokers: list[int] = field(default_factory=list)
+    """The numbers of the broker's own records."""
 
     @property
     def story(self) -> list[bytes]:
@@ -92,16 +70,16 @@ class Lab:
         self.spec.CopyFrom(self.laboratory.spec)
         self.spec.plan.CopyFrom(plan_to_proto(plan))
         self.calm = self.play()
-        assert self.calm.world.broker.ended[self.calm.run].phase == DONE
+        assert self.calm.end.phase == DONE
 
-    def play(self, *kill_at: int, away_s: float = 1.0, **options: Any) -> Played:
+    def play(self, *kill_at: int, away_s: float = 1.0, **options: Any) -> Restarted:
         """The broker dies at the records with these numbers, counted from the submission on."""
         world = self.laboratory.world(2, log=False, **options)
         world.orders = self.orders
         monitor = Monitor(world)
         world.until(lambda: len(world.broker.machine.members.pool) == 2)
         run = world.submit(self.spec)
-        played = Played(world, run, 0, [])
+        played = Restarted(world, run)
         also = world.observe
 
         def observe(seen: Observed) -> None:
@@ -117,29 +95,15 @@ class Lab:
         monitor.finish(run)
         return played
 
-    def assert_same(self, played: Played, where: str = "") -> None:
-        end = played.world.broker.ended[played.run]
-        assert end.phase == DONE, f"{where}{end.reason.text}"
-        assert played.steps == self.calm.steps, f"{where}a step is lost, doubled or different"
-        assert played.weights == self.calm.weights, f"{where}other weights"
+    def assert_same(self, played: Restarted, where: str = "") -> None:
+        played.assert_like(self.calm, where)
         numbers = [e.number for e in played.events]
-        assert numbers == list(range(len(numbers))), f"{where}gaps in {numbers}"
+        assert numbers == list(range(len(numbers))), f"{where}: gaps in {numbers}"
 
 
 @pytest.fixture(scope="module")
-def lab(laboratory: Any) -> Iterator[Lab]:
-    with pytest.MonkeyPatch.context() as patch:
-        known: dict[Any, Any] = {}
-        answer = broker_shell.plan_answer
-
-        def once(ask: b.MakePlan, graph: bytes) -> Any:
-            key = ask.run, ask.version, ask.peers
-            if key not in known:
-                known[key] = answer(ask, graph)
-            return known[key]
-
-        patch.setattr(broker_shell, "plan_answer", once)
-        yield Lab(laboratory)
+def lab(laboratory: Any, plans_once: None) -> Lab:
+    return Lab(laboratory)
 
 
 def test_clients_see_the_same_events_when_it_dies_while_training(lab: Lab) -> None:
@@ -158,7 +122,7 @@ def test_it_may_die_at_any_moment(lab: Lab, part: int) -> None:
     count = lab.calm.records
     moments = {1 + i * count // POINTS for i in range(POINTS)} | set(lab.calm.brokers)
     for at in sorted(moments)[part::8]:
-        lab.assert_same(lab.play(at), f"killed at record {at} of {count}: ")
+        lab.assert_same(lab.play(at), f"killed at record {at} of {count}")
 
 
 @pytest.mark.slow
@@ -168,10 +132,10 @@ def test_it_may_die_at_every_moment_and_once_more_later(lab: Lab, part: int) -> 
     when all is well again."""
     count = lab.calm.records
     for at in range(1 + part, count, 20):
-        lab.assert_same(lab.play(at), f"killed at record {at} of {count}: ")
+        lab.assert_same(lab.play(at), f"killed at record {at} of {count}")
         for least, most in ((1, 10), (10, 100), (100, 400)):
             again = at + least + (at * 7919) % (most - least)
-            lab.assert_same(lab.play(at, again), f"killed at records {at} and {again} of {count}: ")
+            lab.assert_same(lab.play(at, again), f"killed at records {at} and {again} of {count}")
 
 
 def test_a_holder_that_does_not_come_back_within_a_lease_is_lost(lab: Lab) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
 
-from shoal.broker import events as b
 from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.schedule import Action, Kind
@@ -25,10 +24,10 @@ from shoal.peer import events as p
 from shoal.proto import broker_pb2
 from shoal.proto.broker_pb2 import DONE
 from shoal.sim.monitor.monitor import Monitor
-from shoal.sim.virtual import broker_shell
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.orders import Orders
 from shoal.sim.virtual.world import PeerSpec, World
+from shoal.tests.sim.played import Played
 
 STEPS = 8
 JOB: dict[str, Any] = {
@@ -50,33 +49,12 @@ Act = Callable[[World], None]
 
 
 @dataclass
-class Played:
-    world: World
-    run: str
-    records: int = 0
-    begun: int = 0
-    """The record at which the first step began."""
+class Handed(Played):
+    """`begun`: the record at which the first step began."""
+
     moments: list[str] = field(default_factory=list)
     computed: Counter[tuple[int, Action]] = field(default_factory=Counter)
     """How often each forward and backward of each step was begun, by whomever."""
-
-    @property
-    def steps(self) -> list[tuple[Any, ...]]:
-        done = [e.step for e in self.world.events(self.run) if e.HasField("step")]
-        return [(s.step, s.outcome.SerializeToString(), s.evaluation.loss) for s in done]
-
-    @property
-    def weights(self) -> list[Any]:
-        events = self.world.events(self.run)
-        return [list(e.weights.files) for e in events if e.HasField("weights")]
-
-    @property
-    def notes(self) -> str:
-        return "\n".join(e.note or e.state.reason.text for e in self.world.events(self.run))
-
-    @property
-    def end(self) -> Any:
-        return self.world.broker.ended[self.run]
 
     @property
     def again(self) -> list[tuple[int, str]]:
@@ -115,7 +93,7 @@ class Lab:
         acts: dict[int, Act] | None = None,
         spares: int = 1,
         specs: dict[str, dict[str, Any]] | None = None,
-    ) -> Played:
+    ) -> Handed:
         """acts: by number of the record, what happens there."""
         names = [f"p{i}" for i in range(self.stages + spares)]
         also_said = specs or {}
@@ -125,7 +103,7 @@ class Lab:
         monitor = Monitor(world)
         world.until(lambda: len(world.broker.machine.members.pool) == len(peers))
         run = world.submit(self.spec)
-        played = Played(world, run)
+        played = Handed(world, run)
         also = world.observe
 
         def observe(seen: Observed) -> None:
@@ -145,12 +123,10 @@ class Lab:
         monitor.finish(run, 3600.0)
         return played
 
-    def assert_same(self, played: Played, where: str = "") -> None:
-        assert played.end.phase == DONE, f"{where}: {played.end.reason.text}"
-        assert played.steps == self.calm.steps, f"{where}: a step is lost, doubled or different"
-        assert played.weights == self.calm.weights, f"{where}: other weights"
+    def assert_same(self, played: Handed, where: str = "") -> None:
+        played.assert_like(self.calm, where)
 
-    def assert_nothing_again(self, played: Played, where: str = "") -> None:
+    def assert_nothing_again(self, played: Handed, where: str = "") -> None:
         self.assert_same(played, where)
         assert not played.again, f"{where}: {played.notes}"
 
@@ -167,19 +143,8 @@ def leave(*names: str) -> Act:
 
 
 @pytest.fixture(scope="module")
-def made(laboratory: Any) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        known: dict[Any, Any] = {}
-        answer = broker_shell.plan_answer
-
-        def once(ask: b.MakePlan, graph: bytes) -> Any:
-            key = ask.run, ask.version, ask.peers, ask.before
-            if key not in known:
-                known[key] = answer(ask, graph)
-            return known[key]
-
-        patch.setattr(broker_shell, "plan_answer", once)
-        yield partial(Lab, laboratory)
+def made(laboratory: Any, plans_once: None) -> Any:
+    return partial(Lab, laboratory)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +152,7 @@ def lab(made: Any) -> Lab:
     return made()
 
 
-def sampled(played: Played, part: int = 0, parts: int = 1) -> range:
+def sampled(played: Handed, part: int = 0, parts: int = 1) -> range:
     """Every so manieth record of the training, each part other ones."""
     every = max(parts, (played.records - played.begun) * parts // SAMPLE)
     return range(played.begun + part * every // parts, played.records, every)

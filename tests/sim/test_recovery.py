@@ -10,25 +10,23 @@ all of them with `-m slow`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import pytest
 
-from shoal.broker import events as b
 from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
 from shoal.peer import events as p
 from shoal.proto import broker_pb2
-from shoal.proto.broker_pb2 import DONE, FAILED, RUNNING, WAITING, RunEvent
+from shoal.proto.broker_pb2 import DONE, FAILED, RUNNING, WAITING
 from shoal.sim.monitor.monitor import Monitor
-from shoal.sim.virtual import broker_shell
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.orders import Orders
 from shoal.sim.virtual.world import PeerSpec, World
+from shoal.tests.sim.played import Played
 
 STEPS = 5
 EVALUATED = {"eval_every": 2, "eval_batches": 1}
@@ -47,35 +45,12 @@ SAMPLE = 24
 
 
 @dataclass
-class Played:
-    world: World
-    run: str
-    records: int
-    moments: list[tuple[str, str]]
-    """Who did what at each record, from the submission on."""
-    begun: int = 0
-    """The record at which the plan was there: a peer that a plan by hand names is waited for."""
+class Recovered(Played):
+    """`begun`: the record at which the plan was there: a peer that a plan by hand names is waited
+    for."""
 
-    @property
-    def events(self) -> list[RunEvent]:
-        return self.world.events(self.run)
-
-    @property
-    def steps(self) -> list[tuple[Any, ...]]:
-        done = [e.step for e in self.events if e.HasField("step")]
-        return [(s.step, s.outcome.SerializeToString(), s.evaluation.loss) for s in done]
-
-    @property
-    def weights(self) -> list[Any]:
-        return [list(e.weights.files) for e in self.events if e.HasField("weights")]
-
-    @property
-    def notes(self) -> str:
-        return "\n".join(e.note or e.state.reason.text for e in self.events)
-
-    @property
-    def end(self) -> Any:
-        return self.world.broker.ended[self.run]
+    moments: list[tuple[str, str]] = field(default_factory=list)
+    """Who did what at each record."""
 
 
 class Lab:
@@ -110,7 +85,7 @@ class Lab:
         peers: int = 0,
         limit_s: float = 3600.0,
         damaged: str = "",
-    ) -> Played:
+    ) -> Recovered:
         """deaths: by number of the record, who dies there; the own snapshots on another one's disk
         are `damaged` then."""
         peers = peers or self.peers
@@ -119,7 +94,7 @@ class Lab:
         monitor = Monitor(world)
         world.until(lambda: len(world.broker.machine.members.pool) == peers)
         run = world.submit(self.spec)
-        played = Played(world, run, 0, [])
+        played = Recovered(world, run)
         also = world.observe
 
         def observe(seen: Observed) -> None:
@@ -137,26 +112,13 @@ class Lab:
         monitor.finish(run, limit_s)
         return played
 
-    def assert_same(self, played: Played, where: str = "") -> None:
-        assert played.end.phase == DONE, f"{where}: {played.end.reason.text}"
-        assert played.steps == self.calm.steps, f"{where}: a step is lost, doubled or different"
-        assert played.weights == self.calm.weights, f"{where}: other weights"
+    def assert_same(self, played: Recovered, where: str = "") -> None:
+        played.assert_like(self.calm, where)
 
 
 @pytest.fixture(scope="module")
-def made(laboratory: Any) -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        known: dict[Any, Any] = {}
-        answer = broker_shell.plan_answer
-
-        def once(ask: b.MakePlan, graph: bytes) -> Any:
-            key = ask.run, ask.version, ask.peers, ask.before
-            if key not in known:
-                known[key] = answer(ask, graph)
-            return known[key]
-
-        patch.setattr(broker_shell, "plan_answer", once)
-        yield partial(Lab, laboratory)
+def made(laboratory: Any, plans_once: None) -> Any:
+    return partial(Lab, laboratory)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +135,7 @@ def damage(world: World, name: str) -> None:
         parts[0] = memoryview(spoilt)
 
 
-def sampled(played: Played, part: int, parts: int) -> range:
+def sampled(played: Recovered, part: int, parts: int) -> range:
     """Every so manieth record, each part other ones."""
     every = max(parts, (played.records - played.begun) * parts // SAMPLE)
     return range(played.begun + part * every // parts, played.records, every)
@@ -256,7 +218,7 @@ def test_without_enough_peers_it_pauses_and_goes_on_when_one_joins(lab: Lab) -> 
     monitor.until(lambda: broker.runs[run].phase == WAITING)
     world.after(60.0, lambda: world.join(PeerSpec(name="p9")))
     monitor.finish(run)
-    played = Played(world, run, 0, [])
+    played = Recovered(world, run)
     assert played.end.phase == DONE
     losses = [e.step.outcome.loss for e in played.events if e.HasField("step")]
     calm = [e.step.outcome.loss for e in lab.calm.events if e.HasField("step")]
@@ -286,7 +248,7 @@ def test_it_goes_on_after_everything_was_switched_off(lab: Lab) -> None:
 
     world.observe = observe
     monitor.finish(run)
-    played = Played(world, run, 0, [])
+    played = Recovered(world, run)
     lab.assert_same(played)
     assert "going on at step" in played.notes
     assert "from the starting weights" not in played.notes

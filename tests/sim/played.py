@@ -1,0 +1,48 @@
+"""A run that was played in a world, and what must not differ between two of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.proto.broker_pb2 import DONE, RunEvent, RunState
+from shoal.sim.virtual.world import World
+
+
+@dataclass
+class Played:
+    """`records`: how many were observed, events and instructions of all machines, from the
+    submission on; `begun`: the one at which what a test looks at began."""
+
+    world: World
+    run: str
+    records: int = 0
+    begun: int = 0
+
+    @property
+    def events(self) -> list[RunEvent]:
+        return self.world.events(self.run)
+
+    @property
+    def steps(self) -> list[tuple[Any, ...]]:
+        """Step, outcome and evaluation of each committed step, to the bit."""
+        done = [e.step for e in self.events if e.HasField("step")]
+        return [(s.step, s.outcome.SerializeToString(), s.evaluation.loss) for s in done]
+
+    @property
+    def weights(self) -> list[Any]:
+        return [list(e.weights.files) for e in self.events if e.HasField("weights")]
+
+    @property
+    def notes(self) -> str:
+        return "\n".join(e.note or e.state.reason.text for e in self.events)
+
+    @property
+    def end(self) -> RunState:
+        return self.world.broker.ended[self.run]
+
+    def assert_like(self, calm: Played, where: str = "") -> None:
+        """It is done, with the steps and weights of a run that nothing happened to."""
+        assert self.end.phase == DONE, f"{where}: {self.end.reason.text}"
+        assert self.steps == calm.steps, f"{where}: a step is lost, doubled or different"
+        assert self.weights == calm.weights, f"{where}: other weights"
