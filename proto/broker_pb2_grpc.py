@@ -559,7 +559,8 @@ class BlobsServicer:
     """
 
     def Store(self, request_iterator, context):
-        """First piece carries the ref and the offset.
+        """The first piece carries the ref and the offset, and no bytes; these come once the broker has
+        taken it, which its initial metadata says ("taken": the hash).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
