@@ -32,7 +32,7 @@ __all__ = [
     "unary_handler",
 ]
 
-FIRST_S = 10.0
+FIRST_S = 2.0
 """How long who is refused may take to say what it came for."""
 
 M = TypeVar("M", bound=Message)
