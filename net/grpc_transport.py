@@ -237,7 +237,11 @@ class GrpcTransport:
             party = party_of(context.auth_context())
             proven = party.subject if party and party.role is PartyRole.PEER else None
             if proven is None:
-                await take_first(context, _HELLO_S)
+                self._serving += 1  # it takes a place for so long
+                try:
+                    await take_first(context, _HELLO_S)
+                finally:
+                    self._serving -= 1
                 why = f"{party or 'nobody'} is no peer: only peers exchange frames"
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         wake = asyncio.Event()
