@@ -74,7 +74,16 @@ class BlobCache:
 
     def has(self, name: str) -> bool:
         """Whether the whole blob is here."""
-        return bool(_HASH.fullmatch(name)) and (self.folder / name).exists()
+        return self.size_of(name) is not None
+
+    def size_of(self, name: str) -> int | None:
+        """Bytes of the whole blob; None when it is not here."""
+        if not _HASH.fullmatch(name):
+            return None
+        try:
+            return (self.folder / name).stat().st_size
+        except FileNotFoundError:
+            return None
 
     def whole(self, ref: common_pb2.BlobRef) -> bytes:
         """The blob's bytes. Raises BlobError, and what `fetch` raises."""
@@ -101,6 +110,12 @@ class BlobCache:
                 f"blob {name[:12]} gave {len(data)} bytes from {offset}, expected {length}"
             )
         return data
+
+    def peek(self, name: str, offset: int, length: int) -> bytes:
+        """At most so many bytes of a whole blob, at most a megabyte, fewer at its end; it does not
+        count as used. Raises FileNotFoundError. Leaves no file open, even if nobody awaits it."""
+        with open(self.folder / name, "rb", buffering=0) as file:
+            return os.pread(file.fileno(), min(length, _READ_BYTES), offset)
 
     def _touch(self, name: str) -> bool:
         """Whether the blob is here; then it counts as just used."""

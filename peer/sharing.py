@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc.aio
 
-from ..net.blobs_client import PIECE_BYTES, BlobClient
+from ..net.blobs_client import BlobClient
 from ..net.cap import Cap, Meter
 from ..net.grpc_transport import CHANNEL_OPTIONS
 from ..net.identity.credential import Credential
@@ -52,17 +52,20 @@ def serve_blobs(
             )
         if busy >= _MOST_STREAMS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many fetch here now")
-        if not cache.has(wanted.hash):
+        if (size := cache.size_of(wanted.hash)) is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "it is not here")
+        at, left = wanted.offset, wanted.length or size - wanted.offset
+        if not 0 <= left <= size - at:
+            text = f"{wanted.length} bytes (0: to the end) from {at} of {size}"
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, text)
         busy += 1
         try:
-            at, left = wanted.offset, wanted.length
-            with await asyncio.to_thread(open, cache.folder / wanted.hash, "rb") as file:
-                file.seek(at)
-                while data := await asyncio.to_thread(file.read, min(PIECE_BYTES, left)):
-                    await up.take(len(data))
-                    yield BlobPiece(offset=at, data=data)
-                    at, left = at + len(data), left - len(data)
+            while data := await asyncio.to_thread(cache.peek, wanted.hash, at, left):
+                await up.take(len(data))
+                yield BlobPiece(offset=at, data=data)
+                at, left = at + len(data), left - len(data)
+        except FileNotFoundError:  # it was pushed out meanwhile
+            await context.abort(grpc.StatusCode.NOT_FOUND, "it is here no longer")
         finally:
             busy -= 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -82,10 +83,31 @@ async def test_what_is_whole_here_is_given_and_counted(tmp_path: Path) -> None:
         (client,) = found.clients
         assert await client.fetch(NAME, 5, 2_000_000) == DATA[5:2_000_005]
         assert meter.bytes == 2_000_000
+        assert await client.fetch(NAME, len(DATA) - 5, 0) == b"e end"
+        for offset, length in ((len(DATA), 1), (2**64 - 1, 0), (1, 2**64 - 1)):
+            with pytest.raises(BlobTransferError, match=f"from {offset} of {len(DATA)}"):
+                await client.fetch(NAME, offset, length)
         (tmp_path / "a" / f"{'ab' * 32}.part").write_bytes(b"half of it")
         for name in ("ab" * 32, "../own", ""):
             with pytest.raises(BlobTransferError, match="it is not here"):
                 await client.fetch(name, 0, 10)
+
+
+async def test_fetches_that_are_given_up_leave_no_file_open(tmp_path: Path) -> None:
+    # Each of them at another moment: while the file is opened, read, sent.
+    async with (
+        serving(holding(tmp_path / "a")) as address,
+        fellows({"a": address}) as found,
+    ):
+        (client,) = found.clients
+        for turns in range(150):
+            fetch = asyncio.create_task(client.fetch(NAME, 0, 2_000_000))
+            for _ in range(turns % 50):
+                await asyncio.sleep(0)
+            fetch.cancel()
+            await asyncio.gather(fetch, return_exceptions=True)
+        assert await client.fetch(NAME, 5, 9) == DATA[5:14]
+    gc.collect()  # what nobody closed would warn now, and a warning fails
 
 
 def party(authority: Authority, subject: str, role: Role = Role.PEER) -> Credential:
