@@ -79,6 +79,12 @@ class Inbox:
         self._slots[role].allowed = frames
         return self._grant(role)
 
+    def hurries(self, role: Role) -> bool:
+        """Whether the other side may soon have to wait for slots: it has used up more than half of
+        what it was told."""
+        slots = self._slots[role]
+        return 2 * (slots.granted - slots.announced) < slots.allowed
+
     def release(self, key: FrameKey) -> list[Credit]:
         if key not in self._held:
             return []

@@ -13,6 +13,9 @@ What a hello settles:
 
 A message that breaks a rule ends the connection with a refusal that names the rule. Nothing that
 was taken before is lost, and the side that dials comes again, ever more slowly.
+
+A credit is worth no message of its own while the other side has half of its slots to use: it goes
+with whatever is said next, which is at the latest the acknowledgement of the next frame.
 """
 
 from __future__ import annotations
@@ -65,6 +68,7 @@ class Link:
         self._other = ""  # session of the other end
         self._acks: deque[Ack] = deque()
         self._credits: dict[Role, Credit] = {}  # to say; a later one replaces an earlier one
+        self._patient: dict[Role, Credit] = {}  # to say with something else
         self._up = False
 
     # What the owner says.
@@ -76,7 +80,9 @@ class Link:
         self._say(self._inbox.allow(role, frames))
 
     def release(self, key: FrameKey) -> None:
-        self._say(self._inbox.release(key))
+        now = key.role in self._credits or self._inbox.hurries(key.role)
+        for credit in self._inbox.release(key):
+            (self._credits if now else self._patient)[credit.role] = credit
 
     def _say(self, messages: Sequence[Ack | Credit]) -> None:
         for message in messages:
@@ -110,6 +116,7 @@ class Link:
                 f"and the dial is for {self.peer}"
             )
         self._acks.clear()  # those that the last connection lost are in our own hello
+        self._patient.clear()
         if hello.session != self._other:
             self._other = hello.session
             self._inbox.restart()
@@ -132,6 +139,7 @@ class Link:
                 arrived, answers = self._inbox.take(message)
             case FrameHeader():
                 arrived, answers = self._inbox.announce(message)
+                self._hurry()  # its bytes may take long
             case Ack():
                 key = self._outbox.acknowledge(message.number)
                 return [] if key is None else [FrameAcknowledged(self.peer, key)]
@@ -167,11 +175,19 @@ class Link:
     def _next(self, now: float) -> Outgoing | None:
         if not self._up:
             return None
+        if self._patient and self.ready:
+            self._hurry()
         if self._credits:
             return self._credits.pop(next(iter(self._credits)))
         if self._acks:
             return self._acks.popleft()
         return self._outbox.pull(now)
+
+    def _hurry(self) -> None:
+        """Credits need not wait any more."""
+        if self._patient:
+            self._credits = self._patient | self._credits  # who did not wait is newer
+            self._patient = {}
 
     @property
     def again_bytes(self) -> int:
@@ -192,6 +208,7 @@ class Link:
         self._up = False
         self._acks.clear()
         self._credits.clear()
+        self._patient.clear()
 
     def __repr__(self) -> str:
         state = "up" if self._up else "down"

@@ -124,18 +124,19 @@ class Faults:
                 world.after(max(0.0, fault.at - world.now), partial(self._fire, fired))
             else:
                 self._waiting.append((fired, names))
-        before = world.observe
-        if before is None:
-            world.observe = self.observe
-        else:
-            also = before
-
-            def both(seen: Observed) -> None:
-                also(seen)
-                self.observe(seen)
-
-            world.observe = both
+        if self._waiting:
+            self._watch()
         self._next_of_churn()
+
+    def _watch(self) -> None:
+        also = self._world.observe
+
+        def both(seen: Observed) -> None:
+            if also is not None:
+                also(seen)
+            self.observe(seen)
+
+        self._world.observe = both
 
     def observe(self, seen: Observed) -> None:
         """Lets those happen whose step and phase have come."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TermCheck"]
 
+_EVENTS = frozenset(EVENTS)
 _ABOUT = ("ready", "step", "exported", "fault")
 """Messages of peers that carry a run and a term."""
 
@@ -42,16 +43,17 @@ class TermCheck(Check):
 
     def observe(self, seen: Observed) -> None:
         who, record = seen.who, seen.record
-        if isinstance(record, p.Started | b.Started):  # another process under this name
-            self._present.pop(who, None)
-            self._before.pop(who, None)
-        if not isinstance(record, EVENTS):
+        if type(record) not in _EVENTS:
             pending = self._before.get(who)
             if pending is not None and not _harmless(pending[0], record):
                 raise Broken("I3", f"{_stale(pending[0])} makes {who} want {_word(record)}")
             return
-        self._compare()
-        self._before.pop(who, None)
+        if isinstance(record, p.Started | b.Started):  # another process under this name
+            self._present.pop(who, None)
+            self._before.pop(who, None)
+        if self._before:
+            self._compare()
+            self._before.pop(who, None)
         if who == BROKER:
             stale = self._stale_for_broker(record)
         else:

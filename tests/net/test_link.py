@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec
@@ -303,3 +305,89 @@ def test_a_frame_for_which_there_is_no_memory_is_refused():
     header = next(m for m in messages(a) if isinstance(m, FrameHeader))
     with pytest.raises(FrameError, match="no memory"):
         b.receive(header)
+
+
+def test_a_credit_waits_for_company_while_half_of_the_slots_are_free():
+    a, b = link(), link("b", "a", "t")
+    b.allow(ACT, 4)
+    connect(a, b)
+    run(a, b)
+    for n in range(3):
+        a.send(key(ACT, n), payload(10))
+        run(a, b)
+        b.release(key(ACT, n))
+        assert not b.ready, "of four slots at least three may be used"
+    a.send(key(ACT, 3), payload(10))
+    for message in messages(a):
+        b.receive(message)
+    assert sorted(map(str, messages(b))) == sorted(map(str, [Credit(ACT, 7), Ack(4)]))
+
+
+def test_a_credit_goes_by_itself_when_few_slots_are_left():
+    a, b = link(), link("b", "a", "t")
+    b.allow(ACT, 4)
+    connect(a, b)
+    run(a, b)
+    for n in range(3):
+        a.send(key(ACT, n), payload(10))
+    run(a, b)
+    b.release(key(ACT, 0))
+    b.release(key(ACT, 1))
+    assert messages(b) == [Credit(ACT, 6)]
+
+
+def test_a_credit_goes_when_a_long_frame_begins():
+    a, b = link(), link("b", "a", "t")
+    b.allow(ACT, 4)
+    connect(a, b)
+    run(a, b)
+    a.send(key(ACT), payload(10))
+    run(a, b)
+    b.release(key(ACT))
+    a.send(key(ACT, 1), payload(9 * MIN_CHUNK_BYTES))
+    b.receive(messages(a)[0])
+    assert messages(b) == [Credit(ACT, 5)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    slots=st.integers(1, 5),
+    acts=st.lists(st.sampled_from(["send", "carry", "release", "break"]), max_size=60),
+)
+def test_no_credit_is_lost_that_a_sender_needs(slots, acts):
+    """Whatever happened before: once all that came is released, the next frame comes."""
+    a, b = link(), link("b", "a", "t")
+    b.allow(ACT, slots)
+    connect(a, b)
+    sent = arrived = released = attempt = 0
+
+    def carry():
+        nonlocal arrived
+        arrived += sum(isinstance(e, FrameArrived) for e in run(a, b)[1])
+
+    def release():
+        nonlocal released
+        if released < arrived:
+            b.release(key(ACT, released))
+            released += 1
+
+    for act in acts:
+        if act == "send":
+            a.send(key(ACT, sent), payload(10))
+            sent += 1
+        elif act == "carry":
+            carry()
+        elif act == "release":
+            release()
+        else:
+            attempt += 1
+            a.broke()
+            b.broke()
+            connect(a, b, attempt + 1)
+    a.send(key(ACT, sent), payload(10))
+    sent += 1
+    while released < sent:
+        before = released
+        carry()
+        release()
+        assert released > before, f"{arrived} of {sent} came"
