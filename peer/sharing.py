@@ -52,8 +52,10 @@ def serve_blobs(
             )
         if busy >= _MOST_STREAMS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many fetch here now")
-        if (size := cache.size_of(wanted.hash)) is None:
+        size = cache.size_of(wanted.hash)
+        if size is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "it is not here")
+            return
         at, left = wanted.offset, wanted.length or size - wanted.offset
         if not 0 <= left <= size - at:
             text = f"{wanted.length} bytes (0: to the end) from {at} of {size}"
