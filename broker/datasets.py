@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..dag.plan import PeerId
+from ..job.words import some_of
 from ..proto.broker_pb2 import BrokerMessage, DataAnswer, Resolve, Resolved
 from ..proto.common_pb2 import Reason
 from .events import Answer, DataAsked, Instruction, Log, Reject, RequestId, SetTimer, Tell
@@ -239,6 +240,4 @@ def _way(run: Run) -> Way:
 
 
 def _labels(members: Iterable[Member]) -> str:
-    names = [m.label for m in members]
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more
+    return some_of([m.label for m in members])

@@ -16,6 +16,7 @@ from ..dag.cost import cost, stage_cost
 from ..dag.graph import Graph, GraphError
 from ..dag.plan import Alternative, Plan, PlanError
 from ..dag.vocabulary import planned_graph
+from ..job.words import some_of
 from ..proto.broker_pb2 import OperatorSpan, PreviewAnswer
 from ..proto.common_pb2 import Reason
 from .events import PreviewWanted
@@ -131,7 +132,8 @@ def _unknown(request: PlanRequest, plan: Plan) -> list[str]:
     offers = {o.peer: o for o in request.offers}
     blind = [str(offers[p]) for p in plan.peers if not (offers[p].speeds or offers[p].flops_per_s)]
     if blind:
-        notes.append(f"the speed of {_some(blind)} is not known and taken for that of an old core")
+        named = some_of(blind)
+        notes.append(f"the speed of {named} is not known and taken for that of an old core")
     network = request.links
     if network is None and len(plan.peers) > 1:
         notes.append("no link was measured: each is taken for 100 Mbit/s with 20 ms")
@@ -143,13 +145,8 @@ def _unknown(request: PlanRequest, plan: Plan) -> list[str]:
             if not network.measured[place[link.source], place[link.destination]]
         ]
         if guessed:
-            notes.append(f"estimated from other links, not measured: {_some(guessed)}")
+            notes.append(f"estimated from other links, not measured: {some_of(guessed)}")
     return notes
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
 
 
 def _spans(graph: Graph, plan: Plan) -> list[OperatorSpan]:

@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from rich.table import Table
 from rich.text import Text
 
+from ..job.words import some_of
 from ..proto.broker_pb2 import Alternative, Plan, PreviewAnswer, Schedule
 from .text import count, labelled, lines, new_table, number, size_text, time_text, wrapped
 from .wire import LinkRow, planned, sentence
@@ -33,6 +34,8 @@ WIDE = 100
 """Columns from which on codecs are a table."""
 MOST_ROUTES = 12
 """Pipelines that are shown."""
+MOST_HOLDERS = 8
+"""Of a stage, that are shown."""
 MOST_REASONS = 24
 """Reasons that are shown."""
 NARROWEST = 40
@@ -184,7 +187,7 @@ def _stages(answer: PreviewAnswer, called: dict[str, str]) -> Table:
             (span.modules or f"{span.first} to {span.last}") if span else "",
             f"{span.share:.1%}" if span else "",
             size_text(span.parameter_bytes) if span else "",
-            " + ".join(called.get(h, h) for h in stage.holders),
+            some_of([called.get(h, h) for h in stage.holders], MOST_HOLDERS, " + "),
         ]
         row += ["recomputes" if stage.recompute else ""] if again else []
         table.add_row(*map(Text, row))

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.plan import Plan, ScheduleName, Spare
+from ...job.words import some_of
 from .candidate import Candidate, Share
 from .interface import NoPlan, PlanRequest
 from .judge import Judge
@@ -39,6 +40,8 @@ Floats = NDArray[np.float64]
 
 CHUNKS = 2
 """Stages of a peer under "interleaved", where the graph has operators for them."""
+MOST_HOLDERS = 8
+"""Of a stage, named in the plan's reasons."""
 SLACK = 0.05
 """How much above the best bottleneck a stage may be for a cheaper cut."""
 MOST_POSITIONS = 1024
@@ -242,7 +245,7 @@ class _Baseline:
         for k in range(min(grid.stages, 32)):
             ops, offers = self.request.graph.operators, self.request.offers
             a, b = cuts[k], cuts[k + 1]
-            holders = " + ".join(str(offers[p]) for p in grid.holders(k))
+            holders = some_of([str(offers[p]) for p in grid.holders(k)], MOST_HOLDERS, " + ")
             yield (
                 f"stage {k} [{a}, {b}) from {ops[a].name} to {ops[b - 1].name} on {holders}: "
                 f"{flops[k]:.1%} of the FLOPs"

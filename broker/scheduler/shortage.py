@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.plan import ScheduleName
+from ...job.words import some_of
 from .candidate import Candidate, Share
 from .interface import NoPlan, PeerOffer, PlanRequest
 from .judge import Judge
@@ -165,8 +166,7 @@ def _cuts(lows: Sequence[NDArray[np.int64]]) -> list[int] | None:
 
 
 def _memories(offers: Sequence[PeerOffer], most: int = 8) -> str:
-    named = ", ".join(f"{o} {size_text(o.device_memory_bytes)}" for o in offers[:most])
-    return named + (f" and {len(offers) - most} more" if len(offers) > most else "")
+    return some_of([f"{o} {size_text(o.device_memory_bytes)}" for o in offers], most)
 
 
 def size_text(count: float) -> str:

@@ -1,7 +1,8 @@
 """The submitter's side: any source of data becomes a manifest and content-hashed shards.
 
 The source is read once, item after item, through fsspec; nothing but shards ever leaves this
-machine, and peers never see a path.
+machine, and peers never see a path. What comes over HTTP comes through the proxy that the
+environment names.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import hashlib
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,9 @@ __all__ = ["resolve"]
 TEXT_SHARD_BYTES = 4 * 2**20
 """Small enough that the first step starts soon over a home uplink."""
 ARRAY_SHARD_BYTES = 16 * 2**20
+
+_HTTP = {"client_kwargs": {"trust_env": True}}
+"""Its client knows of proxies when it is told to look."""
 
 _Array = npt.NDArray[Any]
 
@@ -155,8 +160,8 @@ def _arrays(
 def _text(source: str) -> bytes:
     if not source:
         return b"".join(p.read_bytes() for p in _standard_library())
-    filesystem, path = url_to_fs(source)
-    try:
+    with _reading(source):
+        filesystem, path = url_to_fs(source, **(_HTTP if source.startswith("http") else {}))
         paths = sorted(filesystem.glob(path)) if set("*?[") & set(path) else [path]
         if len(paths) == 1 and filesystem.isdir(paths[0]):
             raise DataError(f"{source} is a folder: give a glob such as {source}/**/*.txt")
@@ -164,8 +169,17 @@ def _text(source: str) -> bytes:
         if not files:
             raise DataError(f"no file matches {source}: expected a path or a glob of text files")
         return b"".join(filesystem.cat_file(p) for p in files)
-    except OSError as error:
-        raise DataError(f"{source} cannot be read: {error}") from None
+
+
+@contextmanager
+def _reading(source: str) -> Iterator[None]:
+    """Whatever goes wrong is an error of the source: each filesystem has exceptions of its own."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{source} cannot be read: {error or type(error).__name__}") from None
 
 
 def _standard_library() -> list[Path]:
@@ -240,18 +254,19 @@ def _choose(source: str, names: Sequence[str], there: list[str]) -> Sequence[str
 
 
 def _load(source: str) -> Any:
+    path = _local(source)
     try:
-        return np.load(_local(source), allow_pickle=False)
+        return np.load(path, allow_pickle=False)
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{source} is no numpy file of plain arrays: {error}") from None
 
 
 def _local(source: str) -> Path:
     """The file on this machine; a remote one is fetched for as long as this process lives."""
-    try:
-        path = Path(fsspec.open_local(f"simplecache::{source}") if "://" in source else source)
-    except OSError as error:
-        raise DataError(f"{source} cannot be read: {error}") from None
+    path = Path(source)
+    if "://" in source:
+        with _reading(source):
+            path = Path(fsspec.open_local(f"simplecache::{source}", http=_HTTP, https=_HTTP))
     if not path.is_file():
         raise DataError(f"there is no file {source}")
     return path
