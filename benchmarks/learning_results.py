@@ -175,6 +175,7 @@ def figures(found: Mapping[str, Mean]) -> list[Figure]:
         *ratio("adatopk_loss_over_dense", "adatopk", BASELINE),
         *ratio("adatopk_loss_over_uniform_topk", "adatopk", "uniform_topk"),
         *ratio("ef_topk1pct_loss_over_dense", "ef_topk1pct", best),
+        *ratio("ef_topk1pct_rate4_loss_over_same", "ahead_topk1pct_beta99", "dense_beta99"),
     ]
     promised += _to_a_loss(found)
     there = {figure.name for figure in promised}
