@@ -27,25 +27,22 @@ import torch
 from ..dag.flow import Role
 from ..dag.plan import PeerId
 from ..net import transport as net
-from ..net.blobs_client import BlobClient, BlobTransferError
+from ..net.blobs_client import BlobTransferError
 from ..net.cap import Cap, Meter
 from ..net.frame import Arrived, FrameKey, Payload
 from ..net.grpc_transport import SERVER_OPTIONS, GrpcTransport
 from ..net.identity.credential import Credential
 from ..net.local import joined, local_address, split
-from ..proto import broker_pb2
+from ..proto import broker_pb2, common_pb2
 from . import events as e
 from . import relayed
 from .addresses import to_dial
-from .attempt import Attempt, attempt
 from .cache import BlobCache
 from .config import DEFAULT_STATE, PeerConfig
 from .confirm import confirm
-from .control import ControlStream, broker_channel
 from .credentials import Credentials, NoCredentialError, listen
 from .device import TorchDevice
 from .fetching import Fetching
-from .finder import finder_of
 from .host import Host
 from .hours import Hours
 from .identity import Incarnation
@@ -55,7 +52,7 @@ from .machine import PeerMachine, PeerOptions
 from .opening import Terms
 from .optimizer import warm_up
 from .order import order_from_assign, resumed
-from .overheard import note_heard, note_told
+from .overheard import note_heard
 from .own_data import Catalogue, answer, host_secret, offers
 from .owner import Owner
 from .probe import probe_payload
@@ -66,12 +63,11 @@ from .sharing import Fellows, serve_blobs
 from .snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
 from .spans import Spans
 from .stretch import StretchedDevice
+from .upstream import Upstream
 
 __all__ = ["Worker", "look"]
 
 _log = logging.getLogger(__name__)
-_OLD_CHANNEL_S = 600.0
-"""What a channel gets to finish once a certificate was renewed."""
 _LAST_WORDS_S = 2.0
 """For what was told and sent to leave, at the end."""
 
@@ -119,17 +115,20 @@ class Worker:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-        self._named = config.broker
-        """HOST:PORT at which the broker is, as far as this peer knows."""
-        self._credentials = (
-            None
-            if credential is None
-            else Credentials(credential, config, self._renewed, lambda: self._named)
+        self._meter = Meter()
+        self._upstream = upstream = Upstream(
+            config,
+            me.peer,
+            credential,
+            self._meter,
+            post=self._post,
+            heard=self._heard,
+            start=self._start,
         )
-        self._finder = None if credential is None else finder_of(config, credential.fingerprint)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        host = config.host or local_address(split(self._broker)[0])
-        port = listen(self._server, host, config.port, self._credentials)
+        host = config.host or local_address(split(upstream.address)[0])
+        credentials = upstream.credentials
+        port = listen(self._server, host, config.port, credentials)
         self._device = (
             TorchDevice(config.device)
             if config.stretch == 1
@@ -137,7 +136,6 @@ class Worker:
         )
         self._spans = Spans(config.trace, me.peer, config.name)
         self._snapshots = SnapshotStore(me.snapshots)
-        self._meter = Meter()
         self._owner = (
             None
             if config.host_state is None
@@ -150,14 +148,13 @@ class Worker:
                 monthly_bytes=config.monthly_bytes,
             )
         )
-        credentials = self._credentials
         up = Cap(config.up_bytes_per_s, meter=self._meter)
         self._transport = GrpcTransport(
             me.peer,
             me.boot,
             self._on_transport,
             credential=None if credentials is None else lambda: credentials.now,
-            resolve=lambda address: self._broker if address == RELAY else address,
+            resolve=lambda address: upstream.address if address == RELAY else address,
             up=up,
             down=Cap(config.down_bytes_per_s, meter=self._meter),
             allowed=self._most_bytes,
@@ -165,8 +162,6 @@ class Worker:
         self._transport.attach(self._server)
         self._unacknowledged: set[FrameKey] = set()
         self._all_acknowledged = asyncio.Event()  # set whenever the last one was
-        self._stream: ControlStream | None = None
-        self._streaming: asyncio.Task[None] | None = None
 
         self._compute = Lane("compute", self._loop)
         self._data = Lane("data", self._loop)
@@ -175,9 +170,8 @@ class Worker:
         self._keeping = Lane("keeping", self._loop)
         self._built: tuple[str, int] | None = None
         """Run and term that stand on the device; None while they are being built, or gone."""
-        self._blobs: BlobClient | None = None
-        self._fellows = Fellows(lambda: self._newest, self._meter)
-        self._fetching = Fetching(self._loop, lambda: self._blobs, self._fellows)
+        self._fellows = Fellows(lambda: upstream.credential, self._meter)
+        self._fetching = Fetching(self._loop, lambda: upstream.blobs, self._fellows)
         self._cache = BlobCache(
             me.scratch, self._fetching.from_all, alone=self._fetching.from_broker
         )
@@ -226,12 +220,11 @@ class Worker:
         """From Started to Exit; leaves no task, thread, port or link behind. Returns the code."""
         try:
             async with self._transport:
-                self._channel = broker_channel(self._broker, self._newest)
-                self._blobs = BlobClient(self._channel, meter=self._meter)
+                self._upstream.open()
                 await self._server.start()
                 try:
-                    if self._credentials is not None:
-                        self._start(self._keep(self._credentials))
+                    if self._upstream.credentials is not None:
+                        self._start(self._keep(self._upstream.credentials))
                     # An optimizer's first making loads much of torch: better while nobody waits.
                     self._compute.do(warm_up, lambda _: None, self._crash)
                     if self._owner is not None:  # before anybody can give it work
@@ -243,7 +236,7 @@ class Worker:
                 finally:
                     await self._cancel()
                     await _close(self._fellows.become({}))
-                    await self._channel.close()
+                    await self._upstream.close()
                     await self._server.stop(grace=None)
         finally:
             lanes = (*(self._compute, self._data), *(self._sending, self._arriving, self._keeping))
@@ -257,9 +250,7 @@ class Worker:
 
     async def _last_words(self, end: e.Exit) -> None:
         """Lets leave what was told and, after a good end, the frames that others wait for."""
-        if self._stream is not None and self._streaming is not None:
-            self._stream.finish()
-            await asyncio.wait((self._streaming,), timeout=_LAST_WORDS_S)
+        await self._upstream.finish(_LAST_WORDS_S)
         if end.code == 0 and self._unacknowledged:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._all_acknowledged.wait(), _LAST_WORDS_S)
@@ -273,15 +264,6 @@ class Worker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    @property
-    def _broker(self) -> str:
-        """The address to dial for the broker."""
-        return to_dial(self.config.via, self._named)
-
-    @property
-    def _newest(self) -> Credential | None:
-        return None if self._credentials is None else self._credentials.now
-
     def _closed(self) -> str:
         """Why its owner keeps it out of runs, for people; empty: it takes part."""
         closed = self.machine.opening.closed
@@ -294,26 +276,6 @@ class Worker:
             note(_log, logging.ERROR, "not renewed", why=error)
             if not self._exit.done():
                 self._exit.set_result(e.Exit(4, str(error)))
-
-    def _renewed(self, _: Credential) -> None:
-        """The channel for blobs would dial again with the old one; what is on its way may end."""
-        self._open_channel()
-
-    def _moved(self, address: str) -> None:
-        note(_log, logging.INFO, "looks for the broker", peer=self.me.peer, at=address)
-        self._named = address
-        self._open_channel()
-
-    def _open_channel(self) -> None:
-        """Another one in the place of the one that is open."""
-
-        async def closing(old: grpc.aio.Channel) -> None:
-            await old.close(grace=_OLD_CHANNEL_S)
-
-        assert self._blobs is not None, "it runs"
-        old, self._channel = self._channel, broker_channel(self._broker, self._newest)
-        self._blobs.use(self._channel)  # a transfer that breaks goes on there
-        self._start(closing(old))
 
     # ------------------------------------------------------------ events
 
@@ -443,7 +405,11 @@ class Worker:
             case e.UploadSnapshot(snapshot):
                 self._keeping.do(
                     lambda: b"".join(self._snapshots.parts(SnapshotId.of(snapshot))),
-                    lambda data: self._start_saving(snapshot, data),
+                    lambda data: self._store(
+                        data,
+                        lambda ref: e.SnapshotSaved(snapshot, ref),
+                        lambda why: e.SnapshotSaved(snapshot, None, why),
+                    ),
                     lambda error: self._post(e.SnapshotSaved(snapshot, None, _text(error))),
                 )
             case e.DropSnapshot(old):
@@ -473,13 +439,17 @@ class Worker:
             case e.UploadWeights(run, term, step):
                 self._compute.do(
                     self._device.export,
-                    lambda data: self._start_upload(run, term, step, data),
+                    lambda data: self._store(
+                        data,
+                        lambda ref: e.ExportedWeights(run, term, step, ref),
+                        lambda why: e.ExportFailed(run, term, step, why),
+                    ),
                     lambda error: self._post(e.ExportFailed(run, term, step, _text(error))),
                 )
             case e.Dial(peer, address, generation):
                 there = to_dial(self.config.via, address)
                 # What the broker reaches need not be reached from here: then by relay.
-                relay = RELAY if self._credentials is not None else ""
+                relay = RELAY if self._upstream.credentials is not None else ""
                 self._transport.dial(peer, there, generation, relay)
             case e.Expect(peer):
                 self._transport.expect(peer)
@@ -489,14 +459,9 @@ class Worker:
             case e.Allow(peer, role, frames):
                 self._transport.allow(peer, role, frames)
             case e.Connect():
-                if self._streaming is not None:
-                    self._streaming.cancel()
-                self._streaming = self._start(self._attach())
+                self._upstream.connect()
             case e.Tell(message):
-                note_told(_log, self.me.peer, message)
-                self._meter.add(message.ByteSize())
-                if self._stream is not None:
-                    self._stream.tell(message)
+                self._upstream.tell(message)
             case e.SetTimer(name, at):
                 if name in self._timers:
                     self._timers[name].cancel()
@@ -508,9 +473,9 @@ class Worker:
                 self._exit.set_result(instruction)
 
     def _heard(self, message: broker_pb2.BrokerMessage) -> None:
-        self._meter.add(message.ByteSize())
         if message.HasField("relayed"):  # nothing to decide
-            self._start(relayed.answer(message.relayed.ticket, self._broker, self._listens))
+            there = self._upstream.address
+            self._start(relayed.answer(message.relayed.ticket, there, self._listens))
         elif message.HasField("resolve"):
             self._start(self._resolve(message.resolve))
         elif message.HasField("confirm"):
@@ -520,43 +485,14 @@ class Worker:
 
     async def _resolve(self, ask: broker_pb2.Resolve) -> None:
         """The manifest of this host's own data; no part in a run."""
-        assert self._blobs is not None
-        message = await answer(self._own_data, ask, self._blobs)
-        note_told(_log, self.me.peer, message)
-        if self._stream is not None:
-            self._stream.tell(message)
+        self._upstream.tell(await answer(self._own_data, ask, self._upstream.blobs))
 
     async def _confirm(self, address: str) -> None:
         """The broker's owner wants to know whether its public address is right."""
-        if (credential := self._newest) is None:
+        if (credential := self._upstream.credential) is None:
             return
         found = await confirm(address, to_dial(self.config.via, address), credential)
-        if self._stream is not None:
-            self._stream.tell(broker_pb2.PeerMessage(confirmed=found))
-
-    async def _attach(self) -> None:
-        tried = await self._attempt()
-        if tried.elsewhere:
-            self._moved(tried.elsewhere)
-            tried = await self._attempt()
-        if not tried.reached and self._named != self.config.broker:
-            self._moved(self.config.broker)  # what was found may be old: both are tried in turn
-        self._post(e.Detached(tried.why))
-
-    async def _attempt(self) -> Attempt:
-        opened = asyncio.Event()
-
-        def attached() -> None:
-            opened.set()
-            self._post(e.Attached())
-
-        stream = ControlStream(self._broker, attached, self._heard, self._newest)
-        self._stream = stream
-        try:
-            return await attempt(stream, opened, self._finder, self._named)
-        finally:
-            if self._stream is stream:
-                self._stream = None
+        self._upstream.tell(broker_pb2.PeerMessage(confirmed=found))
 
     def _build(self, wanted: e.Build) -> None:
         run, term, assign = wanted.run, wanted.term, wanted.assign
@@ -652,27 +588,21 @@ class Worker:
 
     # ------------------------------------------------------------ blobs
 
-    def _start_upload(self, run: str, term: int, step: int, data: bytes) -> None:
-        async def upload() -> None:
-            assert self._blobs is not None
-            try:
-                ref = await self._blobs.store(data)
-            except BlobTransferError as error:
-                self._post(e.ExportFailed(run, term, step, _text(error)))
-            else:
-                self._post(e.ExportedWeights(run, term, step, ref))
+    def _store(
+        self,
+        data: bytes,
+        stored: Callable[[common_pb2.BlobRef], e.Event],
+        failed: Callable[[str], e.Event],
+    ) -> None:
+        """Uploads it; the machine hears what came of it."""
 
-        self._start(upload())
-
-    def _start_saving(self, snapshot: broker_pb2.Snapshot, data: bytes) -> None:
         async def upload() -> None:
-            assert self._blobs is not None
             try:
-                ref = await self._blobs.store(data)
+                ref = await self._upstream.blobs.store(data)
             except BlobTransferError as error:
-                self._post(e.SnapshotSaved(snapshot, None, _text(error)))
+                self._post(failed(_text(error)))
             else:
-                self._post(e.SnapshotSaved(snapshot, ref))
+                self._post(stored(ref))
 
         self._start(upload())
 
@@ -681,7 +611,7 @@ class Worker:
         part = self.machine.assignment
         if part is None or self.machine.opening.closed is not None:
             return False
-        return self._credentials is None or peer in part.peers
+        return self._upstream.credentials is None or peer in part.peers
 
 
 async def _close(channels: Iterable[grpc.aio.Channel]) -> None:

@@ -21,7 +21,7 @@ class Fetching:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        broker: Callable[[], BlobClient | None],
+        broker: Callable[[], BlobClient],
         fellows: Fellows,
     ) -> None:
         self._loop, self._broker, self._fellows = loop, broker, fellows
@@ -33,20 +33,14 @@ class Fetching:
             future.cancel()
 
     def from_broker(self, name: str, offset: int, length: int) -> Iterator[bytes]:
-        return self._blocking(self._client.pieces(name, offset, length))
+        return self._blocking(self._broker().pieces(name, offset, length))
 
     def from_all(self, name: str, offset: int, length: int) -> Iterator[bytes]:
         """A whole blob also from others of the run."""
         return self._blocking(self._gathered(name, offset, length))
 
-    @property
-    def _client(self) -> BlobClient:
-        client = self._broker()
-        assert client is not None, "nothing is fetched before the worker runs"
-        return client
-
     async def _gathered(self, name: str, offset: int, length: int) -> AsyncIterator[bytes]:
-        client, fellows = self._client, self._fellows.clients
+        client, fellows = self._broker(), self._fellows.clients
         pieces = client.pieces(name, offset, length)
         if fellows and not length:
             (size,) = await client.have([common_pb2.BlobRef(hash=name)])
