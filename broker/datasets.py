@@ -25,7 +25,8 @@ from ..job.words import some_of
 from ..proto.broker_pb2 import BrokerMessage, DataAnswer, Resolve, Resolved
 from ..proto.common_pb2 import Reason
 from .events import Answer, DataAsked, Instruction, Log, Reject, RequestId, SetTimer, Tell
-from .membership import Member, Membership, clean
+from .member import Member, clean
+from .membership import Membership
 from .options import BrokerOptions
 from .runs import Run
 from .waiting import Waits, suited

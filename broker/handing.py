@@ -25,7 +25,8 @@ from ..proto.broker_pb2 import RUNNING, BrokerMessage, Stay
 from ..proto.common_pb2 import Reason
 from .events import Instruction, Tell
 from .keepers import instead
-from .membership import Member, Membership
+from .member import Member
+from .membership import Membership
 from .recovery import able_left, replacements
 
 if TYPE_CHECKING:

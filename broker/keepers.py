@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from ..dag.plan import Keeper, PeerId, Plan
-from .membership import Member, Membership, dial
+from .member import Member, dial
+from .membership import Membership
 
 __all__ = ["choose_keepers", "fits", "instead"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..dag.plan import PeerId
-from .membership import Member
+from .member import Member
 from .waiting import Waits
 
 __all__ = ["Lack"]

@@ -70,7 +70,8 @@ from .events import (
     TimerFired,
     WatchAsked,
 )
-from .membership import Lost, Member, Membership, clean
+from .member import Member, clean
+from .membership import Lost, Membership
 from .options import BrokerOptions
 from .placing import Placing
 from .probing import Probing

@@ -54,7 +54,8 @@ from ..proto.common_pb2 import Reason
 from ..proto.journal_pb2 import Decision
 from .events import Instruction, Log, RunId, SetTimer, Tell
 from .handing import Errand
-from .membership import Member, Membership, clean
+from .member import Member, clean
+from .membership import Membership
 from .options import BrokerOptions
 from .returning import Returning
 from .steps import WrongStepError

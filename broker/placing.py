@@ -24,7 +24,8 @@ from ..dag.plan import PeerId, PlanError
 from .datasets import lacks_data
 from .events import Instruction, Log, MakePlan, PlanFailed, PlanReady, RunId, SetTimer
 from .lacking import Lack
-from .membership import Member, Membership, dial
+from .member import Member, dial
+from .membership import Membership
 from .probing import Probing
 from .runs import Run
 from .waiting import Offered, Waits, by_hand, consider, in_order, suited

@@ -26,7 +26,8 @@ from ..dag.plan import PeerId
 from ..proto.broker_pb2 import BrokerMessage, LinkReport, Probe
 from .events import Instruction, Log, SetTimer, Tell
 from .links import MAX_AGE_S, Caps, Links, Origin
-from .membership import Member, Membership, clean, dial
+from .member import Member, clean, dial
+from .membership import Membership
 from .options import BrokerOptions
 
 __all__ = ["LINKS", "SIZES", "SMALLEST", "Allowance", "Probing"]

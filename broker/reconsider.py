@@ -27,7 +27,8 @@ from ..dag.plan import Plan
 from ..dag.speed import Speeds
 from .events import ConsiderPlan, Instruction, Log, PlanConsidered, RunId
 from .handing import Errand
-from .membership import Member, Membership
+from .member import Member
+from .membership import Membership
 from .probing import Probing
 from .runs import Run
 from .scheduler.interface import PeerOffer

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from ..dag.plan import PeerId, Plan
 from .keepers import fits
-from .membership import Member, Membership, dial
+from .member import Member, dial
+from .membership import Membership
 
 if TYPE_CHECKING:
     from .terms import Terms

@@ -33,7 +33,8 @@ from ..proto.broker_pb2 import (
 )
 from .events import Instruction, Tell
 from .handing import Errand
-from .membership import Lost, Member, Membership, clean
+from .member import Member, clean
+from .membership import Lost, Membership
 from .phases import Phases
 from .recovery import replacements, suited_left, unreached
 from .replica import rerouted, rerouted_pairs

@@ -43,7 +43,8 @@ from .durable import DurableRun
 from .events import Instruction, Log, RunId, Tell
 from .handing import Handing
 from .keepers import choose_keepers, instead, ring_pairs
-from .membership import Member, Membership, clean, dial
+from .member import Member, clean, dial
+from .membership import Membership
 from .options import BrokerOptions
 from .recovery import Blamed
 from .resume import gifts, resume

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..dag.plan import PeerId
-from .membership import Member, Membership
+from .member import Member
+from .membership import Membership
 from .runs import Run
 
 __all__ = ["Offered", "Waits", "by_hand", "consider", "in_order", "resolve", "suited"]

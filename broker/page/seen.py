@@ -12,7 +12,7 @@ from typing import Any
 
 from ...proto.broker_pb2 import Description, LinkState, PeerState, Phase, RunSpec, RunState
 from ..events import DescribeAsked, RunId
-from ..membership import clean
+from ..member import clean
 from ..shell import RejectedError, Shell
 from .digest import Digest, Totals
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from shoal.broker import terms
 from shoal.broker.events import MakePlan, PlanReady
 from shoal.broker.keepers import instead
-from shoal.broker.membership import Member, Membership
+from shoal.broker.member import Member
+from shoal.broker.membership import Membership
 from shoal.broker.options import BrokerOptions
 from shoal.dag.plan import Keeper, PeerId, Plan, StageSlot, Visit
 from shoal.proto.broker_pb2 import Profile, Ready, StepReport
