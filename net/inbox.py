@@ -44,7 +44,7 @@ class _Incoming:
 @dataclass(slots=True)
 class _Slots:
     """Of one role. `taken`: frames here or on their way; `granted`: credit that the other side was
-    told of; `announced`: by it, in this session."""
+    told of, or is with the next message (`Link`); `announced`: by it, in this session."""
 
     allowed: int = 0
     taken: int = 0
@@ -80,8 +80,8 @@ class Inbox:
         return self._grant(role)
 
     def hurries(self, role: Role) -> bool:
-        """Whether the other side may soon have to wait for slots: it has used up more than half of
-        what it was told."""
+        """Whether the other side may soon have to wait: it may announce fewer frames than half of
+        the role's slots."""
         slots = self._slots[role]
         return 2 * (slots.granted - slots.announced) < slots.allowed
 

@@ -116,6 +116,7 @@ class Link:
                 f"and the dial is for {self.peer}"
             )
         self._acks.clear()  # those that the last connection lost are in our own hello
+        self._credits.clear()  # all are said anew below
         self._patient.clear()
         if hello.session != self._other:
             self._other = hello.session
@@ -124,7 +125,7 @@ class Link:
         elif hello.knows != self.session:
             self._outbox.restart()
         done = self._outbox.resume(hello) if hello.knows == self.session else []
-        # Our hello may have been written before the session was known: credits are said anew.
+        # Our hello may have been written before the session was known.
         self._say([Credit(role, frames) for role, frames in self._inbox.credits])
         self._up = True
         return [FrameAcknowledged(self.peer, key) for key in done]

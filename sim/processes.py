@@ -7,7 +7,6 @@ of a shell's background job ignores SIGINT.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import select
@@ -18,12 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["ClusterError", "LocalCluster", "die_with", "started_by", "uninterrupted"]
+__all__ = ["ClusterError", "LocalCluster", "started_by", "tied", "uninterrupted"]
 
 _SETTINGS = "XDG_CONFIG_HOME"
 PATIENCE_S = 60.0
@@ -199,13 +198,12 @@ class LocalCluster:
         environment = os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1"}
         with open(self.folder / f"{name}.log", "ab") as log, uninterrupted():
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "shoal.cli", *arguments],
+                tied([sys.executable, "-m", "shoal.cli", *arguments]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if name == "broker" else log,
                 stderr=log,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=die_with(os.getpid()) if sys.platform == "linux" else None,
             )
 
     def _join_line(self) -> tuple[str, str]:
@@ -246,17 +244,24 @@ def uninterrupted() -> Iterator[None]:
             signal.raise_signal(came[0])
 
 
-def die_with(parent: int) -> Callable[[], None]:
-    """For a child before it runs its program: the kernel ends it with `parent` (Linux)."""
-    library = ctypes.CDLL(None)
+_TIE = """\
+import ctypes, os, signal, sys
+pr_set_pdeathsig = 1
+ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
-    def tie() -> None:
-        pr_set_pdeathsig = 1
-        library.prctl(pr_set_pdeathsig, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
 
-    return tie
+def tied(command: Sequence[str]) -> list[str]:
+    """A command that does the same, and that the kernel ends with this process (Linux).
+
+    Not by Popen's `preexec_fn`: with one it forks in a way that runs gRPC's handlers, and of some
+    hundred children one aborts in gRPC's poller before it is the program (grpc/grpc#43055)."""
+    if sys.platform != "linux":
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *command]
 
 
 def started_by(pid: int) -> list[int]:

@@ -1,8 +1,8 @@
 """The submitter's side: any source of data becomes a manifest and content-hashed shards.
 
 The source is read once, item after item, through fsspec; nothing but shards ever leaves this
-machine, and peers never see a path. What comes over HTTP comes through the proxy that the
-environment names.
+machine, and peers never see a path. What comes over HTTP comes through the same proxy as all that
+Shoal dials (net/proxy.py).
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
 from fsspec.core import url_to_fs
 from safetensors import SafetensorError, safe_open
 
 from ...dag.graph import ITEM_BYTES
+from ...net.local import joined
+from ...net.proxy import proxy_for
 from .manifest import STORED_BYTES, Column, DataError, Kind, Manifest, Shard
 
 __all__ = ["resolve"]
@@ -31,8 +33,8 @@ TEXT_SHARD_BYTES = 4 * 2**20
 """Small enough that the first step starts soon over a home uplink."""
 ARRAY_SHARD_BYTES = 16 * 2**20
 
-_HTTP = {"client_kwargs": {"trust_env": True}}
-"""Its client knows of proxies when it is told to look."""
+_SILENT_S = 60.0
+"""A server that sends nothing for so long is given up; a long file may take as long as it does."""
 
 _Array = npt.NDArray[Any]
 
@@ -161,7 +163,10 @@ def _text(source: str) -> bytes:
     if not source:
         return b"".join(p.read_bytes() for p in _standard_library())
     with _reading(source):
-        filesystem, path = url_to_fs(source, **(_HTTP if source.startswith("http") else {}))
+        options = _http_options(source)
+        filesystem, path = url_to_fs(source, **options)
+        if options:  # whatever lies there is a file, and may have a "?" in its name
+            return bytes(filesystem.cat_file(path))
         paths = sorted(filesystem.glob(path)) if set("*?[") & set(path) else [path]
         if len(paths) == 1 and filesystem.isdir(paths[0]):
             raise DataError(f"{source} is a folder: give a glob such as {source}/**/*.txt")
@@ -178,8 +183,24 @@ def _reading(source: str) -> Iterator[None]:
         yield
     except DataError:
         raise
+    except FileNotFoundError:
+        raise DataError(f"{source} cannot be read: nothing is there") from None
     except Exception as error:
-        raise DataError(f"{source} cannot be read: {error or type(error).__name__}") from None
+        raise DataError(f"{source} cannot be read: {str(error) or type(error).__name__}") from None
+
+
+def _http_options(source: str) -> dict[str, Any]:
+    """What fsspec needs to know of a source over HTTP; empty for any other. Raises ProxyError."""
+    scheme, _, rest = source.rpartition("::")[2].partition("://")
+    if scheme not in ("http", "https"):
+        return {}
+    import aiohttp  # takes a while, and few need it
+
+    at = urlsplit(f"//{rest}")
+    proxy = proxy_for(joined(at.hostname or "", at.port or (443 if scheme == "https" else 80)))
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SILENT_S, sock_read=_SILENT_S)
+    client = {"timeout": timeout}
+    return {scheme: {"client_kwargs": client, "proxy": None if proxy is None else proxy.url}}
 
 
 def _standard_library() -> list[Path]:
@@ -266,7 +287,9 @@ def _local(source: str) -> Path:
     path = Path(source)
     if "://" in source:
         with _reading(source):
-            path = Path(fsspec.open_local(f"simplecache::{source}", http=_HTTP, https=_HTTP))
+            files, there = url_to_fs(f"simplecache::{source}", **_http_options(source))
+            with files.open(there) as file:
+                path = Path(file.name)
     if not path.is_file():
         raise DataError(f"there is no file {source}")
     return path

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import os
+import ssl
+import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from shoal.peer.data import DataError
 from shoal.peer.data.sources import resolve
+from shoal.tests.net.proxies import ConnectProxy
 
+PROXIES = {
+    *(f"{name}_proxy" for name in ("grpc", "https", "all", "http", "no")),
+    *(f"{name}_PROXY" for name in ("GRPC", "HTTPS", "ALL", "HTTP", "NO")),
+}
 TEXT = b"all fish swim in one sea. " * 60
 FILES = {"/sea.txt": TEXT}
 
@@ -65,32 +80,83 @@ def served() -> Iterator[tuple[str, list[str]]]:
 def test_text_and_arrays_are_read_over_http(
     tmp_path: Path, served: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("no_proxy", "*")
-    _, paths = resolve(tmp_path, source=f"http://{served[0]}/sea.txt", length=8)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # not for this machine itself
+    _, paths = resolve(tmp_path, source=f"http://{served[0]}/sea.txt?part=1", length=8)
     assert [path.read_bytes() for path in paths.values()] == [TEXT]
-    manifest, _ = resolve(tmp_path, kind="arrays", source=f"http://{served[0]}/a.npz")
+    for query in ("", "?file=a.npz"):
+        source = f"http://{served[0]}/a.npz{query}"
+        manifest, _ = resolve(tmp_path, kind="arrays", source=source)
     assert manifest.total == 8
 
 
 def test_what_comes_over_http_comes_through_the_proxy(
     tmp_path: Path, served: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+    for name in PROXIES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("http_proxy", f"http://{served[0]}")
+    monkeypatch.setenv("all_proxy", f"http://{served[0]}")
     _, paths = resolve(tmp_path, source="http://data.invalid/sea.txt", length=8)
     assert [path.read_bytes() for path in paths.values()] == [TEXT]
     resolve(tmp_path, kind="arrays", source="http://data.invalid/a.npz")
     assert {"http://data.invalid/sea.txt", "http://data.invalid/a.npz"} <= set(served[1])
 
 
+def test_https_goes_through_the_proxy_with_connect(
+    tmp_path: Path, served: tuple[str, list[str]]
+) -> None:
+    """In a process of its own, which trusts the server's certificate."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "data.invalid")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("data.invalid")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (tmp_path / "chain.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+    (tmp_path / "key.pem").write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "chain.pem", tmp_path / "key.pem")
+
+    async def read() -> tuple[int, list[str]]:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(TEXT) + TEXT)
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+        at = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        code = (
+            "import sys; from pathlib import Path; from shoal.peer.data.sources import resolve\n"
+            "_, paths = resolve(Path(sys.argv[1]), source='https://data.invalid/sea', length=8)\n"
+            f"assert [p.read_bytes() for p in paths.values()] == [{TEXT!r}]"
+        )
+        async with server, ConnectProxy({"data.invalid:443": at}) as proxy:
+            plain = {k: v for k, v in os.environ.items() if k not in PROXIES}
+            trusting = {"SSL_CERT_FILE": str(tmp_path / "chain.pem"), "HTTPS_PROXY": proxy.url}
+            reading = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", code, str(tmp_path / "shards")), env=plain | trusting
+            )
+            return await reading.wait(), proxy.asked
+
+    code, asked = asyncio.run(read())
+    assert code == 0
+    assert asked == ["data.invalid:443"]
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("http://{at}/nowhere.txt", "nowhere.txt"),
-        ("http://{at}/broken.txt", "broken.txt"),
-        ("http://{at}/nowhere.npz", "nowhere.npz cannot be read"),
-        ("http://127.0.0.1:1/sea.txt", "127.0.0.1:1/sea.txt"),
+        ("http://{at}/nowhere.txt", "nowhere.txt cannot be read: nothing is there"),
+        ("http://{at}/broken.txt", "broken.txt cannot be read: 500"),
+        ("http://{at}/nowhere.npz", "nowhere.npz cannot be read: nothing is there"),
+        ("http://127.0.0.1:1/sea.txt", "cannot be read: Cannot connect to host"),
         ("nowhere://sea.txt", "Protocol not known: nowhere"),
         ("nowhere://sea.npz", "Protocol not known: nowhere"),
     ],
@@ -98,11 +164,9 @@ def test_what_comes_over_http_comes_through_the_proxy(
 def test_what_cannot_be_read_is_named(
     tmp_path: Path,
     served: tuple[str, list[str]],
-    monkeypatch: pytest.MonkeyPatch,
     source: str,
     message: str,
 ) -> None:
-    monkeypatch.setenv("no_proxy", "*")
     kind = "arrays" if source.endswith(".npz") else "text"
     with pytest.raises(DataError, match=message):
         resolve(tmp_path, kind=kind, source=source.format(at=served[0]))

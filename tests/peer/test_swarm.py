@@ -134,17 +134,17 @@ async def test_a_peer_follows_its_broker_and_nobody_else(tmp_path: Path) -> None
             workers = await joining.__aenter__()
             await until(lambda: workers and is_member(workers[0]))
             [peer] = members(broker)
-            assert workers[0]._named == first
+            assert workers[0]._upstream._named == first
         await until(lambda: not is_member(workers[0]))
         await says(node, other, Claim("fish", "other"), other.address)  # which is somebody else's
         async with at_port(broker) as second:
             await says(node, broker, claim, second)
             await until(lambda: is_member(workers[0]))
             assert members(broker) == [peer]
-            assert workers[0]._named == second
+            assert workers[0]._upstream._named == second
         # Back where it was at first, and it has not said so.
         async with at_port(broker, split(line)[1]):
-            await until(lambda: is_member(workers[0]) and workers[0]._named == line)
+            await until(lambda: is_member(workers[0]) and workers[0]._upstream._named == line)
             assert members(broker) == [peer]
             await joining.__aexit__(None, None, None)
         assert members(other) == []

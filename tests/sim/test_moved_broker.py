@@ -20,7 +20,7 @@ import pytest
 
 from shoal.net.discovery.directory import DirectoryError
 from shoal.net.discovery.process import check_available
-from shoal.sim.processes import LocalCluster, die_with
+from shoal.sim.processes import LocalCluster, tied
 from shoal.tests.sim.test_namespaces import JOB, SUBMIT, losses
 
 Popen = subprocess.Popen[str]
@@ -71,14 +71,13 @@ def shoal(folder: Path, log: str, *arguments: str) -> AbstractContextManager[Pop
 def program(folder: Path, log: str, *arguments: str) -> Iterator[Popen]:
     with open(folder / log, "w") as out:
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            tied([sys.executable, *arguments]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=out,
             text=True,
             cwd=folder,
             start_new_session=True,
-            preexec_fn=die_with(os.getpid()),
         )
         try:
             yield process
