@@ -11,7 +11,9 @@ checkfree   The set-up of CheckFree (arXiv 2506.15461, section 5.2, 500M): a GPT
             width 1,024 in six stages, 91.3 s a step, each of whose holders fails with 5, 10 and
             16 % an hour (a Poisson process for each peer that holds a stage). Here: six holders and
             POOL peers in the pool on links of 62.5 MB/s and 20 ms, one of them warm, four
-            microbatches of one window; a snapshot each step; who failed is back after an hour.
+            microbatches of one window; a snapshot each step; who failed is back after an hour. So
+            large a pool that six are always there: with fewer the run is planned anew over those,
+            and its steps are other ones than the paper's.
             Ghosts have no loss, so that hours are steps times seconds per step: the 10,000 steps
             that the paper needs without failures, because nothing is lost here, times what a step
             took on the average over the steps that were simulated.
@@ -65,7 +67,7 @@ STAGES = 6
 PAPER_STEPS = 10_000
 """Steps to the paper's validation loss of 2.85 without failures, derived from its table 2."""
 PAPER_STEP_S = 91.32
-POOL = 4
+POOL = 7
 PLAIN_SHARE = 0.27
 """What torchft publishes of a run that is restarted from its checkpoints."""
 
@@ -103,6 +105,8 @@ class Found:
     recoveries: tuple[tuple[float, float, float], ...]
     """From the failure: until it was noticed, until all were built, until a new step was done."""
     step_s: tuple[float, ...]
+    cuts: int
+    """Plans with other stages than the first one's."""
 
     @property
     def mean_step_s(self) -> float:
@@ -218,6 +222,7 @@ class Played:
         wanted = expected(bound, self.job.seed, len(done), case.microbatches).losses
         assert [e.step.outcome.loss for e in done] == wanted, "not the losses of the plain loop"
         last = done[-1].at_s if run in over else end
+        cuts = [[s.stop for s in e.plan.stages] for e in events if e.HasField("plan")]
         assert run not in over or over[run].phase == broker_pb2.DONE, over[run].reason.text
         return Found(
             len(done) - 1,
@@ -225,6 +230,7 @@ class Played:
             len(self._failed_at),
             self._parts(events),
             tuple(e.step.seconds for e in done[1:]),
+            sum(cut != cuts[0] for cut in cuts),
         )
 
     def _again(self, after_s: float, what: Callable[[], None]) -> None:
@@ -329,7 +335,8 @@ def checkfree(steps: int) -> list[Figure]:
         per_loss = (found.seconds - PAPER_STEP_S * found.steps) / max(1, found.losses)
         print(
             f"  {percent:2} % an hour: {hours:.1f} h ({found.steps} steps simulated, "
-            f"{found.losses} losses, {per_loss:.0f} s each; {time.perf_counter() - began:.0f} s)",
+            f"{found.losses} losses, {per_loss:.0f} s each, {found.cuts} plans with other stages; "
+            f"{time.perf_counter() - began:.0f} s)",
             flush=True,
         )
         figures.append(Figure(f"checkfree_hours_{percent}pct", hours, "h", "lower"))

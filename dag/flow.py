@@ -7,7 +7,8 @@ action adds up, it does so in the order in which `takes` lists the parts.
 
 role             port          given by            taken by    what it is
 ---------------  ------------  ------------------  ----------  ---------------------------------
-activation       VALUE         F m@source          F m@target  a value; its spec is Port.spec
+activation       VALUE         F m@source          F m@target  a value; its spec is Port.spec, its
+                                                               name that of the target (`made`)
                                F m@source          B m@loss    one made behind the loss
                                                                (Stage.late); without a backward
                                                                of the loss taken by N>
@@ -69,10 +70,11 @@ from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
-from .cut import Port, Stage, TiedGroup
+from .cut import Stage, TiedGroup
 from .grid import grid_of
 from .plan import PeerId, Plan, Route
 from .schedule import Action, Kind, evaluation_actions, hub_of, shares_gradient, step_actions
+from .swaps import Crossing, crossings
 
 __all__ = ["Flow", "Role", "Transfer"]
 
@@ -105,7 +107,8 @@ class Transfer(NamedTuple):
 
     @property
     def value(self) -> str:
-        """Name of the graph's value that an activation or its gradient belongs to."""
+        """Name of the graph's value that an activation or its gradient belongs to, as the stage
+        that takes it calls it."""
         if self.role is Role.ACTIVATION_GRAD:
             return self.port.rpartition("<")[0]
         return self.port.removeprefix("eval:")
@@ -130,6 +133,10 @@ class Flow:
         of this plan: a frame that claims to be one is refused."""
         self.given_by: dict[Transfer, Action] = {}
         """The action that makes it, at its source."""
+        self._crossings: dict[tuple[int, ...], tuple[Crossing, ...]] = {}
+        """By the order in which a microbatch visits the stages."""
+        self._made: dict[Transfer, str] = {}
+        """Where the stage that gives a transfer has another name for its value."""
         self._takes: dict[PeerId, dict[Action, list[Transfer]]] = {p: {} for p in plan.peers}
         self._gives: dict[PeerId, dict[Action, list[Transfer]]] = {p: {} for p in plan.peers}
         for m, route in enumerate(plan.routes):
@@ -149,6 +156,11 @@ class Flow:
     def gives(self, peer: PeerId, action: Action) -> tuple[Transfer, ...]:
         """What the action leaves in the peer's store, for others and for itself."""
         return tuple(self._gives[peer].get(action, ()))
+
+    def made(self, transfer: Transfer) -> str:
+        """`Transfer.value` as the stage that gives it calls it: another name only where stages have
+        changed places (`swaps.py`)."""
+        return self._made.get(transfer) or transfer.value
 
     def involved(self, peer: PeerId) -> tuple[Action, ...]:
         """Every action of the peer, training and evaluation, that takes or gives something."""
@@ -182,24 +194,23 @@ class Flow:
         hop = {visit.stage: i for i, visit in enumerate(route)}
         peer = {visit.stage: visit.peer for visit in route}
         kind, prefix = (Kind.FORWARD, "") if training else (Kind.EVALUATE, "eval:")
-        for stage in self.stages:
-            for port in stage.sends:
-                s = port.source
-                for t in port.targets:
-                    there = Transfer(
-                        Role.ACTIVATION, m, hop[t], prefix + port.value, peer[s], peer[t]
-                    )
-                    taker = self._taker(port, m, t, training=training)
-                    self._add(there, Action(kind, m, s), taker)
-                for t in port.grad_targets if training else ():
-                    back = Transfer(
-                        Role.ACTIVATION_GRAD, m, hop[s], f"{port.value}<{t}", peer[t], peer[s]
-                    )
-                    self._add(back, Action(Kind.BACKWARD, m, t), Action(Kind.BACKWARD, m, s))
+        order = tuple(hop)
+        if order not in self._crossings:
+            self._crossings[order] = crossings(self.stages, route)
+        for crossing in self._crossings[order]:
+            s, made, t, taken, grad, _ = crossing
+            there = Transfer(Role.ACTIVATION, m, hop[t], prefix + taken, peer[s], peer[t])
+            self._add(there, Action(kind, m, s), self._taker(crossing, m, training=training))
+            back = Transfer(Role.ACTIVATION_GRAD, m, hop[s], f"{made}<{t}", peer[t], peer[s])
+            if grad and training:
+                self._add(back, Action(Kind.BACKWARD, m, t), Action(Kind.BACKWARD, m, s))
+            if made != taken:
+                self._made |= {there: made, back: taken}
 
-    def _taker(self, port: Port, m: int, target: int, *, training: bool) -> Action:
+    def _taker(self, crossing: Crossing, m: int, *, training: bool) -> Action:
         """The action that takes a value in its target stage."""
-        if target > port.source:
+        target = crossing.target
+        if not crossing.late:
             return Action(Kind.FORWARD if training else Kind.EVALUATE, m, target)
         if not training:
             return Action(Kind.EVAL_GIVE)

@@ -27,6 +27,8 @@ __all__ = [
     "Spare",
     "StageSlot",
     "Visit",
+    "by_stage",
+    "swapped_pairs",
 ]
 
 PeerId = NewType("PeerId", str)
@@ -74,6 +76,17 @@ def in_pipelines(holders: Iterable[Sequence[Hashable]]) -> bool:
 
 Route = tuple[Visit, ...]
 """The visits of one microbatch, in order."""
+
+
+def swapped_pairs(route: Route) -> tuple[tuple[int, int], ...]:
+    """Neighbouring stages (a, a + 1) that a route visits the other way round, ascending."""
+    order = [v.stage for v in route]
+    return tuple((b, a) for a, b in zip(order, order[1:], strict=False) if a == b + 1)
+
+
+def by_stage(route: Route) -> tuple[PeerId, ...]:
+    """The peer of each stage, in the order of the stages."""
+    return tuple(v.peer for v in sorted(route, key=lambda v: v.stage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +183,9 @@ class Keeper:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who runs what. `routes[m]` are the visits of microbatch m; `evaluation_routes[m]` those of
-    held-out microbatch m (forward only)."""
+    """Who runs what. `routes[m]` are the visits of microbatch m, in the order of the stages but for
+    neighbours that change places (`swaps.py`); `evaluation_routes[m]` those of held-out microbatch
+    m (forward only, in order)."""
 
     stages: tuple[StageSlot, ...]
     routes: tuple[Route, ...]
@@ -251,10 +265,15 @@ class Plan:
         kinds = (("microbatch", self.routes), ("held-out microbatch", self.evaluation_routes))
         for kind, routes in kinds:
             for m, route in enumerate(routes):
-                if [v.stage for v in route] != list(range(len(self.stages))):
+                order, wanted = [v.stage for v in route], list(range(len(self.stages)))
+                for a, b in swapped_pairs(route) if routes is self.routes else ():
+                    if 0 < a and b < len(self.stages) - 1:
+                        wanted[a], wanted[b] = b, a
+                if order != wanted:
                     raise PlanError(
-                        f"the route of {kind} {m} visits stages {[v.stage for v in route]}: "
-                        f"expected 0 to {len(self.stages) - 1} in order"
+                        f"the route of {kind} {m} visits stages {order}: expected 0 to "
+                        f"{len(self.stages) - 1} in order, but for inner neighbours that "
+                        "change places in training"
                     )
                 for v in route:
                     if v.peer not in self.stages[v.stage].holders:

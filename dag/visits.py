@@ -28,7 +28,8 @@ from collections.abc import Sequence
 
 from .action import Action, Kind
 from .cut import Stage
-from .plan import PeerId, Plan, Route
+from .plan import PeerId, Plan, Route, by_stage
+from .swaps import Crossing, crossings, swaps
 
 __all__ = ["visit_lists"]
 
@@ -48,6 +49,27 @@ def visit_lists(
     return simulation.run()
 
 
+class _Needs:
+    """By stage, the stages of whose visits a visit there needs: for its forward the `forward` of
+    those, for its backward the `backward` of those and the forward of the `late` ones."""
+
+    def __init__(self, stages: int, crossings: Sequence[Crossing]) -> None:
+        forward: list[set[int]] = [set() for _ in range(stages)]
+        backward: list[set[int]] = [set() for _ in range(stages)]
+        late: list[set[int]] = [set() for _ in range(stages)]
+        for crossing in crossings:
+            (late if crossing.late else forward)[crossing.target].add(crossing.source)
+            if crossing.grad:
+                backward[crossing.source].add(crossing.target)
+        self.forward, self.backward, self.late = forward, backward, late
+        self.wakes: list[set[int]] = [set() for _ in range(stages)]
+        """Those in which its visits may make another one ready."""
+        for needed in (forward, backward, late):
+            for i, of in enumerate(needed):
+                for j in of:
+                    self.wakes[j].add(i)
+
+
 class _Simulation:
     """List scheduling of forwards and backwards in unit times; see the module's docstring."""
 
@@ -55,22 +77,19 @@ class _Simulation:
         self, plan: Plan, stages: Sequence[Stage], routes: Sequence[Route], *, training: bool
     ) -> None:
         self.peers = plan.peers
-        self.routes = routes
+        self.peer_of = [by_stage(route) for route in routes]
+        """By microbatch and stage."""
         self.gpipe = plan.schedule == "gpipe" and training
         self.forward = Kind.FORWARD if training else Kind.EVALUATE
         self.has_backward = [training and s.has_backward for s in stages]
-        self.needs_forward_of = [sorted({p.source for p in s.receives}) for s in stages]
-        self.needs_backward_of = [
-            sorted({t for p in s.sends for t in p.grad_targets}) for s in stages
-        ]
-        # The backward of the loss also takes results of later stages.
-        self.needs_late_of = [sorted({p.source for p in s.late}) for s in stages]
-        self.wakes: list[set[int]] = [set() for _ in stages]
-        """By stage, those in which its visits may make another one ready."""
-        for i in range(len(stages)):
-            for needed in (self.needs_forward_of, self.needs_backward_of, self.needs_late_of):
-                for j in needed[i]:
-                    self.wakes[j].add(i)
+        orders: dict[tuple[int, ...], _Needs] = {}
+        self.needs: list[_Needs] = []
+        """By microbatch, what its visits wait for; one for all on routes of one order."""
+        for route in routes:
+            order = tuple(v.stage for v in route)
+            if order not in orders:
+                orders[order] = _Needs(len(stages), crossings(stages, route))
+            self.needs.append(orders[order])
         # A microbatch stops being live in a stage with this action; where nothing is differentiated
         # it still fills the next stage's receive slots, until the first backward above it.
         last = len(stages) - 1
@@ -92,7 +111,9 @@ class _Simulation:
         self.holding: dict[PeerId, list[int]] = {peer: [] for peer in self.peers}
         for peer, stage in sorted(self.forwards, key=lambda key: key[1]):
             self.holding[peer].append(stage)
-        self.limit = _limits(routes, last + 1)
+        self.limit = _limits(self.peer_of, last + 1)
+        for a, b in swaps(plan):  # each is the first of the two for some microbatches
+            self.limit[b] = self.limit[a]
         """By stage, the most live microbatches of one holder."""
         self.next_forward = dict.fromkeys(self.forwards, 0)
         self.next_backward = {key: 0 for key in self.forwards if self.has_backward[key[1]]}
@@ -105,7 +126,7 @@ class _Simulation:
         )
         self.room: dict[PeerId, int] = {}
         """The most live visits of a peer under "interleaved"; unbound where it is missing."""
-        self.rounds = self._rounds() if self.interleaved else {}
+        self.rounds = self._rounds(routes) if self.interleaved else {}
         self.now = 0
         self.turned = dict.fromkeys(self.peers, False)
         """Whether a peer's last action was a backward."""
@@ -113,11 +134,11 @@ class _Simulation:
         self.round_trip: dict[PeerId, int] = {}
         """Units from a peer's first forward until the first microbatch stops being live there."""
 
-    def _rounds(self) -> dict[PeerId, dict[int, int]]:
+    def _rounds(self, routes: Sequence[Route]) -> dict[PeerId, dict[int, int]]:
         """By peer and microbatch, the round in which the peer has it."""
         visited: dict[PeerId, dict[int, int]] = {peer: {} for peer in self.peers}
         length = dict.fromkeys(self.peers, 1)
-        for m, route in enumerate(self.routes):
+        for m, route in enumerate(routes):
             before: dict[PeerId, int] = {}
             for visit in route:
                 gap = visit.stage - before.get(visit.peer, visit.stage)
@@ -154,8 +175,8 @@ class _Simulation:
                 lists[peer].append(action)
             while self.lowest < len(self.unfinished) and not self.unfinished[self.lowest]:
                 self.lowest += 1
-                if self.interleaved and self.lowest < len(self.routes):
-                    awake |= dict.fromkeys(v.peer for v in self.routes[self.lowest])
+                if self.interleaved and self.lowest < len(self.peer_of):
+                    awake |= dict.fromkeys(self.peer_of[self.lowest])
             self.now += 1
         return lists
 
@@ -171,11 +192,11 @@ class _Simulation:
             self.began.setdefault(peer, self.now)
         self.done.add((action.kind, m, stage))
         self.unfinished[m] -= 1
-        route = self.routes[m]
-        woken = [route[i].peer for i in self.wakes[stage]]
+        peer_of = self.peer_of[m]
+        woken = [peer_of[i] for i in self.needs[m].wakes[stage]]
         for i in self.ends.get((action.kind, stage), ()):
-            self.live[route[i].peer, i] -= 1
-            other = route[i].peer
+            other = peer_of[i]
+            self.live[other, i] -= 1
             self.round_trip.setdefault(other, self.now - self.began.get(other, self.now))
             woken.append(other)
         return woken
@@ -206,7 +227,7 @@ class _Simulation:
         if at == len(queue):
             return None
         m = queue[at]
-        if any((self.forward, m, i) not in self.done for i in self.needs_forward_of[stage]):
+        if any((self.forward, m, i) not in self.done for i in self.needs[m].forward[stage]):
             return None
         bound = not (self.gpipe or self.interleaved)
         if bound and self.live[peer, stage] >= self.limit[stage]:
@@ -222,17 +243,17 @@ class _Simulation:
         m = queue[at]
         ready = (
             (self.forward, m, stage) in self.done
-            and all((Kind.BACKWARD, m, i) in self.done for i in self.needs_backward_of[stage])
-            and all((self.forward, m, i) in self.done for i in self.needs_late_of[stage])
+            and all((Kind.BACKWARD, m, i) in self.done for i in self.needs[m].backward[stage])
+            and all((self.forward, m, i) in self.done for i in self.needs[m].late[stage])
         )
         return Action(Kind.BACKWARD, m, stage) if ready else None
 
 
-def _limits(routes: Sequence[Route], stages: int) -> list[int]:
+def _limits(peer_of: Sequence[Sequence[PeerId]], stages: int) -> list[int]:
     """The bound of 1F1B on the live microbatches of each holder, by stage."""
-    if not routes:
+    if not peer_of:
         return [0] * stages
-    width = [len({route[i].peer for route in routes}) for i in range(stages)]
+    width = [len({peers[i] for peers in peer_of}) for i in range(stages)]
     limits, from_here = [], 0
     for i in range(stages - 1, -1, -1):
         from_here += width[i]

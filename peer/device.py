@@ -264,7 +264,7 @@ class TorchDevice:
         if held.stage.makes_loss:
             self._report(work, True, m, ports, inputs or {}, forwarded.results)
         gives = work.flow.gives(work.order.peer, action)
-        return {t: forwarded.ports[t.value] for t in gives}
+        return {t: forwarded.ports[work.flow.made(t)] for t in gives}
 
     def _backward(
         self, work: Work, step: int, action: Action, taken: Taken
@@ -279,7 +279,7 @@ class TorchDevice:
         weight = work.exchange.weight_of(m) if held.stage.makes_loss else 1.0
         back = held.executor.backward(step, m, grads, weight)
         gives = work.flow.gives(work.order.peer, action)
-        return {t: back.get(t.value) for t in gives}
+        return {t: back.get(work.flow.made(t)) for t in gives}
 
     def _evaluate(
         self, work: Work, action: Action, taken: Taken

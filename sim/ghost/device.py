@@ -275,7 +275,7 @@ class GhostDevice:
             mine |= ports
             mine |= values
         for t, at in part.gives:
-            store[at] = values[t.value]
+            store[at] = values[work.shared.flow.made(t)]
 
     def _backward(
         self, work: _Work, action: Action, part: _Part, store: dict[_Local, Hash]
@@ -293,7 +293,7 @@ class GhostDevice:
             loss = work.shared.hashes.seed_gradient(work.reported[True, m])
         back = held.backward(m, gradients, loss)
         for t, at in part.gives:
-            store[at] = back[t.value]
+            store[at] = back[work.shared.flow.made(t)]
 
     # ------------------------------------------------------------ exchanges
 

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.graph import Graph, Parameter
+from ...dag.swaps import Segment
 
 __all__ = ["MASK", "Expected", "Hashes", "expected", "figure", "mix", "mixed", "name_hash", "odd"]
 
@@ -183,10 +184,12 @@ def expected(
     *,
     eval_every: int = 0,
     held_out: int = 0,
+    orders: Sequence[Sequence[Segment]] = (),
 ) -> Expected:
     """The plain loop over the bound graph, knowing nothing of plans. `eval_every`: steps between
-    evaluations of `held_out` microbatches, one after the last step too; 0: none."""
-    loop = _Loop(Hashes(graph, seed))
+    evaluations of `held_out` microbatches, one after the last step too; 0: none. `orders`: of each
+    microbatch, where some compute parts of the graph in another order."""
+    loop = _Loop(Hashes(graph, seed), orders)
     found = Expected()
     for step in range(steps):
         found.losses.append(figure(loop.step(step, range(microbatches))))
@@ -200,23 +203,32 @@ def expected(
 class _Loop:
     """The state of the plain loop: every parameter and buffer."""
 
-    def __init__(self, hashes: Hashes) -> None:
+    def __init__(self, hashes: Hashes, orders: Sequence[Sequence[Segment]] = ()) -> None:
         self.hashes, graph = hashes, hashes.graph
+        self.orders = orders
+        self.whole = (Segment(0, len(graph.operators), ()),)
         names = [f"param:{p.name}" for p in graph.parameters]
         names += [f"buffer:{b.name}" for b in graph.buffers]
         self.state = {name: hashes.start(name) for name in names}
         self.results = [v for v in (graph.loss, graph.weight, *(v for _, v in graph.metrics)) if v]
         self.trained = {f"param:{p.name}": p.name for p in hashes.trained}
 
-    def forward(self, step: int, m: int) -> dict[str, int]:
+    def forward(
+        self, step: int, m: int, order: Sequence[Segment]
+    ) -> list[tuple[Segment, dict[str, int]]]:
+        """What is known at the end of each segment."""
         hashes, graph = self.hashes, self.hashes.graph
         value = dict(self.state)
         value |= {f"in:{x.name}": hashes.sample(x.name, step, m) for x in graph.inputs}
-        for op in graph.operators:
-            for v in op.values:
-                terms = (hashes.factor(v, u) * value[u] for u in op.reads)
-                value[v] = (hashes.constant(v) + sum(terms)) & MASK
-        return value
+        found = []
+        for segment in order:
+            value = value | {taken: value[made] for taken, made in segment.renamed}
+            for op in graph.operators[segment.start : segment.stop]:
+                for v in op.values:
+                    terms = (hashes.factor(v, u) * value[u] for u in op.reads)
+                    value[v] = (hashes.constant(v) + sum(terms)) & MASK
+            found.append((segment, value))
+        return found
 
     def step(self, step: int, microbatches: Sequence[int]) -> int:
         hashes, graph = self.hashes, self.hashes.graph
@@ -224,24 +236,28 @@ class _Loop:
         statistics = {b.name: 0 for b in graph.buffers if b.update}
         total = 0
         for m in microbatches:
-            value = self.forward(step, m)
-            results = {v: value[v] for v in self.results}
+            forwarded = self.forward(step, m, self.orders[m] if self.orders else self.whole)
+            last = forwarded[-1][1]
+            results = {v: last[v] for v in self.results}
             total += hashes.loss(results)
             back = {graph.loss: hashes.seed_gradient(results)}
-            for op in reversed(graph.operators):
-                for v in op.values:
-                    if v not in graph.grads:
-                        continue
-                    d = back.get(v, 0)
-                    for u in op.reads:
-                        if u in self.trained:
-                            p = self.trained[u]
-                            gradients[p] += hashes.reached(v, p, d, value[v])
-                        elif u in graph.grads:
-                            back[u] = (back.get(u, 0) + hashes.back(v, u) * d) & MASK
+            for segment, value in reversed(forwarded):
+                for op in reversed(graph.operators[segment.start : segment.stop]):
+                    for v in op.values:
+                        if v not in graph.grads:
+                            continue
+                        d = back.pop(v, 0)
+                        for u in op.reads:
+                            if u in self.trained:
+                                p = self.trained[u]
+                                gradients[p] += hashes.reached(v, p, d, value[v])
+                            elif u in graph.grads:
+                                back[u] = (back.get(u, 0) + hashes.back(v, u) * d) & MASK
+                for taken, made in segment.renamed:
+                    back[made] = back.pop(taken, 0)
             for b in graph.buffers:
                 if b.update and b.update.value:
-                    statistics[b.name] += hashes.statistic(m, value[b.update.value])
+                    statistics[b.name] += hashes.statistic(m, last[b.update.value])
         gradients = {p: g & MASK for p, g in gradients.items()}
         total = (total + hashes.answered(gradients)) & MASK
         for p, g in gradients.items():
@@ -255,6 +271,6 @@ class _Loop:
     def evaluation(self, held_out: int) -> int:
         total = 0
         for m in range(held_out):
-            value = self.forward(-1, m)
+            value = self.forward(-1, m, self.whole)[-1][1]
             total += self.hashes.loss({v: value[v] for v in self.results})
         return total & MASK
