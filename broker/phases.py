@@ -255,7 +255,10 @@ class Phases(Terms):
         out: list[Instruction] = [self._publish(RunEvent(weights=weights), now)]
         text = f"{self.committed} steps are done"
         if self.inexact_from:
-            text += f"; not exact from step {self.inexact_from} on: a lost stage was made anew"
+            text += (
+                f"; not exact from step {self.inexact_from} on: a lost stage was made anew"
+                + ", or others change places" * self.wish.recovery.swaps
+            )
         return out + self._end(DONE, "done", text, members, now)
 
     def saved(

@@ -15,6 +15,7 @@ from ..dag.cut import cut
 from ..dag.graph import Graph
 from ..dag.neighbour import rebuild
 from ..dag.plan import PeerId, Plan
+from ..dag.swaps import swaps
 from ..dag.vocabulary import planned_graph
 from ..job.tables import Recovery
 from .cadence import PAUSE_S
@@ -31,13 +32,13 @@ def work_at_risk(request: PlanRequest, graph: Graph, plan: Plan, recovery: Recov
 def _not_made(request: PlanRequest, graph: Graph, plan: Plan, recovery: Recovery) -> list[str]:
     """Who holds what the neighbour rung cannot make anew; a holder whose stages others hold, too,
     has nothing of the kind."""
-    if "neighbour" not in recovery.ladder:
+    if not recovery.rebuilds:
         return []
     form, found = planned_graph(graph.bind(plan.microbatch_size), plan), []
     stages = cut(form, [(s.start, s.stop) for s in plan.stages])
     for peer in plan.peers:
         alive = [k for k, s in enumerate(plan.stages) if any(h != peer for h in s.holders)]
-        why_not = rebuild(form, stages, plan.stages_of(peer), alive).why_not
+        why_not = rebuild(form, stages, plan.stages_of(peer), alive, swapped=swaps(plan)).why_not
         if why_not:
             name = next((str(o) for o in request.offers if o.peer == peer), peer)
             found.append(

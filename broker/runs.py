@@ -255,7 +255,7 @@ class Run(Phases):
     def _rebuilds(self, gone: Sequence[PeerId], lost: bool) -> tuple[bool, str]:
         """Whether stages of these are to be made anew, with everybody else where it is; and why
         not, where that was asked for. `lost`: nothing of this run is left but a checkpoint."""
-        ladder = "neighbour" in self.wish.recovery.ladder
+        ladder = self.wish.recovery.rebuilds
         if not (ladder and lost and self.committed and any(p in self.peers for p in gone)):
             return False, ""
         if self.phase not in (BUILDING, RUNNING):

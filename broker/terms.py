@@ -19,6 +19,7 @@ from itertools import combinations
 
 from ..dag.convert_plan import plan_to_proto
 from ..dag.plan import Keeper, PeerId, Plan
+from ..dag.swaps import swapped_operators
 from ..proto import broker_pb2
 from ..proto.broker_pb2 import (
     EXPORTING,
@@ -196,6 +197,7 @@ class Terms(DurableRun):
         self.begun_from = found = found or self.goes_on_from(members)
         plan = self._with_keepers(plan, found, members, now)
         before = self.parts
+        others = self.plan is not None and swapped_operators(self.plan) != swapped_operators(plan)
         wire = plan_to_proto(plan)
         out: list[Instruction] = [self._publish(RunEvent(plan=wire), now, self.term + 1, plan)]
         # Not known after a restart of the broker: then all.
@@ -205,6 +207,8 @@ class Terms(DurableRun):
             self.inexact_from = self.inexact_from or step
         elif step < self.inexact_from:
             self.inexact_from = 0  # back to before that
+        if others and step:  # other blocks change places than before
+            self.inexact_from = self.inexact_from or step
         self.cadence = self._cadence(step)
         self.checkpoints.given_up()
         self._keepers, self.on_hold = {}, 0

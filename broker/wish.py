@@ -15,6 +15,7 @@ from ..job.tables import Codec, Output, Recovery, Train
 from ..proto.broker_pb2 import Checkpoint, RunSpec
 from ..proto.common_pb2 import BlobRef
 from .scheduler.interface import CodecOptions, PlanOptions
+from .scheduler.swapped import LEAST as LEAST_SWAPPED
 
 __all__ = ["HASH", "Batching", "SpecError", "Wish", "read_spec"]
 
@@ -77,6 +78,8 @@ class Wish:
         options = self.options
         # An interleaved peer holds several stages.
         stages = 1 if options.schedule == "interleaved" else options.stages or 1
+        if options.swaps:
+            stages = max(stages, LEAST_SWAPPED)
         return stages * (options.pipelines or 1)
 
     def allows(self, plan: Plan) -> bool:
@@ -126,6 +129,7 @@ def read_spec(spec: RunSpec) -> Wish:
             pipelines=None if asked.pipelines == "auto" else pipelines,
             schedule=_schedule(asked.schedule),
             recompute=None if asked.recompute == "auto" else asked.recompute,
+            swaps=job.recovery.swaps,
             optimizer_slots=train.optimizer_slots,
             codecs=_codecs(job.codec),
         ),
@@ -133,7 +137,8 @@ def read_spec(spec: RunSpec) -> Wish:
         training=job.training.to_json(),
         wanted=tuple(dict.fromkeys(PeerId(h) for stage in spec.plan.stages for h in stage.holders)),
         core=spec.HasField("core_graph"),
-        replan=asked.replan,
+        # With other cuts other blocks would change places.
+        replan=asked.replan and not job.recovery.swaps,
         recovery=job.recovery,
         output=job.output,
         lossless_snapshots=job.codec.snapshots == "lossless",

@@ -21,7 +21,15 @@ from typing import NamedTuple
 from .cut import Port, Stage
 from .plan import Plan, PlanError, Route, swapped_pairs
 
-__all__ = ["Crossing", "Segment", "crossings", "segments", "swaps", "why_not_swapped"]
+__all__ = [
+    "Crossing",
+    "Segment",
+    "crossings",
+    "segments",
+    "swapped_operators",
+    "swaps",
+    "why_not_swapped",
+]
 
 
 class Crossing(NamedTuple):
@@ -52,6 +60,12 @@ class Segment(NamedTuple):
 def swaps(plan: Plan) -> tuple[tuple[int, int], ...]:
     """The pairs of stages that change places in some microbatch, ascending."""
     return tuple(sorted({pair for route in plan.routes for pair in swapped_pairs(route)}))
+
+
+def swapped_operators(plan: Plan) -> tuple[tuple[int, int, int], ...]:
+    """The same as operators of the graph: [a, b) and [b, c) change places."""
+    slots = plan.stages
+    return tuple((slots[a].start, slots[a].stop, slots[b].stop) for a, b in swaps(plan))
 
 
 def crossings(stages: Sequence[Stage], route: Route) -> tuple[Crossing, ...]:

@@ -175,8 +175,7 @@ class Job(Settings):
     @property
     def training(self) -> Training:
         """What a peer needs. Needs `steps` (see `resolved`)."""
-        rebuilds = "neighbour" in self.recovery.ladder
-        return Training(seed=self.seed, train=self.train, rebuilds=rebuilds)
+        return Training(seed=self.seed, train=self.train, rebuilds=self.recovery.rebuilds)
 
 
 def _not_built(job: Job) -> Iterator[tuple[str, str]]:
@@ -197,6 +196,12 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
             value = getattr(settings, f.name)
             if value != default:
                 yield f"{table}.{f.name}", leave
+    if job.recovery.swaps and job.plan.pipelines not in (1, "auto"):
+        yield "plan.pipelines", '1 is, with "neighbour+" in recovery.ladder'
+    if job.recovery.swaps and job.plan.schedule == "interleaved":
+        yield "plan.schedule", '"auto", "gpipe" and "1f1b" are, with "neighbour+" in recovery.ladder'
+    if job.recovery.swaps and job.data.where == "peer":
+        yield "recovery.ladder", '"neighbour" is, where data stays with a peer'
     codec = job.codec
     if codec.sync not in (None, "none", codec.default):
         yield "codec.sync", leave

@@ -426,8 +426,19 @@ class Recovery(Settings):
     when_short: Literal["pause", "fail"] = "pause"
     """What a run does while too few peers are there."""
 
+    @property
+    def rebuilds(self) -> bool:
+        """Whether a lost stage may be made anew from its neighbours."""
+        return "neighbour" in self.ladder or self.swaps
+
+    @property
+    def swaps(self) -> bool:
+        """Whether the first two and the last two stages change places in half the microbatches, so
+        that each can stand in for the other."""
+        return "neighbour+" in self.ladder
+
     def check(self) -> None:
-        known = ("replica", "snapshot", "neighbour", "checkpoint")
+        known = ("replica", "snapshot", "neighbour", "neighbour+", "checkpoint")
         for rung in self.ladder:
             if rung not in known:
                 raise SettingsError("ladder", f"has {rung!r}: expected some of {', '.join(known)}")

@@ -18,6 +18,7 @@ from ..dag.cut import Stage, cut
 from ..dag.graph import Graph
 from ..dag.neighbour import BOOST, Rebuild, rebuild
 from ..dag.plan import PeerId, Plan
+from ..dag.swaps import swaps
 from .build import Work
 from .order import BuildOrder
 from .records import Records
@@ -39,7 +40,7 @@ def recipe(
     """How the stages `lost` are made, by a plan in which `rebuilt` make all of theirs anew.
     `graph` is bound."""
     alive = [k for k, s in enumerate(plan.stages) if any(h not in rebuilt for h in s.holders)]
-    return rebuild(graph, stages, tuple(lost), alive)
+    return rebuild(graph, stages, tuple(lost), alive, swapped=swaps(plan))
 
 
 def given_records(work: Work) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from ...dag.plan import (
     StageSlot,
     Visit,
     in_pipelines,
+    swapped_pairs,
 )
 
 __all__ = ["Candidate", "Pipeline", "Share", "chain", "from_plan", "share_out", "to_plan"]
@@ -47,6 +48,9 @@ class Candidate:
     pipelines: tuple[Pipeline, ...]
     microbatches: tuple[int, ...]
     schedule: ScheduleName = "1f1b"
+    swaps: bool = False
+    """Whether the first two and the last two inner stages change places for microbatches of the
+    second pipeline (`swapped.py`)."""
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -118,7 +122,7 @@ def from_plan(plan: Plan, index: Mapping[PeerId, int]) -> Candidate:
     pipelines = []
     for route in counts:
         shares: list[Share] = []
-        for visit in route:
+        for visit in sorted(route, key=lambda v: v.stage):
             stage, peer = plan.stages[visit.stage], index[visit.peer]
             last = shares[-1] if shares else None
             if last and (last.peer, last.recompute) == (peer, stage.recompute):
@@ -126,7 +130,14 @@ def from_plan(plan: Plan, index: Mapping[PeerId, int]) -> Candidate:
             else:
                 shares.append(Share(peer, stage.start, stage.stop, stage.recompute))
         pipelines.append(tuple(shares))
-    return Candidate(tuple(pipelines), tuple(counts.values()), plan.schedule)
+    swaps = any(map(swapped_pairs, counts))
+    return Candidate(tuple(pipelines), tuple(counts.values()), plan.schedule, swaps)
+
+
+def _swapped(route: Route) -> Route:
+    """Its second and third visit the other way round, and the third and second last."""
+    first, a, b, *rest, y, z, last = route
+    return (first, b, a, *rest, z, y, last)
 
 
 def to_plan(
@@ -157,6 +168,7 @@ def to_plan(
         routes.append(tuple(route))
     order = share_out(candidate.microbatches, sum(candidate.microbatches))
     held_out = share_out(candidate.microbatches, evaluation_microbatches)
+    trained = [*routes[:1], *map(_swapped, routes[1:])] if candidate.swaps else routes
     return Plan(
         stages=tuple(
             StageSlot(
@@ -169,7 +181,7 @@ def to_plan(
             )
             for start, stop, holders, recompute in slots
         ),
-        routes=tuple(routes[p] for p in order),
+        routes=tuple(trained[p] for p in order),
         microbatch_size=microbatch_size,
         schedule=candidate.schedule,
         predicted=predicted or Prediction(),

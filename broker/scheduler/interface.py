@@ -134,6 +134,8 @@ class PlanOptions:
     """Order of forward and backward; "auto": the planner chooses."""
     recompute: bool | None = None
     """Whether stages compute their forward again; None: the planner chooses, stage by stage."""
+    swaps: bool = False
+    """Whether stages change places (`swapped.py`)."""
     optimizer_slots: int = 2
     """fp32 numbers of optimizer state per trainable number: AdamW 2, SGD with momentum 1."""
     codecs: CodecOptions = CodecOptions()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from ...dag.plan import Plan
 from .auto import BASELINES, auto
 from .coded import plan_with_codecs
 from .exact import exact
 from .interface import NoPlan, Planner, PlanRequest
+from .swapped import swapped
 
 __all__ = ["PLANNERS", "plan"]
 
@@ -22,8 +24,11 @@ def plan(request: PlanRequest) -> Plan:
     name = request.options.scheduler
     if name not in PLANNERS:
         raise NoPlan(f"no planner is called {name!r}: expected one of {', '.join(PLANNERS)}")
+    planner = PLANNERS[name]
+    if request.options.swaps:
+        planner = partial(swapped, planner=planner)
     try:
-        return plan_with_codecs(request, PLANNERS[name])
+        return plan_with_codecs(request, planner)
     except NoPlan as error:
         other = None if name in ("auto", "op-fence") else _fitting(request)
         if other is None or error.code != "memory":

@@ -3,7 +3,9 @@
 The oracle is a plain loop that does the same in one process, written out here: before the step that
 is done again, blocks 2 and 3 become the mean of blocks 1 and 4, weighted by squared gradient norms,
 and begin without optimizer state at 1.1 times the learning rate. Until then the run is the plain
-loop's, and nobody goes back.
+loop's, and nobody goes back. With "neighbour+" the broker plans, every second microbatch goes
+through the blocks in another order, and the lost ones become copies of those that they change
+places with.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -20,9 +22,10 @@ from torch import nn
 
 from shoal.client import models
 from shoal.dag.blocks import blocks
-from shoal.dag.convert_plan import plan_to_proto
+from shoal.dag.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.graph import Graph
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.swaps import swapped_operators, swaps
 from shoal.job import Job, Train
 from shoal.peer import events as p
 from shoal.proto.broker_pb2 import DONE, FAILED, RunEvent, RunSpec
@@ -71,14 +74,19 @@ class Played:
         peers: int = 4,
         recovery: dict[str, Any] | None = None,
         plan: Plan | None = None,
+        stages: int | None = None,
         ghosts: bool = False,
         at: Callable[[Observed], bool] = lambda seen: isinstance(seen.record, p.Computed),
     ) -> None:
-        job = Job.from_table(json.loads(laboratory.spec.job) | {"recovery": recovery or {}})
+        changed: dict[str, Any] = {"recovery": recovery or {}}
+        if stages is not None:  # the broker plans, as many of blocks as there are peers where 0
+            changed["plan"] = {"scheduler": "uniform"} | ({"stages": stages} if stages else {})
+        job = Job.from_table(json.loads(laboratory.spec.job) | changed)
         spec = RunSpec()
         spec.CopyFrom(laboratory.spec)
         spec.job = job.to_json()
-        spec.plan.CopyFrom(plan_to_proto(plan or plan_of(laboratory.graph)))
+        if stages is None:
+            spec.plan.CopyFrom(plan_to_proto(plan or plan_of(laboratory.graph)))
         options = {"device": Ghosts()} if ghosts else {}
         self.world: World = laboratory.world(peers, log=False, **options)
         monitor = Monitor(self.world)
@@ -104,6 +112,10 @@ class Played:
         assert not waits, "somebody did not die"
 
     @property
+    def plans(self) -> list[Plan]:
+        return [plan_from_proto(e.plan) for e in self.events if e.HasField("plan")]
+
+    @property
     def end(self) -> Any:
         return self.world.broker.ended[self.run]
 
@@ -118,24 +130,33 @@ class Played:
         return "\n".join(e.note or e.state.reason.text for e in self.events)
 
 
-def plain(laboratory: Any, rebuilt_at: int) -> list[float]:
-    """The oracle, see the module; `rebuilt_at`: updates before that."""
+def plain(
+    laboratory: Any,
+    rebuilt_at: int,
+    order: Sequence[int] = range(6),
+    copied: Mapping[int, int] | None = None,
+) -> list[float]:
+    """The oracle, see the module; `rebuilt_at`: updates before that. `order`: of the blocks, for
+    every second microbatch; `copied`: by lost block, the one that it becomes a copy of."""
     module, job = copy.deepcopy(laboratory.module), laboratory.job
     train, reader = job.train, laboratory.reader()
     losses: list[float] = []
+    own = list(module.blocks)
     with models.ready(module, job):
         optimizer = oracle.optimizer_of(module, train)
         for step in range(STEPS):
             if step == rebuilt_at:
-                optimizer = _rebuilt(module, optimizer, train)
+                optimizer = _rebuilt(module, optimizer, train, copied)
             for group in optimizer.param_groups:
                 group["lr"] = oracle.learning_rate(train, step, STEPS) * group.get("times", 1.0)
             optimizer.zero_grad()
             total = 0.0
             for m in range(2):
+                module.blocks = nn.ModuleList(own[i] for i in (order if m else range(6)))
                 loss = module(**reader.batch(step, m, 2)) / 2
                 loss.backward()
                 total += float(loss.detach())
+            module.blocks = nn.ModuleList(own)
             losses.append(total)
             grads = {n: q.grad.clone() for n, q in module.named_parameters()}
             module.__dict__["grads"] = grads
@@ -144,25 +165,32 @@ def plain(laboratory: Any, rebuilt_at: int) -> list[float]:
     return losses
 
 
-def _rebuilt(module: nn.Module, optimizer: Any, train: Train) -> torch.optim.Optimizer:
+def _rebuilt(
+    module: nn.Module, optimizer: Any, train: Train, copied: Mapping[int, int] | None
+) -> torch.optim.Optimizer:
     named, grads = dict(module.named_parameters()), module.__dict__["grads"]
 
     def square(block: str) -> float:
         return float(sum(g.double().square().sum() for n, g in grads.items() if block in n))
 
     before, behind = square("blocks.1."), square("blocks.4.")
+    prefixes = LOST if copied is None else tuple(f"blocks.{i}." for i in copied)
     again = oracle.optimizer_of(module, train)
     again.load_state_dict(optimizer.state_dict())
     with torch.no_grad():
         for name, parameter in named.items():
-            lost = next((prefix for prefix in LOST if name.startswith(prefix)), None)
+            lost = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
             if lost is None:
+                continue
+            again.state.pop(parameter)
+            if copied is not None:
+                other = copied[int(lost.split(".")[1])]
+                parameter.copy_(named[name.replace(lost, f"blocks.{other}.")])
                 continue
             a, b = (named[name.replace(lost, f"blocks.{i}.")] for i in (1, 4))
             parameter.copy_((before * a + behind * b) / (before + behind))
-            again.state.pop(parameter)
     for group in list(again.param_groups):
-        mine = [q for n, q in named.items() if n.startswith(LOST)]
+        mine = [q for n, q in named.items() if n.startswith(prefixes)]
         moved = [q for q in group["params"] if any(q is x for x in mine)]
         group["params"] = [q for q in group["params"] if not any(q is x for x in moved)]
         again.param_groups.append({**group, "params": moved, "times": 1.1})
@@ -209,6 +237,61 @@ def test_what_nobody_else_has_cannot_be_made(made: Any) -> None:
     assert "nobody else holds positions.weight" in played.notes
     assert played.end.inexact_from == 0
     assert played.losses == pytest.approx(plain(made, -1), rel=1e-5)
+
+
+def blocks_of(made: Any, plan: Plan) -> list[list[int]]:
+    """Of each stage."""
+    named = [(int(b.name[7:]), b.start) for b in blocks(made.graph) if b.name[:7] == "blocks."]
+    return [[i for i, at in named if s.start <= at < s.stop] for s in plan.stages]
+
+
+@pytest.fixture(scope="module")
+def swapping(made: Any) -> Played:
+    return Played(made, {}, peers=5, stages=4, recovery=recovery("neighbour+"))
+
+
+def test_a_run_whose_stages_change_places(made: Any, swapping: Played) -> None:
+    (plan,) = swapping.plans
+    assert swaps(plan) == ((1, 2), (3, 4))
+    assert [len(s.holders) for s in plan.stages] == [2, 1, 1, 1, 1, 2]
+    of = blocks_of(made, plan)
+    assert swapping.end.inexact_from == 0
+    order = [*of[2], *of[1], *of[4], *of[3]]
+    assert swapping.losses == pytest.approx(plain(made, -1, order), rel=1e-5)
+    assert swapping.losses != pytest.approx(plain(made, -1), rel=1e-5)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3, 4])
+def test_a_lost_stage_is_a_copy_of_the_one_that_it_changes_places_with(
+    made: Any, swapping: Played, stage: int
+) -> None:
+    """Also the first and the last ones, with what stands before and behind them."""
+    plan = swapping.plans[0]
+    of, (lost,) = blocks_of(made, plan), plan.stages[stage].holders
+    pair = {1: 2, 2: 1, 3: 4, 4: 3}
+    mine, other = of[stage], of[pair[stage]]
+    assert len(mine) == len(other)
+    played = Played(made, {lost: 3}, peers=5, stages=4, recovery=recovery("neighbour+"))
+    assert played.end.phase == DONE, played.notes
+    assert played.end.inexact_from == 3
+    order = [*of[2], *of[1], *of[4], *of[3]]
+    wanted = plain(made, 3, order, dict(zip(mine, other, strict=True)))
+    assert played.losses == pytest.approx(wanted, rel=1e-5)
+
+
+def test_other_blocks_that_change_places_are_said(made: Any) -> None:
+    """Five stages of blocks; the pool is empty, so four go on, with other cuts."""
+    ladder = recovery("snapshot", "neighbour+")
+    played = Played(made, {"p1": 4}, peers=5, stages=0, recovery=ladder)
+    assert played.end.phase == DONE, played.notes
+    first, then = played.plans
+    assert [len(plan.stages) for plan in (first, then)] == [7, 6]
+    assert swapped_operators(first) != swapped_operators(then)
+    assert 0 < played.end.inexact_from <= 4, played.notes
+    assert "or others change places" in played.end.reason.text
+    order = [i for k in (2, 1, 3, 5, 4) for i in blocks_of(made, first)[k]]
+    at = played.end.inexact_from
+    assert played.losses[:at] == pytest.approx(plain(made, -1, order)[:at], rel=1e-5)
 
 
 def test_nobody_in_the_pool(made: Any) -> None:
