@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, NewType
 
 __all__ = [
@@ -81,7 +82,7 @@ Route = tuple[Visit, ...]
 def swapped_pairs(route: Route) -> tuple[tuple[int, int], ...]:
     """Neighbouring stages (a, a + 1) that a route visits the other way round, ascending."""
     order = [v.stage for v in route]
-    return tuple((b, a) for a, b in zip(order, order[1:], strict=False) if a == b + 1)
+    return tuple((b, a) for a, b in pairwise(order) if a == b + 1)
 
 
 def by_stage(route: Route) -> tuple[PeerId, ...]:
@@ -267,7 +268,7 @@ class Plan:
             for m, route in enumerate(routes):
                 order, wanted = [v.stage for v in route], list(range(len(self.stages)))
                 for a, b in swapped_pairs(route) if routes is self.routes else ():
-                    if 0 < a and b < len(self.stages) - 1:
+                    if a > 0 and b < len(self.stages) - 1:
                         wanted[a], wanted[b] = b, a
                 if order != wanted:
                     raise PlanError(

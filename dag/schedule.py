@@ -84,7 +84,9 @@ def _exchanges(
             continue
         gradient = shares_gradient(stage)
         # Statistics come from the holders that run microbatches; not every holder has to.
-        ran = {v.peer for r in plan.routes for v in r if v.stage == i} if stage.statistics else set()
+        ran = (
+            {v.peer for r in plan.routes for v in r if v.stage == i} if stage.statistics else set()
+        )
         for peer in holders:
             if gradient or peer in ran:
                 found[peer][Kind.SYNC_GIVE].append(Action(Kind.SYNC_GIVE, stage=i))

@@ -16,6 +16,7 @@ Whatever else a or a + 1 takes has to come from a stage before both.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from .cut import Port, Stage
@@ -84,7 +85,7 @@ def crossings(stages: Sequence[Stage], route: Route) -> tuple[Crossing, ...]:
         if p.value not in chained
         for t in p.targets
     ]
-    for s, t in zip(order, order[1:], strict=False):
+    for s, t in pairwise(order):
         if s in links:
             found.append(Crossing(s, links[s].value, t, links[t - 1].value, True, False))
     return tuple(found)

@@ -199,7 +199,10 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
     if job.recovery.swaps and job.plan.pipelines not in (1, "auto"):
         yield "plan.pipelines", '1 is, with "neighbour+" in recovery.ladder'
     if job.recovery.swaps and job.plan.schedule == "interleaved":
-        yield "plan.schedule", '"auto", "gpipe" and "1f1b" are, with "neighbour+" in recovery.ladder'
+        yield (
+            "plan.schedule",
+            '"auto", "gpipe" and "1f1b" are, with "neighbour+" in recovery.ladder',
+        )
     if job.recovery.swaps and job.data.where == "peer":
         yield "recovery.ladder", '"neighbour" is, where data stays with a peer'
     codec = job.codec

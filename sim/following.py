@@ -6,7 +6,10 @@ import statistics
 from collections.abc import Mapping
 
 from ..compression.codec import parse
+from ..dag.convert_plan import plan_from_proto
 from ..dag.graph import TensorSpec
+from ..dag.plan import Plan
+from ..dag.swaps import swaps
 from ..proto import broker_pb2
 from .report import Summary
 
@@ -32,6 +35,7 @@ class Following:
         self.microbatches = 0
         self.reason_code = ""
         """Why the run ended, for programs."""
+        self.first_plan: Plan | None = None
         self.lacks = ""
         """What memory the run waits for; empty: it does not."""
         self._compute_s = 0.0
@@ -71,6 +75,8 @@ class Following:
             self._names.get(p.peer, p.peer): p.device_bytes for p in predicted.peers
         }
         self.microbatch_size, self.microbatches = plan.microbatch_size, len(plan.routes)
+        self.first_plan = self.first_plan or plan_from_proto(plan)
+        summary.swapped = bool(swaps(self.first_plan))
 
     def _stepped(self, step: broker_pb2.StepDone) -> None:
         self.losses.append(step.outcome.loss)

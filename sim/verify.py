@@ -52,7 +52,7 @@ def compare(
     # max() would pass over a NaN that does not come first.
     finite = all(map(math.isfinite, apart))
     summary.max_loss_difference = max(apart, default=0.0) if finite else math.inf
-    if (summary.lossy or summary.inexact_from) and losses:
+    if (summary.lossy or summary.inexact_from or summary.swapped) and losses:
         last = max(1, len(losses) // 10)
         summary.loss_ratio = statistics.mean(losses[-last:]) / statistics.mean(wanted[-last:])
 

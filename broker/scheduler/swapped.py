@@ -9,8 +9,8 @@ is held by both peers of the pair beside it: it has no neighbour to be made from
     microbatch 1, 3, …   before@b  2@b  1@a  3@c … 6@f  5@e  behind@e
 
 Which peers, in which order, the asked planner says, for one pipeline; the cuts between the blocks
-are those with the shortest longest stage, the peers' speeds and both ends reckoned in, among those that
-give both of a pair as many. Blocks stay whole: only what is alike can change places.
+are those with the shortest longest stage, the peers' speeds and both ends reckoned in, among those
+that give both of a pair as many. Blocks stay whole: only what is alike can change places.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def swapped(request: PlanRequest, planner: Planner) -> Plan:
     hangs = next(iter(plan.predicted.bottlenecks), "the step hangs on others")
     spare = [o.peer for o in judge.offers if o.peer not in used]
     why = (
-        f"{len(plan.peers)} of {len(judge.offers)} peers in a pipeline whose first two and last two "
-        f"stages of blocks change places in every second microbatch, {step_s:.4g} s for a step of "
-        f"{form.microbatches} microbatches of {form.microbatch_size}"
+        f"{len(plan.peers)} of {len(judge.offers)} peers in a pipeline whose first two and last "
+        f"two stages of blocks change places in every second microbatch, {step_s:.4g} s for a step "
+        f"of {form.microbatches} microbatches of {form.microbatch_size}"
     )
     names = {o.peer: str(o) for o in judge.offers}
     order = " -> ".join(names[v.peer] for v in plan.routes[1])
@@ -115,7 +115,7 @@ def _chain(graph: Graph) -> list[Block]:
 
 def _can(graph: Graph) -> bool:
     chain = _chain(graph)
-    return len(chain) >= LEAST and 0 < chain[0].start and chain[-1].stop < len(graph.operators)
+    return len(chain) >= LEAST and chain[0].start > 0 and chain[-1].stop < len(graph.operators)
 
 
 def _shared_out(judge: Judge, peers: Sequence[int], named: Sequence[Block]) -> list[int]:
@@ -131,7 +131,7 @@ def _shared_out(judge: Judge, peers: Sequence[int], named: Sequence[Block]) -> l
         total = judge.forward_s[p, b] - judge.forward_s[p, a]
         return float(total + judge.backward_s[p, b] - judge.backward_s[p, a])
 
-    # By (blocks so far, of them the last peer's): blocks that pairs differ by, longest stage, counts.
+    # By (blocks so far, of them the last peer's): what pairs differ by, longest stage, counts.
     best: dict[tuple[int, int], tuple[int, float, tuple[int, ...]]] = {(0, 0): (0, 0.0, ())}
     for k in range(n):
         following: dict[tuple[int, int], tuple[int, float, tuple[int, ...]]] = {}
@@ -153,9 +153,7 @@ def _candidate(
         starts.append(named[at].start)
         at += count
     stop = named[-1].stop
-    inner = [
-        Share(p, a, b) for p, a, b in zip(peers, starts, [*starts[1:], stop], strict=True)
-    ]
+    inner = [Share(p, a, b) for p, a, b in zip(peers, starts, [*starts[1:], stop], strict=True)]
 
     def pipeline(first: int, last: int) -> tuple[Share, ...]:
         return (Share(first, 0, starts[0]), *inner, Share(last, stop, judge.operators))

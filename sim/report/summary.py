@@ -93,6 +93,8 @@ class Summary:
     checks: int | None = None
     """How often an invariant was looked at."""
     violations: int = 0
+    swapped: bool = False
+    """Whether stages change places in every second microbatch: the plain loop has no such thing."""
     inexact_from: int = 0
     """The first step after a lost stage was made anew from its neighbours; 0: none was."""
     faults_injected: int | None = None

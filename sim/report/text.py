@@ -71,6 +71,8 @@ def _learned(s: Summary) -> Iterator[str]:
 
 
 def _made_anew(s: Summary) -> Iterator[str]:
+    if s.swapped:
+        yield "stages change places"
     if s.inexact_from:
         yield f"a lost stage made anew before step {s.inexact_from}"
 

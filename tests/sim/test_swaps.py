@@ -58,9 +58,7 @@ def plan_of(graph: Graph, schedule: ScheduleName = "1f1b", **changes: Any) -> Pl
     last = next(b for b in blocks(graph) if b.name == "blocks.5")
     bounds = [0, *(first[f"blocks.{i}"] for i in ENDS[:-1]), last.stop, len(graph.operators)]
     held = (PEERS[:2], *((p,) for p in PEERS), PEERS[2:])
-    slots = tuple(
-        StageSlot(a, b, h) for a, b, h in zip(bounds, bounds[1:], held, strict=False)
-    )
+    slots = tuple(StageSlot(a, b, h) for a, b, h in zip(bounds, bounds[1:], held, strict=False))
     a, b, c, d = PEERS
     in_order = zip(range(6), (a, a, b, c, d, d), strict=True)
     other = ((0, b), (2, b), (1, a), (4, d), (3, c), (5, c))

@@ -1,0 +1,124 @@
+"""Pipelines whose stages change places: cuts against all cuts, and what cannot be."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.broker.scheduler.candidate import from_plan
+from shoal.broker.scheduler.interface import NoPlan, PeerOffer, PlanOptions, PlanRequest
+from shoal.broker.scheduler.judge import Judge
+from shoal.broker.scheduler.planners import plan
+from shoal.dag.blocks import blocks
+from shoal.dag.capture import capture
+from shoal.dag.cut import cut, tied_groups
+from shoal.dag.flow import Flow
+from shoal.dag.graph import Graph
+from shoal.dag.plan import PeerId
+from shoal.dag.swaps import swaps
+from shoal.examples.gpt import gpt
+
+LAYERS = 9
+
+
+def captured(module: nn.Module, *, labels: bool = True) -> Graph:
+    text = torch.zeros(2, 8, dtype=torch.int64)
+    return capture(module, {"x": text, "y": text} if labels else {"x": text.float()}).graph
+
+
+GRAPH = captured(gpt(LAYERS, 16, 1, 8, 0.0))
+
+
+def request_of(
+    speeds: list[float], graph: Graph = GRAPH, memory: int = 1 << 30, **options: object
+) -> PlanRequest:
+    offers = tuple(
+        PeerOffer(PeerId(f"p{i}"), f"h{i}", device_memory_bytes=memory, flops_per_s=s)
+        for i, s in enumerate(speeds)
+    )
+    asked = PlanOptions(swaps=True, scheduler="uniform", **options)  # type: ignore[arg-type]
+    return PlanRequest(graph.bind(2), offers, 5, 2, 1, asked)
+
+
+def counts_of(starts: list[int], bounds: list[tuple[int, int]]) -> list[int]:
+    return [sum(a <= start < b for start in starts) for a, b in bounds]
+
+
+@pytest.mark.parametrize("speeds", [[1e9, 2e9, 1e9, 4e9], [3e9, 1e9, 2e9, 2e9, 1e9], [1e9] * 6])
+def test_the_longest_stage_is_as_short_as_equal_pairs_can_have_it(speeds: list[float]) -> None:
+    """The oracle tries every way to share the blocks out. Of nine over four peers no way gives both
+    pairs equal numbers: then they differ by one."""
+    request = request_of(speeds)
+    found, judge = plan(request), Judge(request)
+    starts = [b.start for b in blocks(request.graph) if b.name.startswith("blocks.")]
+    stop = next(b.stop for b in blocks(request.graph) if b.name == f"blocks.{LAYERS - 1}")
+    inner = found.stages[1:-1]
+    counts = counts_of(starts, [(s.start, s.stop) for s in inner])
+    peers = [int(s.holders[0][1:]) for s in inner]
+    n = len(peers)
+
+    def cost(shared: tuple[int, ...]) -> tuple[int, float]:
+        ends = [0, *itertools.accumulate(shared)]
+        at = [*starts, stop]
+        longest = 0.0
+        for k, p in enumerate(peers):
+            a = 0 if ends[k] == 0 else at[ends[k]]
+            b = len(request.graph.operators) if ends[k + 1] == LAYERS else at[ends[k + 1]]
+            # Both of a pair have the end beside it; only the outer one's stage lies next to it.
+            whole = judge.forward_s[p, b] - judge.forward_s[p, a]
+            longest = max(longest, whole + judge.backward_s[p, b] - judge.backward_s[p, a])
+        odd = abs(shared[0] - shared[1]) + abs(shared[n - 1] - shared[n - 2])
+        return odd, longest
+
+    ways = [w for w in itertools.product(range(1, LAYERS), repeat=n) if sum(w) == LAYERS]
+    assert cost(tuple(counts)) == min(map(cost, ways))
+
+
+def test_who_has_what_and_which_way_microbatches_go() -> None:
+    request = request_of([1e9] * 5)
+    found = plan(request)
+    assert swaps(found) == ((1, 2), (4, 5))
+    a, b, *_, y, z = (s.holders[0] for s in found.stages[1:-1])
+    assert (found.stages[0].holders, found.stages[-1].holders) == ((a, b), (z, y))
+    orders = [[v.stage for v in route] for route in found.routes]
+    assert orders == [[0, 2, 1, 3, 5, 4, 6] if m % 2 else [*range(7)] for m in range(5)]
+    assert [route[0].peer for route in found.routes] == [a, b, a, b, a]
+    assert [[v.stage for v in route] for route in found.evaluation_routes] == [[*range(7)]]
+    assert found.predicted.step_s > 0
+    assert "change places in every second microbatch" in found.reasons[0]
+    stages = cut(request.graph, [(s.start, s.stop) for s in found.stages])
+    Flow(found, stages, tied_groups(request.graph, stages))  # raises where it cannot be
+    place = {o.peer: i for i, o in enumerate(request.offers)}
+    candidate = from_plan(found, place)
+    assert candidate.swaps
+    assert Judge(request).seconds(candidate) == pytest.approx(found.predicted.step_s)
+
+
+def test_a_smaller_pool_is_refused_so_that_more_peers_heal_it() -> None:
+    with pytest.raises(NoPlan, match="3 peers are there: expected 4 or more") as refused:
+        plan(request_of([1e9] * 3))
+    assert refused.value.code == "peers"
+    with pytest.raises(NoPlan) as refused:
+        plan(request_of([1e9] * 4, memory=20_000))
+    assert refused.value.code == "memory"
+
+
+def test_a_model_without_a_row_of_blocks_is_refused() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(8, 4), nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.two(torch.tanh(self.one(x))).square().mean()
+
+    with pytest.raises(NoPlan, match="expected 4 repeated blocks or more") as refused:
+        plan(request_of([1e9] * 4, captured(Flat(), labels=False)))
+    assert refused.value.code == "model"
+    alone = replace(request_of([1e9] * 4), microbatches=1)
+    with pytest.raises(NoPlan, match="two microbatches"):
+        plan(alone)
