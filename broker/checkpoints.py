@@ -64,7 +64,9 @@ class Checkpoints:
         step = min(after, steps)  # after the last nothing changes any more
         return step if step <= committed + max(_LEAD, 1 + self._late) else None
 
-    def begin(self, run: str, term: int, step: int, spec: RunSpec, plan: Plan) -> None:
+    def begin(
+        self, run: str, term: int, step: int, spec: RunSpec, plan: Plan, inexact_from: int = 0
+    ) -> None:
         """It was ordered from all holders of a plan."""
         self._overdue = False
         self._coming = Checkpoint(
@@ -77,6 +79,7 @@ class Checkpoints:
             operators=plan.stages[-1].stop,
             microbatch_size=plan.microbatch_size,
             head_parts=plan.head_parts,
+            inexact_from=inexact_from,
         )
         self._next = step + 1
         self._untaken = dict.fromkeys(plan.peers)

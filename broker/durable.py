@@ -63,8 +63,9 @@ class DurableRun:
         self.term = 0
         self.plan: Plan | None = None
         self.peers: tuple[PeerId, ...] = ()
-        self.inexact_from = 0
-        """The first step after a lost stage was made anew from its neighbours; 0: none was."""
+        self.inexact_from = spec.resumed.inexact_from
+        """The first step after a lost stage was made anew from its neighbours, or other ones than
+        before began to change places; 0: neither."""
         self.history = History(options.kept_events)
         self.ledger: StepLedger | None = None  # Of the newest term that was RUNNING.
         self.checkpoints = Checkpoints(wish.output.every, wish.output.keep)

@@ -420,7 +420,9 @@ class Terms(DurableRun):
         if not self.on_hold:
             due = saves = self.checkpoints.due(self.committed, self.spec.steps)
         if saves is not None:
-            self.checkpoints.begin(self.id, self.term, saves, self.spec, self.plan)
+            self.checkpoints.begin(
+                self.id, self.term, saves, self.spec, self.plan, self.inexact_from
+            )
         elif self.snapshots and self.running and not (self.checkpoints.untaken or self.on_hold):
             due = cadence.due(self.committed, self.spec.steps, now)
         if due is None and needed == self._needed:

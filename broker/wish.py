@@ -324,6 +324,11 @@ def _odd_checkpoint(spec: RunSpec) -> Iterator[str]:
         )
     if not found.term:
         yield "the checkpoint of the run has no term"
+    if found.inexact_from > found.step:
+        yield (
+            f"the checkpoint of the run has {found.step} steps and is not exact from step "
+            f"{found.inexact_from} on: expected no later one"
+        )
     sizes = (spec.microbatch_size, *spec.microbatch_sizes)
     if found.microbatch_size not in sizes:
         yield (

@@ -135,6 +135,18 @@ def test_other_peers_go_on_from_it(lab: Lab, calm: World, stages: int, step: int
         assert weights(events, world) == weights(before, calm)
 
 
+def test_what_goes_on_from_an_inexact_one_is_inexact(lab: Lab, calm: World) -> None:
+    found = Checkpoint()
+    found.CopyFrom(checkpoints(calm.events(only(calm)))[1])
+    found.inexact_from = 3
+    world = lab.world(saved=calm)
+    events = Monitor(world).finish(world.submit(lab.spec(found)), 3600.0)
+    assert events[-1].state.phase == DONE, events[-1].state.reason.text
+    assert events[-1].state.inexact_from == 3
+    assert "not exact from step 3 on" in events[-1].state.reason.text
+    assert {c.inexact_from for c in checkpoints(events)} == {3}
+
+
 def test_codecs_go_on_with_what_they_held_back(lab: Lab) -> None:
     world = lab.world()
     tables = {"codec": CODEC, "train": JOB["train"] | {"eval_every": 0}}
@@ -228,6 +240,7 @@ def test_without_snapshots_there_are_checkpoints(lab: Lab) -> None:
     [
         (lambda c: setattr(c, "step", STEPS), "train.steps is 6: expected more steps"),
         (lambda c: setattr(c, "term", 0), "no term"),
+        (lambda c: setattr(c, "inexact_from", 9), "not exact from step 9 on: expected no later"),
         (lambda c: c.files.pop(), "every operator"),
         (
             lambda c: setattr(c.files[0].blob, "hash", "x"),

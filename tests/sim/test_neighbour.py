@@ -75,10 +75,11 @@ class Played:
         recovery: dict[str, Any] | None = None,
         plan: Plan | None = None,
         stages: int | None = None,
+        output: dict[str, Any] | None = None,
         ghosts: bool = False,
         at: Callable[[Observed], bool] = lambda seen: isinstance(seen.record, p.Computed),
     ) -> None:
-        changed: dict[str, Any] = {"recovery": recovery or {}}
+        changed: dict[str, Any] = {"recovery": recovery or {}, "output": output or {}}
         if stages is not None:  # the broker plans, as many of blocks as there are peers where 0
             changed["plan"] = {"scheduler": "uniform"} | ({"stages": stages} if stages else {})
         job = Job.from_table(json.loads(laboratory.spec.job) | changed)
@@ -298,6 +299,14 @@ def test_nobody_in_the_pool(made: Any) -> None:
     played = Played(made, {"p1": 3}, peers=3, recovery=recovery("neighbour"))
     assert played.end.phase == FAILED
     assert "not made anew from its neighbours: nobody in the pool" in played.end.reason.text
+
+
+def test_checkpoints_say_from_which_step_on_they_are_inexact(made: Any) -> None:
+    ladder = recovery("neighbour")
+    played = Played(made, {"p1": 4}, recovery=ladder, output={"every": 3})
+    found = [e.checkpoint for e in played.events if e.HasField("checkpoint")]
+    assert (found[0].step, found[-1].step) == (3, 7)
+    assert all(c.inexact_from == (4 if c.step >= 4 else 0) for c in found)
 
 
 def test_a_snapshot_comes_first(made: Any) -> None:
