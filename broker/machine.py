@@ -195,7 +195,7 @@ class BrokerMachine:
         out: list[Instruction] = []
         for run in self.runs.values():
             out += run.resume(now)
-            for peer in run.returning.away:
+            for peer in run.welcome:
                 self.members.expected[peer] = Holding(run=run.id, term=run.term, step=run.committed)
         fields = (("start", starts), ("runs", len(self.runs)))
         return [Log("broker_started", fields), *out]
@@ -261,9 +261,12 @@ class BrokerMachine:
 
     def _returned(self, member: Member, now: float) -> list[Instruction]:
         for run in self.runs.values():
+            mine = member.run == run.id and member.state == "assigned"
             if member.id not in run.returning:
+                if mine:
+                    return run.keeper_back(self.members, now)
                 continue
-            if member.run == run.id and member.state == "assigned":
+            if mine:
                 return run.back(member, self.members, now)
             lost = Lost(member, "it came back without the run", "lost")
             return run.lost(lost, self.members, self.placing.next_generation, now)

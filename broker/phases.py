@@ -357,10 +357,17 @@ class Phases(Terms):
         self._waits_no_longer(members, now)
         return out + self._enter(phase, now, code, text)
 
+    @property
+    def welcome(self) -> tuple[PeerId, ...]:
+        """Who may come back with its part: holders that are waited for, and those that only keep
+        copies, for which nobody waits."""
+        warm = self.plan.warm if self.plan is not None and self.active else ()
+        return (*self.returning.away, *warm)
+
     def _waits_no_longer(self, members: Membership, now: float) -> tuple[PeerId, ...]:
         """For those that may come back; returns them."""
         away = self.returning.away
-        for peer in away:
+        for peer in self.welcome:
             members.expected.pop(peer, None)
         self.returning, self._left = Returning((), now), {}
         return away

@@ -1,7 +1,8 @@
 """Holders that a run waits for, since the broker was started again or their stream broke.
 
 A holder counts as back when it attaches and says that it holds the run in its present term. One
-that comes without it, or not within its lease, is lost.
+that comes without it, or not within its lease, is lost. Peers that only keep copies may come back
+in the same way, and nobody waits for them.
 """
 
 from __future__ import annotations

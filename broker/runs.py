@@ -326,6 +326,10 @@ class Run(Phases):
             self.returning = Returning(self.peers, now + self.lease_s)
         return []
 
+    def keeper_back(self, members: Membership, now: float) -> list[Instruction]:
+        """A peer that only keeps copies attached again, with these."""
+        return [] if self.returning else self.order_snapshots(members, now)
+
     def back(self, member: Member, members: Membership, now: float) -> list[Instruction]:
         """A holder attached again, still with its part. It may not have heard the Start, nor which
         step is on hold, or no longer."""

@@ -6,6 +6,7 @@ bit for bit, each step committed once, and events numbered without a gap.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,6 +169,38 @@ def test_a_peer_that_came_back_as_another_process_has_lost_its_part(lab: Lab) ->
     monitor.finish(run)
     reasons = [e.state.reason.text for e in world.events(run)]
     assert any("it came back without the run" in text for text in reasons)
+    assert world.broker.ended[run].phase == DONE
+
+
+def test_who_kept_copies_keeps_them_and_takes_over(lab: Lab) -> None:
+    spec = broker_pb2.RunSpec()
+    spec.CopyFrom(lab.spec)
+    job = json.loads(spec.job)
+    job["train"] |= {"steps": 60, "eval_every": 0}
+    job["recovery"] = {"snapshot_every": 1}
+    spec.job, spec.steps = Job.from_table(job).to_json(), 60
+    world = lab.laboratory.world(3, log=False)
+    monitor = Monitor(world)
+    run = world.submit(spec)
+
+    def keeps() -> bool:
+        machine = world.broker.machine
+        member = machine.members.members.get("p2")
+        return member is not None and member.state == "assigned" and run in machine.runs
+
+    monitor.until(lambda: keeps() and world.broker.machine.runs[run].committed > 2)
+    world.restart_broker(0.1)
+    monitor.until(lambda: world.broker.machine.decided.starts == 2)
+    monitor.until(lambda: len(world.broker.machine.members.members) == 3)
+    assert keeps(), "it is in the pool"
+    assert world.broker.machine.runs[run].term == 1
+    back = world.broker.machine.runs[run]
+    at = back.committed
+    monitor.until(lambda: (back.cadence.whole or 0) > at)  # a set that was taken since then
+    world.kill("p0")
+    monitor.finish(run)
+    text = "\n".join(e.state.reason.text for e in world.events(run))
+    assert "stage 0 -> p2 (warm)" in text
     assert world.broker.ended[run].phase == DONE
 
 
