@@ -23,7 +23,7 @@ import grpc.aio
 from ..proto.broker_pb2 import BlobPiece, BlobQuery, BlobRange
 from ..proto.broker_pb2_grpc import BlobsStub
 from ..proto.common_pb2 import BlobRef
-from .cap import Meter
+from .cap import Cap
 from .grpc_quirks import hides_the_reason
 
 __all__ = ["BlobClient", "BlobTransferError", "blob_ref"]
@@ -53,15 +53,15 @@ def blob_ref(source: Source) -> BlobRef:
     return BlobRef(hash=digest.hexdigest(), size_bytes=size)
 
 
-def _pieces(source: Source, offset: int) -> Iterable[memoryview | bytes]:
+def _pieces(source: Source, offset: int, most: int = PIECE_BYTES) -> Iterable[memoryview | bytes]:
     if not isinstance(source, Path):
         view = memoryview(source).cast("B")
-        for at in range(offset, len(view), PIECE_BYTES):
-            yield view[at : at + PIECE_BYTES]
+        for at in range(offset, len(view), most):
+            yield view[at : at + most]
         return
     with source.open("rb", buffering=0) as file:
         file.seek(offset)
-        while piece := file.read(PIECE_BYTES):
+        while piece := file.read(most):
             yield piece
 
 
@@ -69,7 +69,7 @@ class BlobClient:
     """Stores and fetches over a channel that the caller owns.
 
     attempts: tries in a row without progress; stall_s: seconds without a byte that end a try;
-    meter: counts the bytes of blobs, both ways.
+    up, down: the owner's caps, which others may share.
     """
 
     def __init__(
@@ -78,12 +78,13 @@ class BlobClient:
         *,
         attempts: int = 5,
         stall_s: float = 60.0,
-        meter: Meter | None = None,
+        up: Cap | None = None,
+        down: Cap | None = None,
     ):
         self.use(channel)
         self._attempts = attempts
         self._stall_s = stall_s
-        self._meter = meter or Meter()
+        self._up, self._down = up or Cap(None), down or Cap(None)
 
     def use(self, channel: grpc.aio.Channel) -> None:
         """From now on every call goes over this one; transfers that break go on there."""
@@ -136,11 +137,11 @@ class BlobClient:
             if not await call.initial_metadata():
                 await call.code()
                 return
-            pieces = iter(_pieces(source, offset))
+            pieces = iter(_pieces(source, offset, self._up.piece(PIECE_BYTES)))
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                await self._up.take(len(piece))
                 yield BlobPiece(offset=at, data=bytes(piece))
                 at += len(piece)
-                self._meter.add(len(piece))
 
         call = self._stub.Store(upload())
         answer = asyncio.ensure_future(call)
@@ -208,7 +209,7 @@ class BlobClient:
                             f"{what}: {len(piece.data)} bytes at {piece.offset}, expected {at}",
                         )
                     at += len(piece.data)
-                    self._meter.add(len(piece.data))
+                    await self._down.take(len(piece.data))
                     tries = 0
                     yield piece.data
                 if stop is None or at == stop:

@@ -11,6 +11,7 @@ __all__ = ["Cap", "Meter", "Reserve"]
 
 BURST_S = 0.05
 """What was not used within so long is lost: a cap is not an average over an hour."""
+PIECE_S = 0.1
 
 
 class Reserve:
@@ -19,13 +20,13 @@ class Reserve:
     def __init__(self, bytes_per_s: float) -> None:
         if not 0 < bytes_per_s < float("inf"):
             raise ValueError(f"a cap of {bytes_per_s} bytes/s: expected a number above 0")
-        self._rate = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._free_at = float("-inf")
 
     def take(self, size_bytes: int, now: float) -> float:
         """Seconds from now until so many bytes may go, after all that was taken before."""
         begin = max(self._free_at, now - BURST_S)
-        self._free_at = begin + size_bytes / self._rate
+        self._free_at = begin + size_bytes / self.bytes_per_s
         return max(0.0, self._free_at - now)
 
 
@@ -51,9 +52,20 @@ class Cap:
         self._reserve = None if bytes_per_s is None else Reserve(bytes_per_s)
         self._clock, self._meter = clock, meter
 
-    async def take(self, size_bytes: int) -> None:
+    def piece(self, most: int) -> int:
+        """Bytes that should go at a time so that others have their turn: at most `most`, and what
+        takes a tenth of a second."""
+        if self._reserve is None:
+            return most
+        return max(1, min(most, int(PIECE_S * self._reserve.bytes_per_s)))
+
+    def count(self, size_bytes: int) -> None:
+        """Of what goes without waiting."""
         if self._meter is not None:
             self._meter.add(size_bytes)
+
+    async def take(self, size_bytes: int) -> None:
+        self.count(size_bytes)
         if self._reserve is None:
             return
         wait_s = self._reserve.take(size_bytes, self._clock())

@@ -116,11 +116,14 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
 
         self._meter = Meter()
+        up = Cap(config.up_bytes_per_s, meter=self._meter)
+        down = Cap(config.down_bytes_per_s, meter=self._meter)
         self._upstream = upstream = Upstream(
             config,
             me.peer,
             credential,
-            self._meter,
+            up,
+            down,
             post=self._post,
             heard=self._heard,
             start=self._start,
@@ -148,7 +151,6 @@ class Worker:
                 monthly_bytes=config.monthly_bytes,
             )
         )
-        up = Cap(config.up_bytes_per_s, meter=self._meter)
         self._transport = GrpcTransport(
             me.peer,
             me.boot,
@@ -156,7 +158,7 @@ class Worker:
             credential=None if credentials is None else lambda: credentials.now,
             resolve=lambda address: upstream.address if address == RELAY else address,
             up=up,
-            down=Cap(config.down_bytes_per_s, meter=self._meter),
+            down=down,
             allowed=self._most_bytes,
         )
         self._transport.attach(self._server)
@@ -170,7 +172,7 @@ class Worker:
         self._keeping = Lane("keeping", self._loop)
         self._built: tuple[str, int] | None = None
         """Run and term that stand on the device; None while they are being built, or gone."""
-        self._fellows = Fellows(lambda: upstream.credential, self._meter)
+        self._fellows = Fellows(lambda: upstream.credential, down)
         self._fetching = Fetching(self._loop, lambda: upstream.blobs, self._fellows)
         self._cache = BlobCache(
             me.scratch, self._fetching.from_all, alone=self._fetching.from_broker

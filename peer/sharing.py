@@ -15,7 +15,7 @@ from typing import Any
 import grpc.aio
 
 from ..net.blobs_client import BlobClient
-from ..net.cap import Cap, Meter
+from ..net.cap import Cap
 from ..net.grpc_transport import CHANNEL_OPTIONS
 from ..net.identity.credential import Credential
 from ..net.identity.enroll import channel_options
@@ -81,8 +81,8 @@ def serve_blobs(
 class Fellows:
     """Those peers of the present run that can be asked for blobs."""
 
-    def __init__(self, credential: Callable[[], Credential | None], meter: Meter) -> None:
-        self._credential, self._meter = credential, meter
+    def __init__(self, credential: Callable[[], Credential | None], down: Cap) -> None:
+        self._credential, self._down = credential, down
         self._channels: list[grpc.aio.Channel] = []
         self.clients: tuple[BlobClient, ...] = ()
 
@@ -90,7 +90,7 @@ class Fellows:
         """The run has others now: HOST:PORT by peer. Returns the channels to close."""
         old, self._channels = self._channels, [self._to(p, a) for p, a in addresses.items()]
         self.clients = tuple(
-            BlobClient(channel, attempts=0, stall_s=_STALL_S, meter=self._meter)
+            BlobClient(channel, attempts=0, stall_s=_STALL_S, down=self._down)
             for channel in self._channels
         )
         return old

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 import grpc.aio
 
 from ..net.blobs_client import BlobClient
-from ..net.cap import Meter
+from ..net.cap import Cap
 from ..net.identity.credential import Credential
 from ..proto import broker_pb2
 from . import events as e
@@ -46,13 +46,14 @@ class Upstream:
         config: PeerConfig,
         peer: str,
         credential: Credential | None,
-        meter: Meter,
+        up: Cap,
+        down: Cap,
         *,
         post: Callable[[e.Event], None],
         heard: Callable[[broker_pb2.BrokerMessage], None],
         start: Start,
     ) -> None:
-        self._config, self._peer, self._meter = config, peer, meter
+        self._config, self._peer, self._up, self._down = config, peer, up, down
         self._post, self._heard, self._start = post, heard, start
         self._named = config.broker  # HOST:PORT at which it is, as far as this peer knows
         self.credentials = (
@@ -85,7 +86,7 @@ class Upstream:
 
     def open(self) -> None:
         self._channel = broker_channel(self.address, self.credential)
-        self._blobs = BlobClient(self._channel, meter=self._meter)
+        self._blobs = BlobClient(self._channel, up=self._up, down=self._down)
 
     async def close(self) -> None:
         if self._channel is not None:
@@ -122,7 +123,7 @@ class Upstream:
     def tell(self, message: broker_pb2.PeerMessage) -> None:
         """Nobody hears it while there is no stream."""
         note_told(_log, self._peer, message)
-        self._meter.add(message.ByteSize())
+        self._up.count(message.ByteSize())
         if self._stream is not None:
             self._stream.tell(message)
 
@@ -157,5 +158,5 @@ class Upstream:
                 self._stream = None
 
     def _said(self, message: broker_pb2.BrokerMessage) -> None:
-        self._meter.add(message.ByteSize())
+        self._down.count(message.ByteSize())
         self._heard(message)

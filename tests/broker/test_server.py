@@ -20,6 +20,7 @@ from shoal.broker.blobs import BlobError, BlobLimits
 from shoal.broker.options import BrokerOptions
 from shoal.broker.server import Broker, BrokerConfig, BrokerConfigError
 from shoal.net.blobs_client import BlobClient, BlobTransferError, blob_ref
+from shoal.net.cap import Cap
 from shoal.proto.broker_pb2 import (
     DONE,
     FAILED,
@@ -328,6 +329,28 @@ async def test_blobs_go_up_and_down_whole_and_by_range(tmp_path: Path) -> None:
     async with running(state=tmp_path / "state") as (broker, channel):
         assert await BlobClient(channel).fetch(ref.hash, 5, 5) == data[5:10]
         assert broker.shell.machine.broker_id == name
+
+
+class Asked(Cap):
+    """Notes what it is asked for, and holds nothing up."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        super().__init__(bytes_per_s)
+        self.sizes: list[int] = []
+
+    async def take(self, size_bytes: int) -> None:
+        self.sizes.append(size_bytes)
+
+
+async def test_blobs_leave_and_come_by_the_caps_of_the_owner() -> None:
+    """In pieces of a tenth of a second at most, so that frames have their turn between them."""
+    data, up, down = os.urandom(1_234_567), Asked(1e6), Asked(None)
+    async with running() as (_, channel):
+        client = BlobClient(channel, up=up, down=down)
+        ref = await client.store(data)
+        assert (sum(up.sizes), max(up.sizes), down.sizes) == (len(data), 100_000, [])
+        assert await client.fetch(ref.hash) == data
+    assert (sum(up.sizes), sum(down.sizes)) == (len(data), len(data))
 
 
 async def test_a_transfer_goes_on_over_another_channel() -> None:

@@ -64,7 +64,7 @@ def holding(folder: Path, data: bytes = DATA, name: str = NAME) -> Path:
 async def fellows(
     addresses: dict[str, str], credential: Credential | None = None
 ) -> AsyncIterator[Fellows]:
-    made = Fellows(lambda: credential, Meter())
+    made = Fellows(lambda: credential, Cap(None))
     assert made.become(addresses) == []
     try:
         yield made
