@@ -25,6 +25,7 @@ def validate(machine: BrokerMachine) -> None:
     assert sorted(named) == sorted(members), "every stream with a peer is the one of that member"
 
     holders: dict[PeerId, RunId] = {}
+    parts = {run.id: frozenset(run.parts) for run in machine.runs.values()}
     for run in machine.runs.values():
         _validate_run(run)
         if run.active:
@@ -36,7 +37,7 @@ def validate(machine: BrokerMachine) -> None:
             found = machine.runs.get(member.run) if member.run else None
             assert found is not None, f"{peer} is assigned to nothing"
             assert found.active, f"{peer} is assigned to {found}"
-            assert peer in found.parts, f"{peer} is assigned to {found} in vain"
+            assert peer in parts[found.id], f"{peer} is assigned to {found} in vain"
     for run in machine.runs.values():
         assert not run.sets.peers or not run.ended, f"{run} has ended and keeps {run.sets}"
         assert set(run.sets.peers) <= set(members), f"{run}: snapshots at peers that are gone"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NewType
 
@@ -182,7 +183,7 @@ class Keeper:
     peer: PeerId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """Who runs what. `routes[m]` are the visits of microbatch m, in the order of the stages but for
     neighbours that change places (`swaps.py`); `evaluation_routes[m]` those of held-out microbatch
@@ -202,12 +203,12 @@ class Plan:
     keepers: tuple[Keeper, ...] = ()
     """Planners leave it empty; the broker fills it when the plan begins."""
 
-    @property
+    @cached_property
     def peers(self) -> tuple[PeerId, ...]:
         """Every holder once, in order of the first stage that it holds."""
         return tuple(dict.fromkeys(p for s in self.stages for p in s.holders))
 
-    @property
+    @cached_property
     def warm(self) -> tuple[PeerId, ...]:
         """Peers that hold no stage and keep snapshots."""
         holders = set(self.peers)

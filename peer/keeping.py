@@ -91,16 +91,16 @@ class Keeping:
         """By receiver."""
         self._needed = 0
         """The lowest step that somebody may go back to, as the broker last said."""
-        self._assign = broker_pb2.Assign()
         self._gifts: list[broker_pb2.Gift] = []
         self._keepers: list[broker_pb2.Keeper] = []
+        self._be(broker_pb2.Assign())
 
     # ------------------------------------------------------------ an assignment
 
     def begin(self, assign: broker_pb2.Assign) -> list[e.Instruction]:
         """A new plan: who gives what to whom from here on."""
         gone = self.end()
-        self._assign = assign
+        self._be(assign)
         self._keepers = list(assign.plan.keepers)
         self._gifts = [g for g in assign.resume.gifts if g.destination == self.peer]
         # Who gives to it may change; links among those who hold stages are there all the time.
@@ -116,18 +116,24 @@ class Keeping:
         self.wanted, self._taking, self._upload = None, None, None
         self._needed, self.hold = 0, 0
         self._giving.clear()
-        self._assign, self._gifts, self._keepers = broker_pb2.Assign(), [], []
+        self._gifts, self._keepers = [], []
+        self._be(broker_pb2.Assign())
         return out
+
+    def _be(self, assign: broker_pb2.Assign) -> None:
+        """What frames are judged by is found once: a plan has up to a thousand holders."""
+        self._assign = assign
+        self._spans: dict[str, list[broker_pb2.Span]] = {}
+        self.counterparts = self._counterparts()
+        """With whom snapshots may be exchanged under the present plan."""
 
     def _forget(self, snapshot: SnapshotId) -> e.Instruction:
         self.held.pop(snapshot, None)
         self._coming.pop(snapshot, None)
         return e.DropSnapshot(snapshot)
 
-    @property
-    def counterparts(self) -> tuple[PeerId, ...]:
-        """With whom snapshots may be exchanged under the present plan: its keepers and, where one
-        of them is lost, the next holder."""
+    def _counterparts(self) -> tuple[PeerId, ...]:
+        """The keepers of the plan and, where one of them is lost, the next holder."""
         found = dict.fromkeys(k.holder for k in self._assign.plan.keepers if k.peer == self.peer)
         found |= dict.fromkeys(k.peer for k in self._assign.plan.keepers if k.holder == self.peer)
         holders = list(dict.fromkeys(h for s in self._assign.plan.stages for h in s.holders))
@@ -387,8 +393,12 @@ class Keeping:
         )
 
     def _spans_of(self, holder: str) -> list[broker_pb2.Span]:
-        stages = self._assign.plan.stages
-        return [broker_pb2.Span(start=s.start, stop=s.stop) for s in stages if holder in s.holders]
+        if holder not in self._spans:
+            stages = self._assign.plan.stages
+            self._spans[holder] = [
+                broker_pb2.Span(start=s.start, stop=s.stop) for s in stages if holder in s.holders
+            ]
+        return self._spans[holder]
 
     # ------------------------------------------------------------ the end of a run
 

@@ -58,8 +58,9 @@ if TYPE_CHECKING:
 __all__ = ["Monitor", "Violation"]
 
 _EVERY, _FEW = 64, 12
-"""The machines' own rules take long to check: that is done at each so manieth event, and with fewer
-peers than so many at every one, messages to the broker left out."""
+"""The machines' own rules take long to check: that is done at each so manieth event, or as manieth
+as there are peers, and with fewer peers than so many at every one, messages to the broker left
+out."""
 
 
 class Monitor:
@@ -145,7 +146,7 @@ class Monitor:
         self._events += 1
         who, world = self._last.who, self._world
         often = len(world.peers) < _FEW and not isinstance(self._last.record, b.PeerSaid)
-        if not often and self._events % _EVERY:
+        if not often and self._events % max(_EVERY, len(world.peers)):
             return
         if who == BROKER:
             validate(world.broker.machine)
