@@ -76,6 +76,7 @@ from .options import BrokerOptions
 from .placing import Placing
 from .probing import Probing
 from .reconsider import Reconsidering
+from .runs import Run
 from .sets import MOST_SNAPSHOTS
 from .speeds import speeds_of
 from .terms import NEVER
@@ -195,8 +196,11 @@ class BrokerMachine:
         out: list[Instruction] = []
         for run in self.runs.values():
             out += run.resume(now)
+            for peer in run.returning.away:
+                self.members.expected[peer] = self._holding(run)
+        for run in self.runs.values():  # a plan may name a keeper that has another part by now
             for peer in run.welcome:
-                self.members.expected[peer] = Holding(run=run.id, term=run.term, step=run.committed)
+                self.members.expected.setdefault(peer, self._holding(run))
         fields = (("start", starts), ("runs", len(self.runs)))
         return [Log("broker_started", fields), *out]
 
@@ -253,6 +257,9 @@ class BrokerMachine:
         run = self.runs.get(member.run) if member.run else None
         if run is None or not run.may_return(member.id):
             return None
+        return self._holding(run)
+
+    def _holding(self, run: Run) -> Holding:
         return Holding(run=run.id, term=run.term, step=run.committed)
 
     def _lease_of(self, run_id: RunId) -> float:

@@ -156,6 +156,7 @@ class Phases(Terms):
     ) -> list[Instruction]:
         self.asked, self.offered = None, {}
         self._ready, self._exports, self._finished, self._down = {}, {}, {}, {}
+        self._welcomes_nobody(members)
         out = self.begin_term(plan, pairs, members, generation, now, live, rebuilt)
         if self.term > 1:
             found = self.begun_from
@@ -256,8 +257,8 @@ class Phases(Terms):
         text = f"{self.committed} steps are done"
         if self.inexact_from:
             text += (
-                f"; not exact from step {self.inexact_from} on: a lost stage was made anew"
-                + ", or others change places" * self.wish.recovery.swaps
+                f"; not exact from step {self.inexact_from} on: a lost stage was made anew, or "
+                "others change places"
             )
         return out + self._end(DONE, "done", text, members, now)
 
@@ -310,6 +311,7 @@ class Phases(Terms):
 
     def _put_aside(self, members: Membership, now: float) -> list[Instruction]:
         self.handing.stop_for(None)
+        self._waits_no_longer(members, now)
         self.asked, self.offered = None, {}
         found = self.goes_on_from(members)
         at = f"with {found.step} steps" if found else "before its first step"
@@ -364,11 +366,16 @@ class Phases(Terms):
         warm = self.plan.warm if self.plan is not None and self.active else ()
         return (*self.returning.away, *warm)
 
+    def _welcomes_nobody(self, members: Membership) -> None:
+        for peer in self.welcome:
+            holding = members.expected.get(peer)
+            if holding is not None and holding.run == self.id:
+                del members.expected[peer]
+
     def _waits_no_longer(self, members: Membership, now: float) -> tuple[PeerId, ...]:
         """For those that may come back; returns them."""
         away = self.returning.away
-        for peer in self.welcome:
-            members.expected.pop(peer, None)
+        self._welcomes_nobody(members)
         self.returning, self._left = Returning((), now), {}
         return away
 

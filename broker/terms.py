@@ -19,7 +19,7 @@ from itertools import combinations
 
 from ..dag.convert_plan import plan_to_proto
 from ..dag.plan import Keeper, PeerId, Plan
-from ..dag.swaps import swapped_operators
+from ..dag.swaps import swapped_operators, swaps
 from ..proto import broker_pb2
 from ..proto.broker_pb2 import (
     EXPORTING,
@@ -206,9 +206,10 @@ class Terms(DurableRun):
         if rebuilt:
             self.inexact_from = self.inexact_from or step
         elif step < self.inexact_from:
-            self.inexact_from = 0  # back to before that
-        if others and step:  # other blocks change places than before
-            self.inexact_from = self.inexact_from or step
+            # Back to before that; where stages change places, maybe to when others did.
+            self.inexact_from = max(1, step) if swaps(plan) else 0
+        if others:  # other blocks change places than in the steps that were told of
+            self.inexact_from = self.inexact_from or step or self.committed
         self.cadence = self._cadence(step)
         self.checkpoints.given_up()
         self._keepers, self.on_hold = {}, 0

@@ -41,12 +41,13 @@ def validate(machine: BrokerMachine) -> None:
     for run in machine.runs.values():
         assert not run.sets.peers or not run.ended, f"{run} has ended and keeps {run.sets}"
         assert set(run.sets.peers) <= set(members), f"{run}: snapshots at peers that are gone"
-    awaited = [p for run in machine.runs.values() for p in run.returning.away]
-    welcome = {p for run in machine.runs.values() for p in run.welcome}
-    expected = {*machine.members.expected}
-    assert {*awaited} <= expected <= welcome, "who is expected is who a run would take back"
+    awaited = {(p, run.id) for run in machine.runs.values() for p in run.returning.away}
+    welcome = {(p, run.id) for run in machine.runs.values() for p in run.welcome}
+    expected = {(p, RunId(held.run)) for p, held in machine.members.expected.items()}
+    assert awaited <= expected <= welcome, "who is expected is who a run would take back"
+    away = {peer for peer, _ in awaited}
     for peer, run_id in holders.items():
-        if peer in awaited:
+        if peer in away:
             continue
         assert peer in members, f"run {run_id} goes on without its holder {peer}"
         assert members[peer].state == "assigned", (

@@ -198,6 +198,9 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
                 yield f"{table}.{f.name}", leave
     if job.recovery.swaps and job.plan.pipelines not in (1, "auto"):
         yield "plan.pipelines", '1 is, with "neighbour+" in recovery.ladder'
+    stages = job.plan.stages
+    if job.recovery.swaps and stages != "auto" and stages < 4:
+        yield "plan.stages", '4 or more are, with "neighbour+" in recovery.ladder'
     if job.recovery.swaps and job.plan.schedule == "interleaved":
         yield (
             "plan.schedule",

@@ -209,7 +209,7 @@ class BlobClient:
                             f"{what}: {len(piece.data)} bytes at {piece.offset}, expected {at}",
                         )
                     at += len(piece.data)
-                    await self._down.take(len(piece.data))
+                    await self._down.take_in_turns(len(piece.data))
                     tries = 0
                     yield piece.data
                 if stop is None or at == stop:

@@ -71,3 +71,10 @@ class Cap:
         wait_s = self._reserve.take(size_bytes, self._clock())
         if wait_s > 0:
             await asyncio.sleep(wait_s)
+
+    async def take_in_turns(self, size_bytes: int) -> None:
+        """As `take`, piece by piece: others have their turn between them."""
+        while size_bytes > 0:
+            size = self.piece(size_bytes)
+            await self.take(size)
+            size_bytes -= size

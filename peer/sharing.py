@@ -63,7 +63,7 @@ def serve_blobs(
         busy += 1
         try:
             while data := await asyncio.to_thread(cache.peek, wanted.hash, at, left):
-                await up.take(len(data))
+                await up.take_in_turns(len(data))
                 yield BlobPiece(offset=at, data=data)
                 at, left = at + len(data), left - len(data)
         except FileNotFoundError:  # it was pushed out meanwhile

@@ -104,7 +104,7 @@ class Streams:
                 wanted = self.codings.answered_on_support(transfer)
                 encoded, heard = self._encode(end, coding, key, transfer, tensor, echo=wanted)
             if wanted and heard is not None:
-                self._supports[_value(transfer)] = positions(heard)
+                self._supports[self._value(transfer)] = positions(heard)
         self._uses.sent(transfer, coding.codec, encoded.size_bytes, coding.whole.size_bytes)
         return encoded
 
@@ -145,12 +145,12 @@ class Streams:
                 tensor = end.stream.decode(coding.body, header, data, self._device)
                 end.step, end.before = key.step, before
             if self.codings.answered_on_support(transfer):
-                self._supports[_value(transfer)] = positions(tensor)
+                self._supports[self._value(transfer)] = positions(tensor)
         return tensor if tail is None else torch.cat([tensor, tail])
 
     def _support(self, gradient: Transfer) -> State:
         """Where the value of a gradient was not 0, in this step."""
-        found = self._supports.get(_value(gradient))
+        found = self._supports.get(self._value(gradient))
         return {} if found is None else {"positions": found}
 
     def _encode(
@@ -283,15 +283,16 @@ class Streams:
         with end.lock:
             return end.stream.state.get("residual")
 
+    def _value(self, transfer: Transfer) -> tuple[str, int, frozenset[PeerId]]:
+        """What a value and its gradient have in common: the name where it is made, and the ends.
+        (Several hops bring one value to one peer: the codec gives each the same positions.)"""
+        there = transfer.role is Role.ACTIVATION
+        name = self.codings.flow.made(transfer) if there else transfer.value
+        return name, transfer.microbatch, frozenset((transfer.source, transfer.destination))
+
     def take_uses(self) -> tuple[broker_pb2.LinkUse, ...]:
         """What frames took since the last call."""
         return self._uses.take()
-
-
-def _value(transfer: Transfer) -> tuple[str, int, frozenset[PeerId]]:
-    """What a value and its gradient have in common. (Several hops bring one value to one peer: the
-    codec gives each the same positions.)"""
-    return transfer.value, transfer.microbatch, frozenset((transfer.source, transfer.destination))
 
 
 def stream_name(stream: Transfer, part: str) -> str:

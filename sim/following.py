@@ -36,6 +36,7 @@ class Following:
         self.reason_code = ""
         """Why the run ended, for programs."""
         self.first_plan: Plan | None = None
+        """Under which the first step was done."""
         self.lacks = ""
         """What memory the run waits for; empty: it does not."""
         self._compute_s = 0.0
@@ -75,7 +76,8 @@ class Following:
             self._names.get(p.peer, p.peer): p.device_bytes for p in predicted.peers
         }
         self.microbatch_size, self.microbatches = plan.microbatch_size, len(plan.routes)
-        self.first_plan = self.first_plan or plan_from_proto(plan)
+        if self.first_plan is None or not self.losses:
+            self.first_plan = plan_from_proto(plan)
         summary.swapped = bool(swaps(self.first_plan))
 
     def _stepped(self, step: broker_pb2.StepDone) -> None:

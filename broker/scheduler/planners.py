@@ -30,7 +30,8 @@ def plan(request: PlanRequest) -> Plan:
     try:
         return plan_with_codecs(request, planner)
     except NoPlan as error:
-        other = None if name in ("auto", "op-fence") else _fitting(request)
+        none = name in ("auto", "op-fence") or request.options.swaps
+        other = None if none else _fitting(request)
         if other is None or error.code != "memory":
             raise
         raise NoPlan(

@@ -59,12 +59,16 @@ def swapped(request: PlanRequest, planner: Planner) -> Plan:
     peers = [place[p] for p in found.peers]
     named = _chain(form.graph)
     counts = _shared_out(judge, peers[: len(named)], named)
-    candidate = _candidate(peers[: len(named)], counts, named, judge)
-    try:
-        fits = judge.cuttable(candidate) and judge.fits(candidate)
-    except PlanError as error:
-        raise NoPlan(f"stages cannot change places: {error}", "model") from None
-    if not fits:
+    recompute = request.options.recompute
+    for again in (False, True) if recompute is None else (recompute,):
+        candidate = _candidate(peers[: len(named)], counts, named, judge, again)
+        try:
+            fits = judge.cuttable(candidate) and judge.fits(candidate)
+        except PlanError as error:
+            raise NoPlan(f"stages cannot change places: {error}", "model") from None
+        if fits:
+            break
+    else:
         short = _short(judge, candidate)
         raise NoPlan(f"stages that change places do not fit: {short}", "memory")
     plan = judge.plan(candidate)
@@ -122,14 +126,15 @@ def _shared_out(judge: Judge, peers: Sequence[int], named: Sequence[Block]) -> l
     """How many blocks each peer has: both of a pair as many where that can be, since only then a
     lost one can become a copy of the other; and then the longest stage as short as it can be."""
     bounds = [b.start for b in named] + [named[-1].stop]
-    n, ends = len(peers), (0, judge.operators)
+    n, each = len(peers), judge.forward_s + judge.backward_s
 
     def seconds(k: int, i: int, j: int) -> float:
-        a = ends[0] if k < 2 and i == 0 else bounds[i]
-        b = ends[1] if k >= n - 2 and j == len(named) else bounds[j]
-        p = peers[k]
-        total = judge.forward_s[p, b] - judge.forward_s[p, a]
-        return float(total + judge.backward_s[p, b] - judge.backward_s[p, a])
+        found = each[peers[k], bounds[j]] - each[peers[k], bounds[i]]
+        if k < 2:  # what stands before, for every second microbatch
+            found += each[peers[k], bounds[0]] / 2
+        if k >= n - 2:
+            found += (each[peers[k], judge.operators] - each[peers[k], bounds[-1]]) / 2
+        return float(found)
 
     # By (blocks so far, of them the last peer's): what pairs differ by, longest stage, counts.
     best: dict[tuple[int, int], tuple[int, float, tuple[int, ...]]] = {(0, 0): (0, 0.0, ())}
@@ -145,7 +150,11 @@ def _shared_out(judge: Judge, peers: Sequence[int], named: Sequence[Block]) -> l
 
 
 def _candidate(
-    peers: Sequence[int], counts: Sequence[int], named: Sequence[Block], judge: Judge
+    peers: Sequence[int],
+    counts: Sequence[int],
+    named: Sequence[Block],
+    judge: Judge,
+    recompute: bool,
 ) -> Candidate:
     """Two pipelines over the same stages, which differ in who has the ends."""
     starts, at = list[int](), 0
@@ -153,10 +162,14 @@ def _candidate(
         starts.append(named[at].start)
         at += count
     stop = named[-1].stop
-    inner = [Share(p, a, b) for p, a, b in zip(peers, starts, [*starts[1:], stop], strict=True)]
+    inner = [
+        Share(p, a, b, recompute)
+        for p, a, b in zip(peers, starts, [*starts[1:], stop], strict=True)
+    ]
 
     def pipeline(first: int, last: int) -> tuple[Share, ...]:
-        return (Share(first, 0, starts[0]), *inner, Share(last, stop, judge.operators))
+        ends = Share(first, 0, starts[0]), Share(last, stop, judge.operators)
+        return (ends[0], *inner, ends[1])
 
     m = judge.request.microbatches
     asked = judge.request.options.schedule

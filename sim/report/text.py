@@ -74,7 +74,7 @@ def _made_anew(s: Summary) -> Iterator[str]:
     if s.swapped:
         yield "stages change places"
     if s.inexact_from:
-        yield f"a lost stage made anew before step {s.inexact_from}"
+        yield f"a lost stage made anew, or others change places, before step {s.inexact_from}"
 
 
 def _speed(s: Summary) -> Iterator[str]:

@@ -344,13 +344,14 @@ class Asked(Cap):
 
 async def test_blobs_leave_and_come_by_the_caps_of_the_owner() -> None:
     """In pieces of a tenth of a second at most, so that frames have their turn between them."""
-    data, up, down = os.urandom(1_234_567), Asked(1e6), Asked(None)
+    data, up, down = os.urandom(1_234_567), Asked(1e6), Asked(5e5)
     async with running() as (_, channel):
         client = BlobClient(channel, up=up, down=down)
         ref = await client.store(data)
         assert (sum(up.sizes), max(up.sizes), down.sizes) == (len(data), 100_000, [])
         assert await client.fetch(ref.hash) == data
     assert (sum(up.sizes), sum(down.sizes)) == (len(data), len(data))
+    assert max(down.sizes) == 50_000
 
 
 async def test_a_transfer_goes_on_over_another_channel() -> None:

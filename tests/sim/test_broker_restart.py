@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shoal.broker.validate import validate
 from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
@@ -202,6 +203,39 @@ def test_who_kept_copies_keeps_them_and_takes_over(lab: Lab) -> None:
     text = "\n".join(e.state.reason.text for e in world.events(run))
     assert "stage 0 -> p2 (warm)" in text
     assert world.broker.ended[run].phase == DONE
+
+
+def test_a_peer_comes_back_with_what_it_does_and_not_with_what_it_kept_before(lab: Lab) -> None:
+    """It kept copies for one run, and holds a stage of another now."""
+
+    def spec_of(steps: int, name: str) -> broker_pb2.RunSpec:
+        spec = broker_pb2.RunSpec()
+        spec.CopyFrom(lab.spec)
+        job = json.loads(spec.job)
+        job["train"] |= {"steps": steps, "eval_every": 0}
+        spec.job, spec.steps, spec.name = Job.from_table(job).to_json(), steps, name
+        return spec
+
+    world = lab.laboratory.world(3, log=False)
+    first = world.submit(spec_of(300, "first"))
+    world.until(lambda: any(e.HasField("step") for e in world.events(first)))
+    assert world.broker.machine.runs[first].plan.warm == ("p2",)
+    alone, slot = PeerId("p2"), lab.laboratory.graph.operators
+    plan = Plan((StageSlot(0, len(slot), (alone,)),), ((Visit(0, alone),),) * 2, 2)
+    spec = spec_of(300, "second")
+    spec.plan.CopyFrom(plan_to_proto(plan))
+    second = world.submit(spec)
+    world.until(lambda: any(e.HasField("step") for e in world.events(second)))
+    assert world.broker.machine.runs[first].plan.warm == ("p2",), "the plan still names it"
+    world.restart_broker(0.1)
+    world.until(lambda: world.broker.machine.decided.starts == 2)
+    world.until(lambda: len(world.broker.machine.members.members) == 3)
+    validate(world.broker.machine)
+    world.kill("p0")  # the first one does not forget for the second one
+    world.until(lambda: {first, second} <= world.broker.ended.keys())
+    validate(world.broker.machine)
+    assert world.broker.ended[second].phase == DONE
+    assert world.broker.ended[second].term == 1, "it lost nobody"
 
 
 def test_a_broker_that_is_away_for_long_finds_the_run_trained(lab: Lab) -> None:

@@ -295,6 +295,17 @@ def test_other_blocks_that_change_places_are_said(made: Any) -> None:
     assert played.losses[:at] == pytest.approx(plain(made, -1, order)[:at], rel=1e-5)
 
 
+def test_going_back_to_the_start_with_other_cuts_is_not_exact(made: Any) -> None:
+    """Losses that were told of belong to another order of blocks than those that come."""
+    ladder = recovery("neighbour+", "checkpoint")
+    played = Played(made, {"p1": 4}, peers=5, stages=0, recovery=ladder)
+    assert played.end.phase == DONE, played.notes
+    first, then = played.plans
+    assert swapped_operators(first) != swapped_operators(then)
+    assert "from the starting weights" in played.notes
+    assert played.end.inexact_from == 4
+
+
 def test_nobody_in_the_pool(made: Any) -> None:
     played = Played(made, {"p1": 3}, peers=3, recovery=recovery("neighbour"))
     assert played.end.phase == FAILED

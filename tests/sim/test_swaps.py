@@ -21,7 +21,7 @@ from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.cut import cut
 from shoal.dag.flow import Flow
 from shoal.dag.graph import Graph
-from shoal.dag.plan import PeerId, Plan, PlanError, ScheduleName, StageSlot, Visit
+from shoal.dag.plan import CodecChoice, PeerId, Plan, PlanError, ScheduleName, StageSlot, Visit
 from shoal.dag.swaps import segments, swaps
 from shoal.job import Job
 from shoal.proto.broker_pb2 import RunSpec
@@ -113,6 +113,18 @@ def test_ghosts_of_it_are_the_plain_loop_of_hashes(made: Any) -> None:
     losses = [e.step.outcome.loss for e in world.finish(world.submit(spec)) if e.HasField("step")]
     assert losses == wanted.losses
     assert losses != expected(graph, made.job.seed, STEPS, MICROBATCHES).losses
+
+
+def test_gradients_find_the_positions_of_their_values(made: Any) -> None:
+    """A value has two names where stages have changed places: one for both ends of a link."""
+    pairs = [(a, b) for a in PEERS for b in PEERS if a != b]
+    value = [CodecChoice(a, b, "activation", "topk:ratio=4.0,values=fp32") for a, b in pairs]
+    back = [CodecChoice(a, b, "activation_grad", "support:ratio=4.0,values=fp32") for a, b in pairs]
+    whole = made.train(made.world(4), plan_of(made.graph, codecs=tuple(value)))
+    sparse = made.train(made.world(4), plan_of(made.graph, codecs=(*value, *back)))
+    assert sparse.losses[0] == whole.losses[0]  # the same forward
+    assert sparse.losses[1:] != whole.losses[1:]
+    assert sparse.norms[0] < whole.norms[0]
 
 
 def test_which_stages_change_places(made: Any) -> None:
