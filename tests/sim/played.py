@@ -1,12 +1,19 @@
-"""A run that was played in a world, and what must not differ between two of them."""
+"""A run that was played in a world, how one asks for something, and what must not differ between
+two of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.broker import events as b
 from shoal.proto.broker_pb2 import DONE, RunEvent, RunState
 from shoal.sim.virtual.world import World
+
+
+def ask(world: World, run: str, wanted: Any) -> b.Answer | b.Reject:
+    """What a person asks of a run: "pause", "resume", "cancel", "recall"."""
+    return world.broker.ask(lambda request: b.RunAsked(request, b.RunId(run), wanted))
 
 
 @dataclass

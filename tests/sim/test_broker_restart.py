@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shoal.broker.events import RunId
 from shoal.broker.validate import validate
 from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
@@ -22,7 +23,7 @@ from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.control import BROKER
 from shoal.sim.virtual.orders import Orders
-from shoal.tests.sim.played import Played
+from shoal.tests.sim.played import Played, ask
 
 JOB = Job.from_table(
     {
@@ -216,26 +217,34 @@ def test_a_peer_comes_back_with_what_it_does_and_not_with_what_it_kept_before(la
         spec.job, spec.steps, spec.name = Job.from_table(job).to_json(), steps, name
         return spec
 
+    def stepped(run: str) -> bool:
+        known = world.broker.machine.runs[RunId(run)]
+        return known.running and known.committed > 2
+
     world = lab.laboratory.world(3, log=False)
-    first = world.submit(spec_of(300, "first"))
-    world.until(lambda: any(e.HasField("step") for e in world.events(first)))
-    assert world.broker.machine.runs[first].plan.warm == ("p2",)
-    alone, slot = PeerId("p2"), lab.laboratory.graph.operators
-    plan = Plan((StageSlot(0, len(slot), (alone,)),), ((Visit(0, alone),),) * 2, 2)
-    spec = spec_of(300, "second")
+    alone, operators = PeerId("p2"), len(lab.laboratory.graph.operators)
+    plan = Plan((StageSlot(0, operators, (alone,)),), ((Visit(0, alone),),) * 2, 2)
+    spec = spec_of(900, "its own")
     spec.plan.CopyFrom(plan_to_proto(plan))
-    second = world.submit(spec)
-    world.until(lambda: any(e.HasField("step") for e in world.events(second)))
-    assert world.broker.machine.runs[first].plan.warm == ("p2",), "the plan still names it"
+    own = world.submit(spec)
+    world.until(lambda: stepped(own))
+    ask(world, own, "pause")
+    world.until(lambda: len(world.broker.machine.members.pool) == 3)
+    kept = world.submit(spec_of(900, "kept"))
+    world.until(lambda: stepped(kept))
+    assert world.broker.machine.runs[RunId(kept)].plan.warm == ("p2",)
+    ask(world, own, "resume")
+    world.until(lambda: stepped(own))
+    assert world.broker.machine.runs[RunId(kept)].plan.warm == ("p2",), "the plan still names it"
+    term = world.broker.machine.runs[RunId(own)].term
     world.restart_broker(0.1)
     world.until(lambda: world.broker.machine.decided.starts == 2)
     world.until(lambda: len(world.broker.machine.members.members) == 3)
     validate(world.broker.machine)
-    world.kill("p0")  # the first one does not forget for the second one
-    world.until(lambda: {first, second} <= world.broker.ended.keys())
+    world.until(lambda: {own, kept} <= world.broker.ended.keys())
     validate(world.broker.machine)
-    assert world.broker.ended[second].phase == DONE
-    assert world.broker.ended[second].term == 1, "it lost nobody"
+    assert world.broker.ended[own].phase == DONE
+    assert world.broker.ended[own].term == term, "it lost nobody"
 
 
 def test_a_broker_that_is_away_for_long_finds_the_run_trained(lab: Lab) -> None:

@@ -18,6 +18,7 @@ from shoal.proto import broker_pb2
 from shoal.proto.broker_pb2 import DONE, FAILED, RUNNING, WAITING, Checkpoint, RunEvent, RunSpec
 from shoal.sim.monitor.monitor import Monitor
 from shoal.sim.virtual.world import PeerSpec, World
+from shoal.tests.sim.played import ask
 
 STEPS, EVERY = 6, 2
 JOB: dict[str, Any] = {
@@ -260,10 +261,6 @@ def test_what_is_no_checkpoint_is_refused(
 
 
 # ---------------------------------------------------------------- pauses
-
-
-def ask(world: World, run: str, wanted: Any) -> b.Answer | b.Reject:
-    return world.broker.ask(lambda request: b.RunAsked(request, b.RunId(run), wanted))
 
 
 @pytest.mark.parametrize("restart", [False, True])
