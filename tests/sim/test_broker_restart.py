@@ -129,6 +129,7 @@ def test_it_may_die_at_any_moment(lab: Lab, part: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("part", range(20))
 def test_it_may_die_at_every_moment_and_once_more_later(lab: Lab, part: int) -> None:
     """Two thousand worlds: each moment alone, and with a second death in the same breath, soon, or

@@ -135,6 +135,7 @@ def test_one_may_die_at_any_moment(lab: Lab, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["p0", "p1", "p2", "p3"])
 def test_one_may_die_at_every_moment(lab: Lab, name: str) -> None:
     _dies_at(lab, name, range(lab.calm.begun, lab.calm.records))
