@@ -1,6 +1,6 @@
 """What losing peers costs a run: hours to a loss under churn, goodput, and the parts of a recovery.
 
-    python benchmarks/recovery.py [checkfree goodput healthy] [--json FILE]
+    python benchmarks/recovery.py [checkfree rungs goodput healthy] [--json FILE]
     python benchmarks/recovery.py checkfree --steps 10000            the whole of it, in an hour
 
 Worlds of ghosts: the broker's and the peers' own machines, the link protocol and the modelled
@@ -16,7 +16,10 @@ checkfree   The set-up of CheckFree (arXiv 2506.15461, section 5.2, 500M): a GPT
             and its steps are other ones than the paper's.
             Ghosts have no loss, so that hours are steps times seconds per step: the 10,000 steps
             that the paper needs without failures, because nothing is lost here, times what a step
-            took on the average over the steps that were simulated.
+            took on the average over the steps that were simulated. What is published for others is
+            printed beside it.
+rungs       The same with our `neighbour` and `neighbour+` (ends held twice, no snapshots): the
+            steps that the paper needs with CheckFree and CheckFree+, times our seconds per step.
 goodput     Six holders, seven peers in the pool, links of 12.5 MB/s and 2 ms; one of the holders
             fails every 15 s and is back after 45 s, for a virtual hour. A snapshot takes at least
             five steps of a holder's uplink. Goodput is the fault-free time of the committed steps
@@ -68,6 +71,15 @@ PAPER_STEPS = 10_000
 """Steps to the paper's validation loss of 2.85 without failures, derived from its table 2."""
 PAPER_STEP_S = 91.32
 POOL = 7
+PAPER_HOURS = {
+    "checkpoints": (558.23, 621.67, 634.35),
+    "redundant computation": (419.56, 419.56, 419.56),
+    "CheckFree": (367.81, 405.87, 562.96),
+    "CheckFree+": (355.13, 367.81, 460.6),
+}
+"""To that loss at 5, 10 and 16 % an hour (table 2 there)."""
+PAPER_RUNG_STEPS = {"neighbour": (14_500, 16_000, 22_000), "neighbour+": (14_000, 14_500, 18_000)}
+"""Derived from the same table: with CheckFree and CheckFree+."""
 PLAIN_SHARE = 0.27
 """What torchft publishes of a run that is restarted from its checkpoints."""
 
@@ -92,6 +104,8 @@ class Case:
     """Between failures of some holder."""
     back_s: float = 3600.0
     heartbeat_s: float = 2.0
+    rung: str = ""
+    """"neighbour" or "neighbour+": both ends are held twice, and nobody keeps snapshots."""
     seed: int = 0
 
 
@@ -136,6 +150,28 @@ def plan_of(graph: Graph, layers: int, microbatches: int) -> Plan:
     )
 
 
+def ends_twice(graph: Graph, layers: int, microbatches: int, swaps: bool) -> Plan:
+    """The same blocks, with the embedding and what stands behind the blocks as stages of their own,
+    which the first two and the last two holders have."""
+    inner = plan_of(graph, layers, microbatches)
+    named = [i for i, op in enumerate(graph.operators) if op.module.startswith("blocks.")]
+    bounds = [0, named[0], *(s.start for s in inner.stages[1:]), named[-1] + 1]
+    bounds.append(len(graph.operators))
+    p = [s.holders[0] for s in inner.stages]
+    held = [(p[0], p[1]), *((q,) for q in p), (p[-1], p[-2])]
+    slots = [StageSlot(a, b, h) for a, b, h in zip(bounds, bounds[1:], held, strict=False)]
+    last = len(slots) - 1
+    order = [*range(len(slots))]
+    if swaps:
+        order[1], order[2], order[last - 2], order[last - 1] = 2, 1, last - 1, last - 2
+    routes = (
+        tuple(Visit(k, held[k][0]) for k in range(len(slots))),
+        tuple(Visit(k, held[k][-1]) for k in order),
+    )
+    dealt = tuple(routes[m % 2] for m in range(microbatches))
+    return Plan(tuple(slots), dealt, microbatch_size=1)
+
+
 def card(flops_per_s: float) -> Speeds:
     """A device of so many FLOP/s in products; its memory is that of a T4."""
     fast = dict.fromkeys(("product", "convolution", "attention"), flops_per_s)
@@ -154,7 +190,9 @@ class Played:
             blobs[name] = data
             return common_pb2.BlobRef(hash=name, size_bytes=len(data))
 
-        n = case.microbatches
+        n, plan = case.microbatches, plan_of(graph, case.layers, case.microbatches)
+        if case.rung:
+            plan = ends_twice(graph, case.layers, n, swaps=case.rung == "neighbour+")
         train: dict[str, object] = {
             "steps": steps,
             "batch": n,
@@ -181,7 +219,7 @@ class Played:
             microbatches=n,
             microbatch_size=1,
             steps=steps,
-            plan=plan_to_proto(plan_of(graph, case.layers, n)),
+            plan=plan_to_proto(plan),
         )
         names = [f"p{i}" for i in range(STAGES + case.pool)]
         self.specs = {
@@ -218,9 +256,10 @@ class Played:
         world.until(lambda: run in over or world.now >= end, limit_s=limit_s + 1e7)
         events = world.events(run)
         done = [e for e in events if e.HasField("step")]
-        bound = graph_of(case.layers, case.width, case.length).bind(1)
-        wanted = expected(bound, self.job.seed, len(done), case.microbatches).losses
-        assert [e.step.outcome.loss for e in done] == wanted, "not the losses of the plain loop"
+        if not case.rung:
+            bound = graph_of(case.layers, case.width, case.length).bind(1)
+            wanted = expected(bound, self.job.seed, len(done), case.microbatches).losses
+            assert [e.step.outcome.loss for e in done] == wanted, "not the losses of the plain loop"
         last = done[-1].at_s if run in over else end
         cuts = [[s.stop for s in e.plan.stages] for e in events if e.HasField("plan")]
         assert run not in over or over[run].phase == broker_pb2.DONE, over[run].reason.text
@@ -321,7 +360,8 @@ def as_slow(case: Case, step_s: float) -> Case:
 
 
 def checkfree(steps: int) -> list[Figure]:
-
+    for name, published in PAPER_HOURS.items():
+        print(f"{name}: {' / '.join(map(str, published))} h at 5 / 10 / 16 % an hour (the paper)")
     case = as_slow(_CHECKFREE, PAPER_STEP_S)
     print(
         "CheckFree, 500M: hours to the loss (the paper's: none 253.7, CheckFree+ 355 / 368 / 461)"
@@ -340,6 +380,27 @@ def checkfree(steps: int) -> list[Figure]:
             flush=True,
         )
         figures.append(Figure(f"checkfree_hours_{percent}pct", hours, "h", "lower"))
+    return figures
+
+
+def rungs(steps: int) -> list[Figure]:
+    """CheckFree and CheckFree+ by our own machines: a loss costs them a term and no step."""
+    figures = []
+    for rung, wanted in PAPER_RUNG_STEPS.items():
+        recovery: dict[str, object] = {"ladder": ["neighbour", "checkpoint"]}
+        base = replace(_CHECKFREE, rung=rung, recovery=recovery)
+        case = as_slow(base, PAPER_STEP_S)
+        for percent, needed in zip((5, 10, 16), wanted, strict=True):
+            mean_s = -3600.0 / math.log(1 - percent / 100)
+            found = played(replace(case, mean_s=mean_s), steps)
+            hours = found.mean_step_s * needed / 3600
+            print(
+                f"  {rung}, {percent} % an hour: {found.mean_step_s:.1f} s a step ({found.steps} "
+                f"steps, {found.losses} losses), {hours:.0f} h for the paper's {needed} steps",
+                flush=True,
+            )
+            name = rung.replace("+", "_plus")
+            figures.append(Figure(f"{name}_hours_{percent}pct", hours, "h", "lower"))
     return figures
 
 
@@ -438,7 +499,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    groups = ("checkfree", "goodput", "healthy")
+    groups = ("checkfree", "rungs", "goodput", "healthy")
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(groups))
     parser.add_argument("--steps", type=int, default=2000, help="simulated of CheckFree's (2000)")
     parser.add_argument("--hours", type=float, default=1.0, help="virtual, of goodput (1)")
@@ -448,6 +509,8 @@ def main() -> int:
     for group in asked.groups or groups:
         if group == "checkfree":
             figures += checkfree(asked.steps)
+        elif group == "rungs":
+            figures += rungs(asked.steps)
         elif group == "goodput":
             figures += goodput(3600 * asked.hours)
         elif group == "healthy":
