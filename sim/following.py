@@ -6,10 +6,7 @@ import statistics
 from collections.abc import Mapping
 
 from ..compression.codec import parse
-from ..dag.convert_plan import plan_from_proto
 from ..dag.graph import TensorSpec
-from ..dag.plan import Plan
-from ..dag.swaps import swaps
 from ..proto import broker_pb2
 from .report import Summary
 
@@ -35,7 +32,7 @@ class Following:
         self.microbatches = 0
         self.reason_code = ""
         """Why the run ended, for programs."""
-        self.first_plan: Plan | None = None
+        self.first_plan: broker_pb2.Plan | None = None
         """Under which the first step was done."""
         self.lacks = ""
         """What memory the run waits for; empty: it does not."""
@@ -77,8 +74,9 @@ class Following:
         }
         self.microbatch_size, self.microbatches = plan.microbatch_size, len(plan.routes)
         if self.first_plan is None or not self.losses:
-            self.first_plan = plan_from_proto(plan)
-        summary.swapped = bool(swaps(self.first_plan))
+            self.first_plan = plan
+            orders = ([v.stage for v in route.visits] for route in plan.routes)
+            summary.swapped = any(order != sorted(order) for order in orders)
 
     def _stepped(self, step: broker_pb2.StepDone) -> None:
         self.losses.append(step.outcome.loss)

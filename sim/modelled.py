@@ -12,8 +12,9 @@ import torch
 
 from ..broker import events as b
 from ..dag.convert import graph_from_bytes
+from ..dag.convert_plan import plan_from_proto
 from ..dag.cut import cut
-from ..dag.swaps import Segment, segments, swaps
+from ..dag.swaps import Segment, segments
 from ..job import Job
 from ..proto import broker_pb2
 from .following import Following
@@ -146,9 +147,10 @@ def _as_hashes(job: Job, followed: Following, packed: Packed, options: SimOption
     work = summary.operators * followed.microbatches * steps
     if steps and (options.verify or work <= CHEAP):
         graph = graph_from_bytes(packed.blobs[packed.spec.graph.hash])
-        graph, plan = graph.bind(followed.microbatch_size), followed.first_plan
+        graph = graph.bind(followed.microbatch_size)
         orders: list[Sequence[Segment]] = []
-        if plan is not None and swaps(plan):
+        if summary.swapped and followed.first_plan is not None:
+            plan = plan_from_proto(followed.first_plan)
             stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
             orders = [segments(stages, route) for route in plan.routes]
         exact = losses[: summary.inexact_from or steps]  # no loop does what comes behind
