@@ -305,7 +305,7 @@ class RunsService:
                 for event in watched.events:
                     yield event
                 at = watched.first + len(watched.events)
-                if watched.over:
+                if watched.over or (request.so_far and not watched.events):
                     return
                 if not watched.events:
                     await news.wait()

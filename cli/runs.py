@@ -27,7 +27,7 @@ from .base import (
 if TYPE_CHECKING:
     from ..client import Client, Run
 
-__all__ = ["cancel", "evaluate", "export", "pause_run", "resume", "train", "watch"]
+__all__ = ["cancel", "evaluate", "export", "logs", "pause_run", "resume", "train", "watch"]
 
 
 class Format(Enum):
@@ -75,6 +75,22 @@ def watch(
     """Follow a run until it has ended; Ctrl-C leaves it alone. Example: shoal watch r-3f2"""
     with _opened(run, broker, to) as (client, found), _detachable(client, found):
         _follow(found, json=json, export=False)
+
+
+@app.command()
+@verb
+def logs(run: RunId, broker: Broker = None, json: Json = False) -> None:
+    """Show what happened in a run so far: plans, losses, recoveries. Example: shoal logs r-3f2"""
+    from ..client.logs import lines
+    from ..client.progress import row_of
+
+    with _opened(run, broker, Path("runs")) as (_, found):
+        if json:
+            for event in found.so_far():
+                print_json(row_of(event))
+        else:
+            for line in lines(found.so_far()):
+                typer.echo(line)
 
 
 @app.command()

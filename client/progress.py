@@ -19,7 +19,7 @@ from .run import Run
 from .text import count, safe
 from .wire import Wire, sentence
 
-__all__ = ["follow", "print_table"]
+__all__ = ["follow", "note_of", "print_table", "row_of"]
 
 MOST_CODECS = 24
 """Lines of what codecs did; `--json` has all."""
@@ -97,7 +97,7 @@ def _step_line(event: RunEvent) -> str:
     return " · ".join(parts)
 
 
-def _note(event: RunEvent) -> str:
+def note_of(event: RunEvent) -> str:
     """What a person should read of an event that is no step; empty: nothing."""
     match event.WhichOneof("kind"):
         case "state":
@@ -115,10 +115,22 @@ def _note(event: RunEvent) -> str:
     return ""
 
 
+def row_of(event: RunEvent, tokens_per_step: int = 0) -> dict[str, Any]:
+    """An event for programs. tokens_per_step 0: not known."""
+    row: dict[str, Any] = {"event": event.number, "term": event.term, "at_s": event.at_s}
+    if event.HasField("step"):
+        return row | {"kind": "step", **step_numbers(event.step, tokens_per_step)}
+    row |= {"kind": event.WhichOneof("kind"), "text": note_of(event)}
+    if event.HasField("state"):
+        phase = Phase.Name(event.state.phase).lower()
+        row |= {"phase": phase, "step": event.state.step, "steps": event.state.steps}
+    return row
+
+
 def _said(event: RunEvent) -> str:
     """What people read of an event while it goes on: a bad end is said once, as the error."""
     bad = event.HasField("state") and event.state.phase in (FAILED, CANCELLED)
-    return "" if bad else _note(event)
+    return "" if bad else note_of(event)
 
 
 class _Lines:
@@ -188,12 +200,4 @@ class _Json:
     def __exit__(self, *error: object) -> None: ...
 
     def show(self, event: RunEvent, state: RunState) -> None:
-        row: dict[str, Any] = {"event": event.number, "term": event.term, "at_s": event.at_s}
-        if event.HasField("step"):
-            row |= {"kind": "step", **step_numbers(event.step, self.tokens_per_step)}
-        else:
-            row |= {"kind": event.WhichOneof("kind"), "text": _note(event)}
-            if event.HasField("state"):
-                phase = Phase.Name(event.state.phase).lower()
-                row |= {"phase": phase, "step": event.state.step, "steps": event.state.steps}
-        print(json_module.dumps(row), flush=True)
+        print(json_module.dumps(row_of(event, self.tokens_per_step)), flush=True)

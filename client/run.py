@@ -72,6 +72,10 @@ class Run:
             time.sleep(pause_s)  # a client waits for people's sake, not for the protocol's
             pause_s = min(2.0, 2 * pause_s)
 
+    def so_far(self) -> Iterator[RunEvent]:
+        """Every event that is kept, to the newest one."""
+        return self.client.watch(self.id, 0, so_far=True)
+
     def wait(self) -> RunState:
         """Blocks until the run has ended, and records its steps in `folder`.
 

@@ -196,10 +196,12 @@ class Client:
         found.state()
         return found
 
-    def watch(self, run: str, from_event: int) -> Iterator[RunEvent]:
-        """One stream of events; ends when the run or the stream ends. See `Run.watch`."""
+    def watch(self, run: str, from_event: int, *, so_far: bool = False) -> Iterator[RunEvent]:
+        """One stream of events; ends when the run or the stream ends, or with the newest event.
+        See `Run.watch`."""
+        wanted = broker_pb2.WatchRequest(run=run, from_event=from_event, so_far=so_far)
         with self.translated():
-            yield from self._runs.Watch(broker_pb2.WatchRequest(run=run, from_event=from_event))
+            yield from self._runs.Watch(wanted)
 
     def cancel(self, run: str) -> RunState:
         with self.translated():

@@ -970,12 +970,14 @@ class Submitted(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("run", "from_event")
+    __slots__ = ("run", "from_event", "so_far")
     RUN_FIELD_NUMBER: _ClassVar[int]
     FROM_EVENT_FIELD_NUMBER: _ClassVar[int]
+    SO_FAR_FIELD_NUMBER: _ClassVar[int]
     run: str
     from_event: int
-    def __init__(self, run: _Optional[str] = ..., from_event: _Optional[int] = ...) -> None: ...
+    so_far: bool
+    def __init__(self, run: _Optional[str] = ..., from_event: _Optional[int] = ..., so_far: _Optional[bool] = ...) -> None: ...
 
 class RunRequest(_message.Message):
     __slots__ = ("run",)

@@ -169,7 +169,7 @@ class RunsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """From the given event on, until the run ends.
+        """From the given event on, to the run's end or the newest one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

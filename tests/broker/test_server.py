@@ -22,6 +22,7 @@ from shoal.broker.server import Broker, BrokerConfig, BrokerConfigError
 from shoal.net.blobs_client import BlobClient, BlobTransferError, blob_ref
 from shoal.net.cap import Cap
 from shoal.proto.broker_pb2 import (
+    BUILDING,
     DONE,
     FAILED,
     WAITING,
@@ -261,6 +262,19 @@ async def test_a_run_is_planned_built_and_trained_by_scripted_peers() -> None:
         assert some == list(range(3, len(events)))
 
 
+async def test_events_so_far_end_though_the_run_goes_on() -> None:
+    async with running() as (_, channel):
+        a = Peer(channel, "a")
+        await a.join()
+        run = await submit(channel, await stored_spec(channel, tiny_graph()))
+        await a.read()
+        wanted = WatchRequest(run=run, so_far=True)
+        events = [e async for e in RunsStub(channel).Watch(wanted)]
+        assert [e.number for e in events] == list(range(len(events)))
+        assert events[-1].HasField("state")
+        assert events[-1].state.phase == BUILDING
+
+
 async def test_a_graph_that_is_none_fails_the_run_and_nothing_else() -> None:
     async with running() as (_, channel):
         a = Peer(channel, "a")
@@ -364,8 +378,9 @@ async def test_a_transfer_goes_on_over_another_channel() -> None:
         client = BlobClient(old)
         storing = asyncio.create_task(client.store(b"y" * 1000))
         fetching = asyncio.create_task(client.fetch(ref.hash))
-        while old.get_state(try_to_connect=True) is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            await old.wait_for_state_change(old.get_state())
+        failed = grpc.ChannelConnectivity.TRANSIENT_FAILURE  # it stays so
+        while (state := old.get_state(try_to_connect=True)) is not failed:
+            await old.wait_for_state_change(state)
         client.use(channel)
         closing = asyncio.create_task(old.close(grace=10))
         assert (await storing).size_bytes == 1000
