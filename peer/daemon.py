@@ -48,9 +48,10 @@ from .hours import Hours
 from .identity import Incarnation
 from .lane import Lane
 from .logs import note
-from .machine import PeerMachine, PeerOptions
+from .machine import PeerMachine
 from .opening import Terms
 from .optimizer import warm_up
+from .options import PeerOptions
 from .order import order_from_assign, resumed
 from .overheard import note_heard
 from .own_data import Catalogue, answer, host_secret, offers

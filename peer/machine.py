@@ -1,17 +1,13 @@
 """The peer's machine: facts in, instructions out. No I/O, no clock, no threads, no torch.
 
-Membership (this file):
-- It connects, says Hello, and is a member from Welcome on. A connection that fails or ends is
-  tried again after a pause that doubles from 0.5 s to 30 s and starts anew with each Welcome. A
-  broker that does not answer Hello within 10 s counts as a failed connection. With `give_up_s` it
-  ends (code 3) when no Welcome came for so long.
-- Refused with `again` is a failed connection; without it the process ends (code 4): most often a
-  newer process with the same id took over.
+Membership (`attachment.py`):
+- A broker that does not answer Hello within 10 s counts as a failed connection, and so does one
+  that refuses it with `again`; without it the process ends (code 4): most often a newer process
+  with the same id took over. Code 3: it gave up.
 - While a member it sends a Heartbeat every `heartbeat_s` of the Welcome.
 - Without the broker a run goes on, up to `reports` steps that the broker does not have
   (`reports.py`). Its Hello then says what it still holds. A broker that was started again lets it
-  go on, and is told what it lacks; any other wants it to leave. While it holds a run it dials more
-  often, since such a broker waits for one lease.
+  go on, and is told what it lacks; any other wants it to leave.
 
 Runs (`assignment.py`, `step.py`):
 - One assignment at a time. An Assign with a newer term of the same run replaces it; while another
@@ -21,48 +17,37 @@ Runs (`assignment.py`, `step.py`):
   the frames of a run (`traffic.py`). Such reports are not kept while the broker is away.
 - Leave discards the run and is answered with Drained. Snapshots stay when the run goes on.
 
-The end:
-- The broker's Drain: no new run is taken; when the present one ends it says Drained, Goodbye, and
-  exits with 0.
-- The owner's stop: it tells the broker, which has its part handed over to another peer and then
-  says Leave, or says that nobody takes it (Stay). In that case it leaves after the step that it is
-  in, and so it does without a broker; at the latest when the broker said, or after `drain_s`. Then
-  it says Goodbye and exits with 0. A second time, or with nothing running, at once.
-- Closed by its owner (`opening.py`) it leaves a run in the same way, and attaches again: it stays a
-  member, which is given nothing. Opened again before that, it stays in the run.
+The end (`drain.py`): it says Goodbye and exits with 0. The owner's second stop, or one with nothing
+running, at once. Closed by its owner (`opening.py`) it leaves a run in the same way, and attaches
+again: it stays a member, which is given nothing. Opened again before that, it stays in the run.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal
-from zlib import crc32
 
 from ..dag.flow import Role
 from ..dag.plan import PeerId
 from ..net.frame import FrameKey
 from ..proto import broker_pb2, common_pb2
 from . import events as e
-from .assignment import Assignment, Patience, Phase
+from .assignment import Assignment
+from .attachment import Attachment
+from .drain import Drain, has_a_part
 from .keeping import Keeping
-from .opening import Opening, Terms
+from .opening import Opening
+from .options import PeerOptions
 from .probe import Probes
 from .snapshots import BLOCKS
 from .traffic import Traffic
 
-__all__ = ["PROTOCOL_VERSION", "PeerMachine", "PeerOptions"]
+__all__ = ["PROTOCOL_VERSION", "PeerMachine"]
 
 PROTOCOL_VERSION = 1
 _WELCOME_S = 10.0
 _RUNS_REMEMBERED = 64
-_LEAST_REPORTS = 64
-"""Twice the steps between two messages of the broker about what is committed."""
 _SNAPSHOTS_TOLD = 64
 """In a Hello, whose size the broker bounds."""
-_OF_A_LEASE = 0.25
-"""The longest pause between two connections of a peer that holds a run."""
 
 _Answer = (
     e.Built
@@ -74,36 +59,6 @@ _Answer = (
     | e.ExportedWeights
     | e.ExportFailed
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeerOptions:
-    """Settings of the machine; times in seconds."""
-
-    backoff_s: float = 0.5
-    """Pause after the first failed connection; doubles with each further one."""
-    backoff_max_s: float = 30.0
-    give_up_s: float | None = None
-    """Exit with code 3 when no Welcome came for so long. None: keep trying, as a daemon should."""
-    first_s: float | None = None
-    """The same before the first Welcome of all: an address is more often wrong than a broker is
-    late. None: as give_up_s."""
-    drain_s: float = 30.0
-    """How long the owner's first stop waits for the broker's word, or for the end of a step."""
-    hand_over_s: float = 3600.0
-    """How long it waits at most until its part is handed over, whatever the broker says."""
-    reports: int = 1024
-    """Steps that it finishes without the broker: at a step per second, a quarter of an hour."""
-    patience: Patience = field(default_factory=Patience)
-    terms: Terms = field(default_factory=Terms)
-    """When and how much the owner lets it take part."""
-
-    def __post_init__(self) -> None:
-        if self.reports < _LEAST_REPORTS:
-            raise ValueError(
-                f"peer option reports is {self.reports}: expected at least {_LEAST_REPORTS}, as "
-                "the broker says only now and then which it has"
-            )
 
 
 class PeerMachine:
@@ -133,7 +88,9 @@ class PeerMachine:
         """Set once; nothing is done after it."""
         self.late_frames = 0
         """Frames of another run or term, or late or doubled ones."""
+        self.attachment = Attachment(peer, self.options)
         self.opening = Opening(self.options.terms)
+        self.drain = Drain(self.options)
         self._traffic = Traffic()
         self._hello = broker_pb2.Hello(
             version=PROTOCOL_VERSION,
@@ -143,18 +100,7 @@ class PeerMachine:
             profile=profile,
             address=address,
         )
-        self._state: Literal["new", "waiting", "connecting", "greeting", "member"] = "new"
-        self._heartbeat_s = 1.0  # of the last Welcome
-        self._lease_s = math.inf  # the same
-        self._failures = 0  # connections without a Welcome in a row
-        self._was_member = False
-        self._away_since: float | None = None  # since when it is no member; None while it is one
         self._terms: dict[str, int] = {}  # highest term seen of the latest runs, oldest first
-        self._started_at = 0.0
-        self._draining: Literal["", "owner", "broker", "closed"] = ""  # who asked for the end
-        self._drain_step = -1  # the step that a drain waits for
-        self._parting = False
-        """Whether a drain waits for its part to be handed over, or for the broker's word on it."""
 
     # ------------------------------------------------------------ events
 
@@ -163,14 +109,10 @@ class PeerMachine:
         if self.exit is not None:
             return []
         out = self._dispatch(event, now)
-        if self._away:  # an assignment keeps what the broker must know; the rest is old news then
+        if self.attachment.away:
+            # An assignment keeps what the broker must know; the rest is old news when it is back.
             out = [i for i in out if not isinstance(i, e.Tell) or i.message.HasField("hello")]
         return out
-
-    @property
-    def _away(self) -> bool:
-        """Whether the broker is, as far as this peer can tell."""
-        return self._state != "member"
 
     def _dispatch(self, event: e.Event, now: float) -> list[e.Instruction]:
         match event:
@@ -183,14 +125,14 @@ class PeerMachine:
                     return self._probe_frame(event, key, now)
                 return [*self._traffic.acknowledged(key, now), *self.keeping.acknowledged(key)]
             case e.Started():
-                self._away_since = self._started_at = now
+                self.attachment.began(now)
                 return self._connect()
             case e.Attached():
-                self._state = "greeting"
+                self.attachment.state = "greeting"
                 return [e.SetTimer("welcome", now + _WELCOME_S), self._say_hello(now)]
             case e.Detached(why):
                 # While waiting, it is the end of a stream that was given up already.
-                return [] if self._state == "waiting" else self._detached(why, now)
+                return [] if self.attachment.state == "waiting" else self._detached(why, now)
             case e.BrokerSaid(message):
                 return self._broker_said(message, now)
             case e.StopAsked(at_once):
@@ -222,9 +164,9 @@ class PeerMachine:
         return self._unless_it_leaves(out)
 
     def _unless_it_leaves(self, out: list[e.Instruction]) -> list[e.Instruction]:
-        if not self._draining:
+        if not self.drain.by:
             return out
-        end = self._drain_on()
+        end = self._leave_if_due()
         if end:  # nothing new begins in the same breath in which it leaves
             out = [i for i in out if not isinstance(i, e.Compute | e.Prefetch)]
         return out + end
@@ -242,7 +184,7 @@ class PeerMachine:
             case e.DataReady(step=step):
                 return part.data_ready(step, now)
             case e.DataFailed(step=step, why=why):
-                return part.data_failed(step, why, self._away)
+                return part.data_failed(step, why, self.attachment.away)
             case e.Computed():
                 return part.computed(event, now)
             case e.ComputeFailed(step=step, action=action, why=why):
@@ -250,7 +192,7 @@ class PeerMachine:
             case e.ExportedWeights(step=step, blob=blob):
                 return part.exported(step, blob)
             case e.ExportFailed(step=step, why=why):
-                return part.export_failed(step, why, now, self._away)
+                return part.export_failed(step, why, now, self.attachment.away)
 
     def _frame(
         self, event: e.FrameArrived | e.FrameRefused | e.FrameQueued, key: FrameKey, now: float
@@ -306,22 +248,22 @@ class PeerMachine:
         part = self.assignment
         match name.partition(":"):
             case ("connect", _, _):
-                return self._connect() if self._state == "waiting" else []
+                return self._connect() if self.attachment.state == "waiting" else []
             case ("welcome", _, _):
-                if self._state == "greeting":
+                if self.attachment.state == "greeting":
                     return self._detached(f"no answer to Hello within {_WELCOME_S:.0f} s", now)
             case ("heartbeat", _, _):
                 return self._heartbeat(now)
             case ("drain", _, _):
-                if self._draining == "closed":
+                if self.drain.by == "closed":
                     return self._step_back()
-                return self._go("the owner stopped it") if self._draining == "owner" else []
+                return self._go() if self.drain.by == "owner" else []
             case ("probe", _, peer):
                 return self.probes.timer(PeerId(peer), now)
             case ("link", _, peer) if part:
                 return part.link_timer(PeerId(peer), now)
             case ("stall", _, _) if part:
-                return part.stall_timer(now, self._away)
+                return part.stall_timer(now, self.attachment.away)
             case ("export", _, _) if part:
                 return part.export_timer()
         return []
@@ -329,7 +271,7 @@ class PeerMachine:
     # ------------------------------------------------------------ membership
 
     def _connect(self) -> list[e.Instruction]:
-        self._state = "connecting"
+        self.attachment.state = "connecting"
         return [e.Connect()]
 
     def _say_hello(self, now: float) -> e.Instruction:
@@ -337,7 +279,7 @@ class PeerMachine:
         hello.CopyFrom(self._hello)
         profile = hello.profile
         if profile.stay_s:  # of what it meant when it started, what is left
-            profile.stay_s = max(1.0, profile.stay_s - (now - self._started_at))
+            profile.stay_s = max(1.0, profile.stay_s - (now - self.attachment.started_at))
         if (closed := self._closed) is not None:
             hello.closed.CopyFrom(closed)
         part = self.assignment
@@ -347,27 +289,14 @@ class PeerMachine:
         return e.Tell(broker_pb2.PeerMessage(hello=hello))
 
     def _detached(self, why: str, now: float) -> list[e.Instruction]:
-        self._state = "waiting"
-        if self._away_since is None:
-            self._away_since = now
-        away = now - self._away_since
-        give_up = self.options.give_up_s
-        if not self._was_member and self.options.first_s is not None:
-            first = self.options.first_s
-            give_up = first if give_up is None else min(give_up, first)
-        if give_up is not None and away >= give_up:
-            text = f"no broker for {away:.0f} s ({self._failures + 1} attempts), the last: {why}"
+        attachment = self.attachment
+        attachment.detached(now)
+        pause_s = attachment.pause_s(now, holds_run=self.assignment is not None)
+        if pause_s is None:
+            away, attempts = attachment.away_s(now), attachment.failures
+            text = f"no broker for {away:.0f} s ({attempts} attempts), the last: {why}"
             return [*self._drop_assignment(), self._exit(3, text)]
-        most = self.options.backoff_max_s
-        if self.assignment is not None:
-            most = min(most, _OF_A_LEASE * self._lease_s)
-        pause = min(self.options.backoff_s * 2.0**self._failures, most)
-        self._failures = min(self._failures + 1, 32)
-        # Spread by a hash, so that thousands of peers do not come back in the same instant.
-        pause *= 0.75 + 0.5 * crc32(f"{self.peer} {self._failures}".encode()) / 2**32
-        if give_up is not None:
-            pause = min(pause, max(0.0, self._away_since + give_up - now))
-        return [e.SetTimer("connect", now + pause)]
+        return [e.SetTimer("connect", now + pause_s)]
 
     def _broker_said(self, message: broker_pb2.BrokerMessage, now: float) -> list[e.Instruction]:
         kind = message.WhichOneof("kind")
@@ -379,7 +308,7 @@ class PeerMachine:
             if message.refused.again:
                 return self._detached(text, now)
             return [*self._drop_assignment(), self._exit(4, text)]
-        if self._state != "member":
+        if self.attachment.away:
             return []  # nothing else counts before the Welcome
         match kind:
             case "assign":
@@ -387,7 +316,7 @@ class PeerMachine:
             case "leave":
                 return self._leave(message.leave)
             case "drain":
-                return self._drain()
+                return self._drained()
             case "probe":
                 part = self.assignment
                 in_use = part.peers if part is not None and part.alive else None
@@ -416,26 +345,21 @@ class PeerMachine:
         return out
 
     def _welcomed(self, welcome: broker_pb2.Welcome, now: float) -> list[e.Instruction]:
-        self._state = "member"
-        self._was_member = True
-        self._heartbeat_s = welcome.heartbeat_s or 1.0
-        self._lease_s = welcome.lease_s or math.inf
-        self._failures = 0
-        self._away_since = None
+        self.attachment.welcomed(welcome)
         out, part, resumed = self._heartbeat(now), self.assignment, welcome.resumed
         if part is not None and (part.run, part.term) == (resumed.run, resumed.term):
             out += part.resumed(resumed.step, now)
         return out
 
     def _heartbeat(self, now: float) -> list[e.Instruction]:
-        if self._state != "member":
+        if self.attachment.away:
             return []
         part = self.assignment
         beat = broker_pb2.Heartbeat(sent_at_s=now)
         if part is not None and part.alive:
             beat.run, beat.step = part.run, part.step
         tell = e.Tell(broker_pb2.PeerMessage(heartbeat=beat))
-        return [tell, e.SetTimer("heartbeat", now + self._heartbeat_s)]
+        return [tell, e.SetTimer("heartbeat", now + self.attachment.heartbeat_s)]
 
     # ------------------------------------------------------------ assignments
 
@@ -446,10 +370,10 @@ class PeerMachine:
         part = self.assignment
         memory = self._hello.profile.device_memory_bytes
         options = self.options
-        goes_on = self._parting and part is not None and part.run == assign.run
+        goes_on = self.drain.hands_over and part is not None and part.run == assign.run
         if self.opening.closed is not None and not goes_on:
             return self._step_back()
-        if self._draining and not goes_on:
+        if self.drain.by and not goes_on:
             return [_refused(assign, "draining", f"{self.peer} is about to leave: no new run")]
         if part is not None and part.alive and part.run != assign.run:
             return [_refused(assign, "busy", f"{self.peer} still holds {part.run}")]
@@ -478,7 +402,7 @@ class PeerMachine:
             out += self.keeping.forget(leave.run)
         self._remember(leave.run, leave.term)
         drained = broker_pb2.Drained(run=leave.run)
-        return [*out, e.Tell(broker_pb2.PeerMessage(drained=drained)), *self._drain_on()]
+        return [*out, e.Tell(broker_pb2.PeerMessage(drained=drained)), *self._leave_if_due()]
 
     def _drop_assignment(self, keeps: bool = False) -> list[e.Instruction]:
         """`keeps`: what is in the stages stays until the next one is built."""
@@ -497,108 +421,75 @@ class PeerMachine:
     # ------------------------------------------------------------ the end
 
     def _stop_asked(self, at_once: bool, now: float) -> list[e.Instruction]:
-        if at_once or self._draining == "owner" or not self._has_a_part():
-            return self._go("the owner stopped it")
-        self._draining = "owner"
-        closed = broker_pb2.Opening(closed=self._closed)
-        return [e.Tell(broker_pb2.PeerMessage(opening=closed)), *self._part(now)]
+        part, again = self.assignment, self.drain.by == "owner"
+        self.drain.by = "owner"
+        if part is None or at_once or again or not has_a_part(part):
+            return self._go()
+        closed = broker_pb2.PeerMessage(opening=broker_pb2.Opening(closed=self._closed))
+        return [e.Tell(closed), *self.drain.part_from(part, now, away=self.attachment.away)]
 
     @property
     def _closed(self) -> common_pb2.Reason | None:
         """Why the owner keeps it out of runs; None: it takes part."""
-        if self._draining == "owner":
+        if self.drain.by == "owner":
             return common_pb2.Reason(code="stopped", text="its owner stops it")
         return self.opening.closed
-
-    def _part(self, now: float) -> list[e.Instruction]:
-        """A drain of the owner's begins, of which the broker hears."""
-        part = self.assignment
-        assert part is not None
-        self._drain_step = part.step
-        self._parting = not self._away
-        what = "the broker to say who takes its part" if self._parting else "the end of the step"
-        wait = self.options.drain_s
-        return [e.SetTimer("drain", now + wait), e.Waits(what, wait)]
 
     def _told_to_stay(self, stay: broker_pb2.Stay, now: float) -> list[e.Instruction]:
         """What becomes of its part, which it is about to leave."""
         part = self.assignment
-        if not self._parting or part is None or not part.matches(stay.run, stay.term):
+        if not self.drain.hands_over or part is None or not part.matches(stay.run, stay.term):
             return []
-        if stay.within_s > 0:
-            wait = min(stay.within_s, self.options.hand_over_s)
-            return [e.SetTimer("drain", now + wait), e.Waits(stay.reason.text, wait)]
-        self._parting, self._drain_step = False, part.step
-        wait = self.options.drain_s
-        what = f"the end of the step: {stay.reason.text}"
-        return [e.SetTimer("drain", now + wait), e.Waits(what, wait), *self._drain_on()]
+        return [*self.drain.told(stay, part, now), *self._leave_if_due()]
 
-    def _drain(self) -> list[e.Instruction]:
+    def _drained(self) -> list[e.Instruction]:
         """The broker wants no new run here."""
-        if self._draining != "owner":
-            self._draining = "broker"
+        if self.drain.by != "owner":
+            self.drain.by = "broker"
         part = self.assignment
         if part is not None and part.alive:
             return []
         drained = broker_pb2.Drained(run=part.run if part else "")
-        return [e.Tell(broker_pb2.PeerMessage(drained=drained)), *self._drain_on()]
+        return [e.Tell(broker_pb2.PeerMessage(drained=drained)), *self._leave_if_due()]
 
     def _owner_looked(self, facts: e.OwnerLooked, now: float) -> list[e.Instruction]:
         """Tells the broker what has changed; closed, it leaves its run after the step."""
-        if not self.opening.saw(facts):
-            return []
-        if self._draining == "owner":
-            return []  # it is closed until its end
+        drain, part = self.drain, self.assignment
+        if not self.opening.saw(facts) or drain.by == "owner":
+            return []  # stopped, it is closed until its end
         out: list[e.Instruction] = [e.Tell(self.opening.message())]
         if self.opening.closed is None:
-            if self._draining == "closed":
-                self._draining, self._parting = "", False
+            if drain.by == "closed":
+                drain.end()
             return out
-        part = self.assignment
-        if part is None or not part.alive or self._draining:
+        if part is None or not part.alive or drain.by:
             return out
-        if not self._has_a_part():
+        if not has_a_part(part):
             return out + self._step_back()
-        self._draining = "closed"
-        return [*out, *self._part(now)]
+        drain.by = "closed"
+        return out + drain.part_from(part, now, away=self.attachment.away)
+
+    def _leave_if_due(self) -> list[e.Instruction]:
+        """Ends a drain when what it waits for is over."""
+        if self.exit is not None:
+            return []
+        match self.drain.due(self.assignment):
+            case "for good":
+                return self._go()
+            case "the run":
+                return self._step_back()
+            case "":
+                return []
 
     def _step_back(self) -> list[e.Instruction]:
         """Leaves the run and stays a member: the broker ends the stream, and it attaches again."""
         assert self.opening.closed is not None
-        self._draining, self._parting = "", False
+        self.drain.end()
         goodbye = broker_pb2.PeerMessage(goodbye=broker_pb2.Goodbye(reason=self.opening.closed))
         return [*self._drop_assignment(), e.Tell(goodbye)]
 
-    def _has_a_part(self) -> bool:
-        """Whether something runs, or others still need what it has done."""
-        part = self.assignment
-        return self._busy() or (part is not None and part.phase is Phase.FINISHED)
-
-    def _busy(self) -> bool:
-        """Whether something runs that a drain waits for."""
-        part = self.assignment
-        return part is not None and part.phase in (Phase.RUNNING, Phase.EXPORTING)
-
-    def _drain_on(self) -> list[e.Instruction]:
-        """Ends a drain when what it waits for is over."""
-        part = self.assignment
-        if self.exit is not None or not self._draining:
-            return []
-        if self._draining == "broker":
-            holds = part is not None and part.alive
-            return [] if holds else self._go("the broker drained it")
-        over = part is None or part.phase in (Phase.WARM, Phase.FAILED)
-        if self._parting and not over:
-            return []
-        stepped = part is not None and part.phase is Phase.RUNNING and part.step > self._drain_step
-        if self._draining == "closed":
-            if part is None:  # the run let it go meanwhile
-                self._draining, self._parting = "", False
-                return []
-            return self._step_back() if stepped or not self._has_a_part() else []
-        return self._go("the owner stopped it") if stepped or not self._busy() else []
-
-    def _go(self, why: str) -> list[e.Instruction]:
+    def _go(self) -> list[e.Instruction]:
+        why = self.drain.why
         reason = common_pb2.Reason(code="stopped", text=why)
         goodbye = broker_pb2.PeerMessage(goodbye=broker_pb2.Goodbye(reason=reason))
         self.assignment = None  # the process ends with it: frames on their way still leave
@@ -612,8 +503,7 @@ class PeerMachine:
 
     def validate(self) -> None:
         """Raises AssertionError when the state contradicts the rules of this module."""
-        away = self._state in ("waiting", "connecting", "greeting")
-        assert away == (self._away_since is not None), "it does not know whether it is away"
+        self.attachment.validate()
         assert len(self._terms) <= _RUNS_REMEMBERED
         self.probes.validate()
         if self.assignment is not None:
@@ -623,8 +513,8 @@ class PeerMachine:
         assert self.exit is None or self.assignment is None, "it left and still holds a run"
 
     def __repr__(self) -> str:
-        state = self._state if self.exit is None else f"exited {self.exit.code}"
-        drain = f" draining ({self._draining})" if self._draining else ""
+        state = self.attachment.state if self.exit is None else f"exited {self.exit.code}"
+        drain = f" draining ({self.drain.by})" if self.drain.by else ""
         what = repr(self.assignment) if self.assignment else "in the pool"
         return f"<Peer {self.peer} {state}{drain} {what}>"
 

@@ -30,7 +30,8 @@ from ...net.transport import (
     TransportEvent,
 )
 from ...peer import events as p
-from ...peer.machine import PeerMachine, PeerOptions
+from ...peer.machine import PeerMachine
+from ...peer.options import PeerOptions
 from ...peer.order import BuildOrder, resumed
 from ...peer.probe import probe_payload
 from ...peer.profile import speeds_to_proto

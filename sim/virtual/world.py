@@ -22,7 +22,7 @@ from ...net.carrier import Carrier, Timed
 from ...net.frame import Arrived
 from ...net.memory import Carry, MemoryNetwork, steady
 from ...peer.device import TorchDevice
-from ...peer.machine import PeerOptions
+from ...peer.options import PeerOptions
 from ...peer.snapshots import SnapshotStore
 from ...proto import broker_pb2
 from ..trace import Mark, Trace

@@ -324,7 +324,7 @@ def own_clock() -> Iterator[None]:
     heartbeat, own = PeerMachine._heartbeat, random.Random(1)
 
     def whenever(self: PeerMachine, now: float) -> Any:
-        self._heartbeat_s = 0.1 + 0.1 * own.random()
+        self.attachment.heartbeat_s = 0.1 + 0.1 * own.random()
         return heartbeat(self, now)
 
     with patch.object(PeerMachine, "_heartbeat", whenever):

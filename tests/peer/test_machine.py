@@ -20,8 +20,9 @@ from shoal.net.frame import FrameKey
 from shoal.peer import events as e
 from shoal.peer.assignment import Patience, Phase
 from shoal.peer.hours import Hours
-from shoal.peer.machine import PeerMachine, PeerOptions
+from shoal.peer.machine import PeerMachine
 from shoal.peer.opening import Terms
+from shoal.peer.options import PeerOptions
 from shoal.proto import broker_pb2, common_pb2
 
 ME, OTHER = PeerId("me"), PeerId("other")

@@ -23,7 +23,7 @@ from shoal.net.pump import close, join
 from shoal.peer import attempt, credentials, daemon
 from shoal.peer.config import JoinConfig, JoinError, PeerConfig
 from shoal.peer.daemon import Worker
-from shoal.peer.machine import PeerOptions
+from shoal.peer.options import PeerOptions
 from shoal.peer.start import work
 from shoal.peer.swarm import in_swarm
 from shoal.tests.net.nodes import NODE, SmallNode

@@ -12,7 +12,7 @@ from shoal.job import Job
 from shoal.net.memory import SILENT_S, steady
 from shoal.peer import events as p
 from shoal.peer.events import StopAsked
-from shoal.peer.machine import PeerOptions
+from shoal.peer.options import PeerOptions
 from shoal.proto import broker_pb2
 from shoal.sim.trace import COMPUTE, Trace
 from shoal.sim.virtual.clock import Clock, StalledError
