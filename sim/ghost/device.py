@@ -13,39 +13,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from ...dag.cost import OperatorCost, cost
 from ...dag.execute import SpecError
-from ...dag.flow import Role, Transfer
+from ...dag.flow import Role
 from ...dag.graph import Graph
-from ...dag.neighbour import Rebuild
-from ...dag.plan import PeerId
 from ...dag.schedule import Action, Kind
 from ...net.frame import Arrived, FrameKey, Payload
 from ...net.outbox import Pieces
 from ...peer.events import Built, Result
 from ...peer.optimizer import learning_rate
 from ...peer.order import BuildOrder
-from ...peer.rebuilt import RebuildError, recipe
+from ...peer.rebuilt import RebuildError
 from ...proto import broker_pb2
-from .hashes import MASK, Words, figure, name_hash
-from .plan import GhostPlan, Hollow, Weighed
-from .stage_hash import HeldHash
+from .exchange import EXCHANGES
+from .hashes import MASK, figure, name_hash
+from .plan import GhostPlan, Hollow
+from .work import NOTHING, Hash, Part, Store, Work
 
 __all__ = ["GhostDevice", "Ghosts", "hollow", "read_export"]
-
-Hash = int | Words
-"""What stands for a tensor: one hash, or one for each parameter of a shard."""
-
-Made = dict[str, "Hash | dict[PeerId, Words]"]
-"""What an action gives, by port: one for all destinations, or one for each."""
-
-_Local = tuple[int, int, str, str, str]
-"""A transfer within its step: microbatch, hop, port, source, destination."""
 
 
 def hollow(size_bytes: int) -> memoryview:
@@ -73,64 +63,6 @@ class Ghosts:
         return known
 
 
-class _Part(NamedTuple):
-    """An action's transfers, with where each lies in the store."""
-
-    takes: tuple[tuple[Transfer, _Local], ...]
-    gives: tuple[tuple[Transfer, _Local], ...]
-
-
-class _Work:
-    """One assignment on one peer."""
-
-    def __init__(self, order: BuildOrder, shared: GhostPlan) -> None:
-        self.order, self.shared = order, shared
-        flow, peer = shared.flow, order.peer
-        self.held = {k: HeldHash(shared.linear(k)) for k in shared.plan.stages_of(peer)}
-        self.parts: dict[Action, _Part] = {}
-        self.coming: dict[_Local, Weighed] = {}
-        self.going: dict[_Local, Weighed] = {}
-        for action in flow.involved(peer):
-            takes = tuple((t, _local(t)) for t in flow.takes(peer, action))
-            gives = tuple((t, _local(t)) for t in flow.gives(peer, action))
-            self.parts[action] = _Part(takes, gives)
-            self.coming |= {at: shared.weighed(t) for t, at in takes if not t.is_local}
-            self.going |= {at: shared.weighed(t) for t, at in gives if not t.is_local}
-        self.store: dict[int, dict[_Local, Hash]] = {}
-        """By step."""
-        self.reported: dict[tuple[bool, int], dict[str, int]] = {}
-        """Results by (training, microbatch)."""
-        self.sums: dict[int, Words] = {}
-        """Of each stage this peer's own shard of the sum, between S+ and S<."""
-        self.total = 0
-        ran = {t: shared.wire.microbatches(peer, shared.wire.loss_stage, training=t) for t in _BOTH}
-        self.ran = ran if shared.wire.loss_stage in self.held else dict.fromkeys(_BOTH, ())
-        lowest = {g.parameter: g.stages[0] for g in shared.tied}
-        self.answers = {
-            k: tuple(p for p in held.linear.trained if lowest.get(p, k) == k)
-            for k, held in self.held.items()
-            if shared.plan.stages[k].holders[0] == peer
-        }
-        """By stage that it answers for in N>: the parameters."""
-        self.standing_bytes = sum(shared.standing_bytes(k) for k in self.held)
-        self.snapshot_bytes = sum(shared.snapshot_bytes(k) for k in self.held)
-
-    def first_of(self, stage: int) -> bool:
-        return self.shared.plan.stages[stage].holders[0] == self.order.peer
-
-    def recipe(self, lost: Sequence[int]) -> Rebuild:
-        """How lost stages are made anew."""
-        shared, order = self.shared, self.order
-        return recipe(shared.graph, shared.stages, shared.plan, order.rebuilt, lost)
-
-    def live_bytes(self) -> int:
-        kept = self.shared.kept_bytes
-        return self.standing_bytes + sum(kept(k) * len(h.live) for k, h in self.held.items())
-
-
-_BOTH = (True, False)
-
-
 class GhostDevice:
     """See the module; the methods are those of TorchDevice."""
 
@@ -143,32 +75,14 @@ class GhostDevice:
     def __init__(self, plan: Callable[[BuildOrder], GhostPlan]) -> None:
         self.peak_bytes = 0
         self._plan = plan
-        self._work: _Work | None = None
-        self._run: dict[Kind, Callable[[_Work, Action, _Part, int], Made]] = {
-            Kind.SYNC_GIVE: self._sync_give,
-            Kind.SYNC_ROW: self._sync_row,
-            Kind.SYNC_COMBINE: self._sync_combine,
-            Kind.SYNC_RELAY: self._sync_relay,
-            Kind.SYNC_TAKE: self._sync_take,
-            Kind.PAIR_GIVE: self._pair_give,
-            Kind.PAIR_COMBINE: self._pair_combine,
-            Kind.PAIR_TAKE: self._tied_take,
-            Kind.TIED_GIVE: self._tied_give,
-            Kind.TIED_COMBINE: self._tied_combine,
-            Kind.TIED_TAKE: self._tied_take,
-            Kind.NORM_GIVE: self._norm_give,
-            Kind.NORM_COMBINE: self._norm_combine,
-            Kind.NORM_TAKE: self._norm_take,
-            Kind.EVAL_GIVE: self._eval_give,
-            Kind.EVAL_COMBINE: self._norm_combine,
-        }
+        self._work: Work | None = None
 
     # ------------------------------------------------------------ building
 
     def build(self, order: BuildOrder) -> Built:
         """As TorchDevice; neither weights nor data are read."""
         shared = self._plan(order)
-        self._work = work = _Work(order, shared)
+        self._work = work = Work(order, shared)
         states: dict[str, int] = {}
         for parts in order.resumed:
             states |= json.loads(cast(Hollow, parts[0]).tag)
@@ -241,7 +155,7 @@ class GhostDevice:
     def compute(self, step: int, action: Action) -> Result:
         """What it takes must be in the store; what it gives is there afterwards."""
         work = self._now
-        part = work.parts.get(action, _NOTHING)
+        part = work.parts.get(action, NOTHING)
         store = work.store.setdefault(step, {})
         match action.kind:
             case Kind.FORWARD | Kind.EVALUATE:
@@ -254,7 +168,7 @@ class GhostDevice:
                 work.reported.clear()
                 work.store.pop(step - 1, None)
             case _:
-                made = self._run[action.kind](work, action, part, step)
+                made = EXCHANGES[action.kind](work, action, part, store)
                 for transfer, at in part.gives:
                     found = made[transfer.port]
                     store[at] = found[transfer.destination] if isinstance(found, dict) else found
@@ -263,9 +177,7 @@ class GhostDevice:
         evaluation = self._evaluation() if action.kind is Kind.EVAL_COMBINE else None
         return Result(0.0, self.peak_bytes, outcome, evaluation)
 
-    def _forward(
-        self, work: _Work, step: int, action: Action, part: _Part, store: dict[_Local, Hash]
-    ) -> None:
+    def _forward(self, work: Work, step: int, action: Action, part: Part, store: Store) -> None:
         held, m = work.held[action.stage], action.microbatch
         training = action.kind is Kind.FORWARD
         ports = {t.value: cast(int, store[at]) for t, at in part.takes}
@@ -277,9 +189,7 @@ class GhostDevice:
         for t, at in part.gives:
             store[at] = values[work.shared.flow.made(t)]
 
-    def _backward(
-        self, work: _Work, action: Action, part: _Part, store: dict[_Local, Hash]
-    ) -> None:
+    def _backward(self, work: Work, action: Action, part: Part, store: Store) -> None:
         held, m = work.held[action.stage], action.microbatch
         gradients = dict.fromkeys(held.linear.answers, 0)
         for t, at in part.takes:
@@ -294,138 +204,6 @@ class GhostDevice:
         back = held.backward(m, gradients, loss)
         for t, at in part.gives:
             store[at] = back[work.shared.flow.made(t)]
-
-    # ------------------------------------------------------------ exchanges
-
-    def _sync_give(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        k, held = action.stage, work.held[action.stage]
-        shared, made = work.shared, Made()
-        if held.linear.trained:
-            words, grid = shared.shards(k).cut(held.gradients), shared.flow.grids[k]
-            if shared.plan.stages[k].ahead:
-                made[f"S{k}>ahead"] = held.gradients.copy()
-            elif grid is None:
-                holders = shared.plan.stages[k].holders
-                made[f"S{k}>grad"] = dict(zip(holders, words, strict=True))
-            else:
-                gathered, members = shared.shards(k).gathered, grid.row(work.order.peer)
-                made[f"S{k}>row"] = {m: gathered(words, grid.answers[m]) for m in members}
-        if held.linear.statistics:
-            sums = [s & MASK for s in held.statistics.values()]
-            made[f"S{k}>stats"] = np.array(sums, np.uint64)
-        return made
-
-    def _sync_row(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        k, grid = action.stage, work.shared.flow.grids[action.stage]
-        assert grid is not None, f"{action} in a stage without rows"
-        answers = grid.answers[work.order.peer]
-        sums = work.shared.shards(k).split(_sum(work.store[step], part), answers)
-        owners = [grid.holders[shard] for shard in answers]
-        return {f"S{k}=row": dict(zip(owners, sums, strict=True))}
-
-    def _sync_combine(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        k, total = action.stage, _sum(work.store[step], part)
-        if work.shared.flow.grids[k] is not None:
-            return {f"S{k}+row": total}
-        work.sums[k] = total
-        return {f"S{k}+grad": total}
-
-    def _sync_relay(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        totals = [cast(Words, work.store[step][at]) for _, at in part.takes]
-        return {f"S{action.stage}*row": np.concatenate(totals)}
-
-    def _sync_take(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        k, held, store = action.stage, work.held[action.stage], work.store[step]
-        for t, at in part.takes:
-            if t.port.endswith(">ahead"):
-                held.gradients += cast(Words, store[at])
-        if k in work.sums:
-            by_holder = {t.source: store[at] for t, at in part.takes if t.port.endswith("+grad")}
-            by_holder[work.order.peer] = work.sums.pop(k)
-            shards = [cast(Words, by_holder[h]) for h in work.shared.plan.stages[k].holders]
-            held.gradients = work.shared.shards(k).join(shards)
-        rows = {t.source: cast(Words, store[at]) for t, at in part.takes if t.port.endswith("*row")}
-        if rows and (grid := work.shared.flow.grids[k]):
-            parts = [(grid.answers[member], words) for member, words in rows.items()]
-            held.gradients = work.shared.shards(k).scattered(parts)
-        for t, at in part.takes:
-            if t.port.endswith(">stats"):
-                theirs = cast(Words, store[at]).tolist()
-                for value, found in zip(held.linear.statistics, theirs, strict=True):
-                    held.statistics[value] += found
-        return {}
-
-    def _pair_give(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        group = work.shared.tied[action.stage]
-        return {
-            f"t{group.index}>{s}": work.held[s].named_gradients()[group.parameter]
-            for s in group.stages
-            if s in work.held
-        }
-
-    def _pair_combine(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        total = sum(cast(int, work.store[step][at]) for _, at in part.takes) & MASK
-        self._set_tied(work, action.stage, total)
-        return {f"t{action.stage}+": total}
-
-    def _tied_give(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        group, port = work.shared.tied[action.stage], work.shared.flow.tied_port(action.stage)
-        return {
-            f"{port}>{s}": work.held[s].named_gradients()[group.parameter]
-            for s in group.stages
-            if s in work.held and work.first_of(s)
-        }
-
-    def _tied_combine(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        came = [cast(int, work.store[step][at]) for _, at in part.takes]
-        if work.shared.flow.steps_ahead(action.stage):
-            assert len(set(came)) == 1, "each stage has the sum of all holders"
-            total = came[0]  # their mean
-        else:
-            total = sum(came) & MASK
-        self._set_tied(work, action.stage, total)
-        return {f"{work.shared.flow.tied_port(action.stage)}+": total}
-
-    def _tied_take(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        ((_, at),) = part.takes
-        self._set_tied(work, action.stage, cast(int, work.store[step][at]))
-        return {}
-
-    def _set_tied(self, work: _Work, index: int, total: int) -> None:
-        group = work.shared.tied[index]
-        for s in group.stages:
-            if s in work.held:
-                held = work.held[s]
-                held.gradients[held.linear.trained.index(group.parameter)] = np.uint64(total)
-
-    def _norm_give(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        hashes, total = work.shared.hashes, self._scores(work, True, part, step)
-        for k, names in work.answers.items():
-            gradients = work.held[k].named_gradients()
-            total += hashes.answered({p: gradients[p] for p in names})
-        return {"N>": total & MASK}
-
-    def _norm_combine(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        """N+, and V+: the sum of what came."""
-        work.total = sum(cast(int, work.store[step][at]) for _, at in part.takes) & MASK
-        return {"N+": work.total}
-
-    def _norm_take(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        ((_, at),) = part.takes
-        work.total = cast(int, work.store[step][at])
-        return {}
-
-    def _eval_give(self, work: _Work, action: Action, part: _Part, step: int) -> Made:
-        total = self._scores(work, False, part, step)
-        work.reported.clear()
-        return {"V>": total & MASK}
-
-    def _scores(self, work: _Work, training: bool, part: _Part, step: int) -> int:
-        """The losses of the microbatches that were lost here; `part` brings late results."""
-        for t, at in part.takes:
-            work.reported[training, t.microbatch][t.value] = cast(int, work.store[step][at])
-        loss = work.shared.hashes.loss
-        return sum(loss(work.reported[training, m]) for m in work.ran[training])
 
     # ------------------------------------------------------------ results
 
@@ -477,7 +255,7 @@ class GhostDevice:
         return json.dumps(found, sort_keys=True).encode()
 
     @property
-    def _now(self) -> _Work:
+    def _now(self) -> Work:
         assert self._work is not None, "no assignment is built"
         return self._work
 
@@ -487,7 +265,7 @@ class GhostDevice:
         return f"<GhostDevice, stages {[*self._work.held]}>"
 
 
-def _rebuilt(work: _Work, given: dict[str, int]) -> dict[str, int]:
+def _rebuilt(work: Work, given: dict[str, int]) -> dict[str, int]:
     """As peer.rebuilt.rebuilt_records: what a parameter is made from is in its hash. Raises
     RebuildError."""
     wanted = work.recipe(tuple(work.held))
@@ -497,18 +275,6 @@ def _rebuilt(work: _Work, given: dict[str, int]) -> dict[str, int]:
     for name, origins in wanted.means.items():
         sources = (given[f"param:{source}"] for source, _ in origins)
         found[f"param:{name}"] = name_hash("mean", *sources)
-    return found
-
-
-_NOTHING = _Part((), ())
-
-
-def _local(t: Transfer) -> _Local:
-    return (t.microbatch, t.hop, t.port, t.source, t.destination)
-
-
-def _sum(store: dict[_Local, Hash], part: _Part) -> Words:
-    found: Words = np.add.reduce(np.array([store[at] for _, at in part.takes], np.uint64), 0)
     return found
 
 

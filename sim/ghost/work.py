@@ -1,0 +1,97 @@
+"""What a ghost keeps of one assignment: its stages' hashes, the values between actions, its part of
+the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...dag.flow import Transfer
+from ...dag.neighbour import Rebuild
+from ...dag.plan import PeerId
+from ...dag.schedule import Action
+from ...peer.order import BuildOrder
+from ...peer.rebuilt import recipe
+from .hashes import Words
+from .plan import GhostPlan, Weighed
+from .stage_hash import HeldHash
+
+__all__ = ["NOTHING", "Hash", "Local", "Made", "Part", "Store", "Work"]
+
+Hash = int | Words
+"""What stands for a tensor: one hash, or one for each parameter of a shard."""
+
+Made = dict[str, "Hash | dict[PeerId, Words]"]
+"""What an action gives, by port: one for all destinations, or one for each."""
+
+Local = tuple[int, int, str, str, str]
+"""A transfer within its step: microbatch, hop, port, source, destination."""
+
+Store = dict[Local, Hash]
+"""The values of one step."""
+
+
+class Part(NamedTuple):
+    """An action's transfers, with where each lies in the store."""
+
+    takes: tuple[tuple[Transfer, Local], ...]
+    gives: tuple[tuple[Transfer, Local], ...]
+
+
+NOTHING = Part((), ())
+"""Of an action that moves nothing."""
+
+
+class Work:
+    """One assignment on one peer."""
+
+    def __init__(self, order: BuildOrder, shared: GhostPlan) -> None:
+        self.order, self.shared = order, shared
+        flow, peer = shared.flow, order.peer
+        self.held = {k: HeldHash(shared.linear(k)) for k in shared.plan.stages_of(peer)}
+        self.parts: dict[Action, Part] = {}
+        self.coming: dict[Local, Weighed] = {}
+        self.going: dict[Local, Weighed] = {}
+        for action in flow.involved(peer):
+            takes = tuple((t, _local(t)) for t in flow.takes(peer, action))
+            gives = tuple((t, _local(t)) for t in flow.gives(peer, action))
+            self.parts[action] = Part(takes, gives)
+            self.coming |= {at: shared.weighed(t) for t, at in takes if not t.is_local}
+            self.going |= {at: shared.weighed(t) for t, at in gives if not t.is_local}
+        self.store: dict[int, Store] = {}
+        """By step."""
+        self.reported: dict[tuple[bool, int], dict[str, int]] = {}
+        """Results by (training, microbatch)."""
+        self.sums: dict[int, Words] = {}
+        """Of each stage this peer's own shard of the sum, between S+ and S<."""
+        self.total = 0
+        ran = {t: shared.wire.microbatches(peer, shared.wire.loss_stage, training=t) for t in _BOTH}
+        self.ran = ran if shared.wire.loss_stage in self.held else dict.fromkeys(_BOTH, ())
+        lowest = {g.parameter: g.stages[0] for g in shared.tied}
+        self.answers = {
+            k: tuple(p for p in held.linear.trained if lowest.get(p, k) == k)
+            for k, held in self.held.items()
+            if shared.plan.stages[k].holders[0] == peer
+        }
+        """By stage that it answers for in N>: the parameters."""
+        self.standing_bytes = sum(shared.standing_bytes(k) for k in self.held)
+        self.snapshot_bytes = sum(shared.snapshot_bytes(k) for k in self.held)
+
+    def first_of(self, stage: int) -> bool:
+        return self.shared.plan.stages[stage].holders[0] == self.order.peer
+
+    def recipe(self, lost: Sequence[int]) -> Rebuild:
+        """How lost stages are made anew."""
+        shared, order = self.shared, self.order
+        return recipe(shared.graph, shared.stages, shared.plan, order.rebuilt, lost)
+
+    def live_bytes(self) -> int:
+        kept = self.shared.kept_bytes
+        return self.standing_bytes + sum(kept(k) * len(h.live) for k, h in self.held.items())
+
+
+_BOTH = (True, False)
+
+
+def _local(t: Transfer) -> Local:
+    return (t.microbatch, t.hop, t.port, t.source, t.destination)
