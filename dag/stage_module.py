@@ -95,6 +95,8 @@ def build(
     built.output(tuple(nodes[value] for value in gives))
 
     module = fx.GraphModule(_root(attributes), built, class_name="StageModule")
+    # Else the two hold each other, and the tensors stay until a garbage collection.
+    module.graph.owning_module = None
     # The bound forward: `module(...)` would add a wrapper and the hooks of nn.Module to each call.
     return StageModule(module, module.forward, takes, random, tuple(gives))
 

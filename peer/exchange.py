@@ -158,24 +158,6 @@ class Exchange:
         own update, from S> on."""
         self._reported: dict[tuple[bool, int], dict[str, Tensor]] = {}
         """Loss, weight and metrics by (training, microbatch) and value."""
-        self._run: dict[Kind, Callable[[Action, Taken], Made]] = {
-            Kind.SYNC_GIVE: self._sync_give,
-            Kind.SYNC_ROW: self._sync_row,
-            Kind.SYNC_COMBINE: self._sync_combine,
-            Kind.SYNC_RELAY: self._sync_relay,
-            Kind.SYNC_TAKE: self._sync_take,
-            Kind.PAIR_GIVE: self._pair_give,
-            Kind.PAIR_COMBINE: self._pair_combine,
-            Kind.PAIR_TAKE: self._tied_take,
-            Kind.TIED_GIVE: self._tied_give,
-            Kind.TIED_COMBINE: self._tied_combine,
-            Kind.TIED_TAKE: self._tied_take,
-            Kind.NORM_GIVE: self._norm_give,
-            Kind.NORM_COMBINE: self._norm_combine,
-            Kind.NORM_TAKE: self._norm_take,
-            Kind.EVAL_GIVE: self._eval_give,
-            Kind.EVAL_COMBINE: self._eval_combine,
-        }
 
     def run(
         self, action: Action, taken: Taken, echo: Echo | None = None
@@ -184,7 +166,7 @@ class Exchange:
         anything."""
         if echo is not None:
             self._echo = echo
-        made = self._run[action.kind](action, taken)
+        made = _RUN[action.kind](self, action, taken)
         found: dict[Transfer, Tensor | None] = {}
         for transfer in self.flow.gives(self.peer, action):
             given = made[transfer.port]
@@ -388,6 +370,28 @@ class Exchange:
             for p in self.flow.plan.peers
             if p in by_peer
         ]
+
+
+_RUN: dict[Kind, Callable[[Exchange, Action, Taken], Made]] = {
+    Kind.SYNC_GIVE: Exchange._sync_give,
+    Kind.SYNC_ROW: Exchange._sync_row,
+    Kind.SYNC_COMBINE: Exchange._sync_combine,
+    Kind.SYNC_RELAY: Exchange._sync_relay,
+    Kind.SYNC_TAKE: Exchange._sync_take,
+    Kind.PAIR_GIVE: Exchange._pair_give,
+    Kind.PAIR_COMBINE: Exchange._pair_combine,
+    Kind.PAIR_TAKE: Exchange._tied_take,
+    Kind.TIED_GIVE: Exchange._tied_give,
+    Kind.TIED_COMBINE: Exchange._tied_combine,
+    Kind.TIED_TAKE: Exchange._tied_take,
+    Kind.NORM_GIVE: Exchange._norm_give,
+    Kind.NORM_COMBINE: Exchange._norm_combine,
+    Kind.NORM_TAKE: Exchange._norm_take,
+    Kind.EVAL_GIVE: Exchange._eval_give,
+    Kind.EVAL_COMBINE: Exchange._eval_combine,
+}
+"""Not by instance: one that held its own methods would keep its tensors until a garbage
+collection."""
 
 
 def _grads(held: Held) -> dict[str, Tensor | None]:
