@@ -116,8 +116,9 @@ class DurableRun:
 
     def watched(self, start: int) -> Watched:
         first, events = self.history.read(start)
-        over = self.ended and first + len(events) == self.history.numbered
-        return Watched(self.id, first, events, over)
+        numbered = self.history.numbered
+        over = self.ended and first + len(events) == numbered
+        return Watched(self.id, first, events, over, numbered)
 
     def _publish(
         self, event: RunEvent, now: float, term: int | None = None, plan: Plan | None = None

@@ -276,12 +276,13 @@ class CloseStream:
 class Watched:
     """Kept events of a run from the asked number on, not always all; `over`: the run has ended, and
     none comes after these. `first` is greater than the number asked for when older ones are no
-    longer kept."""
+    longer kept. `numbered`: how many the run has had so far."""
 
     run: RunId
     first: int
     events: tuple[RunEvent, ...]
     over: bool
+    numbered: int
 
 
 @dataclass(frozen=True, slots=True)

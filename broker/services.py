@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -297,17 +298,20 @@ class RunsService:
         try:
             caller = self._guard.caller("Runs.Watch", context)
             request = checked(wanted)
-            run, at = RunId(request.run), request.from_event
-            while True:
+            run, at, end = RunId(request.run), request.from_event, math.inf
+            while at < end:
                 self._guard.still(caller)
                 # Nothing is queued for a slow watcher: it asks again from where it is.
                 watched, news = await self._shell.watch(run, at)
+                if request.so_far:  # what comes while it is read is not waited for
+                    end = min(end, watched.numbered)
                 for event in watched.events:
-                    yield event
+                    if event.number < end:
+                        yield event
                 at = watched.first + len(watched.events)
-                if watched.over or (request.so_far and not watched.events):
+                if watched.over:
                     return
-                if not watched.events:
+                if not watched.events and at < end:
                     await news.wait()
         except REFUSALS as error:
             await refuse(context, self._guard, error)

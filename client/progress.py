@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -116,10 +117,13 @@ def note_of(event: RunEvent) -> str:
 
 
 def row_of(event: RunEvent, tokens_per_step: int = 0) -> dict[str, Any]:
-    """An event for programs. tokens_per_step 0: not known."""
+    """An event for programs. tokens_per_step 0: not known. What is no finite number is None, as
+    JSON has none."""
     row: dict[str, Any] = {"event": event.number, "term": event.term, "at_s": event.at_s}
     if event.HasField("step"):
-        return row | {"kind": "step", **step_numbers(event.step, tokens_per_step)}
+        numbers = step_numbers(event.step, tokens_per_step)
+        finite = {k: x if math.isfinite(x) else None for k, x in numbers.items()}
+        return row | {"kind": "step", **finite}
     row |= {"kind": event.WhichOneof("kind"), "text": note_of(event)}
     if event.HasField("state"):
         phase = Phase.Name(event.state.phase).lower()

@@ -73,7 +73,8 @@ class Run:
             pause_s = min(2.0, 2 * pause_s)
 
     def so_far(self) -> Iterator[RunEvent]:
-        """Every event that is kept, to the newest one."""
+        """Every event that is kept, to the newest one. Raises BrokerUnreachable when the stream
+        breaks."""
         return self.client.watch(self.id, 0, so_far=True)
 
     def wait(self) -> RunState:

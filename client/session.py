@@ -53,6 +53,8 @@ __all__ = ["Client", "connect", "login"]
 
 CALL_S = 30.0
 """Deadline of one short call."""
+SO_FAR_S = 120.0
+"""Deadline of all events of a run: 50,000 of a few KiB."""
 PREVIEW_S = 600.0
 """Deadline of a preview: it waits its turn behind the plans of runs."""
 DATA_S = 660.0
@@ -197,11 +199,11 @@ class Client:
         return found
 
     def watch(self, run: str, from_event: int, *, so_far: bool = False) -> Iterator[RunEvent]:
-        """One stream of events; ends when the run or the stream ends, or with the newest event.
-        See `Run.watch`."""
+        """One stream of events; ends when the run or the stream ends. See `Run.watch`. `so_far`: it
+        ends with the newest event, within SO_FAR_S."""
         wanted = broker_pb2.WatchRequest(run=run, from_event=from_event, so_far=so_far)
         with self.translated():
-            yield from self._runs.Watch(wanted)
+            yield from self._runs.Watch(wanted, timeout=SO_FAR_S if so_far else None)
 
     def cancel(self, run: str) -> RunState:
         with self.translated():

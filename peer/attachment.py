@@ -3,7 +3,7 @@
 It connects, says Hello, and is a member from Welcome on. A connection that fails or ends is tried
 again after a pause that doubles from 0.5 s to 30 s and starts anew with each Welcome. While it
 holds a run it dials more often, since a broker that was started again waits for one lease. With
-`give_up_s` it gives up when no Welcome came for so long.
+`give_up_s` it gives up when no Welcome came for so long, with `first_s` when none came at all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Attachment:
         """Of the last Welcome."""
         self.started_at = 0.0
         self.failures = 0
-        """Connections without a Welcome in a row."""
+        """Connections that failed or ended since the last Welcome."""
         self._lease_s = math.inf  # of the last Welcome
         self._was_member = False
         self._away_since: float | None = None  # None while it is a member

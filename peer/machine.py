@@ -440,7 +440,8 @@ class PeerMachine:
         part = self.assignment
         if not self.drain.hands_over or part is None or not part.matches(stay.run, stay.term):
             return []
-        return [*self.drain.told(stay, part, now), *self._leave_if_due()]
+        out = self.drain.told(stay, part, now)
+        return out if self.drain.hands_over else out + self._leave_if_due()
 
     def _drained(self) -> list[e.Instruction]:
         """The broker wants no new run here."""

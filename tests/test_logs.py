@@ -1,8 +1,12 @@
 """`shoal logs`: what happened, with the steps between summed up."""
 
+import json
 from collections.abc import Iterator
 
+import pytest
+
 from shoal.client.logs import lines
+from shoal.client.progress import row_of
 from shoal.proto.broker_pb2 import (
     DONE,
     FAILED,
@@ -14,6 +18,7 @@ from shoal.proto.broker_pb2 import (
     RunState,
     StageSlot,
     StepDone,
+    Weights,
 )
 
 
@@ -61,23 +66,53 @@ def test_steps_between_two_notes_are_one_line() -> None:
         "              stage 1: operators [1, 2) on b",
         "              b is far away",
         "   0:00:10  running",
-        "   0:00:20  steps 1 to 3 · loss 3.0000 → 2.0000 · 2.00 s/step · held-out 2.2500",
+        "   0:00:20  steps 0 to 2 · loss 3.0000 -> 2.0000 · 2.00 s/step · held-out 2.2500",
         "   0:00:50  b lost at step 3",
-        "   0:01:00  step 4 · loss 1.5000 · 4.00 s/step",
+        "   0:01:00  step 3 · loss 1.5000 · 4.00 s/step",
         "   0:01:10  done",
     ]
 
 
 def test_a_run_that_goes_on_ends_with_its_newest_steps() -> None:
     assert list(lines(events(state(RUNNING), step(0, 3.0), step(1, 2.0))))[-1:] == [
-        "   0:00:10  steps 1 to 2 · loss 3.0000 → 2.0000 · 1.50 s/step"
+        "   0:00:10  steps 0 to 1 · loss 3.0000 -> 2.0000 · 1.50 s/step"
     ]
+
+
+def test_terms_without_a_word_between_are_two_lines_and_an_export_is_none() -> None:
+    found = events(step(0, 3.0), RunEvent(weights=Weights(), term=1), step(1, 2.0), step(2, 1.0, 2))
+    assert list(lines(found)) == [
+        "   0:00:00  steps 0 to 1 · loss 3.0000 -> 2.0000 · 1.50 s/step",
+        "   0:00:30  step 2 · loss 1.0000 · 3.00 s/step",
+    ]
+
+
+def test_long_runs_and_losses_that_are_no_number_keep_their_columns() -> None:
+    found = list(lines(events(state(RUNNING), step(0, float("nan")), apart_s=25 * 3600 + 61)))
+    assert found[1] == "  25:01:01  step 0 · loss nan · 1.00 s/step"
+
+
+def test_a_stream_that_breaks_shows_what_came() -> None:
+    def breaks() -> Iterator[RunEvent]:
+        yield from events(state(RUNNING), step(0, 3.0), step(1, 2.0))
+        raise ConnectionError("gone")
+
+    shown: list[str] = []
+    with pytest.raises(ConnectionError, match="gone"):
+        shown.extend(lines(breaks()))
+    assert shown[-1].endswith("steps 0 to 1 · loss 3.0000 -> 2.0000 · 1.50 s/step")
+
+
+def test_rows_for_programs_are_json_whatever_the_loss() -> None:
+    (nan,) = events(step(0, float("nan")))
+    row = json.loads(json.dumps(row_of(nan), allow_nan=False))
+    assert (row["kind"], row["step"], row["loss"], row["event"]) == ("step", 0, None, 0)
 
 
 def test_it_says_what_is_not_kept_and_why_it_failed_and_nothing_unprintable() -> None:
     found = list(lines(events(state(FAILED, "no peers\x1b[2J"), first=7)))
     assert found == [
-        "events 0 to 6 are not kept any more",
+        "not kept any more: the first 7 events",
         "   0:00:00  failed: no peers\\u001b[2J",
     ]
 

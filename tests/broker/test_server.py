@@ -273,6 +273,8 @@ async def test_events_so_far_end_though_the_run_goes_on() -> None:
         assert [e.number for e in events] == list(range(len(events)))
         assert events[-1].HasField("state")
         assert events[-1].state.phase == BUILDING
+        beyond = WatchRequest(run=run, so_far=True, from_event=1000)
+        assert [e async for e in RunsStub(channel).Watch(beyond)] == []
 
 
 async def test_a_graph_that_is_none_fails_the_run_and_nothing_else() -> None:

@@ -228,7 +228,7 @@ def tied_twice() -> Iterator[None]:
         with patch("shoal.peer.exchange.add", lambda parts: add([*parts, parts[0]])):
             return combine(self, action, taken)
 
-    with patch.object(Exchange, "_tied_combine", once_more):
+    with patch.dict("shoal.peer.exchange._RUN", {Kind.TIED_COMBINE: once_more}):
         yield
 
 
