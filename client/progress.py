@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..job.words import some_of
 from ..proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
 from .keeper import Keeper
 from .records import step_numbers
@@ -22,6 +23,8 @@ from .wire import Wire, sentence
 
 __all__ = ["follow", "note_of", "print_table", "row_of"]
 
+MOST_HOLDERS = 8
+"""Named of a stage; `shoal plan` has all."""
 MOST_CODECS = 24
 """Lines of what codecs did; `--json` has all."""
 LINE_EVERY_S = 5.0
@@ -105,7 +108,10 @@ def note_of(event: RunEvent) -> str:
             reason = f": {event.state.reason.text}" if event.state.reason.text else ""
             return f"{Phase.Name(event.state.phase).lower()}{reason}"
         case "plan":
-            cuts = [f"[{s.start}, {s.stop}) on {' + '.join(s.holders)}" for s in event.plan.stages]
+            cuts = [
+                f"[{s.start}, {s.stop}) on {some_of(s.holders, MOST_HOLDERS, ' + ')}"
+                for s in event.plan.stages
+            ]
             lines = [f"plan of term {event.term}: {len(cuts)} stages"]
             lines += [f"  stage {i}: operators {cut}" for i, cut in enumerate(cuts)]
             return "\n".join([*lines, *(f"  {reason}" for reason in event.plan.reasons)])

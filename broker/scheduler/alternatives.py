@@ -28,6 +28,7 @@ import numpy as np
 
 from ...dag.plan import Alternative
 from ...dag.speed import Work
+from ...job.words import some_of
 from .candidate import Candidate, Share
 from .interface import PeerOffer
 from .judge import Judge
@@ -159,15 +160,10 @@ def replicas(judge: Judge) -> Alternative:
         step = 1 / speed + (2 * parameters / narrow + late) / LOCAL_STEPS
         if step < best:
             best, chosen = step, found[: k + 1]
-    names = _names([judge.offers[a.peer] for a in chosen])
+    names = some_of([str(judge.offers[a.peer]) for a in chosen])
     return Alternative(
         REPLICAS,
         best,
         f"{len(chosen)} whole replicas ({names}) with {LOCAL_STEPS} local steps between exchanges: "
         "another training than one model, step by step",
     )
-
-
-def _names(offers: list[PeerOffer]) -> str:
-    shown = ", ".join(str(o) for o in offers[:4])
-    return shown if len(offers) <= 4 else f"{shown} and {len(offers) - 4} more"

@@ -43,6 +43,16 @@ def weak(device):
     return found
 
 
+def discard(device):
+    with no_collection():
+        held = weak(device)
+        device.discard()
+        assert not [name for name, ref in held.items() if ref() is not None]
+        left = tensors()
+        gc.collect()
+        assert tensors() == left, f"{left - tensors()} tensors were in cycles"
+
+
 def coded(plan, text, role):
     links = [(a, b) for a in plan.peers for b in plan.peers if a != b]
     return replace(plan, codecs=tuple(CodecChoice(a, b, role, text) for a, b in links))
@@ -76,13 +86,7 @@ def test_no_tensor_waits_for_a_garbage_collection(make_case, model, change):
     world.run(2)
     world.evaluate(1)
     for device in world.devices.values():
-        with no_collection():
-            held = weak(device)
-            device.discard()
-            assert not [name for name, ref in held.items() if ref() is not None]
-            left = tensors()
-            gc.collect()
-            assert tensors() == left, f"{left - tensors()} tensors were in cycles"
+        discard(device)
 
 
 def test_nor_one_of_a_step_that_is_under_way(make_case):
@@ -95,13 +99,7 @@ def test_nor_one_of_a_step_that_is_under_way(make_case):
     device.prefetch(2)
     device.compute(2, first)
     assert device._work.held[first.stage].executor.live
-    with no_collection():
-        held = weak(device)
-        device.discard()
-        assert not [name for name, ref in held.items() if ref() is not None]
-        left = tensors()
-        gc.collect()
-        assert tensors() == left
+    discard(device)
 
 
 def test_a_step_leaves_no_tensor_to_a_garbage_collection(make_case):
