@@ -73,7 +73,7 @@ async def says(node: SmallNode, broker: Broker, claim: Claim, address: str) -> N
 
 def is_member(worker: Worker) -> bool:
     """As it knows itself: it was welcomed."""
-    return not worker.machine._away
+    return not worker.machine.attachment.away
 
 
 def members(broker: Broker) -> list[str]:
