@@ -197,12 +197,15 @@ class Terms(DurableRun):
         self.begun_from = found = found or self.goes_on_from(members)
         plan = self._with_keepers(plan, found, members, now)
         before = self.parts
-        others = self.plan is not None and swapped_operators(self.plan) != swapped_operators(plan)
+        step = found.step if found else 0
+        if self.plan is None:  # of what goes on from another run's checkpoint nobody knows it
+            others = step > 0 and bool(swaps(plan))
+        else:
+            others = swapped_operators(self.plan) != swapped_operators(plan)
         wire = plan_to_proto(plan)
         out: list[Instruction] = [self._publish(RunEvent(plan=wire), now, self.term + 1, plan)]
         # Not known after a restart of the broker: then all.
         self.pairs = tuple(pairs) or tuple(combinations(plan.peers, 2))
-        step = found.step if found else 0
         if rebuilt:
             self.inexact_from = self.inexact_from or step
         elif step < self.inexact_from:

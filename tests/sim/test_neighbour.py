@@ -28,7 +28,7 @@ from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.swaps import swapped_operators, swaps
 from shoal.job import Job, Train
 from shoal.peer import events as p
-from shoal.proto.broker_pb2 import DONE, FAILED, RunEvent, RunSpec
+from shoal.proto.broker_pb2 import DONE, FAILED, Checkpoint, RunEvent, RunSpec
 from shoal.sim import oracle
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.monitor.monitor import Monitor
@@ -64,7 +64,8 @@ def plan_of(graph: Graph, holders: Iterable[Iterable[str]] = (("p0",), ("p1",), 
 
 
 class Played:
-    """The job in a world, where some die once a number of steps is done."""
+    """The job in a world, where some die once a number of steps is done. `saved`: goes on from the
+    first checkpoint of that one."""
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class Played:
         plan: Plan | None = None,
         stages: int | None = None,
         output: dict[str, Any] | None = None,
+        saved: Played | None = None,
         ghosts: bool = False,
         at: Callable[[Observed], bool] = lambda seen: isinstance(seen.record, p.Computed),
     ) -> None:
@@ -90,6 +92,9 @@ class Played:
             spec.plan.CopyFrom(plan_to_proto(plan or plan_of(laboratory.graph)))
         options = {"device": Ghosts()} if ghosts else {}
         self.world: World = laboratory.world(peers, log=False, **options)
+        if saved is not None:
+            spec.resumed.CopyFrom(saved.checkpoints[0])
+            self.world.saved |= saved.world.saved
         monitor = Monitor(self.world)
         self.computed: list[tuple[str, int, int]] = []
         """(who, term, step) of every action."""
@@ -119,6 +124,10 @@ class Played:
     @property
     def end(self) -> Any:
         return self.world.broker.ended[self.run]
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        return [e.checkpoint for e in self.events if e.HasField("checkpoint")]
 
     @property
     def losses(self) -> list[float]:
@@ -304,6 +313,26 @@ def test_going_back_to_the_start_with_other_cuts_is_not_exact(made: Any) -> None
     assert swapped_operators(first) != swapped_operators(then)
     assert "from the starting weights" in played.notes
     assert played.end.inexact_from == 4
+
+
+def test_what_goes_on_from_a_checkpoint_is_not_exact_where_stages_change_places(made: Any) -> None:
+    """Which blocks did before, nobody knows there."""
+    made_with = {"peers": 5, "output": {"every": 3}}
+    swapped = Played(made, {}, stages=4, recovery=recovery("neighbour+"), **made_with)
+    assert swapped.end.inexact_from == 0
+    again = Played(made, {}, stages=4, recovery=recovery("neighbour+"), saved=swapped, **made_with)
+    assert again.end.phase == DONE, again.notes
+    assert again.end.inexact_from == swapped.checkpoints[0].step == 3
+    assert "not exact from step 3 on" in again.end.reason.text
+    plain_again = Played(
+        made,
+        {},
+        recovery=recovery("snapshot"),
+        saved=Played(made, {}, recovery=recovery("snapshot"), **made_with),
+        **made_with,
+    )
+    assert plain_again.end.phase == DONE, plain_again.notes
+    assert plain_again.end.inexact_from == 0
 
 
 def test_nobody_in_the_pool(made: Any) -> None:
