@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from .frame import FrameError
 from .link import Link
 from .messages import (
-    Chunk,
     Hello,
     Message,
+    Outgoing,
     Parts,
     Refusal,
     Said,
@@ -89,9 +89,9 @@ class Connection:
         if isinstance(said, bytes):
             self.receive(said)
         elif not self.over:
-            self._take_all([r.piece() if isinstance(r, Chunk) else r for r in said])
+            self._take_all(said)
 
-    def _take_all(self, records: Iterable[Message]) -> None:
+    def _take_all(self, records: Iterable[Message | Outgoing]) -> None:
         for part in records:
             try:
                 events = self._take(part)
@@ -99,8 +99,10 @@ class Connection:
                 self.refuse("protocol", str(e))
                 return
             self._board.emit(events)
+        if self.greeted and self.ready:
+            self.wake()
 
-    def _take(self, message: Message) -> list[TransportEvent]:
+    def _take(self, message: Message | Outgoing) -> list[TransportEvent]:
         if self.over:  # by what came before it, or by the owner in a callback
             return []
         if isinstance(message, Refusal):
@@ -110,8 +112,6 @@ class Connection:
             assert self._link is not None
             events = self._link.receive(message)
             self.useful |= bool(events)
-            if self._link.ready:
-                self.wake()
             return events
         if not isinstance(message, Hello):
             raise FrameError(f"a {type(message).__name__} before the hello")

@@ -102,17 +102,6 @@ class FrameHeader:
     size_bytes: int
     absent: bool = False
 
-    def numbered(self, number: int) -> FrameHeader:
-        return FrameHeader(
-            number,
-            self.key,
-            self.codec,
-            self.codec_header,
-            self.spec,
-            self.size_bytes,
-            self.absent,
-        )
-
 
 def role_from_proto(role: int) -> Role:
     """Raises FrameError for a number that is no role."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ..dag.flow import Role
 from .frame import Arrived, FrameError, FrameHeader, FrameKey
-from .messages import Ack, Credit, Piece
+from .messages import Ack, Chunk, Credit, Piece
 
 __all__ = ["Allocate", "Allowed", "Inbox"]
 
@@ -105,8 +105,11 @@ class Inbox:
 
     # What the other side says; each raises FrameError when it may not.
 
-    def announce(self, header: FrameHeader) -> tuple[list[Arrived], list[Ack | Credit]]:
-        """A header came. A frame without bytes has arrived with it."""
+    def announce(
+        self, header: FrameHeader, first: Piece | Chunk | None = None
+    ) -> tuple[list[Arrived], list[Ack | Credit]]:
+        """A header came, perhaps with the first of its bytes. A frame without bytes has arrived
+        with it."""
         key, slots = header.key, self._slots[header.key.role]
         if (key.source, key.destination) != (self._peer, self._me):
             raise FrameError(f"{key} came on the link {self._peer} -> {self._me}")
@@ -139,12 +142,15 @@ class Inbox:
         if header.size_bytes == 0:
             return self._arrived(frame)
         self._partial[header.number] = frame
-        return [], []
+        return ([], []) if first is None else self.take(first)
 
     def _is_partial(self, key: FrameKey) -> bool:
-        return any(frame.header.key == key for frame in self._partial.values())
+        for frame in self._partial.values():  # noqa: SIM110  # hardly ever one
+            if frame.header.key == key:
+                return True
+        return False
 
-    def take(self, piece: Piece) -> tuple[list[Arrived], list[Ack | Credit]]:
+    def take(self, piece: Piece | Chunk) -> tuple[list[Arrived], list[Ack | Credit]]:
         """Bytes came; they are copied into the frame's buffer."""
         frame = self._partial.get(piece.number)
         if frame is None:
@@ -155,13 +161,14 @@ class Inbox:
             raise FrameError(
                 f"bytes of {frame.header.key} from {piece.offset} on: expected {frame.have}"
             )
-        end = piece.offset + piece.data.nbytes
+        data = piece.data
+        end = piece.offset + data.nbytes
         if end > frame.header.size_bytes:
             raise FrameError(
                 f"bytes up to {end} of {frame.header.key}: its header says "
                 f"{frame.header.size_bytes}"
             )
-        frame.data[frame.have : end] = piece.data
+        frame.data[frame.have : end] = data
         frame.have = end
         if end < frame.header.size_bytes:
             return [], []

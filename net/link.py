@@ -29,6 +29,8 @@ from .inbox import Allocate, Allowed, Inbox
 from .messages import (
     MIN_CHUNK_BYTES,
     Ack,
+    Announcement,
+    Chunk,
     Credit,
     Hello,
     Message,
@@ -130,17 +132,21 @@ class Link:
         self._up = True
         return [FrameAcknowledged(self.peer, key) for key in done]
 
-    def receive(self, message: Message) -> list[TransportEvent]:
-        """A message came on the connection. Raises FrameError when it breaks a rule; the caller
-        ends the connection then."""
+    def receive(self, message: Message | Outgoing) -> list[TransportEvent]:
+        """A record came on the connection, written or as it was. Raises FrameError when it breaks a
+        rule; the caller ends the connection then."""
         if len(self._acks) >= _UNREAD_ACKS:
             raise FrameError(f"{self.peer} leaves {len(self._acks)} acknowledgements unread")
         match message:
-            case Piece():
+            case Announcement(header, first):
+                arrived, answers = self._inbox.announce(header, first)
+                if not arrived:
+                    self._hurry()  # its bytes may take long
+            case Piece() | Chunk():
                 arrived, answers = self._inbox.take(message)
             case FrameHeader():
                 arrived, answers = self._inbox.announce(message)
-                self._hurry()  # its bytes may take long
+                self._hurry()
             case Ack():
                 key = self._outbox.acknowledge(message.number)
                 return [] if key is None else [FrameAcknowledged(self.peer, key)]
@@ -155,34 +161,31 @@ class Link:
     def pull(self, now: float) -> Parts | None:
         """The next message to write, or None: nothing to say, or the link is down. Small records
         share a message, since each costs both sides as much as 50 KiB do; a piece ends it."""
-        parts: list[bytes | memoryview] = []
-        size = 0
-        while size < MIN_CHUNK_BYTES and (found := self._next(now)) is not None:
-            written = encoded(found)
-            parts += written
-            size += sum(len(part) for part in written)
-        return seal(parts) if parts else None
+        said = self.say(now)
+        return None if said is None else seal([part for r in said[0] for part in encoded(r)])
 
     def say(self, now: float) -> tuple[list[Outgoing], int] | None:
         """As `pull`, for who need not write it: the records of the next message, and the bytes that
         they take."""
+        if not self._up:
+            return None
         records: list[Outgoing] = []
+        found: Outgoing
         size = 0
-        while size < MIN_CHUNK_BYTES and (found := self._next(now)) is not None:
+        if self._patient and self.ready:
+            self._hurry()
+        while size < MIN_CHUNK_BYTES:
+            if self._credits:
+                found = self._credits.pop(next(iter(self._credits)))
+            elif self._acks:
+                found = self._acks.popleft()
+            elif (piece := self._outbox.pull(now)) is not None:
+                found = piece
+            else:
+                break
             records.append(found)
             size += size_of(found)
         return (records, size) if records else None
-
-    def _next(self, now: float) -> Outgoing | None:
-        if not self._up:
-            return None
-        if self._patient and self.ready:
-            self._hurry()
-        if self._credits:
-            return self._credits.pop(next(iter(self._credits)))
-        if self._acks:
-            return self._acks.popleft()
-        return self._outbox.pull(now)
 
     def _hurry(self) -> None:
         """Credits need not wait any more."""

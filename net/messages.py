@@ -36,6 +36,7 @@ __all__ = [
     "MIN_CHUNK_BYTES",
     "VERSION",
     "Ack",
+    "Announcement",
     "Chunk",
     "Credit",
     "Hello",
@@ -127,15 +128,24 @@ class Chunk:
     size_bytes: int
     parts: tuple[memoryview, ...]
 
-    def piece(self) -> Piece:
+    @property
+    def data(self) -> memoryview:
         """As it arrives where nothing has to be written."""
-        data = self.parts[0] if len(self.parts) == 1 else memoryview(b"".join(self.parts))
-        return Piece(self.number, self.offset, data)
+        return self.parts[0] if len(self.parts) == 1 else memoryview(b"".join(self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A frame begins to leave: its header with its first piece; None: it has no bytes. Written, it
+    is the records of both."""
+
+    header: FrameHeader
+    first: Chunk | None
 
 
 Control = Hello | FrameHeader | Ack | Credit | Refusal
 Message = Control | Piece
-Outgoing = Control | Chunk
+Outgoing = Control | Chunk | Announcement
 Said = Sequence[Outgoing] | bytes
 """A message: its records, or itself, written."""
 
@@ -151,20 +161,26 @@ def piece_prefix(number: int, offset: int, size_bytes: int) -> bytes:
 
 
 def encoded(message: Outgoing) -> Parts:
-    """Its record."""
-    if isinstance(message, Chunk):
-        prefix = piece_prefix(message.number, message.offset, message.size_bytes)
-        return (prefix, *message.parts)
-    return (record(message),)
+    """Its records."""
+    match message:
+        case Chunk(number, offset, size_bytes, parts):
+            return (piece_prefix(number, offset, size_bytes), *parts)
+        case Announcement(header, first):
+            return (record(header), *(encoded(first) if first else ()))
+        case _:
+            return (record(message),)
 
 
 def size_of(message: Outgoing) -> int:
-    """Bytes of its record, without writing it."""
+    """Bytes of its records, without writing them."""
     match message:
-        case Chunk():
-            return _RECORD.size + _PIECE.size + message.size_bytes
+        case Announcement(header, first):
+            rest = _RECORD.size + _PIECE.size + first.size_bytes if first else 0
+            return _RECORD.size + _header_bytes(header) + rest
         case Ack():
             return _RECORD.size + 2 + _number(message.number)
+        case Chunk():
+            return _RECORD.size + _PIECE.size + message.size_bytes
         case Credit():
             return _RECORD.size + 4 + _number(message.frames)
         case FrameHeader():

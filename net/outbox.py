@@ -7,7 +7,7 @@ Rules:
 - Pieces of different roles interleave: snapshots and probes only when nothing else can go, except
   that every 16th piece is theirs, so that a busy link starves nobody; and their pieces are a
   quarter as long, so that nothing waits long for one. Among the other roles each has its turn. So
-  a frame waits for at most one piece of each other role.
+  a frame waits for at most one piece of each other role. A header goes with the first piece.
 - A frame stays here, encoded, until it is acknowledged. After a break it goes on behind the bytes
   that the receiver has; it is never encoded again.
 """
@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ..dag.flow import Role
 from .frame import FrameError, FrameHeader, FrameKey, Payload
-from .messages import MIN_CHUNK_BYTES, Chunk, Hello
+from .messages import MIN_CHUNK_BYTES, Announcement, Chunk, Hello
 from .transport import LinkError
 
 __all__ = ["PIECES", "Outbox", "Pieces"]
@@ -50,18 +50,25 @@ twice as much; 4 MiB: a tenth more)."""
 class _Outgoing:
     """A frame that is not acknowledged. number 0: not announced; sent: bytes handed out."""
 
-    header: FrameHeader
+    key: FrameKey
+    payload: Payload
+    size_bytes: int
     buffers: tuple[memoryview, ...]
     number: int = 0
     sent: int = 0
 
     @property
-    def role(self) -> Role:
-        return self.header.key.role
-
-    @property
-    def whole(self) -> bool:
-        return self.number > 0 and self.sent == self.header.size_bytes
+    def header(self) -> FrameHeader:
+        payload = self.payload
+        return FrameHeader(
+            self.number,
+            self.key,
+            payload.codec,
+            payload.codec_header,
+            payload.spec,
+            self.size_bytes,
+            payload.absent,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +83,8 @@ class _Lane:
 
     @property
     def ready(self) -> bool:
-        return bool(self.queue) and (self.queue[0].number > 0 or self.announced < self.credit)
+        """Whether its first frame may go on; there is one."""
+        return self.announced < self.credit or self.queue[0].number > 0
 
 
 class Outbox:
@@ -84,8 +92,8 @@ class Outbox:
 
     def __init__(self, pieces: Pieces = PIECES) -> None:
         self._lanes = {role: _Lane(role in _PATIENT) for role in Role}
-        self._turns = list(self._lanes.values())
-        """Who had its turn longest ago comes first."""
+        self._waiting: list[_Lane] = []
+        """Lanes with a queue. Who had its turn longest ago comes first."""
         self._unacknowledged: dict[int, _Outgoing] = {}  # by number; announced frames only
         self._keys: set[FrameKey] = set()  # not acknowledged
         self._past: dict[FrameKey, None] = {}  # lately acknowledged, oldest first
@@ -102,20 +110,14 @@ class Outbox:
             return
         if len(self) >= _QUEUED_FRAMES:
             raise LinkError(f"{len(self)} frames wait for {key.destination} already; {key} is over")
-        header = FrameHeader(
-            number=1,
-            key=key,
-            codec=payload.codec,
-            codec_header=payload.codec_header,
-            spec=payload.spec,
-            size_bytes=payload.size_bytes,
-            absent=payload.absent,
-        )
         buffers = tuple(
-            b.cast("B") if b.format != "B" or b.ndim != 1 else b for b in payload.buffers
+            [b.cast("B") if b.format != "B" or b.ndim != 1 else b for b in payload.buffers]
         )
         self._keys.add(key)
-        self._lanes[key.role].queue.append(_Outgoing(header, buffers))
+        lane = self._lanes[key.role]
+        if not lane.queue:
+            self._waiting.append(lane)
+        lane.queue.append(_Outgoing(key, payload, payload.size_bytes, buffers))
 
     def credit(self, role: Role, frames: int) -> None:
         """The receiver's total; it never shrinks within a session."""
@@ -132,11 +134,11 @@ class Outbox:
         frame = self._unacknowledged.pop(number, None)
         if frame is None:
             return None
-        lane = self._lanes[frame.role]
+        key = frame.key
+        lane = self._lanes[key.role]
         if lane.queue and lane.queue[0] is frame:
-            lane.queue.popleft()
+            self._leave(lane)
         self._acknowledged = max(self._acknowledged, number)
-        key = frame.header.key
         self._keys.remove(key)
         self._past[key] = None
         if len(self._past) > _REMEMBERED_KEYS:
@@ -156,7 +158,7 @@ class Outbox:
             )
         for number, have in partial.items():
             frame = self._unacknowledged.get(number)
-            if frame is None or number > hello.announced or have >= frame.header.size_bytes:
+            if frame is None or number > hello.announced or have >= frame.size_bytes:
                 raise FrameError(f"the other side has {have} bytes of frame {number}: never sent")
         done = [
             key
@@ -182,7 +184,7 @@ class Outbox:
         for number in sorted(self._unacknowledged, reverse=True):
             frame = self._unacknowledged[number]
             self.again_bytes += frame.sent - partial.get(number, 0)
-            lane = self._lanes[frame.role]
+            lane = self._lanes[frame.key.role]
             if lane.queue and lane.queue[0] is frame:
                 lane.queue.popleft()
             lane.queue.appendleft(frame)
@@ -192,50 +194,57 @@ class Outbox:
                 frame.number = frame.sent = 0
                 lane.announced -= 1
                 del self._unacknowledged[number]
+        self._waiting = [lane for lane in self._lanes.values() if lane.queue]
+
+    def _leave(self, lane: _Lane) -> None:
+        """The first frame of a lane needs it no more."""
+        lane.queue.popleft()
+        if not lane.queue:
+            self._waiting.remove(lane)
 
     @property
     def ready(self) -> bool:
         """Whether `pull` has something."""
-        if not self._keys:  # asked for every message
-            return False
-        for lane in self._turns:  # noqa: SIM110  # half of any()'s time
-            if lane.queue and lane.ready:
+        for lane in self._waiting:  # noqa: SIM110  # half of any()'s time
+            if lane.ready:
                 return True
         return False
 
-    def pull(self, now: float) -> FrameHeader | Chunk | None:
-        """The next record, or None when nothing may go. `now`: seconds, to learn from when the link
+    def pull(self, now: float) -> Announcement | Chunk | None:
+        """What goes next, or None when nothing may go. `now`: seconds, to learn from when the link
         asks again how large pieces may be."""
         lane = self._next_lane()
         if lane is None:
             self._rate.idle()
             return None
         frame = lane.queue[0]
-        if frame.number == 0:
+        begins = frame.number == 0
+        if begins:
             self._number += 1
             frame.number = self._number
             lane.announced += 1
             self._unacknowledged[frame.number] = frame
-            if frame.whole:
-                lane.queue.popleft()
-            return frame.header.numbered(frame.number)
+        piece = self._piece(frame, lane.patient, now) if frame.size_bytes else None
+        if frame.sent == frame.size_bytes:
+            self._leave(lane)
+        return Announcement(frame.header, piece) if begins else piece
+
+    def _piece(self, frame: _Outgoing, patient: bool, now: float) -> Chunk:
         most = self._rate.chunk_bytes(now)
-        if lane.patient:  # what comes next may be urgent
+        if patient:  # what comes next may be urgent
             most = max(MIN_CHUNK_BYTES, most // _PATIENT_SHARE)
-        size = min(most, frame.header.size_bytes - frame.sent)
-        parts = tuple(_slices(frame.buffers, frame.sent, size))
-        piece = Chunk(frame.number, frame.sent, size, parts)
+        begin, size = frame.sent, min(most, frame.size_bytes - frame.sent)
         frame.sent += size
         self._rate.handed_out(size, now)
-        if frame.whole:
-            lane.queue.popleft()
-        return piece
+        if size == frame.size_bytes:
+            return Chunk(frame.number, 0, size, frame.buffers)
+        return Chunk(frame.number, begin, size, tuple(_slices(frame.buffers, begin, size)))
 
     def _next_lane(self) -> _Lane | None:
         urgent: _Lane | None = None
         patient: _Lane | None = None
-        for lane in self._turns:
-            if lane.queue and lane.ready:
+        for lane in self._waiting:
+            if lane.ready:
                 if lane.patient:
                     patient = patient or lane
                 else:
@@ -249,8 +258,9 @@ class Outbox:
             chosen = urgent
             self._since_patient += patient is not None
         assert chosen is not None
-        self._turns.remove(chosen)
-        self._turns.append(chosen)
+        if len(self._waiting) > 1:
+            self._waiting.remove(chosen)
+            self._waiting.append(chosen)
         return chosen
 
     def __len__(self) -> int:

@@ -130,7 +130,7 @@ class Assignment:
 
     def matches(self, run: str, term: int) -> bool:
         """Whether an answer or frame of this run and term still has an effect."""
-        return self.alive and (run, term) == (self.run, self.term)
+        return term == self.term and run == self.run and self.phase is not Phase.FAILED
 
     # ------------------------------------------------------------ building
 

@@ -97,10 +97,8 @@ class Steps:
         self.in_flight = False
         self.arrived: set[FrameKey] = set()
         """Values that are there, remote and local, and not consumed; of `step` and `step` + 1."""
-        self._awaited: tuple[tuple[int, bool, int], tuple[FrameKey, ...], list[FrameKey]]
-        """Where it is, what the action there takes, and what of that had not arrived yet; found
-        once for each action."""
-        self._awaited = (-1, False, -1), (), []
+        self._awaited: tuple[tuple[FrameKey, ...], list[FrameKey]] | None = None
+        """What the next action takes, and what of that had not arrived yet; None: not found yet."""
         self.data_ready = first_step - 1
         """The last step whose data is on the host."""
         self.progress = 0
@@ -240,11 +238,10 @@ class Steps:
 
     def _wait(self) -> tuple[tuple[FrameKey, ...], list[FrameKey]]:
         """What the next action takes, and what of it is not known to be there."""
-        at = self.step, self.evaluating, self.position
-        if self._awaited[0] != at:
+        if self._awaited is None:
             keys = tuple([self.key(t) for t in self.program.takes[self.position]])
-            self._awaited = at, keys, [k for k in keys if k not in self.arrived]
-        return self._awaited[1:]
+            self._awaited = keys, [k for k in keys if k not in self.arrived]
+        return self._awaited
 
     # ------------------------------------------------------------ actions
 
@@ -275,6 +272,7 @@ class Steps:
             else:
                 sends.append(key)
         self.in_flight = False
+        self._awaited = None
         self.position += 1
         self.progress += 1
         self.compute_s += result.seconds
@@ -319,6 +317,7 @@ class Steps:
         assert not left, f"step {self.step} ended and nobody consumed {sorted(map(str, left))[0]}"
         self.step += 1
         self.position = 0
+        self._awaited = None
         self.evaluating = False
         self._clear()
 

@@ -44,7 +44,10 @@ class Traffic:
         self._round_trips: dict[PeerId, float] = {}  # newest known, oldest first
 
     def queued(self, key: FrameKey, size_bytes: int, now: float) -> None:
-        near = self._neighbours.setdefault(PeerId(key.destination), _Neighbour())
+        peer = PeerId(key.destination)
+        near = self._neighbours.get(peer)
+        if near is None:
+            near = self._neighbours[peer] = _Neighbour()
         if not near.under_way and (size_bytes <= SMALL_BYTES or size_bytes >= LARGE_BYTES):
             near.timed = (key, size_bytes, now)
         near.under_way[key] = None

@@ -237,12 +237,6 @@ class PeerShell:
 
     def _transported(self, event: TransportEvent) -> None:
         match event:
-            case LinkUp(peer, again_bytes=again):
-                self.handle(p.LinkUp(PeerId(peer), again))
-            case LinkDown(peer, why):
-                self.handle(p.LinkDown(PeerId(peer), why))
-            case LinkRefused(peer, why):  # a link that this ended gets a LinkDown of its own
-                self.world.note(self.name, f"refused link of {peer}: {why}")
             case FrameAcknowledged(key=key):
                 self.handle(p.FrameAcknowledged(key))
             case FrameArrived(arrived):
@@ -261,6 +255,12 @@ class PeerShell:
                     return
                 self.world.note(self.name, "has", key)
                 self.handle(p.FrameArrived(key))
+            case LinkUp(peer, again_bytes=again):
+                self.handle(p.LinkUp(PeerId(peer), again))
+            case LinkDown(peer, why):
+                self.handle(p.LinkDown(PeerId(peer), why))
+            case LinkRefused(peer, why):  # a link that this ended gets a LinkDown of its own
+                self.world.note(self.name, f"refused link of {peer}: {why}")
 
     def _send(self, key: FrameKey, payload: Payload) -> None:
         try:
@@ -274,7 +274,7 @@ class PeerShell:
         size_bytes = payload.size_bytes
         if self.world.trace is not None:
             self._ready[key] = self.world.now, size_bytes, payload.codec
-        self.world.after(0.0, lambda: self.handle(p.FrameQueued(key, size_bytes)))
+        self.handle(p.FrameQueued(key, size_bytes))
 
     def sent(self, arrived: Arrived, left_s: float) -> None:
         """A frame of this peer came, whose last byte left at a time."""

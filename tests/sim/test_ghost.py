@@ -33,7 +33,7 @@ from shoal.dag.schedule import Action, Kind, evaluation_actions, step_actions
 from shoal.dag.speed import Work
 from shoal.job import Job, Train
 from shoal.net.frame import Arrived, FrameKey
-from shoal.net.messages import Ack, Chunk, Credit, FrameHeader, encoded, size_of
+from shoal.net.messages import Ack, Announcement, Chunk, Credit, FrameHeader, encoded, size_of
 from shoal.peer.order import BuildOrder
 from shoal.sim.ghost.device import GhostDevice, Ghosts, hollow, read_export
 from shoal.sim.ghost.hashes import Expected, expected
@@ -409,11 +409,14 @@ def test_the_size_of_a_record_is_that_of_its_bytes(data):
         data.draw(number), key, data.draw(name), data.draw(st.binary(max_size=200)), spec, 0, absent
     )
     view = memoryview(bytes(data.draw(st.integers(1, 99))))
+    piece = Chunk(3, 5, view.nbytes, (view,))
     for message in (
+        Announcement(header, None),
+        Announcement(header, piece),
         header,
         Ack(data.draw(number)),
         Credit(Role.SYNC, data.draw(number)),
-        Chunk(3, 5, view.nbytes, (view,)),
+        piece,
     ):
         assert size_of(message) == sum(len(part) for part in encoded(message))
 
