@@ -29,7 +29,7 @@ from shoal.sim.processes import LocalCluster
 from shoal.sim.shaped.forwarder import Forwarder
 from shoal.sim.shaped.shaping import Shaping
 from shoal.sim.shaped.surface import Surface
-from shoal.sim.virtual.peer_shell import PeerSpec
+from shoal.sim.virtual.spec import PeerSpec
 from shoal.sim.virtual.world import World
 
 if TYPE_CHECKING:

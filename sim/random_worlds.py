@@ -46,7 +46,7 @@ from .scenario.sentences import (
     stop,
 )
 from .virtual.control import BROKER
-from .virtual.peer_shell import Device, PeerSpec
+from .virtual.spec import Device, PeerSpec
 from .virtual.wan import Wan
 from .virtual.world import World
 

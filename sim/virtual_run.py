@@ -26,7 +26,7 @@ from .scenario.scenario import Scenario
 from .scenario.tables import PeerTable
 from .trace import Trace
 from .virtual.clock import Observe, Observed
-from .virtual.peer_shell import Device, PeerSpec
+from .virtual.spec import Device, PeerSpec
 from .virtual.wan import Wan
 from .virtual.world import RESTART_S, World
 

@@ -16,7 +16,7 @@ from ..scenario.sentences import Fault
 
 if TYPE_CHECKING:
     from ..scenario.tables import PeerTable
-    from ..virtual.peer_shell import PeerSpec
+    from ..virtual.spec import PeerSpec
     from ..virtual.world import World
 
 __all__ = ["FLAP_S", "Damage", "Select"]

@@ -44,7 +44,7 @@ from .damage import FLAP_S, Damage, Select
 
 if TYPE_CHECKING:
     from ..scenario.scenario import Scenario
-    from ..virtual.peer_shell import PeerSpec
+    from ..virtual.spec import PeerSpec
     from ..virtual.world import World
 
 __all__ = [

@@ -26,7 +26,7 @@ from ...proto import broker_pb2
 from ..processes import ClusterError, LocalCluster
 from ..trace import Mark
 from ..virtual.clock import Observe, Observed
-from ..virtual.peer_shell import PeerSpec
+from ..virtual.spec import PeerSpec
 from .forwarder import Forwarder
 
 __all__ = ["Surface"]

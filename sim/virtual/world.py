@@ -30,7 +30,8 @@ from .broker_shell import BrokerShell
 from .clock import Clock, Observe, Observed, StalledError
 from .control import BROKER, Control
 from .orders import Orders
-from .peer_shell import Device, PeerShell, PeerSpec
+from .peer_shell import PeerShell
+from .spec import Device, PeerSpec
 from .wan import Wan
 
 __all__ = [
