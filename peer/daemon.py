@@ -1,13 +1,7 @@
 """The worker process's shell: carries the machine's instructions out with asyncio, gRPC and torch.
 
-One event loop owns the machine, the transport and the stream to the broker. Torch never runs in it:
-
-    lane      jobs, in the order in which the machine asked
-    compute   Build, Compute, the copy of UploadWeights, Discard
-    data      Prefetch
-    sending   SendFrame: encode
-    arriving  decode what came, into the device's store; then the machine hears FrameArrived
-    keeping   snapshots to and from the disk
+One event loop owns the machine, the transport and the stream to the broker. What takes longer is
+done on a workbench (`workbench.py`).
 
 Every event goes through `_post`: the machine handles one at a time, and what it wants is carried
 out before the next. A bug there ends the process with a traceback; the supervisor starts another.
@@ -20,6 +14,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
+from functools import partial
 
 import grpc.aio
 import torch
@@ -46,25 +41,22 @@ from .fetching import Fetching
 from .host import Host
 from .hours import Hours
 from .identity import Incarnation
-from .lane import Lane
 from .logs import note
 from .machine import PeerMachine
 from .opening import Terms
-from .optimizer import warm_up
 from .options import PeerOptions
-from .order import order_from_assign, resumed
 from .overheard import note_heard
 from .own_data import Catalogue, answer, host_secret, offers
 from .owner import Owner
 from .probe import probe_payload
 from .profile import measure
-from .rebuilt import RebuildError
 from .relayed import RELAY
 from .sharing import Fellows, serve_blobs
-from .snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
+from .snapshots import SnapshotStore
 from .spans import Spans
 from .stretch import StretchedDevice
 from .upstream import Upstream
+from .workbench import Calls, Workbench, said_of
 
 __all__ = ["Worker", "look"]
 
@@ -133,13 +125,7 @@ class Worker:
         host = config.host or local_address(split(upstream.address)[0])
         credentials = upstream.credentials
         port = listen(self._server, host, config.port, credentials)
-        self._device = (
-            TorchDevice(config.device)
-            if config.stretch == 1
-            else StretchedDevice(config.device, stretch=config.stretch)
-        )
         self._spans = Spans(config.trace, me.peer, config.name)
-        self._snapshots = SnapshotStore(me.snapshots)
         self._owner = (
             None
             if config.host_state is None
@@ -160,27 +146,36 @@ class Worker:
             resolve=lambda address: upstream.address if address == RELAY else address,
             up=up,
             down=down,
-            allowed=self._most_bytes,
+            allowed=lambda key: self._bench.most_bytes(key),
         )
         self._transport.attach(self._server)
         self._unacknowledged: set[FrameKey] = set()
         self._all_acknowledged = asyncio.Event()  # set whenever the last one was
 
-        self._compute = Lane("compute", self._loop)
-        self._data = Lane("data", self._loop)
-        self._sending = Lane("sending", self._loop)
-        self._arriving = Lane("arriving", self._loop)
-        self._keeping = Lane("keeping", self._loop)
-        self._built: tuple[str, int] | None = None
-        """Run and term that stand on the device; None while they are being built, or gone."""
         self._fellows = Fellows(lambda: upstream.credential, down)
         self._fetching = Fetching(self._loop, lambda: upstream.blobs, self._fellows)
-        self._cache = BlobCache(
-            me.scratch, self._fetching.from_all, alone=self._fetching.from_broker
-        )
-        serve_blobs(self._server, self._cache, self._shares_with, up)
+        cache = BlobCache(me.scratch, self._fetching.from_all, alone=self._fetching.from_broker)
+        serve_blobs(self._server, cache, self._shares_with, up)
         secret = host_secret(config.host_state or config.state) if config.data else b""
         self._own_data = Catalogue(me.scratch / "own", config.data, secret)
+        snapshots = SnapshotStore(me.snapshots)
+        stretch = config.stretch
+        device = TorchDevice if stretch == 1 else partial(StretchedDevice, stretch=stretch)
+        self._bench = Workbench(
+            me.peer,
+            device(config.device),
+            snapshots,
+            cache,
+            self._own_data,
+            self._spans,
+            Calls(
+                post=self._post,
+                crash=self._crash,
+                send=self._send,
+                store=self._store,
+                wants=self._wants,
+            ),
+        )
 
         self._listens = joined(host, port)
         address = "" if config.address == "none" else config.address or self._listens
@@ -200,7 +195,7 @@ class Worker:
             counter=me.counter,
             address=address,
             options=options,
-            snapshots=self._snapshots.found(),
+            snapshots=snapshots.found(),
         )
         note(
             _log,
@@ -228,8 +223,7 @@ class Worker:
                 try:
                     if self._upstream.credentials is not None:
                         self._start(self._keep(self._upstream.credentials))
-                    # An optimizer's first making loads much of torch: better while nobody waits.
-                    self._compute.do(warm_up, lambda _: None, self._crash)
+                    self._bench.warm_up()
                     if self._owner is not None:  # before anybody can give it work
                         self._post(await asyncio.to_thread(self._owner.look, ""))
                         self._start(self._owner.watch(self._post, self._closed))
@@ -242,10 +236,9 @@ class Worker:
                     await self._upstream.close()
                     await self._server.stop(grace=None)
         finally:
-            lanes = (*(self._compute, self._data), *(self._sending, self._arriving, self._keeping))
-            ended = await asyncio.gather(*(lane.close(_LAST_WORDS_S) for lane in lanes))
+            ended = await self._bench.close(_LAST_WORDS_S)
             self._spans.close()
-        if not all(ended):
+        if not ended:
             note(_log, logging.WARNING, "a job does not end", peer=self.me.peer)
         level = logging.INFO if end.code == 0 else logging.ERROR
         note(_log, level, "ended", peer=self.me.peer, code=end.code, why=end.why)
@@ -349,106 +342,32 @@ class Worker:
     def _arrived(self, arrived: Arrived) -> None:
         key = arrived.key
         if key.role is Role.SNAPSHOT and self.machine.keeping.expects(key):
-            self._keeping.do(
-                lambda: self._snapshots.accept(arrived),
-                lambda _: self._post(e.FrameArrived(key)),
-                lambda error: self._post(e.FrameRefused(key, _text(error))),
-            )
-            return
-        # The device knows nothing of another term, nor of probes: only dropped.
-        if key.role is Role.PROBE or not self._holds(key.run, key.term):
+            self._bench.keep(arrived)
+        elif key.role is Role.PROBE or not self._bench.holds(key.run, key.term):
+            # The device knows nothing of another term, nor of probes: only dropped.
             self._post(e.FrameArrived(key))
-            return
-        self._arriving.do(
-            lambda: self._device.accept(arrived) if self._holds(key.run, key.term) else None,
-            lambda _: self._post(e.FrameArrived(key)),
-            lambda error: self._post(e.FrameRefused(key, _text(error))),
-        )
+        else:
+            self._bench.accept(arrived)
 
-    def _most_bytes(self, key: FrameKey) -> int | None:
-        """The most that a frame may have; None: nobody knows. For any thread."""
-        return PART_BYTES if key.role is Role.SNAPSHOT else self._device.most_bytes(key)
-
-    def _holds(self, run: str, term: int) -> bool:
-        return self._built == (run, term)
+    def _wants(self, run: str, term: int) -> bool:
+        part = self.machine.assignment
+        return part is not None and part.matches(run, term)
 
     # ------------------------------------------------------------ instructions
 
     def _carry_out(self, instruction: e.Instruction) -> None:
         match instruction:
-            case e.Compute(run, term, step, action):
-                self._compute.do(
-                    lambda: self._spans.compute(self._device.compute, run, step, action),
-                    lambda result: self._post(e.Computed(run, term, step, action, result)),
-                    lambda error: self._post(
-                        e.ComputeFailed(run, term, step, action, _text(error))
-                    ),
-                )
-            case e.SendFrame(key) if key.role is Role.SNAPSHOT:
-                self._keeping.do(
-                    lambda: self._snapshots.payload(key),
-                    lambda payload: self._send_snapshot(key, payload),
-                    lambda error: self._post(e.FrameRefused(key, _text(error))),
-                )
-            case e.SendFrame(key):
-                self._spans.ready(key)
-                self._sending.do(
-                    lambda: self._device.payload(key) if self._holds(key.run, key.term) else None,
-                    lambda payload: self._send(key, payload),
-                    lambda error: self._post(e.FrameRefused(key, _text(error))),
-                )
-            case e.TakeSnapshot(run, term, snapshot):
-                self._take_snapshot(run, term, snapshot)
-            case e.KeepSnapshot(snapshot, parts):
-                self._keeping.do(
-                    lambda: self._snapshots.whole(snapshot, parts),
-                    lambda _: None,
-                    lambda error: self._post(e.SnapshotFailed(snapshot, _text(error))),
-                )
-            case e.UploadSnapshot(snapshot):
-                self._keeping.do(
-                    lambda: b"".join(self._snapshots.parts(SnapshotId.of(snapshot))),
-                    lambda data: self._store(
-                        data,
-                        lambda ref: e.SnapshotSaved(snapshot, ref),
-                        lambda why: e.SnapshotSaved(snapshot, None, why),
-                    ),
-                    lambda error: self._post(e.SnapshotSaved(snapshot, None, _text(error))),
-                )
-            case e.DropSnapshot(old):
-                self._keeping.do(lambda: self._snapshots.drop(old), lambda _: None, self._crash)
             case e.SendProbe(key, size_bytes):
                 try:
                     self._transport.send(key.destination, key, probe_payload(size_bytes))
                 except net.LinkError as error:
-                    self._post(e.FrameRefused(key, _text(error)))
+                    self._post(e.FrameRefused(key, said_of(error)))
                 else:
                     self._post(e.FrameQueued(key, size_bytes))
             case e.Release(key):
-                self._device.release(key)
+                self._bench.release(key)
                 if key.source != self.me.peer:
                     self._transport.release(key.source, key)
-            case e.Prefetch(run, term, step):
-                self._data.do(
-                    lambda: self._device.prefetch(step) if self._holds(run, term) else None,
-                    lambda _: self._post(e.DataReady(run, term, step)),
-                    lambda error: self._post(e.DataFailed(run, term, step, _text(error))),
-                )
-            case e.Build():
-                self._build(instruction)
-            case e.Discard():
-                self._built = None
-                self._compute.do(self._device.discard, lambda _: None, self._crash)
-            case e.UploadWeights(run, term, step):
-                self._compute.do(
-                    self._device.export,
-                    lambda data: self._store(
-                        data,
-                        lambda ref: e.ExportedWeights(run, term, step, ref),
-                        lambda why: e.ExportFailed(run, term, step, why),
-                    ),
-                    lambda error: self._post(e.ExportFailed(run, term, step, _text(error))),
-                )
             case e.Dial(peer, address, generation):
                 there = to_dial(self.config.via, address)
                 # What the broker reaches need not be reached from here: then by relay.
@@ -474,6 +393,14 @@ class Worker:
                 self.waits(what, within_s)
             case e.Exit():
                 self._exit.set_result(instruction)
+            case e.Build(assign=assign):
+                reached = {d.peer: d.address for d in assign.dials if d.address != RELAY}
+                via = self.config.via
+                here = {peer: to_dial(via, address) for peer, address in reached.items()}
+                self._start(_close(self._fellows.become(here)))
+                self._bench.do(instruction)
+            case _:
+                self._bench.do(instruction)
 
     def _heard(self, message: broker_pb2.BrokerMessage) -> None:
         if message.HasField("relayed"):  # nothing to decide
@@ -497,96 +424,20 @@ class Worker:
         found = await confirm(address, to_dial(self.config.via, address), credential)
         self._upstream.tell(broker_pb2.PeerMessage(confirmed=found))
 
-    def _build(self, wanted: e.Build) -> None:
-        run, term, assign = wanted.run, wanted.term, wanted.assign
-        reached = {
-            d.peer: to_dial(self.config.via, d.address) for d in assign.dials if d.address != RELAY
-        }
-        self._start(_close(self._fellows.become(reached)))
-
-        def build() -> e.Built:
-            with self._spans.span("build", run):
-                self._own_data.check(assign.data.hash, assign.submitter, assign.local)
-                # What is in the stages goes when the others are built.
-                here = assign.resume.live and self.me.peer not in assign.resume.rebuilt
-                live = (self._device.snapshot(assign.first_step)(),) if here else ()
-                order = order_from_assign(
-                    self.me.peer,
-                    assign,
-                    blob=self._cache.whole,
-                    read=self._cache.read,
-                    shard=lambda name: (
-                        self._own_data.path(assign.data.hash, name) or self._cache.path(name)
-                    ),
-                    parts=resumed(
-                        assign,
-                        wanted.snapshots,
-                        self._snapshots.parts,
-                        self.me.peer,
-                        lambda ref: (memoryview(self._cache.whole(ref)),),
-                    )
-                    + live,
-                )
-                return self._device.build(order)
-
-        def done(built: e.Built) -> None:
-            part = self.machine.assignment
-            if part is not None and part.matches(run, term):
-                self._built = run, term
-            self._post(built)
-
-        def failed(error: Exception) -> None:
-            _log.debug("the build failed", exc_info=error)
-            self._post(e.BuildFailed(run, term, _text(error), _code(error)))
-
-        self._compute.do(build, done, failed)
-
-    def _take_snapshot(self, run: str, term: int, snapshot: broker_pb2.Snapshot) -> None:
-        """The copy is made between two actions; it is written beside them."""
-
-        def failed(error: Exception) -> None:
-            self._post(e.SnapshotFailed(snapshot, _text(error)))
-
-        def written(write: Callable[[], tuple[memoryview, ...]]) -> int:
-            parts = write()
-            self._snapshots.put(snapshot, parts)
-            return len(parts)
-
-        def copied(write: Callable[[], tuple[memoryview, ...]] | None) -> None:
-            if write is not None:
-                self._keeping.do(
-                    lambda: written(write),
-                    lambda parts: self._post(e.SnapshotTaken(snapshot, parts)),
-                    failed,
-                )
-
-        def copy() -> Callable[[], tuple[memoryview, ...]] | None:
-            if not self._holds(run, term):
-                return None
-            blocks = snapshot.term == BLOCKS
-            return self._device.blocks() if blocks else self._device.snapshot(snapshot.step)
-
-        self._compute.do(copy, copied, failed)
-
-    def _send_snapshot(self, key: FrameKey, payload: Payload) -> None:
+    def _send(self, key: FrameKey, payload: Payload) -> None:
+        kept = key.role is Role.SNAPSHOT
         try:
             self._transport.send(key.destination, key, payload)
-        except net.LinkError as error:  # it has hung up: the broker sees that the copy is missing
-            note(_log, logging.INFO, "not given", frame=key, why=error)
-        else:
-            self._post(e.FrameQueued(key, payload.size_bytes))
-
-    def _send(self, key: FrameKey, payload: Payload | None) -> None:
-        if payload is None or not self._holds(key.run, key.term):
-            return  # the assignment went while it was encoded
-        try:
-            self._transport.send(key.destination, key, payload)
-        except net.LinkError as error:  # its queue is full: without the frame the run would hang
-            self._post(e.FrameRefused(key, _text(error)))
+        except net.LinkError as error:
+            if kept:  # it has hung up: the broker sees that the copy is missing
+                note(_log, logging.INFO, "not given", frame=key, why=error)
+            else:  # its queue is full: without the frame the run would hang
+                self._post(e.FrameRefused(key, said_of(error)))
             return
-        self._spans.sent(key, payload)
-        self._unacknowledged.add(key)
-        self._all_acknowledged.clear()
+        if not kept:
+            self._spans.sent(key, payload)
+            self._unacknowledged.add(key)
+            self._all_acknowledged.clear()
         self._post(e.FrameQueued(key, payload.size_bytes))
 
     # ------------------------------------------------------------ blobs
@@ -603,7 +454,7 @@ class Worker:
             try:
                 ref = await self._upstream.blobs.store(data)
             except BlobTransferError as error:
-                self._post(failed(_text(error)))
+                self._post(failed(said_of(error)))
             else:
                 self._post(stored(ref))
 
@@ -620,20 +471,3 @@ class Worker:
 async def _close(channels: Iterable[grpc.aio.Channel]) -> None:
     for channel in channels:
         await channel.close()
-
-
-def _text(error: Exception) -> str:
-    """What people read of an error: a ValueError explains itself, others need their type."""
-    text = str(error)
-    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
-
-
-def _code(error: Exception) -> str:
-    """A word for programs: why a build failed."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return "memory"
-    if isinstance(error, SnapshotError):
-        return "snapshot"
-    if isinstance(error, RebuildError):
-        return "neighbour"
-    return "blob" if isinstance(error, BlobTransferError) else "build"

@@ -1,0 +1,301 @@
+"""Where a worker works: its device, the snapshots on its disk, and the lanes on which all that is
+done.
+
+Torch never runs in the event loop:
+
+    lane      jobs, in the order in which the machine asked
+    compute   Build, Compute, the copy of UploadWeights and of a snapshot, Discard
+    data      Prefetch
+    sending   SendFrame: encode
+    arriving  decode what came, into the device's store; then the machine hears FrameArrived
+    keeping   snapshots to and from the disk
+
+What a job gives goes back to the loop, as an event for the machine or a frame for the transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..dag.flow import Role
+from ..net.blobs_client import BlobTransferError
+from ..net.frame import Arrived, FrameKey, Payload
+from ..proto import broker_pb2, common_pb2
+from . import events as e
+from .cache import BlobCache
+from .device import TorchDevice
+from .lane import Lane
+from .optimizer import warm_up
+from .order import order_from_assign, resumed
+from .own_data import Catalogue
+from .rebuilt import RebuildError
+from .snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
+from .spans import Spans
+
+__all__ = ["Calls", "Work", "Workbench", "said_of"]
+
+_log = logging.getLogger(__name__)
+
+Work = (
+    e.Compute
+    | e.SendFrame
+    | e.TakeSnapshot
+    | e.KeepSnapshot
+    | e.UploadSnapshot
+    | e.DropSnapshot
+    | e.Prefetch
+    | e.Build
+    | e.Discard
+    | e.UploadWeights
+)
+"""The instructions that are carried out here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calls:
+    """Whom a workbench calls, in the event loop."""
+
+    post: Callable[[e.Event], None]
+    """With what the machine should hear."""
+    crash: Callable[[BaseException], None]
+    """With what only a bug can raise."""
+    send: Callable[[FrameKey, Payload], None]
+    """With a frame that is encoded."""
+    store: Callable[
+        [bytes, Callable[[common_pb2.BlobRef], e.Event], Callable[[str], e.Event]], None
+    ]
+    """With bytes for the broker, and the events of having stored them, and of not having."""
+    wants: Callable[[str, int], bool]
+    """Whether the machine still takes part in a term of a run."""
+
+
+class Workbench:
+    """See the module. Used from the event loop's thread."""
+
+    def __init__(
+        self,
+        peer: str,
+        device: TorchDevice,
+        snapshots: SnapshotStore,
+        cache: BlobCache,
+        own_data: Catalogue,
+        spans: Spans,
+        calls: Calls,
+    ) -> None:
+        self._peer, self._device, self._snapshots = peer, device, snapshots
+        self._cache, self._own_data, self._spans = cache, own_data, spans
+        self._calls = calls
+        loop = asyncio.get_running_loop()
+        self._compute = Lane("compute", loop)
+        self._data = Lane("data", loop)
+        self._sending = Lane("sending", loop)
+        self._arriving = Lane("arriving", loop)
+        self._keeping = Lane("keeping", loop)
+        self._built: tuple[str, int] | None = None
+        """Run and term that stand on the device; None while they are being built, or gone."""
+
+    def warm_up(self) -> None:
+        """An optimizer's first making loads much of torch: better while nobody waits."""
+        self._compute.do(warm_up, _nothing, self._calls.crash)
+
+    async def close(self, patience_s: float) -> bool:
+        """Ends all lanes; False when one did not end in time."""
+        lanes = (*(self._compute, self._data), *(self._sending, self._arriving, self._keeping))
+        return all(await asyncio.gather(*(lane.close(patience_s) for lane in lanes)))
+
+    # ------------------------------------------------------------ frames
+
+    def most_bytes(self, key: FrameKey) -> int | None:
+        """The most that a frame may have; None: nobody knows. For any thread."""
+        return PART_BYTES if key.role is Role.SNAPSHOT else self._device.most_bytes(key)
+
+    def holds(self, run: str, term: int) -> bool:
+        """Whether this term of the run stands on the device."""
+        return self._built == (run, term)
+
+    def accept(self, arrived: Arrived) -> None:
+        """A value came for the device."""
+        key = arrived.key
+        self._arriving.do(
+            lambda: self._device.accept(arrived) if self.holds(key.run, key.term) else None,
+            lambda _: self._calls.post(e.FrameArrived(key)),
+            lambda error: self._calls.post(e.FrameRefused(key, said_of(error))),
+        )
+
+    def keep(self, arrived: Arrived) -> None:
+        """A part of a snapshot came for the disk."""
+        key = arrived.key
+        self._keeping.do(
+            lambda: self._snapshots.accept(arrived),
+            lambda _: self._calls.post(e.FrameArrived(key)),
+            lambda error: self._calls.post(e.FrameRefused(key, said_of(error))),
+        )
+
+    def release(self, key: FrameKey) -> None:
+        """Nobody needs the value any more."""
+        self._device.release(key)
+
+    def _encoded(self, key: FrameKey, payload: Payload | None) -> None:
+        if payload is not None and self.holds(key.run, key.term):  # else the assignment went
+            self._calls.send(key, payload)
+
+    # ------------------------------------------------------------ instructions
+
+    def do(self, work: Work) -> None:
+        """Gives it to its lane."""
+        calls = self._calls
+        match work:
+            case e.Compute(run, term, step, action):
+                self._compute.do(
+                    lambda: self._spans.compute(self._device.compute, run, step, action),
+                    lambda result: calls.post(e.Computed(run, term, step, action, result)),
+                    lambda error: calls.post(
+                        e.ComputeFailed(run, term, step, action, said_of(error))
+                    ),
+                )
+            case e.SendFrame(key) if key.role is Role.SNAPSHOT:
+                self._keeping.do(
+                    lambda: self._snapshots.payload(key),
+                    lambda payload: calls.send(key, payload),
+                    lambda error: calls.post(e.FrameRefused(key, said_of(error))),
+                )
+            case e.SendFrame(key):
+                self._spans.ready(key)
+                self._sending.do(
+                    lambda: self._device.payload(key) if self.holds(key.run, key.term) else None,
+                    lambda payload: self._encoded(key, payload),
+                    lambda error: calls.post(e.FrameRefused(key, said_of(error))),
+                )
+            case e.TakeSnapshot(run, term, snapshot):
+                self._take_snapshot(run, term, snapshot)
+            case e.KeepSnapshot(snapshot, parts):
+                self._keeping.do(
+                    lambda: self._snapshots.whole(snapshot, parts),
+                    _nothing,
+                    lambda error: calls.post(e.SnapshotFailed(snapshot, said_of(error))),
+                )
+            case e.UploadSnapshot(snapshot):
+                self._keeping.do(
+                    lambda: b"".join(self._snapshots.parts(SnapshotId.of(snapshot))),
+                    lambda data: calls.store(
+                        data,
+                        lambda ref: e.SnapshotSaved(snapshot, ref),
+                        lambda why: e.SnapshotSaved(snapshot, None, why),
+                    ),
+                    lambda error: calls.post(e.SnapshotSaved(snapshot, None, said_of(error))),
+                )
+            case e.DropSnapshot(old):
+                self._keeping.do(lambda: self._snapshots.drop(old), _nothing, calls.crash)
+            case e.Prefetch(run, term, step):
+                self._data.do(
+                    lambda: self._device.prefetch(step) if self.holds(run, term) else None,
+                    lambda _: calls.post(e.DataReady(run, term, step)),
+                    lambda error: calls.post(e.DataFailed(run, term, step, said_of(error))),
+                )
+            case e.Build():
+                self._build(work)
+            case e.Discard():
+                self._built = None
+                self._compute.do(self._device.discard, _nothing, calls.crash)
+            case e.UploadWeights(run, term, step):
+                self._compute.do(
+                    self._device.export,
+                    lambda data: calls.store(
+                        data,
+                        lambda ref: e.ExportedWeights(run, term, step, ref),
+                        lambda why: e.ExportFailed(run, term, step, why),
+                    ),
+                    lambda error: calls.post(e.ExportFailed(run, term, step, said_of(error))),
+                )
+
+    def _build(self, wanted: e.Build) -> None:
+        run, term, assign = wanted.run, wanted.term, wanted.assign
+
+        def build() -> e.Built:
+            with self._spans.span("build", run):
+                self._own_data.check(assign.data.hash, assign.submitter, assign.local)
+                # What is in the stages goes when the others are built.
+                here = assign.resume.live and self._peer not in assign.resume.rebuilt
+                live = (self._device.snapshot(assign.first_step)(),) if here else ()
+                order = order_from_assign(
+                    self._peer,
+                    assign,
+                    blob=self._cache.whole,
+                    read=self._cache.read,
+                    shard=lambda name: (
+                        self._own_data.path(assign.data.hash, name) or self._cache.path(name)
+                    ),
+                    parts=resumed(
+                        assign,
+                        wanted.snapshots,
+                        self._snapshots.parts,
+                        self._peer,
+                        lambda ref: (memoryview(self._cache.whole(ref)),),
+                    )
+                    + live,
+                )
+                return self._device.build(order)
+
+        def done(built: e.Built) -> None:
+            if self._calls.wants(run, term):
+                self._built = run, term
+            self._calls.post(built)
+
+        def failed(error: Exception) -> None:
+            _log.debug("the build failed", exc_info=error)
+            self._calls.post(e.BuildFailed(run, term, said_of(error), _code(error)))
+
+        self._compute.do(build, done, failed)
+
+    def _take_snapshot(self, run: str, term: int, snapshot: broker_pb2.Snapshot) -> None:
+        """The copy is made between two actions; it is written beside them."""
+
+        def failed(error: Exception) -> None:
+            self._calls.post(e.SnapshotFailed(snapshot, said_of(error)))
+
+        def written(write: Callable[[], tuple[memoryview, ...]]) -> int:
+            parts = write()
+            self._snapshots.put(snapshot, parts)
+            return len(parts)
+
+        def copied(write: Callable[[], tuple[memoryview, ...]] | None) -> None:
+            if write is not None:
+                self._keeping.do(
+                    lambda: written(write),
+                    lambda parts: self._calls.post(e.SnapshotTaken(snapshot, parts)),
+                    failed,
+                )
+
+        def copy() -> Callable[[], tuple[memoryview, ...]] | None:
+            if not self.holds(run, term):
+                return None
+            blocks = snapshot.term == BLOCKS
+            return self._device.blocks() if blocks else self._device.snapshot(snapshot.step)
+
+        self._compute.do(copy, copied, failed)
+
+
+def said_of(error: Exception) -> str:
+    """What people read of an error: a ValueError explains itself, others need their type."""
+    text = str(error)
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+
+
+def _code(error: Exception) -> str:
+    """A word for programs: why a build failed."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return "memory"
+    if isinstance(error, SnapshotError):
+        return "snapshot"
+    if isinstance(error, RebuildError):
+        return "neighbour"
+    return "blob" if isinstance(error, BlobTransferError) else "build"
+
+
+def _nothing(_: object) -> None:
+    pass
