@@ -10,7 +10,6 @@ A link is looked at when a frame of it arrives, is queued or is acknowledged.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from ...dag.flow import Flow
@@ -93,8 +92,11 @@ class LinkCheck(Check):
         if link is None:
             return
         inbox = link._inbox
-        taken = Counter(key.role for key in inbox._held)
-        taken.update(frame.header.key.role for frame in inbox._partial.values())
+        taken = dict.fromkeys(inbox._slots, 0)
+        for key in inbox._held:
+            taken[key.role] += 1
+        for frame in inbox._partial.values():
+            taken[frame.header.key.role] += 1
         for role, slots in inbox._slots.items():
             if taken[role] > slots.allowed:
                 raise Broken(
