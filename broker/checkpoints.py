@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..dag.plan import PeerId, Plan
-from ..proto.broker_pb2 import Checkpoint, CheckpointFile, RunSpec, Saved, Span
+from ..dag.swaps import swapped_operators
+from ..proto.broker_pb2 import Checkpoint, CheckpointFile, RunSpec, Saved, Span, Swap
 from .sets import Set
 from .wish import HASH
 
@@ -80,6 +81,7 @@ class Checkpoints:
             microbatch_size=plan.microbatch_size,
             head_parts=plan.head_parts,
             inexact_from=inexact_from,
+            swapped=[Swap(start=a, middle=b, stop=c) for a, b, c in swapped_operators(plan)],
         )
         self._next = step + 1
         self._untaken = dict.fromkeys(plan.peers)

@@ -198,10 +198,12 @@ class Terms(DurableRun):
         plan = self._with_keepers(plan, found, members, now)
         before = self.parts
         step = found.step if found else 0
-        if self.plan is None:  # of what goes on from another run's checkpoint nobody knows it
-            others = step > 0 and bool(swaps(plan))
-        else:
-            others = swapped_operators(self.plan) != swapped_operators(plan)
+        now_swapped = swapped_operators(plan)
+        if self.plan is not None:
+            others = swapped_operators(self.plan) != now_swapped
+        else:  # the first plan; it may go on from another run's checkpoint
+            saved = tuple((s.start, s.middle, s.stop) for s in self.spec.resumed.swapped)
+            others = step > 0 and saved != now_swapped
         wire = plan_to_proto(plan)
         out: list[Instruction] = [self._publish(RunEvent(plan=wire), now, self.term + 1, plan)]
         # Not known after a restart of the broker: then all.

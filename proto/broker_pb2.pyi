@@ -232,7 +232,7 @@ class Saved(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., blob: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("run", "term", "step", "files", "job", "graph", "data", "operators", "microbatch_size", "head_parts", "inexact_from")
+    __slots__ = ("run", "term", "step", "files", "job", "graph", "data", "operators", "microbatch_size", "head_parts", "inexact_from", "swapped")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +244,7 @@ class Checkpoint(_message.Message):
     MICROBATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     HEAD_PARTS_FIELD_NUMBER: _ClassVar[int]
     INEXACT_FROM_FIELD_NUMBER: _ClassVar[int]
+    SWAPPED_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     step: int
@@ -255,7 +256,18 @@ class Checkpoint(_message.Message):
     microbatch_size: int
     head_parts: int
     inexact_from: int
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., operators: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., head_parts: _Optional[int] = ..., inexact_from: _Optional[int] = ...) -> None: ...
+    swapped: _containers.RepeatedCompositeFieldContainer[Swap]
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[CheckpointFile, _Mapping]]] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., operators: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., head_parts: _Optional[int] = ..., inexact_from: _Optional[int] = ..., swapped: _Optional[_Iterable[_Union[Swap, _Mapping]]] = ...) -> None: ...
+
+class Swap(_message.Message):
+    __slots__ = ("start", "middle", "stop")
+    START_FIELD_NUMBER: _ClassVar[int]
+    MIDDLE_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    middle: int
+    stop: int
+    def __init__(self, start: _Optional[int] = ..., middle: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class CheckpointFile(_message.Message):
     __slots__ = ("holder", "spans", "blob")

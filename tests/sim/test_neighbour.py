@@ -132,7 +132,8 @@ class Played:
     @property
     def losses(self) -> list[float]:
         done = [e.step for e in self.events if e.HasField("step")]
-        assert [s.step for s in done] == list(range(len(done)))
+        first = done[0].step  # where it goes on from a checkpoint
+        assert [s.step for s in done] == list(range(first, first + len(done)))
         return [s.outcome.loss for s in done]
 
     @property
@@ -315,24 +316,30 @@ def test_going_back_to_the_start_with_other_cuts_is_not_exact(made: Any) -> None
     assert played.end.inexact_from == 4
 
 
-def test_what_goes_on_from_a_checkpoint_is_not_exact_where_stages_change_places(made: Any) -> None:
-    """Which blocks did before, nobody knows there."""
+def test_what_goes_on_from_a_checkpoint_is_exact_where_the_same_change_places(made: Any) -> None:
     made_with = {"peers": 5, "output": {"every": 3}}
-    swapped = Played(made, {}, stages=4, recovery=recovery("neighbour+"), **made_with)
+    plus, plain_ladder = recovery("neighbour+"), recovery("snapshot")
+    swapped = Played(made, {}, stages=4, recovery=plus, **made_with)
+    assert swapped.checkpoints[0].step == 3
     assert swapped.end.inexact_from == 0
-    again = Played(made, {}, stages=4, recovery=recovery("neighbour+"), saved=swapped, **made_with)
+
+    again = Played(made, {}, stages=4, recovery=plus, saved=swapped, **made_with)
     assert again.end.phase == DONE, again.notes
-    assert again.end.inexact_from == swapped.checkpoints[0].step == 3
-    assert "not exact from step 3 on" in again.end.reason.text
-    plain_again = Played(
-        made,
-        {},
-        recovery=recovery("snapshot"),
-        saved=Played(made, {}, recovery=recovery("snapshot"), **made_with),
-        **made_with,
-    )
+    assert swapped_operators(again.plans[0]) == swapped_operators(swapped.plans[0])
+    assert again.end.inexact_from == 0
+    assert again.losses == pytest.approx(swapped.losses[3:], rel=1e-5)
+
+    none = Played(made, {}, stages=4, recovery=plain_ladder, saved=swapped, **made_with)
+    assert none.end.phase == DONE, none.notes
+    assert none.end.inexact_from == 3
+    assert "not exact from step 3 on" in none.end.reason.text
+
+    unswapped = Played(made, {}, recovery=plain_ladder, **made_with)
+    plain_again = Played(made, {}, recovery=plain_ladder, saved=unswapped, **made_with)
     assert plain_again.end.phase == DONE, plain_again.notes
     assert plain_again.end.inexact_from == 0
+    some = Played(made, {}, stages=4, recovery=plus, saved=unswapped, **made_with)
+    assert some.end.inexact_from == 3
 
 
 def test_nobody_in_the_pool(made: Any) -> None:
