@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..dag.plan import PeerId, Plan
+from ..job.words import count_of
 from ..proto.broker_pb2 import (
     BUILDING,
     CANCELLED,
@@ -139,7 +140,8 @@ class Phases(Terms):
     ) -> list[Instruction]:
         """The plan's peers are all in the pool. Uses a dial generation for each pair."""
         assert self.phase == WAITING, self
-        text = f"{len(plan.peers)} peers fetch and build {len(plan.stages)} stages"
+        peers, stages = count_of(len(plan.peers), "peer"), count_of(len(plan.stages), "stage")
+        text = f"{stages} fetched and built by {peers}"
         return self._build(plan, pairs, members, generation, "building", text, now)
 
     def _build(

@@ -149,7 +149,7 @@ class Broker:
 
     async def __aenter__(self) -> Broker:
         config = self.config
-        log.info("broker_config %s", config)
+        log.debug("broker_config %s", config)
         options = replace(config.options, relays=not config.insecure)
         if config.swarm:
             try:

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
@@ -139,8 +140,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Train one neural network on GPUs that nobody put in one room.",
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"shoal {version('shoal')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def main(
+    asked: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which it is.")
+    ] = False,
+) -> None:
+    """Train one neural network on GPUs that nobody put in one room."""
+
 
 Broker = Annotated[
     str | None,

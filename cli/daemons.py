@@ -107,7 +107,7 @@ def join(
     address: Annotated[
         str,
         typer.Argument(
-            metavar="[HOST:PORT]", help="Where the broker is; with --swarm, where it was last."
+            metavar="HOST:PORT", help="Where the broker is; with --swarm, where it was last."
         ),
     ] = "",
     token: Token = None,

@@ -25,7 +25,7 @@ State = Annotated[
 @verb
 def pause(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="A run, in place of this host.")
+        str | None, typer.Argument(metavar="RUN", help="A run, in place of this host.")
     ] = None,
     state: State = None,
     broker: Broker = None,

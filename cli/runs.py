@@ -184,7 +184,7 @@ def export(
 ) -> None:
     """Fetch the weights of a finished run. Example: shoal export r-3f2 model.safetensors"""
     with _opened(run, broker, to) as (_, found):
-        target = found.export(path, format.value if format else "")
+        target = _ended(found).export(path, format.value if format else "")
     if json:
         print_json({"run": run, "weights": str(target)})
     else:
@@ -204,7 +204,7 @@ def evaluate(
 ) -> None:
     """Compute the held-out loss of a finished run's weights here. Example: shoal eval r-3f2"""
     with _opened(run, broker, to) as (_, found):
-        numbers = found.evaluate(batches=batches)
+        numbers = _ended(found).evaluate(batches=batches)
     if json:
         print_json({"run": run, **numbers})
     else:
@@ -213,6 +213,19 @@ def evaluate(
 
 
 # ---------------------------------------------------------------- helpers
+
+
+def _ended(run: Run) -> Run:
+    """Raises RunFailed for a run that goes on: its weights are not there yet."""
+    from ..client.errors import RunFailed
+    from ..client.run import ENDED
+
+    state = run.state()
+    if state.phase not in ENDED:
+        done = f"run {run.id} has done {state.step} of {state.steps} steps"
+        why = f" ({state.reason.text})" if state.reason.text else ""
+        raise RunFailed(f"{done}{why}: it has no weights before its end; shoal watch {run.id}")
+    return run
 
 
 @contextmanager

@@ -17,7 +17,7 @@ __all__ = ["sim"]
 @verb
 def sim(
     scenario: Annotated[
-        str, typer.Argument(metavar="[SCENARIO]", help="A scenario.toml, or a name of --list.")
+        str, typer.Argument(metavar="SCENARIO", help="A scenario.toml, or a name of --list.")
     ] = "",
     virtual: Annotated[
         bool, typer.Option("--virtual", help="Under a virtual clock, with real tensors.")

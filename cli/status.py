@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..job.words import count_of
 from .base import Broker, Json, app, print_json, state_row, verb
 from .owner import standing
 
@@ -167,10 +168,10 @@ def _describe(
     if peers and runs and found.HasField("public"):
         typer.echo(public_line(found.public))
     if peers:
-        title = f"{len(peer_rows)} peers at {client.address}"
+        title = f"{count_of(len(peer_rows), 'peer')} at {client.address}"
         print_table(title, (*PEER_COLUMNS, *_used(peer_rows)), peer_rows)
     if runs:
-        print_table(f"{len(run_rows)} runs at {client.address}", RUN_COLUMNS, run_rows)
+        print_table(f"{count_of(len(run_rows), 'run')} at {client.address}", RUN_COLUMNS, run_rows)
 
 
 def _used(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ..job.words import count_of
 from ..proto.broker_pb2 import RunEvent
 from .progress import note_of
-from .text import count, safe
+from .text import safe
 
 __all__ = ["lines"]
 
@@ -49,7 +50,7 @@ def lines(events: Iterable[RunEvent]) -> Iterator[str]:
             if began is None:
                 began = event.at_s
                 if event.number:
-                    yield f"not kept any more: the first {count(event.number, 'event')}"
+                    yield f"not kept any more: the first {count_of(event.number, 'event')}"
             note = "" if event.HasField("step") else note_of(event)
             if steps is not None and (note or event.term != steps.term):
                 yield _line(steps.at_s - began, str(steps))

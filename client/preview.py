@@ -19,9 +19,9 @@ from google.protobuf.message import Message
 from rich.table import Table
 from rich.text import Text
 
-from ..job.words import some_of
+from ..job.words import count_of, some_of
 from ..proto.broker_pb2 import Alternative, Plan, PreviewAnswer, Schedule
-from .text import count, labelled, lines, new_table, number, size_text, time_text, wrapped
+from .text import labelled, lines, new_table, number, size_text, time_text, wrapped
 from .wire import LinkRow, planned, sentence
 
 __all__ = ["as_json", "page", "show"]
@@ -128,13 +128,14 @@ def _head(plan: Plan, name: str, columns: int) -> Iterator[str]:
     used = len({h for s in plan.stages for h in s.holders})
     routes = len(_routes(plan))
     words = [
-        f"{count(len(plan.stages), 'stage')} on {used} of {count(used + len(plan.spares), 'peer')}",
-        f"{count(len(plan.routes), 'microbatch')} of "
-        f"{count(plan.microbatch_size, 'sample')} a step",
+        f"{count_of(len(plan.stages), 'stage')} on {used} of "
+        f"{count_of(used + len(plan.spares), 'peer')}",
+        f"{count_of(len(plan.routes), 'microbatch')} of "
+        f"{count_of(plan.microbatch_size, 'sample')} a step",
         SCHEDULES.get(plan.schedule, "?"),
     ]
     if routes > 1:
-        words.insert(1, count(routes, "pipeline"))
+        words.insert(1, count_of(routes, "pipeline"))
     if plan.head_parts > 1:
         words.append(f"vocabulary head in {plan.head_parts} blocks")
     return wrapped(f"{name}: {', '.join(words)}", columns)

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..job.words import some_of
+from ..job.words import count_of, some_of
 from ..proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
 from .keeper import Keeper
 from .records import step_numbers
 from .run import Run
-from .text import count, safe
+from .text import safe
 from .wire import Wire, sentence
 
 __all__ = ["follow", "note_of", "print_table", "row_of"]
@@ -67,7 +67,7 @@ def _show_wire(wire: Wire, *, json: bool) -> None:
     if json and rows:
         print(json_module.dumps({"kind": "wire", "links": wire.table()}), flush=True)
     elif rows:
-        steps = count(max(r.steps for r in rows), "step")
+        steps = count_of(max(r.steps for r in rows), "step")
         print(f"codecs, in {steps}", file=sys.stderr)
         for row in rows[:MOST_CODECS]:
             print(f"  {safe(sentence(row))}", file=sys.stderr)
@@ -112,7 +112,7 @@ def note_of(event: RunEvent) -> str:
                 f"[{s.start}, {s.stop}) on {some_of(s.holders, MOST_HOLDERS, ' + ')}"
                 for s in event.plan.stages
             ]
-            lines = [f"plan of term {event.term}: {len(cuts)} stages"]
+            lines = [f"plan of term {event.term}: {count_of(len(cuts), 'stage')}"]
             lines += [f"  stage {i}: operators {cut}" for i, cut in enumerate(cuts)]
             return "\n".join([*lines, *(f"  {reason}" for reason in event.plan.reasons)])
         case "note":

@@ -142,7 +142,8 @@ class Run:
         return self.client.cancel(self.id)
 
     def weights(self) -> dict[str, Tensor]:
-        """The exported weights under the names of the user's own module.
+        """The exported weights under the names of the user's own module; of a run that goes on,
+        once it has ended.
 
         Raises RunFailed when the run ended without any.
         """

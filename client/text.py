@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 __all__ = [
-    "count",
     "labelled",
     "lines",
     "new_table",
@@ -84,8 +83,3 @@ def size_text(size_bytes: float) -> str:
             return f"{size_bytes:.4g} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:.4g} TiB"
-
-
-def count(n: int, what: str) -> str:
-    plural = "es" if what.endswith("ch") else "s"
-    return f"{n} {what}{'' if n == 1 else plural}"

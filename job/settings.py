@@ -2,7 +2,7 @@
 
 A class that derives from `Settings` checks every field against its annotation when it is made, from
 TOML, JSON or Python alike. `read_toml` adds the file and the line to whatever is wrong. Nothing is
-guessed: an unknown key is an error that names the nearest known one.
+guessed: an unknown key is an error that names the meant known one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, Union
 
 from .units import ByteCount, Duration, Rate, UnitError
 
-__all__ = ["Settings", "SettingsError", "located", "nearest", "plain", "read_toml"]
+__all__ = ["Settings", "SettingsError", "located", "meant", "plain", "read_toml"]
 
 _Unit = (Duration, ByteCount, Rate)
 S = TypeVar("S", bound="Settings")
@@ -62,7 +62,7 @@ class Settings:
         fields = {f.name: f for f in dataclasses.fields(cls) if f.name not in cls.OURS}  # type: ignore[arg-type]
         for key in table:
             if key not in fields:
-                raise SettingsError(key, f"is not a known key; {_nearest(key, cls)}")
+                raise SettingsError(key, f"is not a known key{_nearest(key, cls)}")
         for name, field in fields.items():
             no_default = (
                 field.default is dataclasses.MISSING
@@ -83,18 +83,32 @@ def _hints(cls: Any) -> dict[str, Any]:
     return _KNOWN_HINTS[cls]
 
 
+_ELSEWHERE = {
+    "learning_rate": "lr",
+    "epochs": "passes",
+    "num_steps": "steps",
+    "max_steps": "steps",
+    "batch_size": "batch",
+    "micro_batch_size": "microbatch",
+}
+"""What other programs call our keys."""
+
+
 def _nearest(key: str, cls: type[Settings]) -> str:
-    """Which known key was probably meant: one of this table, or this very key of a nested one."""
+    """How the message of an unknown key goes on: which one was probably meant, of this table or
+    just this one of a nested one."""
     hints = {k: v for k, v in _hints(cls).items() if k not in cls.OURS}
     for name, hint in hints.items():
         if isinstance(hint, type) and issubclass(hint, Settings) and key in _hints(hint):
-            return f'did you mean "{key}" in [{name}]?'
-    return f'did you mean "{nearest(key, hints)}"? (known: {", ".join(hints)})'
+            return f'; did you mean "{key}" in [{name}]?'
+    called = _ELSEWHERE.get(key, key)
+    return f"{meant(called, hints)} (known: {', '.join(hints)})"
 
 
-def nearest(key: str, known: Iterable[str]) -> str:
-    """The known name that is most like the key."""
-    return difflib.get_close_matches(key, list(known), n=1, cutoff=0.0)[0]
+def meant(key: str, known: Iterable[str]) -> str:
+    """How a message of an unknown name goes on: which known one is like it; empty where none is."""
+    found = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
+    return f'; did you mean "{found[0]}"?' if found else ""
 
 
 def _describe(hint: Any) -> str:
@@ -238,7 +252,7 @@ def located(error: SettingsError, path: Path) -> SettingsError:
 
 
 def _where(path: Path, text: str, key: str) -> str:
-    """FILE:LINE of a dotted key, or of the nearest table around it that the file names."""
+    """FILE:LINE of a dotted key, or of the meant table around it that the file names."""
     lines: dict[tuple[str, ...], int] = {}
     for names, line in _lines(text):
         lines.setdefault(names, line)

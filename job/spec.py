@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .settings import Settings, SettingsError, nearest, plain, read_toml
+from .settings import Settings, SettingsError, meant, plain, read_toml
 from .tables import (
     LIVE,
     Codec,
@@ -95,7 +95,7 @@ class Job(Settings):
         known = [f.name for f in fields(Job) if f.name not in self.OURS] + flat
         for key in train_keys:
             if key not in flat:
-                what = f'is not a known key; did you mean "{nearest(key, known)}"?'
+                what = f"is not a known key{meant(key, known)}"
                 raise SettingsError(key, what)
         if isinstance(model, str):
             model = {"factory": model}
@@ -133,7 +133,7 @@ class Job(Settings):
     def from_table(cls, table: Mapping[str, Any]) -> Job:
         unknown = [k for k in table if k not in {f.name for f in fields(cls)} - cls.OURS]
         if unknown:
-            super().from_table({unknown[0]: None})  # raises, and names the nearest key
+            super().from_table({unknown[0]: None})  # raises, and names the meant key
         for key in ("version", "model", "train"):
             if key not in table:
                 wanted = "exactly one of train.steps, train.tokens, train.passes"

@@ -1,10 +1,16 @@
-"""Lists as people read them."""
+"""Lists and numbers of things as people read them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["some_of"]
+__all__ = ["count_of", "some_of"]
+
+
+def count_of(count: int, what: str) -> str:
+    """As "1 peer", "2 peers", "3 microbatches"."""
+    plural = "es" if what.endswith("ch") else "s"
+    return f"{count} {what}{'' if count == 1 else plural}"
 
 
 def some_of(names: Sequence[str], most: int = 4, between: str = ", ") -> str:

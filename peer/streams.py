@@ -96,8 +96,13 @@ class Streams:
         elif is_sum(transfer):
             encoded = self._share(key, transfer, tensor)[0]
         elif isinstance(coding.codec, Support):
+            support = self._support(transfer)
             with self._uses.encoding(transfer, coding.codec):
-                encoded = coding.codec.encode(tensor, self._support(transfer))[0]
+                encoded = coding.codec.encode(tensor, support)[0]
+            if self._uses.samples(key.step, transfer, coding.codec):
+                data = memoryview(bytearray(b"".join(encoded.buffers)))
+                whole = coding.codec.decode(coding.whole, encoded.header, data, support)[0]
+                self._uses.sampled(transfer, coding.codec, tensor, whole)
         else:
             end = self._end(transfer)
             with end.lock:

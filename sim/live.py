@@ -78,6 +78,8 @@ class View:
     peers: dict[str, PeerRow] = field(default_factory=dict)
     links: dict[tuple[str, str], float] = field(default_factory=dict)
     """Bytes per second of the last step, by sender and receiver."""
+    learns: bool = True
+    """Whether losses say something; those of hashes do not."""
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=24))
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NOTES))
 
@@ -117,7 +119,7 @@ class View:
             self.held_out = done.evaluation.loss
         for row in self.peers.values():
             if row.stages and row.state != "lost":
-                row.step, row.state = done.step, "training"
+                row.step, row.state = done.step + 1, "training"
         self.links.clear()
         for use in done.links:
             if use.bytes and done.seconds > 0:
@@ -166,9 +168,9 @@ def _head(view: View) -> Text:
         text.append(f": {_plain(view.reason)}", style="not bold")
     text.append("\n")
     figures = [f"step {view.step}/{view.steps}" if view.steps else f"step {view.step}"]
-    if view.loss is not None:
+    if view.loss is not None and view.learns:
         figures.append(f"loss {view.loss:.3f} {_sparks(view.losses)}")
-    if view.held_out is not None:
+    if view.held_out is not None and view.learns:
         figures.append(f"held-out {view.held_out:.3f}")
     if view.step_s:
         figures.append(f"{view.step_s:.3g} s/step")
@@ -303,7 +305,10 @@ class LiveView:
         if kind != "step" or not (event.step.HasField("evaluation") or now >= self._next_at):
             return []
         self._next_at = now + LINE_EVERY_S
-        text = f"step {event.step.step}: loss {event.step.outcome.loss:.3f}"
+        text = f"step {event.step.step}"
+        if not self.view.learns:
+            return [text]
+        text += f": loss {event.step.outcome.loss:.3f}"
         if event.step.HasField("evaluation"):
             text += f", held-out {event.step.evaluation.loss:.3f}"
         return [text]

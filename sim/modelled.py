@@ -112,13 +112,14 @@ def run_modelled(
             again = front.pack(alone)
             return run_virtual(calm, alone, again.spec, again.blobs, folder).losses
 
-        verify(setting.job, followed, facts, front, one_stage, shown.say)
+        with _one_thread():
+            verify(setting.job, followed, facts, front, one_stage, shown.say)
     return trace, plan
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """The peers' operators are small, and take turns: a second thread would only wait for them."""
+    """Operators of a job that fits a world are small: a second thread would only wait for them."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

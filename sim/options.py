@@ -52,25 +52,29 @@ class SimOptions:
     keep: Path | None = None
     """Where logs, state and outputs stay; None: in a temporary folder that is removed."""
     quiet: bool = False
+    by_itself: bool = False
+    """Whether scenario and comparisons are those that nobody had to ask for."""
 
     def completed(self) -> SimOptions:
         """With the built-in scenario where nothing else was asked for; its comparisons are
         measured then."""
         if self.scenario or self.peers is not None or self.job is not None:
             return self
+        if self.compare:
+            return replace(self, scenario=DEFAULT)
         real = self.world in (None, "real")
-        return replace(self, scenario=DEFAULT, compare=real, compare_s=COMPARE_S)
+        return replace(self, scenario=DEFAULT, compare=real, compare_s=COMPARE_S, by_itself=True)
 
     def again(self) -> str:
         """The command that does the same again. Where files go is not part of it."""
         words = ["shoal", "sim"]
-        words += [self.scenario] if self.scenario else []
+        words += [self.scenario] if self.scenario and not self.by_itself else []
         words += [f"--{self.world}"] if self.world else []
         for flag in ("job", "peers", "steps", "seed"):
             if (value := getattr(self, flag)) is not None:
                 words += [f"--{flag}", str(value)]
         words += ["--verify"] if self.verify else []
-        words += ["--compare"] if self.compare else []
+        words += ["--compare"] if self.compare and not self.by_itself else []
         return shlex.join(words)
 
 
@@ -94,6 +98,7 @@ class Setting:
         """Reads the files. Raises ValueError for what is wrong in them or does not go together,
         OSError for one that cannot be read."""
         if not options.scenario:
+            cls._check_compares(options, shaped=False)
             return cls._on_loopback(options)
         if options.peers is not None:
             raise SettingsError(
@@ -101,6 +106,7 @@ class Setting:
             )
         scenario = Scenario.from_toml(find(options.scenario), options.job)
         world = options.world or scenario.mode
+        cls._check_compares(options, shaped=world == "real")
         changed: dict[str, object] = {"mode": world}
         if options.seed is not None:
             changed["seed"] = options.seed
@@ -115,6 +121,15 @@ class Setting:
             peers=len(scenario.peers),
             seed=scenario.seed,
         )
+
+    @staticmethod
+    def _check_compares(options: SimOptions, *, shaped: bool) -> None:
+        if options.compare and not shaped:
+            raise SettingsError(
+                "",
+                "--compare measures real processes over shaped links: expected a scenario, without "
+                "--virtual or --ghost (all others show what is predicted)",
+            )
 
     @classmethod
     def _on_loopback(cls, options: SimOptions) -> Setting:

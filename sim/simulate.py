@@ -64,7 +64,7 @@ def simulate(options: SimOptions, front: Front) -> int:
                 folder = Path(tempfile.mkdtemp(prefix="shoal-sim-"))
                 cleanup.callback(_remove, folder)
         title = f"{setting.name} · seed {setting.seed} · {summary.world}"
-        shown = cleanup.enter_context(LiveView(View(title), how))
+        shown = cleanup.enter_context(LiveView(View(title, learns=setting.world != "ghost"), how))
         try:
             if setting.scenario is None:
                 run_cluster(setting, options, front, folder, summary, shown)

@@ -135,11 +135,11 @@ def _what(judge: Judge, best: Candidate, peer: int) -> str:
     slower = fastest / speed
     narrower = min(others) / own if others and math.isfinite(own) else 0.0
     if narrower > slower and narrower > 1.2:
-        return f": its best link to them carries {own / 1e6:.3g} MB/s"
+        return f": its best link to them carries {own / 1e6:.4g} MB/s"
     if len(used) > 1 and slower > 1.2:
         return f": it computes {slower:.2g} times slower than the fastest of them"
     if math.isfinite(own):
-        return f": what it would take over must cross its link of {own / 1e6:.3g} MB/s"
+        return f": what it would take over must cross its link of {own / 1e6:.4g} MB/s"
     return ""
 
 

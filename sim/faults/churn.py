@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
-from ...job.settings import SettingsError, nearest
+from ...job.settings import SettingsError, meant
 from ..scenario.mishaps import Churn
 from .faults import Fault, join, kill
 
@@ -102,8 +102,8 @@ def _row(cells: list[str], names: Sequence[str], where: str) -> tuple[float, str
     if not 0 <= at_s < math.inf:
         raise SettingsError("time", f'is "{time}": expected seconds, from 0 on', where)
     if name not in names:
-        meant = f'; did you mean "{nearest(name, names)}"?' if names else ""
-        raise SettingsError("peer", f'is "{name}", which the scenario does not have{meant}', where)
+        what = f'is "{name}", which the scenario does not have{meant(name, names)}'
+        raise SettingsError("peer", what, where)
     if state not in ("up", "down"):
         raise SettingsError("state", f'is "{state}": expected "up" or "down"', where)
     return at_s, name, state == "up"

@@ -112,7 +112,7 @@ def _against(s: Summary) -> Iterator[str]:
             mark = "measured here" if measured else "predicted"
             parts.append(f"{name} {other / own:.2f}x [{mark}]")
     if parts:
-        yield f"against  {' · '.join(parts)} (its step time over this run's)"
+        yield f"against  {' · '.join(parts)} (its step time over this run's, both as marked)"
 
 
 def _wire(s: Summary) -> Iterator[str]:

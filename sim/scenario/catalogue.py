@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ...job.settings import SettingsError, nearest
+from ...job.settings import SettingsError, meant
 from .scenario import SCENARIOS
 
 __all__ = ["DEFAULT", "Entry", "catalogue", "find"]
@@ -48,6 +48,6 @@ def find(wanted: str) -> Path:
         return path
     raise SettingsError(
         "",
-        f'"{wanted}" is no file, and no built-in scenario; did you mean '
-        f'"{nearest(wanted, sorted(names))}"? (`shoal sim --list` shows all)',
+        f'"{wanted}" is no file, and no built-in scenario{meant(wanted, sorted(names))} '
+        "(`shoal sim --list` shows all)",
     )

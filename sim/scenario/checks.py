@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ...job.settings import SettingsError, nearest
+from ...job.settings import SettingsError, meant
 from .keys import not_default, positive
 from .mishaps import BETWEEN
 from .naming import BROKER
@@ -59,7 +59,7 @@ def check_places(scenario: Scenario) -> None:
         if name not in known and name != scenario.broker.place:
             raise SettingsError(
                 f"places.{name}",
-                f'describes a place where no peer is; did you mean "{nearest(name, known)}"?',
+                f"describes a place where no peer is{meant(name, known)}",
             )
     allowed = {*known, *scenario.places}
     if scenario.network_set:
@@ -69,13 +69,13 @@ def check_places(scenario: Scenario) -> None:
                 raise SettingsError(
                     f"peers[{i}].place",
                     f'is "{peer.place}", which is no place of "{scenario.network_set}" and none of '
-                    f'[places]; did you mean "{nearest(peer.place, sorted(allowed))}"?',
+                    f"[places]{meant(peer.place, sorted(allowed))}",
                 )
     if scenario.broker.place and scenario.broker.place not in allowed:
         raise SettingsError(
             "broker.place",
-            f'is "{scenario.broker.place}", where no peer is and which [places] does not name; '
-            f'did you mean "{nearest(scenario.broker.place, sorted(allowed))}"?',
+            f'is "{scenario.broker.place}", where no peer is and which [places] does not name'
+            f"{meant(scenario.broker.place, sorted(allowed))}",
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ...job.settings import SettingsError, nearest
+from ...job.settings import SettingsError, meant
 from ...job.units import ByteCount, UnitError
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ def select(
             known = [p.name for p in peers] + [p.place for p in peers]
             raise SettingsError(
                 f"{key}[{i}]",
-                f'is "{selector}", which no peer is called and none fits; did you mean '
-                f'"{nearest(selector, dict.fromkeys(known))}"?',
+                f'is "{selector}", which no peer is called and none fits'
+                f"{meant(selector, dict.fromkeys(known))}",
             )
         picked.update(here)
     names = [peer.name for peer in peers if peer.name in picked]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...dag.network import Network
 from ...dag.plan import PeerId
-from ...job.settings import SettingsError, nearest
+from ...job.settings import SettingsError, meant
 from .naming import BROKER
 from .tables import Link, PeerTable, Place
 
@@ -100,8 +100,8 @@ def _stated(links: Sequence[Link], known: Mapping[str, int]) -> dict[tuple[str, 
             if name not in known:
                 raise SettingsError(
                     f"links[{i}].{key}",
-                    f'is "{name}", which is neither a peer nor a place where one is; did you mean '
-                    f'"{nearest(name, known)}"?',
+                    f'is "{name}", which is neither a peer nor a place where one is'
+                    f"{meant(name, known)}",
                 )
         for pair in link.directions:
             other = links[stated.setdefault(pair, i)]

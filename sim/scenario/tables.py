@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from ...job.settings import Settings, SettingsError, nearest
+from ...job.settings import Settings, SettingsError, meant
 from ...job.units import ByteCount, Duration, Rate
 from .devices import DEVICES, Device
 from .keys import Renamed, positive, share
@@ -92,10 +92,9 @@ class PeerTable(Settings):
         if not 0 <= self.price_per_hour < float("inf"):
             raise SettingsError("price_per_hour", f"is {self.price_per_hour}: expected at least 0")
         if isinstance(self.device, str) and self.device not in DEVICES:
-            meant = nearest(self.device, DEVICES)
             raise SettingsError(
                 "device",
-                f'is "{self.device}", which is no known device; did you mean "{meant}"? '
+                f'is "{self.device}", which is no known device{meant(self.device, DEVICES)} '
                 f"(known: {', '.join(DEVICES)}; or a table with flops and memory_bandwidth)",
             )
         most = self.hardware.memory_bytes

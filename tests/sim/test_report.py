@@ -130,7 +130,7 @@ def test_every_ratio_says_whether_it_was_measured_here() -> None:
     )
     assert line(render(found), "against") == (
         "against  uniform split 1.50x [measured here] · best single peer 2.00x [predicted] "
-        "(its step time over this run's)"
+        "(its step time over this run's, both as marked)"
     )
 
 
