@@ -302,6 +302,12 @@ def shoal_module(job: Path) -> torch.nn.Module:
 
 
 @pytest.mark.process
+def test_it_says_its_version() -> None:
+    code, text = call("--version")
+    assert code == 0
+    assert re.fullmatch(r"shoal \d+\.\d+\S*", text.strip())
+
+
 def test_ctrl_c_detaches_and_the_run_goes_on(cluster: LocalCluster, job: Path) -> None:
     job.write_text(JOB.replace("steps = 6", "steps = 1000000"))
     train = subprocess.Popen(
@@ -323,6 +329,11 @@ def test_ctrl_c_detaches_and_the_run_goes_on(cluster: LocalCluster, job: Path) -
     code, text = call("logs", run, "--broker", cluster.address)  # of a run that goes on
     assert code == 0
     assert re.search(r"^ +0:\d\d:\d\d  plan of term 1: \d stage", text, re.MULTILINE), text
+    for verb in ("export", "eval"):
+        code, text = call(verb, run, "--broker", cluster.address)
+        assert code == 1
+        assert "of 1000000 steps" in text
+        assert f"it has no weights before its end; shoal watch {run}" in text
     code, text = call("cancel", run, "--broker", cluster.address)
     assert (code, text.strip()) == (0, f"run {run} is cancelled")
     assert call("watch", run, "--broker", cluster.address)[0] == 1  # it has no result

@@ -103,7 +103,7 @@ def select(
             raise SettingsError(
                 f"{key}[{i}]",
                 f'is "{selector}", which no peer is called and none fits'
-                f"{meant(selector, dict.fromkeys(known))}",
+                f"{meant(selector.rpartition(':')[2], dict.fromkeys(known))}",
             )
         picked.update(here)
     names = [peer.name for peer in peers if peer.name in picked]

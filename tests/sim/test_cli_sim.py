@@ -197,14 +197,23 @@ def test_flags_take_the_place_of_what_the_files_say(folder: Path) -> None:
 
 def test_without_arguments_it_is_the_built_in_wan_with_its_comparisons_measured() -> None:
     options = SimOptions(steps=5).completed()
-    assert options.again() == f"shoal sim {DEFAULT} --steps 5 --compare"
-    assert SimOptions(world="ghost").completed().again() == f"shoal sim {DEFAULT} --ghost"
+    assert options.again() == "shoal sim --steps 5"  # with the same end of its comparisons
+    assert SimOptions(world="ghost").completed().again() == "shoal sim --ghost"
+    asked_for = SimOptions(compare=True).completed()
+    assert asked_for.again() == f"shoal sim {DEFAULT} --compare"
+    assert asked_for.compare_s == float("inf")
     for asked in (SimOptions(peers=2), SimOptions(job=Path("j")), SimOptions(scenario="x")):
         assert asked.completed() == asked
     setting = Setting.of(options)
     assert setting.scenario is not None
     assert (setting.world, setting.peers) == ("real", 6)
     assert len({peer.place for peer in setting.scenario.peers}) == 2
+
+
+@pytest.mark.parametrize("where", [{"peers": 2}, {"scenario": DEFAULT, "world": "virtual"}])
+def test_comparisons_are_measured_over_shaped_links_only(where: Any) -> None:
+    with pytest.raises(SettingsError, match="--compare measures real processes over shaped links"):
+        Setting.of(SimOptions(compare=True, **where).completed())
 
 
 def test_equal_peers_on_loopback_need_no_scenario() -> None:
