@@ -183,7 +183,7 @@ TENTH = _slow("topk:ratio=3.67,values=int8")
 """A tenth of the bytes on slow links. Which gradients come back is another question than how wide
 numbers are, so its rows keep one text."""
 HUNDREDTH = _slow("topk:ratio=49,values=int8")
-"""By rule A, a hundredth of the bytes."""
+"""By AdaTopK's rule (A in codecs.py), a hundredth of the bytes."""
 AS_FAST = "topk:ratio=35.9,values=int8"
 """On every link, with the step time of HUNDREDTH."""
 
@@ -196,7 +196,7 @@ ROWS: tuple[Row, ...] = (
     _both("adatopk_own", "int8 top-k 10×, the gradients' own choice", TENTH),
     Row("adatopk_activation", "int8 top-k 10×, activations only", activation=TENTH),
     Row("adatopk_grad", "int8 top-k 10×, their gradients only", activation_grad=TENTH),
-    Row("adatopk_100", "int8 top-k by rule A, 100× fewer bytes", HUNDREDTH, SUPPORT),
+    Row("adatopk_100", "int8 top-k by AdaTopK's rule, 100× fewer bytes", HUNDREDTH, SUPPORT),
     Row("uniform_topk_100", "uniform int8 top-k, as fast as that", AS_FAST, SUPPORT),
     Row("dense_lr8", "nothing compressed, rate 0.008", lr=8e-3),
     Row(

@@ -57,11 +57,9 @@ def why_it_depends(module: nn.Module, job: Job, graph: Graph, reader: Reader) ->
 def _difference(module: nn.Module, job: Job, reader: Reader) -> str:
     """The same for a module that is ready. Needs memory for the activations of twice SAMPLES
     samples, and for one gradient."""
-    loss_of = models.loss_function(job)
 
     def run(batch: Mapping[str, Tensor]) -> tuple[float, Tensor]:
         output = module(**batch)
-        output = output if loss_of is None else loss_of(output, batch)
         return loss_and_metrics(output)[0], _entries(output)["loss"]
 
     _, together = run(reader.batch(0, 0, SAMPLES))

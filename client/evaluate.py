@@ -54,7 +54,6 @@ def held_out(
 
 
 def _evaluate(module: nn.Module, job: Job, reader: Reader, count: int) -> dict[str, float]:
-    loss_of = models.loss_function(job)
     sums: dict[str, float] = {}
     weights = 0.0
     modes = {part: part.training for part in module.modules()}
@@ -63,10 +62,7 @@ def _evaluate(module: nn.Module, job: Job, reader: Reader, count: int) -> dict[s
         try:
             for m in range(count):
                 batch = reader.held_out(m, job.train.microbatch_size)
-                output = module(**batch)
-                weight, numbers = loss_and_metrics(
-                    output if loss_of is None else loss_of(output, batch)
-                )
+                weight, numbers = loss_and_metrics(module(**batch))
                 weights += weight
                 for name, value in numbers.items():
                     sums[name] = sums.get(name, 0.0) + weight * value

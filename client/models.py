@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ __all__ = [
     "find",
     "is_hugging_face",
     "load_named",
-    "loss_function",
     "read_weights",
     "ready",
     "tied_names",
@@ -78,7 +78,7 @@ def _from_factory(job: Job) -> nn.Module:
     return module
 
 
-def loss_function(job: Job) -> Callable[..., Any] | None:
+def _loss_function(job: Job) -> Callable[..., Any] | None:
     """What computes the loss from the module's output and the batch; None: the module itself."""
     if job.model.loss == "forward":
         return None
@@ -198,6 +198,19 @@ def _with_loss(base: type[nn.Module], inputs: str, targets: str) -> type[nn.Modu
     return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
 
 
+def _with_own_loss(base: type[nn.Module], loss: Callable[..., Any]) -> type[nn.Module]:
+    """A class whose forward takes a microbatch, gives the model what it takes of that, and makes
+    the loss of both."""
+    takes = signature(base.forward).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+
+    def forward(self: nn.Module, **batch: Tensor) -> Any:
+        given = {k: v for k, v in batch.items() if takes_all or k in takes}
+        return loss(base.forward(self, **given), batch)
+
+    return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
 # ---------------------------------------------------------------- names and weights
 
 
@@ -253,19 +266,23 @@ def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
-    """The module as it is captured: `freeze` applied, a Hugging Face model with a loss over text.
-    Afterwards it is as it was, so a live module stays the user's own.
+    """The module as it is captured: it takes a microbatch and gives its loss, by the job's own loss
+    function or, for a Hugging Face model, one over text; and `freeze` is applied. Afterwards it is
+    as it was: a live module stays the user's own.
 
-    Raises ModelError for a freeze glob that matches nothing.
+    Raises ModelError for a freeze glob that matches nothing, and a loss that is not there.
     """
+    loss = _loss_function(job)
     chosen = _to_freeze(module, job.model.freeze)
     kind = type(module)
     data = job.data
     try:
         for parameter in chosen:
             parameter.requires_grad_(False)
-        if is_hugging_face(module) and data.kind != "arrays" and job.model.loss == "forward":
-            # Only the class changes: a wrapper around the module would change every name.
+        # Only the class changes: a wrapper around the module would change every name.
+        if loss is not None:
+            module.__class__ = _with_own_loss(kind, loss)
+        elif is_hugging_face(module) and data.kind != "arrays":
             module.__class__ = _with_loss(kind, data.inputs, data.targets)
         yield module
     finally:

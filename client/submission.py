@@ -179,12 +179,7 @@ def _ref(data: bytes) -> BlobRef:
 
 def _captured(job: Job, manifest: Manifest, module: nn.Module) -> Captured:
     with models.ready(module, job):
-        captured = capture(
-            module,
-            _example(manifest),
-            loss=models.loss_function(job),
-            dtype=job.model.dtype,
-        )
+        captured = capture(module, _example(manifest), dtype=job.model.dtype)
     stages = job.plan.stages
     if stages != "auto" and stages > len(captured.graph.operators):
         raise SettingsError(

@@ -463,7 +463,7 @@ class Output(Settings):
     format: Literal["safetensors", "hf"] = "safetensors"
     """One safetensors file, or a folder that `from_pretrained` takes ("hf:" models)."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         _at_least(self, 0, "every")
         _at_least(self, 1, "keep")
 

@@ -51,6 +51,18 @@ def test_a_file_with_the_required_keys_only_works(tmp_path: Path) -> None:
         ('[train]\nsteps = "3"', 5, '`train.steps` is "3": expected an integer'),
         ("[train]\nsteps = true", 5, "`train.steps` is true: expected an integer"),
         (
+            '[train]\nsteps = 3\n[output]\nevery = "often"',
+            7,
+            '`output.every` is "often": expected an integer',
+        ),
+        (
+            '[train]\nsteps = 3\n[output]\nformat = "pickle"',
+            7,
+            '`output.format` is "pickle": expected "safetensors" |',
+        ),
+        ("[train]\nsteps = 3\nlearning_rate = 1", 6, 'is not a known key; did you mean "lr"?'),
+        ("[train]\nsteps = 3\nzzz = 1", 6, "`train.zzz` is not a known key (known: "),
+        (
             "[train]\nsteps = 3\ntokens = 4",
             6,
             "exactly one of steps, tokens, passes; got steps and",
