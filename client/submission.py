@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ..compression.codec import parse
 from ..dag.capture import Captured, capture
 from ..dag.convert import graph_to_bytes, lowered_to_bytes
 from ..dag.graph import Graph, GraphError, Lowered
@@ -130,6 +131,7 @@ def prepare(
 ) -> Iterator[Prepared]:
     """Captures the model and resolves the data. Raises ValueError for what cannot run. `ask`: for
     data that stays with peers; without it, a job of such data cannot run."""
+    _check_codecs(job)
     with tempfile.TemporaryDirectory(prefix="shoal-submit-") as name:
         folder = Path(name)
         data = _data(job, folder / "data", say, ask)
@@ -159,6 +161,7 @@ def draft(
 ) -> tuple[RunSpec, Graph]:
     """What a preview needs of a job: a spec that names no weights, and the graph. Raises ValueError
     as `prepare` does."""
+    _check_codecs(job)
     with tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:
         data = _data(job, Path(name), say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
@@ -171,6 +174,20 @@ def draft(
     spec.data.CopyFrom(_ref(data.manifest.to_json().encode()))
     spec.local.extend(data.local)
     return spec, graph
+
+
+def _check_codecs(job: Job) -> None:
+    """Raises SettingsError for the text of a codec that there is not: the broker would say so after
+    the upload."""
+    for role in ("default", "activation", "activation_grad", "grad"):
+        text = getattr(job.codec, role)
+        if text in (None, "none", "adatopk", "auto"):
+            continue
+        try:
+            parse(text)
+        except ValueError as error:
+            key = f"codec.{role}"
+            raise SettingsError(key, f'is "{text}", which is no codec: {error}') from None
 
 
 def _ref(data: bytes) -> BlobRef:

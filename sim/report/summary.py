@@ -75,7 +75,9 @@ class Summary:
     goodput: float | None = None
     """Share of the time, from the first step's begin, that went into steps that counted; 0 to 1."""
     bytes_on_wire: int = 0
-    """Encoded bytes of all frames between peers, the whole run."""
+    """Encoded bytes of the frames of all steps between peers, the whole run."""
+    bytes_beside: Mapping[str, int] = field(default_factory=dict)
+    """By role, those of frames that are no step's: snapshots and probes."""
     links: tuple[Mapping[str, Any], ...] = ()
     """What compression did, by link, role and codec, what saved most first: source, destination,
     role, codec, bytes, dense_bytes (the whole run), saved_s (as predicted), encode_s (of both

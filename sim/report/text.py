@@ -117,7 +117,7 @@ def _against(s: Summary) -> Iterator[str]:
 
 def _wire(s: Summary) -> Iterator[str]:
     """What crossed the links; with codecs also what they did on each."""
-    tail = ""
+    tail = "".join(f" + {n / 1e6:.1f} MB of {role}s" for role, n in s.bytes_beside.items())
     if s.busiest_link_use is not None:
         tail += f" · busiest link {s.busiest_link} {s.busiest_link_use:.0%}"
     if s.retransmitted_bytes is not None:
@@ -132,15 +132,16 @@ def _wire(s: Summary) -> Iterator[str]:
         f"wire     {s.bytes_on_wire / 1e6:.1f} MB, {dense / 1e6:.1f} MB dense "
         f"({dense / max(1, s.bytes_on_wire):.2f}x) · codec error {worst:.2g} (the worst link){tail}"
     )
-    for x in s.links[:MOST_LINKS]:
+    rows = [x for x in s.links if x["bytes"] != x["dense_bytes"]]
+    for x in rows[:MOST_LINKS]:
         saved = f"saved {x['saved_s']:.3g} s [predicted], " if x["saved_s"] else ""
         yield (
             f"         {x['source']} -> {x['destination']} {x['role'].replace('_', ' ')}: "
             f"{x['codec']}, {x['bytes'] / 1e6:.1f} of {x['dense_bytes'] / 1e6:.1f} MB, {saved}"
             f"encoding {x['encode_s']:.3g} s, error {x['error']:.2g}"
         )
-    if len(s.links) > MOST_LINKS:
-        yield f"         and {len(s.links) - MOST_LINKS} more (--json has all)"
+    if len(rows) > MOST_LINKS:
+        yield f"         and {len(rows) - MOST_LINKS} more (--json FILE has all)"
 
 
 def _faults(s: Summary) -> Iterator[str]:

@@ -41,8 +41,13 @@ def _filled(summary: Summary, trace: Trace, found: Measured, verdict: Verdict) -
     if use is None and uses:
         pair = max(uses, key=lambda pair: (uses[pair], pair))
         link, use = " -> ".join(pair), uses[pair]
+    beside: defaultdict[str, int] = defaultdict(int)
+    for part, total in found.totals.items():
+        if part.kind == "send" and part.role in ("snapshot", "probe") and total.size_bytes:
+            beside[part.role] += total.size_bytes
     return replace(
         summary,
+        bytes_beside=summary.bytes_beside or dict(sorted(beside.items())),
         held_back_by=summary.held_back_by or verdict.short,
         bubble_measured=_first(summary.bubble_measured, found.bubble),
         goodput=_first(summary.goodput, found.goodput),
