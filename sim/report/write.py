@@ -53,7 +53,7 @@ def _filled(summary: Summary, trace: Trace, found: Measured, verdict: Verdict) -
         goodput=_first(summary.goodput, found.goodput),
         busiest_link=link,
         busiest_link_use=use,
-        event_log=summary.event_log or trace.digest(),
+        event_log=summary.event_log or (trace.digest() if trace.spans or trace.marks else ""),
         step_seconds=summary.step_seconds or tuple(s.end_s - s.start_s for s in found.steps),
     )
 
@@ -72,8 +72,8 @@ def write_report(
     names: Mapping[str, str] | None = None,
 ) -> None:
     """Writes report.html, summary.json, events.jsonl and a PNG of each picture into `folder`, which
-    is made. What was not measured has no section. `network`: what links can carry, by names of
-    peers. `names`: of peers, by the ids that the plan has. Raises OSError."""
+    is made. What was not measured has no section, and without a trace there are no events.
+    `network`: what links can carry, by names of peers. `names`: of peers, by the ids that the plan has. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     proto = plan_to_proto(plan) if isinstance(plan, Plan) else plan
     found = measure(trace, network)
@@ -91,7 +91,8 @@ def write_report(
     _write(folder / "report.html", text)
     for name, picture in pictures.items():
         picture.png(folder / f"{name}.png")
-    trace.write(folder / "events.jsonl")
+    if trace.spans or trace.marks:
+        trace.write(folder / "events.jsonl")
     write_json(summary, folder / "summary.json")
 
 
