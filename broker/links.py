@@ -25,6 +25,8 @@ __all__ = ["MAX_AGE_S", "Caps", "Estimate", "Links", "Origin"]
 
 MAX_AGE_S = 3600.0
 MOST_BYTES_PER_S = 1e12
+LEAST_BYTES_PER_S = 1.0
+"""A slower link says nothing but that it carries nothing: predictions over it are no numbers."""
 MOST_LATENCY_S = 60.0
 _TRAFFIC_WEIGHT = 0.3
 
@@ -77,6 +79,8 @@ class Links:
         ):
             if not 0 <= value <= most:  # NaN too
                 return f"{name} is {value:g}: expected 0 to {most:g}"
+        if 0 < bytes_per_s < LEAST_BYTES_PER_S:
+            return f"bytes_per_s is {bytes_per_s:g}: expected 0, or {LEAST_BYTES_PER_S:g} or more"
         if not latency_s and not bytes_per_s:
             return "it has neither a latency nor a bandwidth"
         new = Estimate(latency_s or math.nan, bytes_per_s or math.nan, now, origin)

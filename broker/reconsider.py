@@ -132,7 +132,10 @@ class Reconsidering:
         if run is None or run.plan is None or known is None or known.asked != event.version:
             return []
         known.asked = None
-        if event.plan is None or not (event.running_s > 0 and event.candidate_s > 0):
+        if known.term != run.term or not run.running:
+            return []  # it was about a plan that is no longer the run's
+        told = (event.running_s, event.candidate_s)
+        if event.plan is None or not all(0 < s < math.inf for s in told):
             return []
         known.found = event
         return self._weigh(run, known, event, now)
@@ -144,7 +147,7 @@ class Reconsidering:
         move = known.hysteresis.observe(
             step, event.running_s, event.candidate_s, event.migration_s, remaining
         )
-        if move is None:
+        if move is None or run.handing.errand is not None:  # it may be to pause
             return []
         known.hysteresis.moved(step)
         had, plan = known.said, event.plan

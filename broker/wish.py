@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
 from ..dag.plan import PeerId, Plan, ScheduleName
-from ..job import MOST_CHOICES, MOST_MICROBATCHES, Job, SettingsError
+from ..job import MOST_CHOICES, MOST_MICROBATCHES, Job
 from ..job.settings import plain
 from ..job.tables import Codec, Output, Recovery, Train
 from ..proto.broker_pb2 import Checkpoint, RunSpec
@@ -94,7 +94,7 @@ def read_spec(spec: RunSpec) -> Wish:
         raise SpecError(problem)
     try:
         job = Job.from_json(spec.job)
-    except (SettingsError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
         raise SpecError(f"the job of the run is not valid: {error}") from None
     if spec.local and job.data.where != "peer":
         raise SpecError(
@@ -152,7 +152,7 @@ def _check_unchanged(found: Checkpoint, job: Job) -> None:
     """Raises SpecError for a job that cannot go on from a checkpoint of another one."""
     try:
         before = Job.from_json(found.job)
-    except (SettingsError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"the checkpoint of the run has no valid job: {error}") from None
     for key, had, has in (
         ("seed", before.seed, job.seed),

@@ -40,6 +40,9 @@ CODEC_ROLES = ("activation", "activation_grad", "grad", "sync", "snapshot")
 """Keys of [codec] that fall back to its default."""
 _CODEC = re.compile(r"[a-z]\w*(\+[a-z]\w*)*(/\d+)?(:[a-z]\w*=[\w.+-]+(,[a-z]\w*=[\w.+-]+)*)?", re.A)
 
+MOST_STEPS = 2**53
+MOST_BATCH = 2**31
+"""Samples of a step."""
 MOST_CHOICES = 64
 """Microbatch sizes that the planner may choose among, beside the default."""
 MOST_MICROBATCHES = 65_536
@@ -197,6 +200,8 @@ class Train(Settings):
                 f"wants exactly one of steps, tokens, passes; got {got}",
             )
         _at_least(self, 1, given[0], "batch")
+        _at_most(self, MOST_STEPS, given[0])
+        _at_most(self, MOST_BATCH, "batch")
         _at_least(self, 0, "lr", "eps", "momentum", "weight_decay", "lr_final", "clip")
         _at_least(self, 0, "eval_every", "eval_batches")
         for i, beta in enumerate(self.betas):
@@ -505,6 +510,12 @@ def _at_least(settings: Settings, least: int, *keys: str) -> None:
     for key in keys:
         if not getattr(settings, key) >= least:  # not >=: NaN is refused too
             raise SettingsError(key, f"is {getattr(settings, key)}: expected {least} or more")
+
+
+def _at_most(settings: Settings, most: int, *keys: str) -> None:
+    for key in keys:
+        if getattr(settings, key) > most:
+            raise SettingsError(key, f"is {getattr(settings, key)}: expected at most {most}")
 
 
 def _divisors(n: int) -> list[int]:

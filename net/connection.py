@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from .frame import FrameError
 from .link import Link
 from .messages import (
+    MAX_HELLO_BYTES,
     Hello,
     Message,
     Outgoing,
@@ -78,6 +79,8 @@ class Connection:
         if self.over:
             return
         try:
+            if not self.greeted and len(message) > MAX_HELLO_BYTES:
+                raise FrameError(f"a message of {len(message)} bytes before the hello")
             records = decode(message)
         except FrameError as e:
             self.refuse("protocol", str(e))

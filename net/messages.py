@@ -32,6 +32,7 @@ from .frame import (
 
 __all__ = [
     "MAX_CHUNK_BYTES",
+    "MAX_HELLO_BYTES",
     "MAX_MESSAGE_BYTES",
     "MIN_CHUNK_BYTES",
     "VERSION",
@@ -68,8 +69,14 @@ _CHECKSUM = struct.Struct("<Q")  # of what follows
 _RECORD = struct.Struct("<BI")  # kind, length of what follows
 _PIECE = struct.Struct("<QQ")  # frame number, offset
 _CONTROL, _BYTES = 1, 2
+MAX_HELLO_BYTES = MAX_CONTROL_BYTES + 64
+"""A message of one record, which nothing may come before."""
 MAX_MESSAGE_BYTES = MAX_CHUNK_BYTES + 4 * MAX_CONTROL_BYTES
 """One piece of the largest size and some small records."""
+
+MAX_RECORDS = 10_000
+"""Of a message: the smallest that fit into the 64 KiB after which it ends. Reading as many takes a
+tenth of a second."""
 
 Parts = tuple[bytes | memoryview, ...]
 """A record or a message in parts, to be put together by whoever writes it."""
@@ -269,6 +276,8 @@ def decode(message: bytes) -> list[Message]:
         )
     records: list[Message] = []
     while rest:
+        if len(records) == MAX_RECORDS:
+            raise FrameError(f"a message of more than {MAX_RECORDS} records")
         if len(rest) < _RECORD.size:
             raise FrameError(f"{len(rest)} bytes at the end of a message are no record")
         kind, length = _RECORD.unpack_from(rest)

@@ -43,6 +43,9 @@ from .step import Steps, Verdict
 
 __all__ = ["Assignment", "Patience", "Phase"]
 
+_MOST_TEXT = 2000
+"""Characters of a fault's reason, as the broker keeps them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
@@ -478,7 +481,7 @@ class Assignment:
             run=self.run,
             term=self.term,
             step=self.step,
-            reason=common_pb2.Reason(code=code, text=text),
+            reason=common_pb2.Reason(code=code, text=text[:_MOST_TEXT]),
             about=about,
         )
         return self._tell(broker_pb2.PeerMessage(fault=fault))

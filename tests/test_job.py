@@ -61,6 +61,8 @@ def test_a_file_with_the_required_keys_only_works(tmp_path: Path) -> None:
             '`output.format` is "pickle": expected "safetensors" |',
         ),
         ("[train]\nsteps = 3\nlearning_rate = 1", 6, 'is not a known key; did you mean "lr"?'),
+        (f"[train]\nsteps = 3\nbatch = {10**24}", 6, "expected at most 2147483648"),
+        (f"[train]\nsteps = {10**21}", 5, "expected at most 9007199254740992"),
         ("[train]\nsteps = 3\nzzz = 1", 6, "`train.zzz` is not a known key (known: "),
         (
             "[train]\nsteps = 3\ntokens = 4",

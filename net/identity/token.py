@@ -14,7 +14,6 @@ double click marks it as one word but for the dots.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import secrets
 from dataclasses import dataclass
@@ -118,7 +117,7 @@ def _bytes(text: str, size: int, which: str, what: str) -> bytes:
         )
     try:
         return base64.b32decode(text.upper() + "=" * (-expected % 8))
-    except binascii.Error:
+    except ValueError:  # binascii.Error is one; it is another for what is not ASCII
         raise TokenError(
             f"the token's {which} part, {what}, has a character that cannot be: expected a to z "
             "and 2 to 7; copy it again"

@@ -73,7 +73,8 @@ def write_report(
 ) -> None:
     """Writes report.html, summary.json, events.jsonl and a PNG of each picture into `folder`, which
     is made. What was not measured has no section, and without a trace there are no events.
-    `network`: what links can carry, by names of peers. `names`: of peers, by the ids that the plan has. Raises OSError."""
+    `network`: what links can carry, by names of peers. `names`: of peers, by the ids that the plan
+    has. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     proto = plan_to_proto(plan) if isinstance(plan, Plan) else plan
     found = measure(trace, network)

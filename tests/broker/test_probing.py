@@ -229,6 +229,7 @@ def test_who_lacks_links_is_who_a_count_of_the_whole_pool_finds(world, monkeypat
     ("report", "word"),
     [
         (probe(1, "b", latency_s=math.nan), "latency_s is nan"),
+        (probe(1, "b", rate=1e-306), "bytes_per_s is 1e-306: expected 0, or 1 or more"),
         (probe(1, "b", latency_s=-1.0), "latency_s is -1"),
         (probe(1, "b", latency_s=61.0), "latency_s is 61"),
         (probe(1, "b", rate=math.inf), "bytes_per_s is inf"),

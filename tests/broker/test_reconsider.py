@@ -86,6 +86,37 @@ def test_a_run_stops_between_two_steps_to_move(world):
     assert "30% faster" in world.machine.runs[run].reason.text
 
 
+def test_an_answer_about_an_earlier_plan_decides_nothing(world):
+    run = world.start("a", "b", steps=2000)
+    world.join("c")
+    [ask] = asks(advance(world, run, 20, 0))
+    better = world.plan("b", "a")
+    world.handle(PlanConsidered(run, ask.version, 1.0, 0.5, 0.0, better))
+    advance(world, run, 35, 20)  # the gain has nearly lasted for long enough
+    world.join("d")
+    [ask] = asks(advance(world, run, 15, 55))
+    world.close("b")
+    known = world.machine.runs[run]
+    assert not known.running
+    out = world.handle(PlanConsidered(run, ask.version, 1.0, 0.5, 0.0, better))
+    assert not [i for i in out if isinstance(i, Log) and i.name == "plan_prepared"]
+
+
+def test_a_run_that_is_to_pause_is_not_moved_instead(world):
+    run = world.start("a", "b", steps=2000)
+    world.join("c")
+    [ask] = asks(advance(world, run, 20, 0))
+    world.handle(PlanConsidered(run, ask.version, 1.0, 0.5, 0.0, world.plan("b", "a")))
+    known = world.machine.runs[run]
+    known.pause(world.machine.members, world.now)
+    errand = known.handing.errand
+    assert errand is not None
+    assert errand.plan is None
+    for step in range(20, 120):  # a gain that has lasted for 50 steps would move it
+        advance(world, run, 1, step)
+        assert known.handing.errand is errand
+
+
 def test_one_who_comes_or_goes_asks_for_another_search(world):
     run = world.start("a", "b", steps=2000)
     searches = []

@@ -19,6 +19,8 @@ from shoal.net.frame import (
     header_to_proto,
 )
 from shoal.net.messages import (
+    MAX_RECORDS,
+    MIN_CHUNK_BYTES,
     Ack,
     Credit,
     Hello,
@@ -241,3 +243,11 @@ def test_any_order_of_valid_messages_keeps_the_slots(messages):
         assert len(set(arrived)) == len(arrived)
         for role in Role:
             assert sum(key.role == role for key in arrived) <= 2  # nothing was released
+
+
+def test_a_message_has_so_many_records_at_most() -> None:
+    ack = record(Ack(1))
+    assert len(decode(b"".join(seal([ack] * MAX_RECORDS)))) == MAX_RECORDS
+    with pytest.raises(FrameError, match="more than 10000 records"):
+        decode(b"".join(seal([ack] * (MAX_RECORDS + 1))))
+    assert len(ack) * MAX_RECORDS > MIN_CHUNK_BYTES, "as many as a message has before it ends"

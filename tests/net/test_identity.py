@@ -71,6 +71,7 @@ def test_no_slip_of_the_hand_gives_another_token(data):
         (lambda t: t.rpartition(".")[0], "3 parts"),
         (lambda t: t.replace(t.split(".")[1], t.split(".")[1][:-1]), "the authority's fingerprint"),
         (lambda t: t.replace(t.split(".")[2], "1" + t.split(".")[2][1:]), "the secret"),
+        (lambda t: t.replace(t.split(".")[2], "é" + t.split(".")[2][1:]), "the secret"),
         (lambda t: t[:-1] + ("a" if t[-1] != "a" else "b"), "check does not fit"),
     ],
 )

@@ -119,6 +119,14 @@ async def test_nothing_but_a_hello_opens_a_connection(two):
     assert b.ups("out") == 0
 
 
+async def test_a_long_message_before_the_hello_is_not_read(two):
+    world, _, b = two
+    outsider = await world.outsider(b)
+    outsider.say(b"".join(seal([record(Credit(ACT, 5))] * 8000)))
+    await world.until(lambda: outsider.heard != [])
+    assert "bytes before the hello" in outsider.heard[0].text
+
+
 async def test_a_stale_dial_does_not_end_a_newer_one(two):
     world, _, b = two
     newer, stale = await world.outsider(b), await world.outsider(b)
