@@ -121,7 +121,7 @@ def _refuse_shared_memory(module: nn.Module) -> None:
     for name, p in module.named_parameters():
         if p.is_meta or p.numel() == 0:
             continue
-        where = (p.device, p.data_ptr(), p.stride(), p.shape)
+        where = (p.device, p.data_ptr(), p.numel())  # a transpose has another shape
         if where in seen:
             raise CaptureError(
                 f"parameters {seen[where]!r} and {name!r} are two Parameters over the same memory: "
@@ -132,7 +132,11 @@ def _refuse_shared_memory(module: nn.Module) -> None:
 
 def _refuse_hooks(module: nn.Module) -> None:
     """A hook that changes gradients is Python that no peer runs."""
-    hooked = [f"parameter {n!r}" for n, p in module.named_parameters() if p._backward_hooks]
+    hooked = [
+        f"parameter {n!r}"
+        for n, p in module.named_parameters()
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)
+    ]
     hooked += [
         f"module {n!r}"
         for n, m in module.named_modules()

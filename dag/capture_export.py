@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Self, cast
 
 import torch
@@ -209,27 +210,58 @@ def _unlisted(program: ExportedProgram, tried: set[Any]) -> dict[Any, Callable[.
     return {t: known[t] for t in missing if t in known}
 
 
+def _here() -> str:
+    """The line of the user's code that is being traced."""
+    place = user_place()
+    return f"{place[0]}:{place[1]}: {place[2]}" if place else "the model's forward"
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Whether the call comes from outside of torch."""
+    return not str(frame.f_globals.get("__name__", "")).startswith("torch.")
+
+
 @contextlib.contextmanager
 def _own_gradients() -> Iterator[None]:
     """While a module is traced, refuses a gradient of the user's own making: torch.export sees only
     the operators of its forward, so a graph would train with another gradient and say nothing."""
     apply = torch.autograd.Function.__dict__["apply"]
+    hook, inference = torch.Tensor.register_hook, torch.inference_mode.__init__
 
     def watched(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         if not cls.__module__.startswith("torch."):  # torch's own (checkpoint) change no gradient
-            place = user_place()
-            where = f"{place[0]}:{place[1]}: {place[2]}" if place else "the model's forward"
             raise CaptureError(
-                f"{where}\n  torch.autograd.Function {cls.__name__} has a backward of its own, "
+                f"{_here()}\n  torch.autograd.Function {cls.__name__} has a backward of its own, "
                 "which a graph of operators cannot hold: write the forward so that autograd gives "
                 "this gradient, e.g. x + (y - x).detach() for a straight-through estimate"
             )
         return apply.__get__(None, cls)(*args, **kwargs)
 
+    def hooked(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _is_users(sys._getframe(1)):
+            raise CaptureError(
+                f"{_here()}\n  a hook changes the gradient of a tensor, which a graph of operators "
+                "cannot hold: write the forward so that autograd gives this gradient, e.g. "
+                "x + (y - x).detach()"
+            )
+        return hook(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def entered(mode: Any, *args: Any, **kwargs: Any) -> None:
+        if _is_users(sys._getframe(1)):
+            raise CaptureError(
+                f"{_here()}\n  torch.inference_mode() is not seen by the capture, and gradients "
+                "would go through what is in it: use torch.no_grad()"
+            )
+        inference(mode, *args, **kwargs)
+
     setattr(torch.autograd.Function, "apply", classmethod(watched))  # noqa: B010 (mypy)
+    setattr(torch.Tensor, "register_hook", hooked)  # noqa: B010 (mypy)
+    setattr(torch.inference_mode, "__init__", entered)  # noqa: B010 (mypy)
     try:
         yield
     finally:
+        setattr(torch.Tensor, "register_hook", hook)  # noqa: B010 (mypy)
+        setattr(torch.inference_mode, "__init__", inference)  # noqa: B010 (mypy)
         setattr(torch.autograd.Function, "apply", apply)  # noqa: B010 (mypy)
 
 

@@ -63,7 +63,11 @@ def convert(exported: Exported, names: Names) -> Converted:
     state = _State()
     inputs, buffers, constants = _inputs(exported, names, by_name, state)
     outputs, mutated = _outputs(exported, names, by_name)
-    statistics = [n for n in mutated.values() if counter_step(n) is None]
+    steps = {
+        name: counter_step(node, lambda n, name=name: state.env.get(n) == Ref(f"buffer:{name}"))  # type: ignore[misc]
+        for name, node in mutated.items()
+    }
+    statistics = [n for name, n in mutated.items() if steps[name] is None]
     live = _live([*outputs, *statistics])
     for node in nodes:
         if node in live and node.op == "call_function":
@@ -81,7 +85,7 @@ def convert(exported: Exported, names: Names) -> Converted:
         metrics=tuple(zip(exported.metrics, values[1 + exported.has_weight :], strict=True)),
     )
     new_values = {
-        name: counter_step(node) if counter_step(node) is not None else state.env[node]
+        name: state.env[node] if steps[name] is None else steps[name]
         for name, node in mutated.items()
     }
     graph = with_updates(graph, new_values, {n: line_of(node) for n, node in mutated.items()})

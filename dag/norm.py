@@ -7,7 +7,7 @@ exponential average with the user's momentum) is applied at the end of the step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +24,15 @@ BATCH_NORM = "aten._native_batch_norm_legit_functional.default"
 running_mean, new running_var)"""
 
 
-def counter_step(node: Node) -> float | None:
-    """The increment, if a buffer's new value is `buffer + number` (num_batches_tracked)."""
+def counter_step(node: Node, is_own: Callable[[Node], bool]) -> float | None:
+    """The increment, if a buffer's new value is `buffer + number` (num_batches_tracked). `is_own`:
+    whether a placeholder is that very buffer."""
     if node.op == "call_function" and node.target is torch.ops.aten.add.Tensor:
         buffer, step = node.args[:2]
-        if isinstance(buffer, Node) and buffer.op == "placeholder":
-            return float(step) if isinstance(step, (int, float)) else None
+        times = node.kwargs.get("alpha", 1)
+        own = isinstance(buffer, Node) and buffer.op == "placeholder" and is_own(buffer)
+        if own and isinstance(step, int | float) and isinstance(times, int | float):
+            return float(step * times)
     return None
 
 

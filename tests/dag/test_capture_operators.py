@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from shoal.dag.capture import CaptureError, capture
 from shoal.dag.cut import cut
 from shoal.dag.execute import StageExecutor
+from shoal.dag.graph import BufferUpdate
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "clip": lambda h: h.clip(-0.5, 0.5),
@@ -75,6 +76,71 @@ def test_a_gradient_of_ones_own_making_is_refused_and_never_lost() -> None:
         capture(module, batch)
     hook.remove()
     capture(module, batch)
+    hook = module.linear.weight.register_post_accumulate_grad_hook(lambda p: None)
+    with pytest.raises(CaptureError, match=r"'linear\.weight' has a backward hook"):
+        capture(module, batch)
+    hook.remove()
+
+
+def reversed_by_hook(h):
+    h.register_hook(lambda grad: -grad)
+    return h
+
+
+def frozen_teacher(h):
+    with torch.inference_mode():
+        return h * 2
+
+
+@pytest.mark.parametrize(
+    ("forward", "says"),
+    [
+        (reversed_by_hook, r"(?s)register_hook.*a hook changes the gradient"),
+        (frozen_teacher, r"(?s)inference_mode.*use torch\.no_grad"),
+    ],
+)
+def test_what_changes_gradients_within_a_forward_is_refused(forward, says) -> None:
+    with pytest.raises(CaptureError, match=says):
+        capture(Applied(forward), {"x": torch.zeros(2, 5, 8)})
+    x = torch.ones(1, requires_grad=True)  # as before, outside of a capture
+    x.register_hook(lambda grad: -grad)
+    x.sum().backward()
+    assert x.grad is not None
+    assert x.grad.item() == -1
+    with torch.inference_mode():
+        assert torch.ones(1).is_inference()
+
+
+def test_weights_that_share_memory_are_refused_transposed_too() -> None:
+    class Tied(Applied):
+        def __init__(self) -> None:
+            super().__init__(torch.tanh)
+            self.back = nn.Linear(*self.linear.weight.shape)
+            self.back.weight = nn.Parameter(self.linear.weight.data.t())
+
+    with pytest.raises(CaptureError, match=r"linear\.weight.*back\.weight.*the same memory"):
+        capture(Tied(), {"x": torch.zeros(2, 5, 8)})
+
+
+@pytest.mark.parametrize("step", ["n.add_(1, alpha=2)", "n.copy_(m + 1)", "n.add_(1)"])
+def test_a_counter_counts_as_in_the_module(step: str) -> None:
+    class Counting(Applied):
+        def __init__(self) -> None:
+            super().__init__(torch.tanh)
+            self.register_buffer("n", torch.zeros(()))
+            self.register_buffer("m", torch.full((), 5.0))
+
+        def forward(self, x):
+            exec(step, {"n": self.n, "m": self.m})
+            return super().forward(x)
+
+    batch = {"x": torch.zeros(2, 5, 8)}
+    if "m" in step:
+        with pytest.raises(CaptureError, match="buffer 'n' is changed by the forward"):
+            capture(Counting(), batch)
+        return
+    (buffer,) = [b for b in capture(Counting(), batch).graph.buffers if b.name == "n"]
+    assert buffer.update == BufferUpdate("add", "", 2.0 if "alpha" in step else 1.0)
 
 
 def test_a_parameter_may_be_a_metric() -> None:
