@@ -42,6 +42,8 @@ class Checkpoints:
         """These are complete; older ones than are kept go."""
         self.kept += found
         del self.kept[: -self._keep]
+        if self.kept:  # after a restart of the broker, too
+            self._next = max(self._next, self.kept[-1].step + 1)
 
     def newest(self, committed: int | None = None) -> Checkpoint | None:
         """Of at most so many steps, if that is given."""
@@ -125,6 +127,14 @@ class Checkpoints:
         coming.files.sort(key=lambda f: [(s.start, s.stop, f.holder) for s in f.spans])
         self.given_up()
         return coming
+
+    def again(self) -> None:
+        """A holder may not have heard of the one that is on its way, or could not say what came of
+        it: another is made in its place, as soon as may be."""
+        if self._coming is not None:
+            self._next = self._coming.step
+            self.given_up()
+            self._overdue = True
 
     def given_up(self, late: bool = False) -> None:
         """The one that is on its way will not be complete; `late`: it was ordered too late."""

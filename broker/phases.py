@@ -46,6 +46,7 @@ from ..proto.broker_pb2 import (
     RunEvent,
     RunSpec,
     Saved,
+    SnapshotReport,
     Start,
     StepReport,
     WeightFile,
@@ -247,6 +248,13 @@ class Phases(Terms):
         self._exports[member.id] = message
         self._since = now
         return self._finish_export(members, now)
+
+    def snapshot_reported(
+        self, member: Member, report: SnapshotReport, members: Membership, now: float
+    ) -> list[Instruction]:
+        """As in Terms; the end of a run may have waited for a checkpoint that will not be."""
+        out = super().snapshot_reported(member, report, members, now)
+        return out + self._finish_export(members, now)
 
     def _finish_export(self, members: Membership, now: float) -> list[Instruction]:
         if self.phase != EXPORTING or len(self._exports) < len(self._exporters):

@@ -337,9 +337,13 @@ class Run(Phases):
         self._left.pop(member.id, None)
         self._since = now
         self.cadence.given_up()  # it may not have heard the order
+        if self.checkpoints.awaits(member.id):
+            self.checkpoints.again()
         self.handing.holds(member)
         out: list[Instruction] = [Tell(member.stream, self._start())]
-        return out if self.returning else [*out, *self.tell_order(members)]
+        if self.returning:
+            return out
+        return [*out, *(self.order_snapshots(members, now) or self.tell_order(members))]
 
     # ------------------------------------------------------------ time
 

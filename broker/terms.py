@@ -365,6 +365,7 @@ class Terms(DurableRun):
         own = snapshot.holder == member.id
         if own and snapshot.step == self.checkpoints.coming and self.checkpoints.untaken:
             self.checkpoints.given_up(late=True)
+            out += self.order_snapshots(members, now)
         if refused and member.id not in self._refuse:
             out += self._refused(member, PeerId(snapshot.holder), why, members, now)
             out += self.order_snapshots(members, now)

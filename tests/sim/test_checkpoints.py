@@ -17,6 +17,7 @@ from shoal.job import Job
 from shoal.proto import broker_pb2
 from shoal.proto.broker_pb2 import DONE, FAILED, RUNNING, WAITING, Checkpoint, RunEvent, RunSpec
 from shoal.sim.monitor.monitor import Monitor
+from shoal.sim.virtual.clock import Observed
 from shoal.sim.virtual.world import PeerSpec, World
 from shoal.tests.sim.played import ask
 
@@ -93,6 +94,34 @@ def weights(events: list[RunEvent], world: World) -> dict[str, bytes]:
 
 def checkpoints(events: list[RunEvent]) -> list[Checkpoint]:
     return [e.checkpoint for e in events if e.HasField("checkpoint")]
+
+
+@pytest.mark.parametrize("share", [0.35, 0.5, 0.65, 0.8, 0.95])
+@pytest.mark.parametrize("who", ["p1", "broker"])
+def test_who_is_away_while_one_is_on_its_way_costs_no_hour(
+    lab: Lab, who: str, share: float
+) -> None:
+    """A holder's stream breaks, or the broker starts again: another one is made in its place."""
+    world, events = lab.world(), 0
+    run = world.submit(lab.spec())
+    monitor = Monitor(world)
+    also = world.observe
+    assert also is not None
+
+    def observe(seen: Observed) -> None:
+        nonlocal events
+        also(seen)
+        events += 1
+        if events == int(share * 1868):  # of about as many
+            breaks = world.restart_broker if who == "broker" else lambda: world.cut(who)
+            world.after(0.0, breaks)
+
+    world.observe = observe
+    found = checkpoints(monitor.finish(run, 3600.0))
+    assert world.now < 60.0
+    made = [c.step for c in found]
+    assert made[-1] == STEPS
+    assert made == sorted(set(made)), "none is made twice"
 
 
 def test_checkpoints_come_every_so_many_steps_and_at_the_end(calm: World) -> None:
