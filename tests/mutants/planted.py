@@ -275,8 +275,8 @@ def credit_twice() -> Iterator[None]:
 def early_ack() -> Iterator[None]:
     announce = Inbox.announce
 
-    def eager(self: Inbox, header: Any) -> Any:
-        arrived, answers = announce(self, header)
+    def eager(self: Inbox, header: Any, first: Any = None) -> Any:
+        arrived, answers = announce(self, header, first)
         return arrived, answers or [Ack(header.number)]
 
     with patch.object(Inbox, "announce", eager):
@@ -297,9 +297,10 @@ def forgotten_queue() -> Iterator[None]:
         done = resume(self, hello)
         for lane in self._lanes.values():
             for frame in lane.queue:
-                self._keys.remove(frame.header.key)
+                self._keys.remove(frame.key)
                 self._unacknowledged.pop(frame.number, None)
             lane.queue.clear()
+        self._waiting.clear()
         return done
 
     with patch.object(Outbox, "resume", forgets):
