@@ -218,7 +218,7 @@ def _here() -> str:
 
 def _is_users(frame: FrameType) -> bool:
     """Whether the call comes from outside of torch."""
-    return not str(frame.f_globals.get("__name__", "")).startswith("torch.")
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] != "torch"
 
 
 @contextlib.contextmanager

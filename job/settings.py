@@ -2,7 +2,7 @@
 
 A class that derives from `Settings` checks every field against its annotation when it is made, from
 TOML, JSON or Python alike. `read_toml` adds the file and the line to whatever is wrong. Nothing is
-guessed: an unknown key is an error that names the meant known one.
+guessed: an unknown key is an error that names a known one that is like it.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def located(error: SettingsError, path: Path) -> SettingsError:
 
 
 def _where(path: Path, text: str, key: str) -> str:
-    """FILE:LINE of a dotted key, or of the meant table around it that the file names."""
+    """FILE:LINE of a dotted key, or of the nearest table around it that the file names."""
     lines: dict[tuple[str, ...], int] = {}
     for names, line in _lines(text):
         lines.setdefault(names, line)

@@ -136,7 +136,7 @@ class Job(Settings):
     def from_table(cls, table: Mapping[str, Any]) -> Job:
         unknown = [k for k in table if k not in {f.name for f in fields(cls)} - cls.OURS]
         if unknown:
-            super().from_table({unknown[0]: None})  # raises, and names the meant key
+            super().from_table({unknown[0]: None})  # raises, and names the key that was meant
         for key in ("version", "model", "train"):
             if key not in table:
                 wanted = "exactly one of train.steps, train.tokens, train.passes"

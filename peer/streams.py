@@ -101,7 +101,8 @@ class Streams:
                 encoded = coding.codec.encode(tensor, support)[0]
             if self._uses.samples(key.step, transfer, coding.codec):
                 data = memoryview(bytearray(b"".join(encoded.buffers)))
-                whole = coding.codec.decode(coding.whole, encoded.header, data, support)[0]
+                there = coding.whole, encoded.header, data, support, self._device
+                whole = coding.codec.decode(*there)[0]
                 self._uses.sampled(transfer, coding.codec, tensor, whole)
         else:
             end = self._end(transfer)
