@@ -5,6 +5,7 @@ This runs on the submitter's machine only; peers see a graph and named tensors, 
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import sys
@@ -28,6 +29,7 @@ __all__ = [
     "find",
     "is_hugging_face",
     "load_named",
+    "on_cpu",
     "read_weights",
     "ready",
     "tied_names",
@@ -63,6 +65,42 @@ def build(job: Job) -> nn.Module:
     if job.model.weights != "init":
         load_named(module, read_weights(find(job.model.weights, job.folder, "model.weights")))
     return module
+
+
+def on_cpu(module: nn.Module) -> nn.Module:
+    """The module itself, or a copy on the CPU of one that lies on another device: it is captured
+    with microbatches of the CPU, and a live module stays where the user has it.
+
+    Raises ModelError for a module on `meta`, whose weights have no values, and for one that cannot
+    be copied.
+    """
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    elsewhere = {name: t for name, t in tensors.items() if t.device.type != "cpu"}
+    for name, tensor in elsewhere.items():
+        if tensor.is_meta:
+            raise ModelError(
+                f'"{name}" is on the meta device, where weights have no values: make the model on '
+                'the CPU, or give it some first (module.to_empty(device="cpu"), then load them)'
+            )
+    if not elsewhere:
+        return module
+    try:
+        return _copied(module, lambda tensor: tensor.cpu())
+    except Exception as error:  # a copy runs the user's code
+        where = next(iter(elsewhere.values())).device
+        raise ModelError(
+            f"the model is on {where} and cannot be copied to the CPU ({_story(error)}): pass "
+            "it on the CPU (module.cpu())"
+        ) from error
+
+
+def _copied(module: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A copy with changed parameters and buffers; what is tied stays tied."""
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(change(p.detach()), p.requires_grad) for p in module.parameters()
+    }
+    memo |= {id(b): change(b.detach()) for b in module.buffers()}
+    return copy.deepcopy(module, memo)
 
 
 def _from_factory(job: Job) -> nn.Module:

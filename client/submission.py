@@ -137,7 +137,7 @@ def prepare(
         data = _data(job, folder / "data", say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.build(job)
+        module = models.on_cpu(models.build(job))
         captured = _captured(job, data.manifest, module)
         sizes = _divisions(job, data, module, captured.graph, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
@@ -166,7 +166,7 @@ def draft(
         data = _data(job, Path(name), say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.build(job)
+        module = models.on_cpu(models.build(job))
         graph = _captured(job, data.manifest, module).graph
         sizes = _divisions(job, data, module, graph, sizes, say)
     spec = spec_of(job, sizes)

@@ -300,6 +300,41 @@ def test_freezing_leaves_a_live_module_as_it_was() -> None:
         pass
 
 
+def test_a_copy_is_changed_and_tied_alike_and_the_users_own_is_not() -> None:
+    module = nn.ModuleDict({"tied": Tied(), "rnn": nn.LSTM(2, 3)}).eval()
+    module["tied"].norm.weight.requires_grad_(False)
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    made = models._copied(module, lambda tensor: tensor + 1)
+    assert made["tied"].a.weight is made["tied"].b.weight
+    assert not made["tied"].norm.weight.requires_grad
+    assert not made.training
+    assert made["rnn"](torch.zeros(1, 1, 2))[0].shape == (1, 1, 3)
+    for name, tensor in made.state_dict().items():
+        torch.testing.assert_close(tensor, before[name] + 1)
+    with torch.no_grad():
+        made["tied"].a.weight.zero_()
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+
+
+def test_a_model_on_the_cpu_is_taken_itself_and_one_without_values_is_refused() -> None:
+    module = Tied()
+    assert models.on_cpu(module) is module
+    with pytest.raises(models.ModelError, match=r'"a\.weight" is on the meta device.*to_empty'):
+        models.on_cpu(Tied().to("meta"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_live_model_on_a_gpu_is_captured_and_stays_there(arrays: Path) -> None:
+    module = Tied().cuda()
+    job = tiny(arrays)
+    with prepare(replace(job, module=module)) as prepared:
+        found = load_file(prepared.weights)
+    assert all(p.is_cuda for p in module.parameters())
+    for name, p in module.named_parameters():
+        assert torch.equal(found[name], p.detach().cpu())
+
+
 # ---------------------------------------------------------------- submission
 
 
