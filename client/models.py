@@ -20,12 +20,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ..job import LIVE, Job
 
 __all__ = [
     "ModelError",
     "build",
+    "check_takes",
     "find",
     "is_hugging_face",
     "load_named",
@@ -34,6 +36,9 @@ __all__ = [
     "ready",
     "tied_names",
 ]
+
+
+_TORCH = str(Path(torch.__file__).parent)
 
 
 class ModelError(ValueError):
@@ -142,6 +147,7 @@ def _story(error: BaseException) -> str:
     """The error and the line of the user's code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is ours
     users = [f for f in frames if not f.filename.startswith("<frozen importlib")]
+    users = [f for f in users if not f.filename.startswith(_TORCH)] or users
     where = f" ({users[-1].filename}, line {users[-1].lineno})" if users else ""
     if isinstance(error, SyntaxError):  # its text names the place
         where = ""
@@ -321,12 +327,41 @@ def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
         if loss is not None:
             module.__class__ = _with_own_loss(kind, loss)
         elif is_hugging_face(module) and data.kind != "arrays":
+            if not data.targets:
+                raise ModelError(
+                    "`data.targets` is empty, and a Hugging Face model is trained on the next "
+                    'tokens: name them, such as targets = "y", or give a model.loss'
+                )
             module.__class__ = _with_loss(kind, data.inputs, data.targets)
         yield module
     finally:
         module.__class__ = kind
         for parameter in chosen:
             parameter.requires_grad_(True)
+
+
+def check_takes(module: nn.Module, batch: Mapping[str, Tensor], say: Callable[[str], None]) -> None:
+    """Runs a forward of a module that is `ready`; it is as it was afterwards.
+
+    Raises ModelError for data that it does not take. What is the machine's fault (memory, an
+    operator that a CPU has not) is said.
+    """
+    buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            functional_call(module, buffers, (), dict(batch))
+    except Exception as error:  # whatever the user's code raises
+        text = str(error)
+        if isinstance(error, MemoryError | NotImplementedError) or "allocate memory" in text:
+            say(f"no batch could be tried here ({type(error).__name__}: {text})")
+            return
+        what = ", ".join(
+            f"{k} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for k, t in batch.items()
+        )
+        raise ModelError(
+            f"the first samples of the data ({what}) do not go through the model: {_story(error)}; "
+            "check data.length, and that the model knows every value of inputs and targets"
+        ) from error
 
 
 def _to_freeze(module: nn.Module, globs: tuple[str, ...]) -> list[nn.Parameter]:
