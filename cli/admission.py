@@ -7,12 +7,19 @@ from typing import Annotated
 
 import typer
 
-from .base import FAILED, Broker, Json, app, print_json, verb
+from .base import FAILED, REFUSED, UNREACHABLE, WRONG, Broker, Json, app, print_json, verb
 from .token import Token, TokenFile, read_token
 
 __all__ = ["doctor", "invite", "kick"]
 
 _MARKS = {"ok": "ok   ", "note": "     ", "wrong": "WRONG"}
+
+_CODES = {
+    **dict.fromkeys(("name", "proxy", "port", "broker"), UNREACHABLE),
+    "token": WRONG,
+    "credential": REFUSED,
+}
+"""Exit codes by what is wrong."""
 
 
 class As(Enum):
@@ -96,5 +103,6 @@ def doctor(
             typer.echo(f"{_MARKS[found.how]} {found.what:<11} {found.text}")
     if json:
         print_json([asdict(found) for found in findings])
-    if any(found.how == "wrong" for found in findings):
-        raise typer.Exit(FAILED)
+    wrong = [found.what for found in findings if found.how == "wrong"]
+    if wrong:
+        raise typer.Exit(_CODES.get(wrong[0], FAILED))

@@ -46,7 +46,11 @@ def plan(
         from ..client.submission import draft
         from ..sim.preview import preview_cluster
 
-        answer = preview_cluster(scenario, *draft(scenario.adjusted(loaded), say))
+        if scenario.own:
+            loaded = scenario.adjusted(loaded)
+        elif scenario.job_overrides:
+            say(f"without the job_overrides of {cluster}, which are for the job that it names")
+        answer = preview_cluster(scenario, *draft(loaded, say))
     else:
         from .. import client as clients
 

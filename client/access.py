@@ -93,8 +93,8 @@ def settings_path() -> Path:
 
 
 def credential_folder(address: str) -> Path:
-    """Of the credential for a broker; the names of this machine are one."""
-    host, port = split(address)
+    """Of the credential for a broker; the names of this machine are one. Raises AddressError."""
+    host, port = split(_checked(address))
     named = "localhost" if is_loopback(host) else host.lower().replace(":", "_")
     return settings_path().parent / "credentials" / f"{named}_{port}"
 

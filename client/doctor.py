@@ -12,6 +12,7 @@ from typing import Literal
 
 import grpc
 
+from ..net.grpc_quirks import in_words
 from ..net.identity.authority import utc
 from ..net.identity.credential import Credential, CredentialError
 from ..net.identity.enroll import (
@@ -170,7 +171,7 @@ def _credential(credential: Credential, address: str, folder: Path) -> Finding:
             text = f"{who}: no TLS connection within {_PATIENCE_S:.0f} s; does a proxy break it up?"
             return Finding(what="credential", how="wrong", text=text)
         except grpc.RpcError as error:
-            why = error.details() if isinstance(error, grpc.Call) else error
+            why = in_words((isinstance(error, grpc.Call) and error.details()) or str(error))
             return Finding(what="credential", how="wrong", text=f"{who} is refused: {why}")
     text = f"{who}, until {credential.ends:%Y-%m-%d %H:%M} UTC"
     return Finding(what="credential", how="ok", text=text)

@@ -6,6 +6,7 @@ factory makes it, so it shows what the exported weights are worth to whoever loa
 
 from __future__ import annotations
 
+import math
 import tempfile
 from pathlib import Path
 
@@ -65,8 +66,10 @@ def _evaluate(module: nn.Module, job: Job, reader: Reader, count: int) -> dict[s
                 weight, numbers = loss_and_metrics(module(**batch))
                 weights += weight
                 for name, value in numbers.items():
-                    sums[name] = sums.get(name, 0.0) + weight * value
+                    # Without weight it has no say, and the mean over nothing is NaN.
+                    sums[name] = sums.get(name, 0.0) + (weight * value if weight else 0.0)
         finally:
             for part, mode in modes.items():
                 part.training = mode
-    return {name: total / weights for name, total in sums.items()} | {"weight": weights}
+    means = {name: total / weights if weights else math.nan for name, total in sums.items()}
+    return means | {"weight": weights}

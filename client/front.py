@@ -110,7 +110,7 @@ class SimulationFront:
     @contextmanager
     def module(self, job: Job) -> Iterator[nn.Module]:
         """The job's module with its starting weights, in train mode, with its loss."""
-        module = models.build(job)
+        module = models.on_cpu(models.build(job))
         with models.ready(module, job):
             yield module.train()
 

@@ -5,6 +5,7 @@ This runs on the submitter's machine only; peers see a graph and named tensors, 
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import sys
@@ -19,19 +20,25 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ..job import LIVE, Job
 
 __all__ = [
     "ModelError",
     "build",
+    "check_takes",
     "find",
     "is_hugging_face",
     "load_named",
+    "on_cpu",
     "read_weights",
     "ready",
     "tied_names",
 ]
+
+
+_TORCH = str(Path(torch.__file__).parent)
 
 
 class ModelError(ValueError):
@@ -63,6 +70,42 @@ def build(job: Job) -> nn.Module:
     if job.model.weights != "init":
         load_named(module, read_weights(find(job.model.weights, job.folder, "model.weights")))
     return module
+
+
+def on_cpu(module: nn.Module) -> nn.Module:
+    """The module itself, or a copy on the CPU of one that lies on another device: it is captured
+    with microbatches of the CPU, and a live module stays where the user has it.
+
+    Raises ModelError for a module on `meta`, whose weights have no values, and for one that cannot
+    be copied.
+    """
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    elsewhere = {name: t for name, t in tensors.items() if t.device.type != "cpu"}
+    for name, tensor in elsewhere.items():
+        if tensor.is_meta:
+            raise ModelError(
+                f'"{name}" is on the meta device, where weights have no values: make the model on '
+                'the CPU, or give it some first (module.to_empty(device="cpu"), then load them)'
+            )
+    if not elsewhere:
+        return module
+    try:
+        return _copied(module, lambda tensor: tensor.cpu())
+    except Exception as error:  # a copy runs the user's code
+        where = next(iter(elsewhere.values())).device
+        raise ModelError(
+            f"the model is on {where} and cannot be copied to the CPU ({_story(error)}): pass "
+            "it on the CPU (module.cpu())"
+        ) from error
+
+
+def _copied(module: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A copy with changed parameters and buffers; what is tied stays tied."""
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(change(p.detach()), p.requires_grad) for p in module.parameters()
+    }
+    memo |= {id(b): change(b.detach()) for b in module.buffers()}
+    return copy.deepcopy(module, memo)
 
 
 def _from_factory(job: Job) -> nn.Module:
@@ -104,6 +147,7 @@ def _story(error: BaseException) -> str:
     """The error and the line of the user's code that raised it."""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is ours
     users = [f for f in frames if not f.filename.startswith("<frozen importlib")]
+    users = [f for f in users if not f.filename.startswith(_TORCH)] or users
     where = f" ({users[-1].filename}, line {users[-1].lineno})" if users else ""
     if isinstance(error, SyntaxError):  # its text names the place
         where = ""
@@ -283,12 +327,41 @@ def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
         if loss is not None:
             module.__class__ = _with_own_loss(kind, loss)
         elif is_hugging_face(module) and data.kind != "arrays":
+            if not data.targets:
+                raise ModelError(
+                    "`data.targets` is empty, and a Hugging Face model is trained on the next "
+                    'tokens: name them, such as targets = "y", or give a model.loss'
+                )
             module.__class__ = _with_loss(kind, data.inputs, data.targets)
         yield module
     finally:
         module.__class__ = kind
         for parameter in chosen:
             parameter.requires_grad_(True)
+
+
+def check_takes(module: nn.Module, batch: Mapping[str, Tensor], say: Callable[[str], None]) -> None:
+    """Runs a forward of a module that is `ready`; it is as it was afterwards.
+
+    Raises ModelError for data that it does not take. What is the machine's fault (memory, an
+    operator that a CPU has not) is said.
+    """
+    buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            functional_call(module, buffers, (), dict(batch))
+    except Exception as error:  # whatever the user's code raises
+        text = str(error)
+        if isinstance(error, MemoryError | NotImplementedError) or "allocate memory" in text:
+            say(f"no batch could be tried here ({type(error).__name__}: {text})")
+            return
+        what = ", ".join(
+            f"{k} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for k, t in batch.items()
+        )
+        raise ModelError(
+            f"the first samples of the data ({what}) do not go through the model: {_story(error)}; "
+            "check data.length, and that the model knows every value of inputs and targets"
+        ) from error
 
 
 def _to_freeze(module: nn.Module, globs: tuple[str, ...]) -> list[nn.Parameter]:

@@ -216,4 +216,5 @@ class Run:
         built = models.build(job)
         models.load_named(built, self.weights())
         with self.client.translated():
-            return evaluate.held_out(self.client.access, built, job, record["data"], batches)
+            plain = models.on_cpu(built)
+            return evaluate.held_out(self.client.access, plain, job, record["data"], batches)

@@ -22,6 +22,7 @@ import grpc
 
 from ..job import Job
 from ..job.settings import plain
+from ..net.grpc_quirks import in_words
 from ..net.identity.enroll import BrokerAwayError
 from ..proto import broker_pb2
 from ..proto.admission_pb2 import (
@@ -306,7 +307,7 @@ class Client:
         """What a gRPC status means to a client; None for what should not happen."""
         if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
             return BrokerUnreachable(
-                f"the broker at {self.address} does not answer ({detail}): is it running "
+                f"the broker at {self.address} does not answer ({in_words(detail)}): is it running "
                 "(`shoal broker`), and is the address right?"
             )
         if code == "UNIMPLEMENTED":

@@ -137,8 +137,8 @@ def prepare(
         data = _data(job, folder / "data", say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.build(job)
-        captured = _captured(job, data.manifest, module)
+        module = models.on_cpu(models.build(job))
+        captured = _captured(job, data, module, say)
         sizes = _divisions(job, data, module, captured.graph, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
         weights = folder / "weights.safetensors"
@@ -166,8 +166,8 @@ def draft(
         data = _data(job, Path(name), say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.build(job)
-        graph = _captured(job, data.manifest, module).graph
+        module = models.on_cpu(models.build(job))
+        graph = _captured(job, data, module, say).graph
         sizes = _divisions(job, data, module, graph, sizes, say)
     spec = spec_of(job, sizes)
     spec.graph.CopyFrom(_ref(graph_to_bytes(graph)))
@@ -194,9 +194,14 @@ def _ref(data: bytes) -> BlobRef:
     return BlobRef(hash=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
 
 
-def _captured(job: Job, manifest: Manifest, module: nn.Module) -> Captured:
+def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
+    _check_format(job, module)
     with models.ready(module, job):
-        captured = capture(module, _example(manifest), dtype=job.model.dtype)
+        captured = capture(module, _example(data.manifest), dtype=job.model.dtype)
+        if not data.local:
+            # Its shapes were captured; ids beyond an embedding or a table of positions are values.
+            first = _reader(job, data).batch(0, 0, max(2, min(4, job.train.microbatch_size)))
+            models.check_takes(module, first, say)
     stages = job.plan.stages
     if stages != "auto" and stages > len(captured.graph.operators):
         raise SettingsError(
@@ -205,6 +210,22 @@ def _captured(job: Job, manifest: Manifest, module: nn.Module) -> Captured:
             "expected at most one stage per operator",
         )
     return captured
+
+
+def _reader(job: Job, data: JobData) -> Reader:
+    return Reader(data.manifest, data.shards.__getitem__, seed=job.seed, microbatches=1)
+
+
+def _check_format(job: Job, module: nn.Module) -> None:
+    """Raises SettingsError for an export that could not be made: better now than after the run."""
+    kept = [Path(name).name for name in job.model.sidecars]
+    there = "config.json" in kept if kept else models.is_hugging_face(module)
+    if job.output.format == "hf" and not there:
+        raise SettingsError(
+            "output.format",
+            'is "hf", and nothing brings the config.json that goes with such an export: expected a '
+            'Hugging Face model, one among model.sidecars, or format = "safetensors"',
+        )
 
 
 def _divisions(
@@ -224,8 +245,7 @@ def _divisions(
             "depends on them cannot be tried on data that stays with its peer"
         )
         return ()
-    reader = Reader(data.manifest, data.shards.__getitem__, seed=job.seed, microbatches=1)
-    why = why_it_depends(module, job, graph, reader)
+    why = why_it_depends(module, job, graph, _reader(job, data))
     if why:
         say(f"microbatches of {job.train.microbatch_size}, whatever the plan: {why}")
     return () if why else sizes

@@ -24,6 +24,7 @@ from torch.export import Dim, ExportedProgram, default_decompositions
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 from torch.fx.traceback import preserve_node_meta
+from torch.utils.checkpoint import CheckpointFunction
 
 from .capture_errors import CaptureError, Place, explain, line_of, user_place
 from .capture_places import Notes, Watch
@@ -229,6 +230,13 @@ def _own_gradients() -> Iterator[None]:
     hook, inference = torch.Tensor.register_hook, torch.inference_mode.__init__
 
     def watched(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction:
+            raise CaptureError(
+                f"{_here()}\n  reentrant checkpointing runs this part without gradients, so it "
+                "would not be trained: write checkpoint(…, use_reentrant=False), or leave it out "
+                "(plan.recompute does the same for any model; a Hugging Face model: "
+                "gradient_checkpointing_disable())"
+            )
         if not cls.__module__.startswith("torch."):  # torch's own (checkpoint) change no gradient
             raise CaptureError(
                 f"{_here()}\n  torch.autograd.Function {cls.__name__} has a backward of its own, "
@@ -367,14 +375,17 @@ def _check_no_grad(body: GraphModule, outer: Node) -> None:
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.is_mutable:
             continue
-        first = node.args[0]
-        while isinstance(first, Node) and first.op == "call_function":
-            first = first.args[0] if first.args else None
-        if isinstance(first, Node) and first.op == "placeholder":
-            inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
-            source = outer.args[2 + inputs.index(first)]
-            if isinstance(source, Node) and source.op != "placeholder":
-                raise CaptureError(
-                    f"{line_of(node)}\n  an in-place operator under torch.no_grad() changes a "
-                    "tensor made outside of it: write it out of place, e.g. with .detach()"
-                )
+        changed = _memory(node.args[0])
+        inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
+        sources = [s for n, s in zip(inputs, outer.args[2:], strict=True) if _memory(n) == changed]
+        if sources and all(isinstance(s, Node) and s.op != "placeholder" for s in sources):
+            raise CaptureError(
+                f"{line_of(node)}\n  an in-place operator under torch.no_grad() changes a tensor "
+                "made outside of it: write it out of place, or change a copy (.clone())"
+            )
+
+
+def _memory(value: Any) -> int | None:
+    """The memory of a traced value: views of one tensor have the same."""
+    traced = value.meta.get("val") if isinstance(value, Node) else None
+    return traced.untyped_storage()._cdata if isinstance(traced, Tensor) else None

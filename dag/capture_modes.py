@@ -24,6 +24,7 @@ _FLAGS: dict[Any, tuple[int, Any]] = {
     _aten.dropout.default: (2, False),
     _aten.feature_dropout.default: (2, False),
     _aten.scaled_dot_product_attention.default: (4, 0.0),
+    _aten.batch_norm.default: (5, False),
     _aten.lstm.input: (6, False),
     _aten.gru.input: (6, False),
     _aten.rnn_tanh.input: (6, False),

@@ -111,6 +111,15 @@ def _recurrent(node: Node) -> Rewrite | None:
     return None
 
 
+def _embedding(node: Node) -> Rewrite | None:
+    if _arg(node, 4, "sparse", False):
+        raise CaptureError(
+            f"{line_of(node)}\n  this embedding has a sparse gradient, which no stage can "
+            "send, sum or clip: write sparse=False"
+        )
+    return None
+
+
 def _made(name: str, *extra: int) -> Callable[[Node], Rewrite]:
     """A random tensor of the node's own shape; `extra` are the positions of further arguments."""
 
@@ -142,6 +151,7 @@ _REWRITES: dict[Any, Callable[[Node], Rewrite | None]] = {
     aten.copy.default: _copy,
     aten.fill.Tensor: _copy,
     aten.fill.Scalar: _fill,
+    aten.embedding.default: _embedding,
     aten.lstm.input: _recurrent,
     aten.gru.input: _recurrent,
     aten.rnn_tanh.input: _recurrent,

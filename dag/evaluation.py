@@ -104,6 +104,12 @@ def check_evaluation(graph: Graph, captured: Graph) -> None:
                     f"{where} drops in eval mode too ({theirs!r}): use nn.Dropout, or "
                     "F.dropout(x, p, training=self.training)"
                 )
+            if theirs.target == norm.BATCH_NORM and theirs.args[5] is True:
+                raise EvaluationError(
+                    f"{where} normalises by the statistics of the batch in eval mode too, and so "
+                    "changes its running ones: use F.batch_norm(…, training=self.training), or "
+                    "nn.BatchNorm with track_running_stats=False"
+                )
             raise EvaluationError(
                 f"{where} does something else in eval mode than known flags explain: expected "
                 f"{ours!r}, got {theirs!r}; let forward do the same in both modes, apart from "

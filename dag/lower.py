@@ -7,6 +7,7 @@ operator that core already has.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -264,7 +265,18 @@ def _table() -> dict[Any, Callable[..., Any]]:
         aten.min.default: lambda x: aten.amin.default(x),
         aten.exp2.default: lambda x: aten.pow.Scalar(2.0, x),
         aten.var_mean.correction: _var_mean,
+        aten._safe_softmax.default: _safe_softmax,
     }
+
+
+def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Zeros where a whole row is -inf, and no gradient. torch's rule takes the softmax of that row
+    first, whose NaN comes back in the backward pass."""
+    aten = torch.ops.aten
+    x = x if dtype is None else x.to(dtype)
+    dead = aten.eq.Scalar(aten.amax.default(x, [dim], True), -math.inf)
+    alive = aten.masked_fill.Scalar(x, dead, 0.0)
+    return aten.masked_fill.Scalar(aten._softmax.default(alive, dim, False), dead, 0.0)
 
 
 def _var_mean(

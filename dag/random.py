@@ -130,7 +130,7 @@ def attention(
     """scaled_dot_product_attention with dropout p on the attention weights.
 
     query (…, H, L, E), k (…, H, S, E), v (…, H, S, F); mask broadcasts to (…, H, L, S): bool (true:
-    attend) or added to the scores."""
+    attend) or added to the scores. A row that may attend to nothing gives zeros, as in torch."""
     if gqa:
         k = k.repeat_interleave(query.shape[-3] // k.shape[-3], -3)
         v = v.repeat_interleave(query.shape[-3] // v.shape[-3], -3)
@@ -143,7 +143,9 @@ def attention(
         scores = scores.masked_fill(~mask, -math.inf)
     elif mask is not None:
         scores = scores + mask
-    weights = torch.softmax(scores.float(), -1).to(v.dtype)  # in float32, as autocast does
+    # Only a mask can leave a row with nothing to attend to.
+    softmax = torch.softmax if mask is None else torch._safe_softmax
+    weights = softmax(scores.float(), -1).to(v.dtype)  # in float32, as autocast does
     return dropout(weights, p, operator, key=key) @ v
 
 

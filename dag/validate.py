@@ -67,6 +67,10 @@ def _operators(graph: Graph, known: set[str]) -> None:
                 raise GraphError(
                     f"operator {op.name} ({op.target}) reads {value}, which is not made before it"
                 )
+        if op.target == "aten.embedding.default" and (
+            any(op.args[4:]) or dict(op.kwargs).get("sparse")
+        ):
+            raise GraphError(f"embedding {op.name} has a sparse gradient: expected sparse=False")
         if len(op.outputs) != 1 and not op.returns_tuple:
             raise GraphError(
                 f"operator {op.name} has {len(op.outputs)} results and returns no tuple"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 import tomllib
 import types
@@ -22,6 +23,7 @@ from .units import ByteCount, Duration, Rate, UnitError
 __all__ = ["Settings", "SettingsError", "located", "meant", "plain", "read_toml"]
 
 _Unit = (Duration, ByteCount, Rate)
+_MIN, _MAX = -(2**63), 2**63 - 1
 S = TypeVar("S", bound="Settings")
 
 
@@ -50,6 +52,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, hint in _hints(type(self)).items():
+            if hint is Any and name in self.OURS:
+                continue  # a live object
             object.__setattr__(self, name, _convert(hint, getattr(self, name), name))
         self.check()
 
@@ -142,15 +146,20 @@ def _show(value: Any) -> str:
         return f'"{value}"'
     if isinstance(value, bool):
         return "true" if value else "false"
-    return repr(value)
+    try:
+        return repr(value)
+    except ValueError:  # Python shows no number of more than 4,300 digits
+        return "something with a number of thousands of digits"
 
 
 def _convert(hint: Any, value: Any, key: str) -> Any:
     """`value` as the type of `hint`; raises SettingsError with `key`."""
+    if isinstance(value, int) and not isinstance(value, _Unit) and not _MIN <= value <= _MAX:
+        raise SettingsError(key, "is out of range: expected a number of 64 bits")
     origin = typing.get_origin(hint)
     wrong = SettingsError(key, f"is {_show(value)}: expected {_describe(hint)}")
     if hint is Any:
-        return value
+        return _convert_any(value, key)
     if hint is types.NoneType or origin is Literal:
         allowed = (None,) if hint is types.NoneType else typing.get_args(hint)
         # 1 == True in Python, so the type counts too.
@@ -186,10 +195,28 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
         except UnitError as error:
             raise SettingsError(key, f"is not readable: {error}") from None
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if math.isinf(value):  # NaN is refused by the checks of a range
+            raise SettingsError(key, f"is {value}: expected a finite number")
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise wrong
     return value
+
+
+def _convert_any(value: Any, key: str) -> Any:
+    """A value that no annotation says more of, as TOML and JSON both have it; raises SettingsError
+    with the key of what is not (TOML has dates, Python everything)."""
+    if isinstance(value, Mapping):
+        return {str(k): _convert(Any, v, f"{key}.{k}") for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_convert(Any, v, f"{key}[{i}]") for i, v in enumerate(value)]
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise SettingsError(
+        key,
+        f"is a {type(value).__name__} ({value}): expected text (in quotes), a number, true or "
+        "false, a list or a table",
+    )
 
 
 def _convert_union(hint: Any, value: Any, key: str, wrong: SettingsError) -> Any:
@@ -237,6 +264,8 @@ def read_toml(cls: type[S], path: Path, defaults: Mapping[str, Any] | None = Non
         ) from None
     except RecursionError:
         raise SettingsError("", "is nested too deeply", str(path)) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise SettingsError("", f"is not readable: {error}", str(path)) from None
     try:
         return cls.from_table({**(defaults or {}), **table})
     except SettingsError as error:

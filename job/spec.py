@@ -126,9 +126,6 @@ class Job(Settings):
     def check(self) -> None:
         if self.version != 1:
             raise SettingsError("version", f"is {self.version}: expected 1")
-        for key in ("seed", "priority"):
-            if not -(2**63) <= getattr(self, key) < 2**63:
-                raise SettingsError(key, "is out of range: expected a number of 64 bits")
         for key, problem in _not_built(self):
             raise SettingsError(key, f"is not supported yet: {problem}")
 

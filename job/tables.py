@@ -356,9 +356,6 @@ class Codec(Settings):
                 )
         _at_least(self, 1, "ratio")
         _at_least(self, 0, "error_budget")
-        for key in ("ratio", "error_budget"):
-            if math.isinf(getattr(self, key)):
-                raise SettingsError(key, "is infinite: expected a finite number")
 
     @property
     def snapshots(self) -> Literal["none", "lossless"]:
@@ -501,6 +498,8 @@ def json_object(text: str) -> dict[str, Any]:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         raise SettingsError("", f"not valid JSON: {error}") from None
+    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
+        raise SettingsError("", f"is no readable JSON: {error}") from None
     if not isinstance(value, dict):
         raise SettingsError("", f"is a JSON {type(value).__name__}: expected an object")
     return value

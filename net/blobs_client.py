@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,9 @@ class BlobClient:
     """Stores and fetches over a channel that the caller owns.
 
     attempts: tries in a row without progress; stall_s: seconds without a byte that end a try;
-    up, down: the owner's caps, which others may share.
+    floor: bytes per second that whoever is fetched from gives at least, over `stall_s` seconds of
+    waiting, or is given up; 0: any byte is progress; up, down: the owner's caps, which others may
+    share; clock: seconds, as the event loop's.
     """
 
     def __init__(
@@ -78,12 +81,15 @@ class BlobClient:
         *,
         attempts: int = 5,
         stall_s: float = 60.0,
+        floor: float = 0.0,
         up: Cap | None = None,
         down: Cap | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
         self.use(channel)
         self._attempts = attempts
         self._stall_s = stall_s
+        self._floor, self._clock = floor, clock
         self._up, self._down = up or Cap(None), down or Cap(None)
 
     def use(self, channel: grpc.aio.Channel) -> None:
@@ -198,17 +204,30 @@ class BlobClient:
         """Bytes of a range in pieces, in order, each once, over as many calls as it takes."""
         what = f"fetching blob {hash[:12]}"
         at, stop, tries = offset, offset + length if length else None, 0
+        waited_s, came = 0.0, 0  # in the present window
         while stop is None or at < stop:
             wanted = BlobRange(hash=hash, offset=at, length=0 if stop is None else stop - at)
             call = self._stub.Fetch(wanted)
             try:
-                while (piece := await self._next(call)) is not None:
+                while True:
+                    asked_s = self._clock()
+                    if (piece := await self._next(call)) is None:
+                        break
+                    waited_s, came = waited_s + self._clock() - asked_s, came + len(piece.data)
                     if piece.offset != at or (stop is not None and at + len(piece.data) > stop):
                         raise BlobTransferError(
                             "DATA_LOSS",
                             f"{what}: {len(piece.data)} bytes at {piece.offset}, expected {at}",
                         )
                     at += len(piece.data)
+                    if waited_s >= self._stall_s and at != stop:
+                        if came < self._floor * waited_s:
+                            raise BlobTransferError(
+                                "DEADLINE_EXCEEDED",
+                                f"{what}: {came} bytes came in {waited_s:.3g} s, expected "
+                                f"{self._floor:g} a second",
+                            )
+                        waited_s, came = 0.0, 0
                     await self._down.take_in_turns(len(piece.data))
                     tries = 0
                     yield piece.data

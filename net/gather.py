@@ -2,7 +2,8 @@
 
 Ranges come back in any order and are given in theirs; at most a few per holder are kept. A holder
 that fails is out, and its range is another one's; one that is slow loses the range that all wait
-for to whoever has nothing else to do. Who of them sent what is not known afterwards: content is
+for to whoever has nothing else to do. Two that are slow have it until one of them is given up,
+which takes a `floor` of their clients. Who of them sent what is not known afterwards: content is
 checked against the blob's hash as a whole, by whoever asked for it.
 """
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -17,7 +18,7 @@ import grpc
 if TYPE_CHECKING:
     from grpc.aio import AioRpcError, ServicerContext
 
-__all__ = ["hides_the_reason", "pass_over_broken_streams", "take_first"]
+__all__ = ["hides_the_reason", "in_words", "pass_over_broken_streams", "take_first"]
 
 _HIDDEN = "Internal error from Core"
 
@@ -32,6 +33,41 @@ async def take_first(context: ServicerContext[Any, Any], within_s: float) -> Non
 def hides_the_reason(error: AioRpcError) -> bool:
     """Whether a call ended for a reason that gRPC did not tell; another try may."""
     return error.code() is grpc.StatusCode.INTERNAL and error.details() == _HIDDEN
+
+
+_WORDS = tuple(
+    (re.compile(pattern, re.DOTALL), words)
+    for pattern, words in (
+        (r"failed to connect to all addresses.*Connection refused.*", "nobody listens there"),
+        (r"failed to connect to all addresses.*(No route|unreachable).*", "there is no way to it"),
+        (r"failed to connect to all addresses.*[Tt]ime.?out.*", "it gave no answer in time"),
+        (
+            r"failed to connect to all addresses.*(handshake|Handshake|SSL).*",
+            "what listens there does not speak TLS as a broker does",
+        ),
+        (
+            r"failed to connect to all addresses.*(HTTP/2|http1).*",
+            "what listens there is no broker, or one that wants TLS",
+        ),
+        (r"failed to connect to all addresses.*", "the connection breaks off at once"),
+        (r"(errors resolving|DNS resolution failed).*", "its name is not known"),
+        (r"Deadline Exceeded", "it gave no answer in time"),
+        (
+            r"Cancelling all calls|Socket closed|Stream removed.*|(recvmsg|sendmsg):.*"
+            r"|keepalive watchdog timeout|ping timeout|GOAWAY received.*",
+            "the connection broke off",
+        ),
+    )
+)
+
+
+def in_words(details: str) -> str:
+    """The details of a status with what gRPC itself says of a connection put plainly; what a server
+    said stays as it is."""
+    for pattern, words in _WORDS:
+        if match := pattern.search(details):
+            return details[: match.start()] + words + details[match.end() :]
+    return details
 
 
 def pass_over_broken_streams() -> None:

@@ -29,6 +29,9 @@ __all__ = ["Fellows", "serve_blobs"]
 _MOST_STREAMS = 16
 """Fetches of others at once; they ask elsewhere then."""
 _STALL_S = 5.0
+_FLOOR = 16 << 10
+"""Bytes per second that a fellow gives at least, or others are asked instead: a range of 1 MiB
+would take it a minute."""
 _OPTIONS = (*CHANNEL_OPTIONS, ("grpc.client_idle_timeout_ms", 10_000))
 """Blobs are fetched now and then."""
 
@@ -90,7 +93,7 @@ class Fellows:
         """The run has others now: HOST:PORT by peer. Returns the channels to close."""
         old, self._channels = self._channels, [self._to(p, a) for p, a in addresses.items()]
         self.clients = tuple(
-            BlobClient(channel, attempts=0, stall_s=_STALL_S, down=self._down)
+            BlobClient(channel, attempts=0, stall_s=_STALL_S, floor=_FLOOR, down=self._down)
             for channel in self._channels
         )
         return old

@@ -113,7 +113,8 @@ def run_modelled(
             return run_virtual(calm, alone, again.spec, again.blobs, folder).losses
 
         with _one_thread():
-            verify(setting.job, followed, facts, front, one_stage, shown.say)
+            expected = scenario.expect.max_loss_difference
+            verify(setting.job, followed, facts, front, one_stage, shown.say, expected)
     return trace, plan
 
 

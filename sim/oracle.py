@@ -66,7 +66,8 @@ def train(
     module: nn.Module, batches: Batches, t: Train, *, steps: int, microbatches: int
 ) -> Trained:
     """Trains in place. A step accumulates Σ weight·loss over its microbatches, divides the gradient
-    by Σ weight, clips its global 2-norm to t.clip, and updates."""
+    by Σ weight, clips its global 2-norm to t.clip, and updates. A microbatch of weight 0 has no
+    say; a step of such ones updates nothing, and its loss is NaN."""
     seen, optimizer = Trained(), optimizer_of(module, t)
     trainable = [p for p in module.parameters() if p.requires_grad]
     for step in range(steps):
@@ -75,8 +76,15 @@ def train(
             out = module(**batches(step, m))
             loss = out if isinstance(out, Tensor) else out["loss"]
             weight = float(out.get("weight", 1.0)) if isinstance(out, Mapping) else 1.0
+            if weight == 0:
+                continue
             (loss * weight).backward()
             total, weights = total + float(loss.detach()) * weight, weights + weight
+        if weights == 0:
+            optimizer.zero_grad()
+            seen.losses.append(math.nan)
+            seen.norms.append(0.0)
+            continue
         for p in trainable:
             if p.grad is not None:
                 p.grad /= weights

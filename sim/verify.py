@@ -14,7 +14,12 @@ from .following import Following
 from .front import Facts, Front
 from .report import Summary
 
-__all__ = ["compare", "verify"]
+__all__ = ["TOLERANCE", "compare", "judge", "verify"]
+
+TOLERANCE = {"fp32": 1e-3, "bf16": 3e-2}
+"""By `model.dtype`: how far a step's loss may be from the plain loop's, as a share of it, or alone
+where the loss is below 1. A single step agrees to 1e-5 in fp32, and what rounding leaves grows over
+the steps; the plain loop knows no bf16."""
 
 
 def verify(
@@ -24,8 +29,11 @@ def verify(
     front: Front,
     one_stage: Callable[[Job], Sequence[float]],
     say: Callable[[str], None],
+    expected: float | None = None,
 ) -> None:
-    """Trains the job once more in the boring way, and fills the summary with the difference.
+    """Trains the job once more in the boring way, and fills the summary with the difference. Where
+    the run is meant to be exact and differs beyond TOLERANCE, it has failed; a scenario that
+    expects something of the difference itself (`expected`) says so instead.
 
     A graph that draws masks draws others than the native module does, so it is trained as one
     stage then: `one_stage` does that, and gives the losses of all steps.
@@ -41,6 +49,8 @@ def verify(
         say("training the plain loop")
         wanted, against = _plain(job, followed, facts, front), "single process"
     compare(followed.summary, followed.losses, wanted, against)
+    if expected is None:
+        judge(job, followed.summary, followed.losses, wanted)
 
 
 def compare(
@@ -48,13 +58,35 @@ def compare(
 ) -> None:
     """Fills the summary with the difference of two runs of equal length."""
     summary.verified_against = against
-    apart = [abs(a - b) for a, b in zip(losses, wanted, strict=True)]
-    # max() would pass over a NaN that does not come first.
-    finite = all(map(math.isfinite, apart))
-    summary.max_loss_difference = max(apart, default=0.0) if finite else math.inf
+    summary.max_loss_difference = max(map(_apart, losses, wanted), default=0.0)
     if (summary.lossy or summary.inexact_from or summary.swapped) and losses:
         last = max(1, len(losses) // 10)
-        summary.loss_ratio = statistics.mean(losses[-last:]) / statistics.mean(wanted[-last:])
+        plain = statistics.mean(wanted[-last:])
+        summary.loss_ratio = statistics.mean(losses[-last:]) / plain if plain else None
+
+
+def judge(job: Job, summary: Summary, losses: Sequence[float], wanted: Sequence[float]) -> None:
+    """Fails a run that is meant to be exact, at its first loss beyond the tolerance."""
+    if summary.lossy or summary.inexact_from or summary.swapped:
+        return
+    most = TOLERANCE[job.model.dtype]
+    for step, (a, b) in enumerate(zip(losses, wanted, strict=True)):
+        if _apart(a, b) > (most * max(1.0, abs(b)) if math.isfinite(b) else 0.0):
+            summary.exit = 1
+            summary.error = (
+                f"--verify: the loss of step {step} is {a:.6g}, in the {summary.verified_against} "
+                f"{b:.6g}: expected a difference of at most {most:g} of it (I1)"
+            )
+            return
+
+
+def _apart(a: float, b: float) -> float:
+    """How far two losses are apart. A step without any weight has the loss NaN: it is equal to
+    another one, and infinitely far from a number."""
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    apart = abs(a - b)
+    return math.inf if math.isnan(apart) else apart
 
 
 def _plain(job: Job, followed: Following, facts: Facts, front: Front) -> list[float]:

@@ -25,9 +25,9 @@ from shoal.client import run as run_module
 from shoal.client import session as client_module
 from shoal.client.access import Access, AddressError, find_address
 from shoal.client.records import Recorder, read_run
-from shoal.client.submission import prepare, transfer
+from shoal.client.submission import draft, prepare, transfer
 from shoal.dag.lower import lower
-from shoal.job import Job, SettingsError
+from shoal.job import Job, Model, SettingsError
 from shoal.proto import broker_pb2 as pb
 from shoal.proto.broker_pb2_grpc import RunsServicer, add_RunsServicer_to_server
 
@@ -105,7 +105,7 @@ def free_port() -> int:
 
 def test_a_broker_that_is_not_there_is_unreachable() -> None:
     address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(BrokerUnreachable, match=f"{address} does not answer"):
+    with pytest.raises(BrokerUnreachable, match=rf"{address} does not answer \(nobody listens"):
         shoal.connect(address)
 
 
@@ -300,6 +300,41 @@ def test_freezing_leaves_a_live_module_as_it_was() -> None:
         pass
 
 
+def test_a_copy_is_changed_and_tied_alike_and_the_users_own_is_not() -> None:
+    module = nn.ModuleDict({"tied": Tied(), "rnn": nn.LSTM(2, 3)}).eval()
+    module["tied"].norm.weight.requires_grad_(False)
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    made = models._copied(module, lambda tensor: tensor + 1)
+    assert made["tied"].a.weight is made["tied"].b.weight
+    assert not made["tied"].norm.weight.requires_grad
+    assert not made.training
+    assert made["rnn"](torch.zeros(1, 1, 2))[0].shape == (1, 1, 3)
+    for name, tensor in made.state_dict().items():
+        torch.testing.assert_close(tensor, before[name] + 1)
+    with torch.no_grad():
+        made["tied"].a.weight.zero_()
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+
+
+def test_a_model_on_the_cpu_is_taken_itself_and_one_without_values_is_refused() -> None:
+    module = Tied()
+    assert models.on_cpu(module) is module
+    with pytest.raises(models.ModelError, match=r'"a\.weight" is on the meta device.*to_empty'):
+        models.on_cpu(Tied().to("meta"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_live_model_on_a_gpu_is_captured_and_stays_there(arrays: Path) -> None:
+    module = Tied().cuda()
+    job = tiny(arrays)
+    with prepare(replace(job, module=module)) as prepared:
+        found = load_file(prepared.weights)
+    assert all(p.is_cuda for p in module.parameters())
+    for name, p in module.named_parameters():
+        assert torch.equal(found[name], p.detach().cpu())
+
+
 # ---------------------------------------------------------------- submission
 
 
@@ -349,6 +384,86 @@ class Rows(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return (F.gelu(self.inner(x)) - y).square().mean()
+
+
+class Words(nn.Module):
+    def __init__(self, words: int, positions: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, 4), nn.Embedding(positions, 4)
+        self.norm, self.drop = nn.BatchNorm1d(4), nn.Dropout(0.5)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.words(x) + self.places(torch.arange(x.shape[1]))
+        h = self.drop(self.norm(h.flatten(0, 1)))
+        return F.cross_entropy(h @ self.words.weight.T, y.flatten())
+
+
+def spoken(folder: Path, module: nn.Module, length: int = 8, **more: Any) -> Job:
+    (folder / "text.txt").write_text("sixty-four times the sea. " * 20)
+    data = {"source": "text.txt", "length": length}
+    return Job(model=module, data=data, batch=8, steps=2, folder=folder, **more)
+
+
+@pytest.mark.parametrize(
+    ("words", "positions"), [(256, 7), (64, 8)], ids=["too few positions", "too few words"]
+)
+def test_data_that_the_model_does_not_take_is_found_before_anything_is_sent(
+    tmp_path: Path, words: int, positions: int
+) -> None:
+    job = spoken(tmp_path, Words(words, positions))
+    for submit in (prepare, contextmanager(lambda job: iter([draft(job)]))):
+        with (
+            pytest.raises(
+                models.ModelError, match=r"x int64\[2, 8\], y .*IndexError.*data\.length"
+            ),
+            submit(job),
+        ):
+            pass
+
+
+def test_the_trial_leaves_the_model_and_randomness_as_they_were(tmp_path: Path) -> None:
+    module = Words(256, 8)
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    seed = torch.get_rng_state()
+    with prepare(spoken(tmp_path, module)):
+        pass
+    assert torch.equal(torch.get_rng_state(), seed)
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+
+
+def test_what_the_machine_cannot_is_no_fault_of_the_data() -> None:
+    class Large(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.empty(2**60)
+
+    said: list[str] = []
+    models.check_takes(Large(), {"x": torch.zeros(2)}, said.append)
+    assert "no batch could be tried here (RuntimeError:" in said[0]
+
+
+def test_an_export_that_could_not_be_made_is_refused_at_submission(tmp_path: Path) -> None:
+    job = spoken(tmp_path, Words(256, 8), output={"format": "hf"})
+    with (
+        pytest.raises(SettingsError, match=r"`output\.format` is \"hf\".*config\.json"),
+        prepare(job),
+    ):
+        pass
+    (tmp_path / "config.json").write_text("{}")
+    table = {"factory": "a:b", "sidecars": ["config.json"]}
+    with prepare(replace(job, model=Model(**table))) as prepared:
+        assert [path.name for path in prepared.sidecars] == ["config.json"]
+
+
+def test_a_hugging_face_model_needs_targets(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=256, n_positions=8)
+    job = spoken(tmp_path, transformers.GPT2LMHeadModel(config))
+    job = replace(job, data=replace(job.data, targets=""))
+    with (
+        pytest.raises(models.ModelError, match=r"`data\.targets` is empty.*targets = \"y\""),
+        prepare(job),
+    ):
+        pass
 
 
 def test_the_planner_may_choose_the_microbatch_where_nothing_depends_on_it(arrays: Path) -> None:

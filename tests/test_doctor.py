@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from shoal import cli
 from shoal.broker.server import Broker, BrokerConfig
 from shoal.client import doctor
+from shoal.client.access import credential_folder
 from shoal.client.doctor import Finding, examine
 from shoal.net.identity.authority import Authority, utc
 from shoal.net.identity.enroll import enroll
@@ -114,3 +117,31 @@ async def test_it_ends_where_nothing_further_can_be_seen() -> None:
         assert "--insecure" in findings["broker"].text
     with pytest.raises(ValueError, match="expected HOST:PORT"):
         await found("nonsense")
+
+
+async def test_the_exit_code_says_what_is_wrong_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    async def code(*words: str) -> int:
+        result = await asyncio.to_thread(CliRunner().invoke, cli.app, ["doctor", *words])
+        assert "Traceback" not in result.output
+        return result.exit_code
+
+    assert await code("nonsense") == await code('a"b:7') == 2
+    assert await code("nowhere.invalid:7077") == 3
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = nobody.getsockname()[1]
+    assert await code(f"127.0.0.1:{port}") == 3
+    async with Broker(BrokerConfig(port=0)) as broker:
+        at, token = broker.address, broker.join_line().split()[-1]
+        assert await code(at) == 0
+        assert await code(at, "--token", token) == 0
+        assert await code(at, "--token", str(Authority.new(utc(0.0)).token())) == 2
+        folder = credential_folder(at)
+        await asyncio.to_thread(enroll, at, Token.parse(token), folder, "home")
+        assert await code(at) == 0
+        (folder / "key.pem").write_bytes(b"nonsense")
+        assert await code(at, "--json") == 4

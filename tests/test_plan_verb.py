@@ -220,6 +220,21 @@ def test_codecs_of_a_clusters_job_are_shown_for_each_link(drafted) -> None:
     assert any("bf16" in line and "activation" in line for line in shown)
 
 
+def test_overrides_are_for_the_job_that_the_cluster_names(drafted) -> None:
+    path, _ = drafted
+    cluster = path.with_name("overrides.toml")
+    overrides = PEERS + "[job_overrides.train]\nmicrobatch = 4\n"
+    other = path.with_name("other.toml")
+    other.write_text(JOB)
+    for named, microbatches in (("small.toml", 2), ("other.toml", 4), ("", 2)):
+        job = f'job = "{named}"\n' if named else ""
+        cluster.write_text(overrides.replace("version = 1\n", f"version = 1\n{job}", 1))
+        code, text = call("plan", str(path), "--cluster", str(cluster), "--json")
+        assert code == 0, text
+        assert json.loads(text[text.index("{") :])["plan"]["microbatches"] == microbatches
+        assert ("without the job_overrides" in text) == (named == "other.toml")
+
+
 def test_a_codec_that_there_is_not_is_wrong_input(drafted) -> None:
     path, _ = drafted
     cluster = path.with_name("codecs.toml")

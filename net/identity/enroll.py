@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives import serialization
 
 from ...proto.admission_pb2 import Admitted, JoinRequest, RenewRequest
 from ...proto.admission_pb2_grpc import AdmissionStub
+from ..grpc_quirks import in_words
 from ..local import split
 from ..proxy import ProxyRefusedError, dial, proxy_options
 from .credential import Credential, load_key, pem_of, request_of
@@ -190,7 +191,8 @@ def _call(
             code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
             why = (error.details() if isinstance(error, grpc.Call) else "") or str(error)
             if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise BrokerAwayError(f"the broker at {address} did not answer: {why}") from None
+                away = f"the broker at {address} did not answer: {in_words(why)}"
+                raise BrokerAwayError(away) from None
             raise NotAdmittedError(f"the broker at {address} refused: {why}") from None
     return admitted
 

@@ -78,8 +78,10 @@ class Scenario(Renamed):
     """Where relative paths start; not part of the file."""
     path: Path = Path()
     """The file; not part of itself."""
+    own: bool = True
+    """Whether the job is the one that the file names, or it names none; not part of the file."""
 
-    OURS: ClassVar[frozenset[str]] = frozenset({"folder", "path"})
+    OURS: ClassVar[frozenset[str]] = frozenset({"folder", "path", "own"})
     KEYS: ClassVar[Mapping[str, str]] = MappingProxyType({"network": "network_set"})
 
     @classmethod
@@ -93,7 +95,8 @@ class Scenario(Renamed):
         defaults = {"name": path.stem} | ({"job": given} if given else {})
         scenario = read_toml(cls, path, defaults)
         folder = path.resolve().parent
-        return replace(scenario, folder=folder, path=path, job=given or scenario.job)
+        own = given is None or (folder / scenario.job).resolve() == Path(given)
+        return replace(scenario, folder=folder, path=path, job=given or scenario.job, own=own)
 
     def wrong(self, key: str, problem: str) -> SettingsError:
         """An error about a key of the file, to be raised: with its line."""

@@ -146,8 +146,8 @@ def _verify(
 ) -> None:
     scenario, followed = setting.scenario, trained.followed
     assert scenario is not None
-    asked = options.verify or scenario.expect.max_loss_difference is not None
-    if followed.summary.exit or not asked:
+    expected = scenario.expect.max_loss_difference
+    if followed.summary.exit or not (options.verify or expected is not None):
         return
 
     def one_stage(alone: Job) -> Sequence[float]:
@@ -155,7 +155,7 @@ def _verify(
 
     if not trained.facts.random:
         running.close()  # what is compared with needs no peers
-    verify(setting.job, followed, trained.facts, front, one_stage, shown.say)
+    verify(setting.job, followed, trained.facts, front, one_stage, shown.say, expected)
 
 
 def _others(job: Job, summary: Summary) -> Iterator[tuple[str, Job]]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from shoal.dag.capture import CaptureError, capture
 from shoal.dag.graph import BufferUpdate, Graph, Size
@@ -230,6 +231,23 @@ def inverse_batch(self, x):
     return self.linear(x).sum() * scale
 
 
+def sparse(self, x):
+    h = F.embedding(x.long().abs() % 4, self.linear.weight, sparse=True)
+    return h.mean()
+
+
+def reentrant(self, x):
+    h = checkpoint(self.linear, x, use_reentrant=True)
+    return h.mean()
+
+
+def changed_without_grad(self, x):
+    h = self.linear(x)
+    with torch.no_grad():
+        h.t().mul_(2)
+    return h.mean()
+
+
 @pytest.mark.parametrize(
     ("function", "line", "says"),
     [
@@ -245,6 +263,13 @@ def inverse_batch(self, x):
         (own_state, "self.seen += x.sum()", "buffer 'seen' is changed"),
         (forbidden, "return torch.linalg.inv(h.T @ h).mean()", "linalg_inv.*allow-list"),
         (inverse_batch, "", "is not times·b"),
+        (
+            sparse,
+            "h = F.embedding(x.long().abs() % 4, self.linear.weight, sparse=True)",
+            "sparse=F",
+        ),
+        (reentrant, "h = checkpoint(self.linear, x, use_reentrant=True)", "use_reentrant=False"),
+        (changed_without_grad, "h.t().mul_(2)", "made outside of it.*clone"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

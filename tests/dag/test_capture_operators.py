@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from shoal.dag.capture import CaptureError, capture
 from shoal.dag.cut import cut
@@ -22,6 +23,29 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tensordot": lambda h: torch.tensordot(h, torch.ones(8, 3), 1),
     "linear interpolation": lambda h: F.interpolate(h, scale_factor=2, mode="linear"),
     "weight norm": lambda h: h @ torch._weight_norm(h[0], h[0].norm(dim=1, keepdim=True), 0).T,
+}
+
+
+def copied(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        target = h.detach().clone()
+        target[:, 0] = 0
+        target.view(-1).mul_(2)
+    return (h - target).square()
+
+
+def computed(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        target = F.linear(h, torch.ones(8, 8)).relu_()
+        rows = (h + 1).transpose(0, 1)
+        rows += target.transpose(0, 1)
+    return h * target + rows.transpose(0, 1)
+
+
+FUNCTIONS |= {
+    "a copy changed under no_grad": copied,
+    "a result changed under no_grad": computed,
+    "checkpointing": lambda h: checkpoint(torch.tanh, h, use_reentrant=False),
 }
 
 

@@ -12,6 +12,7 @@ from shoal.dag.capture import CaptureError, capture
 from shoal.dag.capture_export import functional
 from shoal.dag.evaluation import evaluation
 from shoal.dag.graph import Graph
+from shoal.dag.infer import call
 from shoal.dag.validate import validate
 
 
@@ -141,3 +142,61 @@ def test_a_mode_that_does_more_is_refused(
 ) -> None:
     with pytest.raises(CaptureError, match=says):
         capture(Linear(function), {"x": torch.randn(4, 4)})
+
+
+class Normalised(nn.Module):
+    def __init__(
+        self, norm: Callable[[nn.BatchNorm1d, Tensor], Tensor], **settings: object
+    ) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4, **settings)
+        self.function = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.norm, self.linear(x)).square().mean()
+
+
+def by_batch(norm: nn.BatchNorm1d, h: Tensor, **settings: float) -> Tensor:
+    return F.batch_norm(h, norm.running_mean, norm.running_var, training=True, **settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.0}])
+def test_a_norm_by_the_batch_in_eval_mode_is_refused_where_it_has_running_statistics(
+    settings: dict[str, float],
+) -> None:
+    module = Normalised(lambda norm, h: by_batch(norm, h, **settings))
+    with pytest.raises(CaptureError, match="statistics of the batch in eval mode too"):
+        capture(module, {"x": torch.randn(6, 4)})
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Normalised(lambda norm, h: norm(h)),
+        Normalised(lambda norm, h: norm(h), momentum=0.4),
+        Normalised(lambda norm, h: norm(h), track_running_stats=False),
+        Normalised(
+            lambda norm, h: F.batch_norm(
+                h, norm.running_mean, norm.running_var, training=norm.training
+            )
+        ),
+        Normalised(
+            lambda norm, h: F.batch_norm(h, h.mean(0).detach(), h.var(0).detach(), training=False)
+        ),
+        Normalised(lambda norm, h: F.batch_norm(h, None, None, training=True)),
+    ],
+)
+def test_any_other_norm_evaluates_as_the_module_does(module: nn.Module) -> None:
+    x = torch.randn(6, 4)
+    for name, buffer in module.named_buffers():
+        if "running" in name:
+            buffer.uniform_(0.5, 2.0)
+    captured = capture(module, {"x": x})
+    derived = evaluation(captured.graph).bind(6)
+    values = {f"param:{p.name}": captured.tensors[p.name] for p in derived.parameters}
+    values |= {f"buffer:{b.name}": captured.tensors[b.name] for b in derived.buffers}
+    values["in:x"] = x
+    with torch.no_grad():
+        for op in derived.operators:
+            values |= zip(op.values, call(op, values, torch.device("cpu")), strict=True)
+        torch.testing.assert_close(values[derived.loss], module.eval()(x))

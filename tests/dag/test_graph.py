@@ -92,6 +92,12 @@ def test_a_right_graph_is_returned_itself() -> None:
         (with_op(0, args=(Ref("in:y"), 1.0)), "reads in:y"),
         (with_op(0, kwargs=(("alpha", (Ref("nowhere"),)),)), "reads nowhere"),
         (with_op(0, target="aten.from_file.default"), "mul: operator aten.from_file.*allow-list"),
+        (
+            with_op(
+                0, target="aten.embedding.default", args=(Ref("param:w"), Ref("in:x"), -1, 0, 1)
+            ),
+            "embedding mul has a sparse gradient",
+        ),
         (replace(graph(), operator_set="core"), "var_mean: .*'core' allow-list"),
         (with_op(0, outputs=(Output(TensorSpec((3,), "complex64")),)), "mul has dtype 'complex64'"),
         (with_op(0, outputs=(Output(TensorSpec((-3,), "float32")),)), "size is negative"),

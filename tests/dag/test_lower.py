@@ -1,5 +1,6 @@
 """Lowering, operator by operator. (Whole models: test_capture_models.py.)"""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -110,9 +111,12 @@ def world(target: str, shapes, further) -> Graph:
     return with_grads(graph, infer(graph))
 
 
-def gradients(graph: Graph) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def gradients(
+    graph: Graph, given: dict[str, torch.Tensor] | None = None
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     torch.manual_seed(0)
-    leaves = [torch.randn(p.spec.sizes).requires_grad_() for p in graph.parameters]
+    made = [(given or {}).get(p.name, torch.randn(p.spec.sizes)) for p in graph.parameters]
+    leaves = [t.detach().clone().requires_grad_() for t in made]
     values = {f"param:{p.name}": t for p, t in zip(graph.parameters, leaves, strict=True)}
     for op in graph.operators:
         values |= zip(op.values, call(op, values, CPU), strict=True)
@@ -126,6 +130,14 @@ def test_the_core_form_has_the_value_and_the_gradients_of_the_full_one(form: str
     lowered = validate(lower(graph).graph)
     assert all(op.target in CORE for op in lowered.operators)
     torch.testing.assert_close(gradients(lowered), gradients(graph), rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_that_attends_to_nothing_is_zero_in_the_core_form_too() -> None:
+    graph = world("aten.scaled_dot_product_attention.default", [A, A, A, (4, 4)], ())
+    mask = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).tril(-1) == 0, -math.inf)
+    loss, grads = gradients(graph, {"p3": mask})
+    assert not any(g.isnan().any() for g in grads)
+    torch.testing.assert_close(gradients(lower(graph).graph, {"p3": mask}), (loss, grads))
 
 
 @pytest.mark.parametrize("name", ["max", "min"])

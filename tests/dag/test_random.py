@@ -106,6 +106,30 @@ def test_attention_without_dropout_is_attention(causal: bool, mask: str | None) 
     torch.testing.assert_close(ours, theirs)
 
 
+@given(
+    st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=3, max_size=3),
+    st.booleans(),
+    st.sampled_from([0.0, 0.4]),
+)
+def test_rows_that_may_attend_to_nothing_are_as_in_torch(
+    allow: list[list[bool]], additive: bool, p: float
+) -> None:
+    torch.manual_seed(0)
+    mask = torch.tensor(allow)
+    if additive:
+        mask = torch.zeros(3, 4).masked_fill(~mask, -math.inf)
+    leaves = [torch.randn(2, 3, n, 4, requires_grad=True) for n in (3, 4)]
+    weights_of = torch.eye(4).expand(2, 3, 4, 4)  # as values: the result is the weights
+    plain = F.scaled_dot_product_attention(*leaves, weights_of, mask)
+    plain = random.dropout(plain, p, 0, key=KEY)
+    ours = random.attention(*leaves, weights_of, mask, p, False, None, False, 0, key=KEY)
+    torch.testing.assert_close(ours, plain)
+    torch.testing.assert_close(
+        torch.autograd.grad(ours.square().sum(), leaves),
+        torch.autograd.grad(plain.square().sum(), leaves),
+    )
+
+
 def test_attention_drops_weights_and_keeps_their_mean() -> None:
     q = torch.zeros(1, 64, 128, 2)
     ours = random.attention(q, q, q + 1, None, 0.3, False, None, False, 0, key=KEY)

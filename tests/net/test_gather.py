@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.net import gather as module
-from shoal.net.blobs_client import BlobTransferError
+from shoal.net.blobs_client import BlobClient, BlobTransferError
 from shoal.net.gather import gather
+from shoal.proto.broker_pb2 import BlobPiece, BlobRange
 
 
 class Holder:
@@ -121,3 +125,80 @@ async def test_ranges_ahead_of_the_reader_are_bounded() -> None:
         await asyncio.sleep(0)
     assert len(holder.asked) <= 1 + 1 + module._AHEAD
     await pieces.aclose()
+
+
+class Answers:
+    """In the place of a channel's stub: each read takes `pause_s` of the clock and gives `most`
+    bytes."""
+
+    def __init__(self, data: bytes, clock: list[float], pause_s: float, most: int) -> None:
+        self.data, self.clock, self.pause_s, self.most, self.reads = data, clock, pause_s, most, 0
+
+    def Fetch(self, wanted: BlobRange) -> Answers:  # noqa: N802 (the name of the call)
+        made = Answers(self.data, self.clock, self.pause_s, self.most)
+        made.at, made.stop = wanted.offset, wanted.offset + wanted.length
+        made.whole = self
+        return made
+
+    async def read(self) -> BlobPiece | None:
+        self.whole.reads += 1
+        if self.at >= self.stop:
+            return None
+        for _ in range(20):  # others are faster
+            await asyncio.sleep(0)
+        self.clock[0] += self.pause_s
+        data = self.data[self.at : min(self.at + self.most, self.stop)]
+        self.at += len(data)
+        return BlobPiece(offset=self.at - len(data), data=data)
+
+    def cancel(self) -> None: ...
+
+
+def answering(answers: Answers, floor: float) -> BlobClient:
+    with mock.patch("shoal.net.blobs_client.BlobsStub", return_value=answers):
+        clock = answers.clock
+        channel: Any = None
+        return BlobClient(channel, attempts=0, stall_s=5.0, floor=floor, clock=lambda: clock[0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(pause_s=st.sampled_from([0.5, 1.0, 4.0]), most=st.integers(1, 40), size=st.integers(1, 300))
+def test_who_gives_less_than_the_floor_is_given_up_and_no_one_else(
+    pause_s: float, most: int, size: int
+) -> None:
+    data, clock = random.Random(0).randbytes(size), [0.0]
+    client = answering(Answers(data, clock, pause_s, most), floor=8.0)
+    # The window is judged at the first piece that ends it, unless that is the last one.
+    window_s = math.ceil(5.0 / pause_s) * pause_s
+    pieces = math.ceil(size / most)
+    whole = min(pieces, round(window_s / pause_s)) == pieces or most / pause_s >= 8.0
+    if whole:
+        assert asyncio.run(client.fetch("ab" * 32, 0, size)) == data
+    else:
+        with pytest.raises(BlobTransferError, match="expected 8 a second"):
+            asyncio.run(client.fetch("ab" * 32, 0, size))
+        assert clock[0] == window_s
+
+
+async def test_two_that_give_a_byte_now_and_then_hold_nothing_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RANGE_BYTES", 1000)
+    data, clock = random.Random(1).randbytes(8000), [0.0]
+    slow = [Answers(data, clock, 1.0, 1) for _ in range(2)]
+    fast = Answers(data, clock, 0.0, 1000)
+    holders = [answering(a, floor=8.0) for a in (*slow, fast)]
+    assert b"".join([p async for p in gather(holders, "ab" * 32, 8000)]) == data
+    # Without a floor each byte of the first two ranges would be read from them.
+    assert max(a.reads for a in slow) <= 10
+
+
+async def test_when_all_give_a_byte_now_and_then_it_ends_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RANGE_BYTES", 60)
+    data, clock = bytes(60), [0.0]
+    holders = [answering(Answers(data, clock, 1.0, 1), floor=8.0) for _ in range(2)]
+    with pytest.raises(BlobTransferError, match="expected 8 a second"):
+        async for _ in gather(holders, "ab" * 32, 60):
+            pass

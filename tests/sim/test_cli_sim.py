@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from shoal import cli
 from shoal.job import Job, SettingsError
+from shoal.sim import oracle
 from shoal.sim.expectations import missed
 from shoal.sim.options import Setting, SimOptions
 from shoal.sim.report import Summary
@@ -119,6 +120,20 @@ def test_a_scenario_runs_in_virtual_time_and_equals_the_plain_loop(folder: Path)
     assert Trace.read(folder / "out" / "events.jsonl").digest() == found["event_log"]
     assert json.loads((folder / "out" / "summary.json").read_text())["losses"] == found["losses"]
     assert (folder / "out" / "report.html").stat().st_size > 1000
+
+
+def test_a_run_that_is_not_the_plain_loops_ends_with_code_1(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rate = oracle.learning_rate
+    monkeypatch.setattr(oracle, "learning_rate", lambda *args: 20 * rate(*args))
+    found = summary_of("home.toml", "--verify")
+    assert found["exit"] == 1
+    assert "--verify: the loss of step " in found["error"]
+    assert "expected a difference of at most 0.001 of it" in found["error"]
+    # The scenario's own word counts instead.
+    (folder / "home.toml").write_text(SCENARIO + "[expect]\nmax_loss_difference = 10\n")
+    assert summary_of("home.toml", "--verify")["exit"] == 0
 
 
 def test_the_same_seed_gives_the_same_events(folder: Path) -> None:
