@@ -44,7 +44,8 @@ from .returning import Returning
 __all__ = ["Run"]
 
 FAULTS_OF_ONE = frozenset(
-    {"blob", "busy", "compute", "draining", "frame", "link", "memory", "snapshot", "stalled"}
+    {"blob", "busy", "compute", "draining", "export", "frame", "host", "link", "memory"}
+    | {"snapshot", "stalled"}
 )
 """Codes of faults that another peer need not have. Others would come again wherever it runs."""
 NOT_LIVE = "live"
@@ -202,7 +203,8 @@ class Run(Phases):
     ) -> list[Instruction]:
         """These peers are here and do not do their part: others shall."""
         everybody = set(peers) >= set(self.peers)
-        if everybody:  # they wait for each other: once more, from the start of the term
+        alone = len(self.peers) == 1 and replacements(self, peers, members, now) is not None
+        if everybody and not alone:  # they wait for each other: once more, from the term's start
             peers = ()
         if not self.blamed.again(peers, self.committed, now):
             text += f". That was tried {self.blamed.tries} times at this step"

@@ -265,11 +265,11 @@ class Assignment:
         self.steps.data_ready = max(self.steps.data_ready, step)
         return self._advance(now)
 
-    def data_failed(self, step: int, why: str, away: bool) -> list[e.Instruction]:
+    def data_failed(self, step: int, code: str, why: str, away: bool) -> list[e.Instruction]:
         if away:
             self._data_waits = step
             return []
-        return self.fail("data", f"the data of step {step} could not be had: {why}")
+        return self.fail(code, f"the data of step {step} could not be had: {why}")
 
     def frame(self, key: FrameKey, now: float) -> list[e.Instruction]:
         if key.role is Role.SNAPSHOT:

@@ -183,8 +183,8 @@ class PeerMachine:
                 return part.build_failed(code, why)
             case e.DataReady(step=step):
                 return part.data_ready(step, now)
-            case e.DataFailed(step=step, why=why):
-                return part.data_failed(step, why, self.attachment.away)
+            case e.DataFailed(step=step, why=why, code=code):
+                return part.data_failed(step, code, why, self.attachment.away)
             case e.Computed():
                 return part.computed(event, now)
             case e.ComputeFailed(step=step, action=action, why=why):
