@@ -38,7 +38,7 @@ from ..net.frame import FrameKey
 from ..proto import broker_pb2, common_pb2
 from . import events as e
 from .keeping import Keeping
-from .reports import Reports
+from .reports import MOST_BYTES, Reports, heaviest
 from .step import Steps, Verdict
 
 __all__ = ["Assignment", "Patience", "Phase"]
@@ -362,9 +362,9 @@ class Assignment:
             evaluation=steps.evaluation,
             stages=steps.stage_times,
             update_s=steps.update_s,
-            links=steps.links,
             again_bytes=self._again_bytes,
         )
+        report.links.extend(heaviest(steps.links, MOST_BYTES - report.ByteSize()))
         self._sent_bytes = self._again_bytes = 0
         return self._tell(broker_pb2.PeerMessage(step=report))
 

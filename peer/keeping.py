@@ -24,7 +24,7 @@ Pure: no I/O, no clock, no threads.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..dag.execute import SpecError
@@ -410,6 +410,10 @@ class Keeping:
         """Those that lie here, the newest last; at most so many."""
         here = sorted(self.held, key=lambda s: (s.step, s.term))
         return [self.held[s][0] for s in here[-most:]]
+
+    def untold(self, told: Container[SnapshotId], most: int) -> list[e.Instruction]:
+        """Reports of the newest that lie here, at most so many; without those that were told."""
+        return [_report(s) for s in self.newest(most) if SnapshotId.of(s) not in told]
 
     def __repr__(self) -> str:
         return f"<Keeping {len(self.held)} snapshots, {len(self._coming)} on their way>"

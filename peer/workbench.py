@@ -41,6 +41,8 @@ __all__ = ["Calls", "Work", "Workbench", "code_of", "said_of"]
 
 _log = logging.getLogger(__name__)
 
+_MOST_TEXT = 2000
+
 Work = (
     e.Compute
     | e.SendFrame
@@ -283,8 +285,9 @@ class Workbench:
 
 
 def said_of(error: Exception) -> str:
-    """What people read of an error: a ValueError explains itself, others need their type."""
-    text = str(error)
+    """What people read of an error: a ValueError explains itself, others need their type. Bounded,
+    as it is told to the broker."""
+    text = str(error)[:_MOST_TEXT]
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
 
 
