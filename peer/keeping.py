@@ -298,7 +298,7 @@ class Keeping:
         return out
 
     def acknowledged(self, key: FrameKey) -> list[e.Instruction]:
-        """A part that was given is there: the next one, if there is one."""
+        """A part that was given is there, or never will be: the next one, if there is one."""
         giving = self._giving.get(key.destination)
         if giving is None or key not in giving.under_way:
             return []
@@ -362,7 +362,8 @@ class Keeping:
         """A part could not be kept, or an own one not be read."""
         if key.source == self.peer:
             found = SnapshotId.of_frame(key)
-            return self.failed(self.held[found][0], why) if found in self.held else []
+            gone = self.failed(self.held[found][0], why) if found in self.held else []
+            return gone + self.acknowledged(key)  # it will not be: its slot is free
         if not self.expects(key):
             return self.stray(key)
         found = SnapshotId.of_frame(key)
