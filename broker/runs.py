@@ -32,7 +32,7 @@ from ..proto.broker_pb2 import (
     Heard,
 )
 from .events import Instruction, Tell
-from .handing import Errand
+from .handing import PAUSE, Errand
 from .member import Member, clean
 from .membership import Lost, Membership
 from .phases import Phases
@@ -84,7 +84,7 @@ class Run(Phases):
             gone, text = over.leavers, over.text
             return out + self._go_on(gone, "left", text, members, generation, now, live=False)
         if over.errand.plan is None:
-            return out + self._put_aside(members, now)
+            return out + self._put_aside(members, now, lacks=over.text)
         return out + self._move(over.text, over.errand, members, generation, now)
 
     def _move(
@@ -308,7 +308,10 @@ class Run(Phases):
         return plan
 
     def _collect(self, code: str, text: str, members: Membership, now: float) -> list[Instruction]:
-        """Everybody goes back to the pool, and all are planned anew."""
+        """Everybody goes back to the pool, and all are planned anew; not before somebody resumes
+        it, if it was to pause."""
+        if self.pausing:
+            return self._put_aside(members, now, because=text)
         if self.wish.recovery.when_short == "fail" and not suited_left(self, members, now):
             return self.fail(code, f"{text}, and too few peers are left", members, now)
         self._waits_no_longer(members, now)
@@ -321,10 +324,14 @@ class Run(Phases):
         """The broker was started again; nobody is here yet."""
         self._since = now
         if self.phase == BUILDING:
-            text = "the broker was started again while it was built: it is planned anew"
-            return self._enter(WAITING, now, "restart", text)
+            text = "the broker was started again while it was built"
+            if self.pausing:
+                text += f"; paused: `shoal resume {self.id}` goes on"
+                return self._enter(WAITING, now, "paused", text)
+            return self._enter(WAITING, now, "restart", f"{text}: it is planned anew")
         if self.active:
             self.taken_up()
+            self.handing.stop_for(PAUSE if self.pausing else None)
             self.returning = Returning(self.peers, now + self.lease_s)
         return []
 

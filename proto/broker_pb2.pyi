@@ -1066,7 +1066,7 @@ class Weights(_message.Message):
     def __init__(self, step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ...) -> None: ...
 
 class RunState(_message.Message):
-    __slots__ = ("run", "phase", "reason", "step", "steps", "name", "term", "inexact_from")
+    __slots__ = ("run", "phase", "reason", "step", "steps", "name", "term", "inexact_from", "pausing")
     RUN_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -1075,6 +1075,7 @@ class RunState(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     INEXACT_FROM_FIELD_NUMBER: _ClassVar[int]
+    PAUSING_FIELD_NUMBER: _ClassVar[int]
     run: str
     phase: Phase
     reason: _common_pb2.Reason
@@ -1083,7 +1084,8 @@ class RunState(_message.Message):
     name: str
     term: int
     inexact_from: int
-    def __init__(self, run: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., name: _Optional[str] = ..., term: _Optional[int] = ..., inexact_from: _Optional[int] = ...) -> None: ...
+    pausing: bool
+    def __init__(self, run: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., name: _Optional[str] = ..., term: _Optional[int] = ..., inexact_from: _Optional[int] = ..., pausing: _Optional[bool] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
