@@ -876,18 +876,20 @@ class Alternative(_message.Message):
     def __init__(self, name: _Optional[str] = ..., step_s: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
 class PeerPrediction(_message.Message):
-    __slots__ = ("peer", "compute_s", "device_bytes", "host_bytes", "bubble")
+    __slots__ = ("peer", "compute_s", "device_bytes", "host_bytes", "bubble", "learned")
     PEER_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
     BUBBLE_FIELD_NUMBER: _ClassVar[int]
+    LEARNED_FIELD_NUMBER: _ClassVar[int]
     peer: str
     compute_s: float
     device_bytes: int
     host_bytes: int
     bubble: float
-    def __init__(self, peer: _Optional[str] = ..., compute_s: _Optional[float] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., bubble: _Optional[float] = ...) -> None: ...
+    learned: float
+    def __init__(self, peer: _Optional[str] = ..., compute_s: _Optional[float] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., bubble: _Optional[float] = ..., learned: _Optional[float] = ...) -> None: ...
 
 class Spare(_message.Message):
     __slots__ = ("peer", "reason")
