@@ -21,7 +21,8 @@ __all__ = ["Barrier"]
 
 class Barrier:
     """`snapshot` gives records of all that was decided so far, which are read in the thread that
-    writes; `moved` is called, in the event loop, when more may pass, or none ever will (`error`)."""
+    writes; `moved` is called, in the event loop, when more may pass, or none ever will
+    (`error`)."""
 
     def __init__(
         self,
