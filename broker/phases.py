@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..dag.plan import PeerId, PeerPrediction, Plan
+from ..dag.plan import PeerId, Plan
 from ..job.words import count_of
 from ..proto.broker_pb2 import (
     BUILDING,
@@ -99,7 +99,6 @@ class Phases(Terms):
         """To whom links are broken in this term, and who says so."""
         self._finished: dict[PeerId, None] = {}
         """Who has reported the last step in this term, be it in a replay."""
-        self._predicted: tuple[Plan | None, dict[PeerId, PeerPrediction]] = (None, {})
         self._since = 0.0  # Begin of what the deadline counts from.
         self._armed: float | None = None
 
@@ -211,7 +210,7 @@ class Phases(Terms):
         except WrongStepError as error:
             return self.fail("protocol", f"peer {member.label} reported {error}", members, now)
         assert self.plan is not None, self
-        if (expected := self._expected(self.plan).get(member.id)) is not None:
+        if (expected := self._by_peer.expected.get(member.id)) is not None:
             member.correction.report(report, expected.compute_s, expected.learned)
         self._since = now
         out: list[Instruction] = []
@@ -223,12 +222,6 @@ class Phases(Terms):
             out += self._say_committed(members)
         out += self.order_snapshots(members, now)
         return out if self.committed < self.spec.steps else out + self._export(members, now)
-
-    def _expected(self, plan: Plan) -> dict[PeerId, PeerPrediction]:
-        """What the plan expects of each peer; asked at every report."""
-        if self._predicted[0] is not plan:
-            self._predicted = plan, {p.peer: p for p in plan.predicted.peers}
-        return self._predicted[1]
 
     def _say_committed(self, members: Membership) -> list[Instruction]:
         kept = Committed(run=self.id, term=self.term, step=self.committed)
@@ -472,7 +465,7 @@ class Phases(Terms):
             text = f"term {term}: the run is in term {self.term}"
         elif member.run != self.id or member.state != "assigned":
             text = f"the peer is {member.state} for {member.run or 'no run'}"
-        elif what != "fault" and member.id not in self.peers:
+        elif what != "fault" and member.id not in self._by_peer.slots:
             text = "the peer holds no stage"
         elif self.phase not in phases:
             text = f"the run is {Phase.Name(self.phase)}"
