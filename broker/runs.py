@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ..dag.convert import MAX_TEXT
 from ..dag.plan import PeerId, Plan
 from ..proto.broker_pb2 import (
     BUILDING,
@@ -293,7 +294,8 @@ class Run(Phases):
             )
         text = "; ".join((text, *names))
         if names:
-            plan = replace(plan, reasons=(*names, "the rest is as before"))
+            told = (name[:MAX_TEXT] for name in names)
+            plan = replace(plan, reasons=(*told, "the rest is as before"))
         live = bool(rebuilt)
         return self._build(plan, pairs, members, generation, code, text, now, live, rebuilt)
 

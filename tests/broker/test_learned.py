@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from shoal.broker.events import MakePlan, PlanReady
+from shoal.broker.events import ConsiderPlan, MakePlan, PlanReady
+from shoal.broker.reconsider import alike
 from shoal.broker.scheduler.cases import random_case
 from shoal.broker.scheduler.planners import plan
 from shoal.broker.speeds import ENOUGH
-from shoal.dag.plan import PeerId, PeerPrediction, Prediction
-from shoal.proto.broker_pb2 import Holding, Ready, StageTime, StepReport
+from shoal.dag.plan import PeerId, PeerPrediction, Plan, Prediction
+from shoal.proto.broker_pb2 import Holding, Ready, RunSpec, StageTime, StepReport
 
 OWN_S = {"a": 1.0, "b": 4.0, "c": 0.5}
 """By their own speeds, for any stage."""
@@ -99,3 +100,11 @@ def test_a_plan_says_what_its_seconds_were_made_with(seed: int) -> None:
     found = plan(replace(request, offers=offers)).predicted.peers
     assert found
     assert all(p.learned == learned[p.peer] for p in found)
+
+
+def test_what_is_learned_alone_asks_for_no_other_search() -> None:
+    """Speeds say it too, and a change of a few per cent is no change."""
+    request = random_case(0, operators=8, peers=4, held=False)
+    facts = ConsiderPlan("r", 1, RunSpec(), Plan((), (), 1), tuple(request.offers), None)
+    now = tuple(replace(o, learned=1.01) for o in request.offers)
+    assert alike(facts, replace(facts, peers=now))
