@@ -81,7 +81,7 @@ def as_slow(case: Case, step_s: float) -> Case:
 
     def step(flops: float) -> float:
         found = played(replace(case, flops_per_s=flops, recovery={"ladder": []}), steps=4)
-        return statistics.median(found.step_s)
+        return float(statistics.median(found.step_s))
 
     one, two = step(1e12), step(2e12)
     b = (one - two) * 2e12  # a + b/1e12 - a - b/2e12
@@ -195,14 +195,14 @@ def snapshot_bytes(case: Case) -> float:
     """Of the largest stage: parameters and two slots each."""
     graph = graph_of(case.layers, case.width, case.length)
     total = sum(graph.spec[f"param:{p.name}"].size_bytes for p in graph.parameters)
-    return 3 * total / STAGES
+    return float(3 * total / STAGES)
 
 
 def plain(step_s: float, whole_bytes: float, every_s: float) -> float:
     """Goodput of checkpoints alone at the same failures, at the best interval of c steps: each
     stops everybody while the whole state leaves by one uplink; after a failure it is read back by
     all, and what was done since the last one is done again."""
-    write_s = whole_bytes / _FAST.bytes_per_s
+    write_s = float(whole_bytes / _FAST.bytes_per_s)
 
     def at(c: int) -> float:
         # Of every_s between two failures: reading, then whole intervals; what is left is lost.

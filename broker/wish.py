@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple, cast
 from ..dag.plan import PeerId, Plan, ScheduleName
 from ..job import MOST_CHOICES, MOST_MICROBATCHES, Job
 from ..job.settings import plain
-from ..job.tables import Codec, Output, Recovery, Train
+from ..job.tables import Codec, Output, Recovery
+from ..job.training import Train
 from ..proto.broker_pb2 import Checkpoint, RunSpec
 from ..proto.common_pb2 import BlobRef
 from .scheduler.interface import CodecOptions, PlanOptions

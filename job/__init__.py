@@ -4,8 +4,6 @@ from .settings import SettingsError
 from .spec import Job
 from .tables import (
     LIVE,
-    MOST_CHOICES,
-    MOST_MICROBATCHES,
     Codec,
     Data,
     Federated,
@@ -15,11 +13,9 @@ from .tables import (
     Partition,
     PlanOptions,
     Recovery,
-    Stop,
     Sync,
-    Train,
-    Training,
 )
+from .training import MOST_CHOICES, MOST_MICROBATCHES, Stop, Train, Training
 
 __all__ = [
     "LIVE",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import re
 import tomllib
@@ -20,7 +21,17 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, Union
 
 from .units import ByteCount, Duration, Rate, UnitError
 
-__all__ = ["Settings", "SettingsError", "located", "meant", "plain", "read_toml"]
+__all__ = [
+    "Settings",
+    "SettingsError",
+    "at_least",
+    "at_most",
+    "json_object",
+    "located",
+    "meant",
+    "plain",
+    "read_toml",
+]
 
 _Unit = (Duration, ByteCount, Rate)
 _MIN, _MAX = -(2**63), 2**63 - 1
@@ -351,3 +362,30 @@ def _numbered(
             last[array] = last.get(array, -1) + 1
         path = (*path, f"{name}[{last[array]}]") if array in last else array
     return path
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The object in a JSON text; raises SettingsError for anything else."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SettingsError("", f"not valid JSON: {error}") from None
+    except (ValueError, RecursionError) as error:  # thousands of digits, or of brackets
+        raise SettingsError("", f"is no readable JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise SettingsError("", f"is a JSON {type(value).__name__}: expected an object")
+    return value
+
+
+def at_least(settings: Settings, least: int, *keys: str) -> None:
+    """Raises SettingsError for a smaller one of these."""
+    for key in keys:
+        if not getattr(settings, key) >= least:  # not >=: NaN is refused too
+            raise SettingsError(key, f"is {getattr(settings, key)}: expected {least} or more")
+
+
+def at_most(settings: Settings, most: int, *keys: str) -> None:
+    """Raises SettingsError for a larger one of these."""
+    for key in keys:
+        if getattr(settings, key) > most:
+            raise SettingsError(key, f"is {getattr(settings, key)}: expected at most {most}")

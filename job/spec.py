@@ -17,20 +17,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from .settings import Settings, SettingsError, meant, plain, read_toml
-from .tables import (
-    LIVE,
-    Codec,
-    Data,
-    Model,
-    Output,
-    PlanOptions,
-    Recovery,
-    Sync,
-    Train,
-    Training,
-    json_object,
-)
+from .settings import Settings, SettingsError, json_object, meant, plain, read_toml
+from .tables import LIVE, Codec, Data, Model, Output, PlanOptions, Recovery, Sync
+from .training import Train, Training
 
 __all__ = ["Job"]
 

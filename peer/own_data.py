@@ -24,7 +24,8 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from ..job.tables import Data, json_object
+from ..job.settings import json_object
+from ..job.tables import Data
 from ..net.blobs_client import BlobClient, BlobTransferError
 from ..proto import broker_pb2, common_pb2
 from .data.manifest import DataError, Manifest

@@ -1,0 +1,197 @@
+"""[train]: for how long, in which pieces and by which optimizer a model is trained."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .settings import Settings, SettingsError, at_least, at_most, json_object, plain
+from .units import Duration
+
+__all__ = ["MOST_CHOICES", "MOST_MICROBATCHES", "Stop", "Train", "Training"]
+
+MOST_STEPS = 2**53
+MOST_BATCH = 2**31
+"""Samples of a step."""
+MOST_CHOICES = 64
+"""Microbatch sizes that the planner may choose among, beside the default."""
+MOST_MICROBATCHES = 65_536
+"""Of one step, and of one evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop(Settings):
+    """train.stop: end before the last step."""
+
+    loss: float | None = None
+    """Held-out loss at which the run ends; None: never."""
+    time: Duration | None = None
+    """Time after which the run ends; None: never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Settings):
+    """[train]: how it is trained. Exactly one of steps, tokens and passes says how long."""
+
+    steps: int | None = None
+    """Optimizer updates."""
+    tokens: int | None = None
+    """Positions to train on, rounded up to whole steps."""
+    passes: int | None = None
+    """Passes over the training part of the data, rounded up to whole steps."""
+    batch: int = 32
+    """Samples of one step, over all microbatches."""
+    microbatch: int | Literal["auto"] = "auto"
+    """Samples of one microbatch, a divisor of batch. "auto": the planner chooses among
+    `microbatch_choices`; its default is the largest divisor up to 8 that leaves at least 4
+    microbatches (1 if none does), which is also what a model gets whose loss depends on how a batch
+    is divided."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """AdamW, or SGD with momentum."""
+    lr: float = 3e-4
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay of the first and second moment."""
+    eps: float = 1e-8
+    """AdamW's addend to the root of the second moment."""
+    momentum: float = 0.9
+    """SGD's."""
+    weight_decay: float = 0.1
+    """Decoupled for AdamW, added to the gradient for SGD, as torch.optim does."""
+    no_decay: tuple[str, ...] = ("*.bias", "*norm*")
+    """Globs of parameter names without weight decay."""
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """Learning rate after the warm-up. wsd: constant, then linear over the last fifth."""
+    warmup: int | str = "3%"
+    """Steps of linear warm-up, or a share of all steps such as "3%"."""
+    lr_final: float = 0.1
+    """Learning rate at the end, times lr."""
+    clip: float = 1.0
+    """Largest global 2-norm of the gradient; 0: off."""
+    eval_every: int = 100
+    """Steps between evaluations on held-out data; 0: none."""
+    eval_batches: int = 8
+    """Held-out batches (of `batch` samples) in one evaluation; 0: none."""
+    stop: Stop = field(default_factory=Stop)
+    """End early."""
+
+    def check(self) -> None:
+        lengths = {k: getattr(self, k) for k in ("steps", "tokens", "passes")}
+        given = [k for k, v in lengths.items() if v is not None]
+        if len(given) != 1:
+            got = " and ".join(given) or "none of them"
+            raise SettingsError(
+                given[1] if given else "",
+                f"wants exactly one of steps, tokens, passes; got {got}",
+            )
+        at_least(self, 1, given[0], "batch")
+        at_most(self, MOST_STEPS, given[0])
+        at_most(self, MOST_BATCH, "batch")
+        at_least(self, 0, "lr", "eps", "momentum", "weight_decay", "lr_final", "clip")
+        at_least(self, 0, "eval_every", "eval_batches")
+        for i, beta in enumerate(self.betas):
+            if not 0.0 <= beta < 1.0:
+                raise SettingsError(f"betas[{i}]", f"is {beta}: expected a number in [0, 1)")
+        if self.microbatch != "auto":
+            at_least(self, 1, "microbatch")
+            if self.batch % self.microbatch:
+                near = max(d for d in _divisors(self.batch) if d <= self.microbatch)
+                raise SettingsError(
+                    "microbatch",
+                    f"is {self.microbatch}, and batch = {self.batch} is not divisible by it "
+                    f"(remainder {self.batch % self.microbatch}): take e.g. {near}",
+                )
+        self._warmup(1)
+
+    @property
+    def optimizer_slots(self) -> int:
+        """Tensors that the optimizer keeps of each parameter."""
+        return 2 if self.optimizer == "adamw" else int(self.momentum > 0)
+
+    @property
+    def microbatch_size(self) -> int:
+        """Samples of one microbatch; for "auto" the default."""
+        if self.microbatch != "auto":
+            return self.microbatch
+        return max((d for d in _divisors(self.batch) if d <= 8 and self.batch // d >= 4), default=1)
+
+    @property
+    def microbatch_choices(self) -> tuple[int, ...]:
+        """What the planner may take instead of microbatch_size, ascending: for "auto" the other
+        divisors of batch, at most MOST_CHOICES of them, evenly from the smallest to the largest."""
+        if self.microbatch != "auto":
+            return ()
+        most, default = MOST_MICROBATCHES // max(1, self.evaluated_batches), self.microbatch_size
+        found = [d for d in _divisors(self.batch) if d != default and self.batch // d <= most]
+        if len(found) <= MOST_CHOICES:
+            return tuple(found)
+        return tuple(found[i * (len(found) - 1) // (MOST_CHOICES - 1)] for i in range(MOST_CHOICES))
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches of one step, of microbatch_size each."""
+        return self.batch // self.microbatch_size
+
+    @property
+    def evaluation_microbatches(self) -> int:
+        """Held-out microbatches of one evaluation; 0: the run has no evaluation."""
+        return self.evaluated_batches * self.microbatches
+
+    @property
+    def evaluated_batches(self) -> int:
+        """Held-out batches of one evaluation; 0: the run has no evaluation."""
+        return self.eval_batches if self.eval_every else 0
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of warm-up. Needs `steps` (see Job.resolved)."""
+        return self._warmup(self._resolved_steps)
+
+    @property
+    def _resolved_steps(self) -> int:
+        assert self.steps is not None, "call Job.resolved first: the number of steps is not known"
+        return self.steps
+
+    def _warmup(self, steps: int) -> int:
+        if isinstance(self.warmup, int):
+            at_least(self, 0, "warmup")
+            return self.warmup
+        try:
+            share = float(self.warmup.removesuffix("%")) / 100
+        except ValueError:
+            share = -1.0
+        if not self.warmup.endswith("%") or not 0.0 <= share <= 1.0:
+            raise SettingsError(
+                "warmup", f'is "{self.warmup}": expected a number of steps, or a share such as "3%"'
+            )
+        return round(share * steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Settings):
+    """What a peer needs of a job: the `training` of an assignment, as JSON. How a batch is divided
+    into microbatches is the plan's to say."""
+
+    seed: int
+    """Of masks and of the choice of samples."""
+    train: Train
+    """With `steps` known."""
+    rebuilds: bool = False
+    """Whether a lost stage may be made anew from its neighbours, for which the norms of gradients
+    are kept."""
+
+    def to_json(self) -> str:
+        return json.dumps(plain(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Training:
+        """Raises SettingsError."""
+        return cls.from_table(json_object(text))
+
+
+def _divisors(n: int) -> list[int]:
+    """Ascending."""
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)})
