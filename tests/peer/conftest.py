@@ -20,6 +20,7 @@ from shoal.peer.data.sources import resolve
 from shoal.peer.device import TorchDevice
 from shoal.peer.order import BuildOrder
 from shoal.sim import oracle
+from shoal.tests.peer.scripted import machine, member, running  # noqa: F401  # fixtures
 
 
 def arrived(key, payload):

@@ -20,10 +20,7 @@ from shoal.peer.reports import fitting, heaviest
 from shoal.peer.snapshots import SnapshotId
 from shoal.peer.workbench import said_of
 from shoal.proto import broker_pb2
-
-from .test_machine import WELCOME, Make, finish_step, machine, member, running, told
-
-__all__ = ["machine", "member", "running"]
+from shoal.tests.peer.scripted import WELCOME, Make, finish_step, told
 
 LONGEST = "n" * 128
 """Of an id that the broker takes."""
