@@ -390,7 +390,7 @@ class PeerShell:
 
     def _upload(self, wanted: p.UploadWeights) -> None:
         world = self.world
-        data = self.device.export()
+        data = bytes(self.device.export())
         name = hashlib.sha256(data).hexdigest()
         blob = common_pb2.BlobRef(hash=name, size_bytes=len(data))
 
