@@ -276,7 +276,8 @@ def _safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tens
     x = x if dtype is None else x.to(dtype)
     dead = aten.eq.Scalar(aten.amax.default(x, [dim], True), -math.inf)
     alive = aten.masked_fill.Scalar(x, dead, 0.0)
-    return aten.masked_fill.Scalar(aten._softmax.default(alive, dim, False), dead, 0.0)
+    found: Tensor = aten._softmax.default(alive, dim, False)
+    return found.masked_fill(dead, 0.0)
 
 
 def _var_mean(
