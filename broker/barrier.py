@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from ..proto.journal_pb2 import Record
@@ -20,13 +20,14 @@ __all__ = ["Barrier"]
 
 
 class Barrier:
-    """`snapshot` gives records of all that was decided so far; `moved` is called, in the event
-    loop, when more may pass, or none ever will (`error`)."""
+    """`snapshot` gives records of all that was decided so far, which are read in the thread that
+    writes; `moved` is called, in the event loop, when more may pass, or none ever will
+    (`error`)."""
 
     def __init__(
         self,
         journal: Journal,
-        snapshot: Callable[[], Sequence[Record]],
+        snapshot: Callable[[], Iterable[Record]],
         moved: Callable[[], None],
     ) -> None:
         self.error: JournalError | None = None

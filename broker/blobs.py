@@ -26,7 +26,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -166,6 +166,10 @@ class BlobStore:
             self._touch(name)
             return name in self._sizes
 
+    def lacks(self, names: Iterable[str]) -> list[str]:
+        """Those that are not here as a whole."""
+        return [name for name in names if not self.whole(name)]
+
     def _touch(self, name: str) -> None:
         """Somebody asked for it: it is used. The disk remembers that, too, for another start."""
         now, kind = self._clock(), "whole" if name in self._sizes else "part"
@@ -291,12 +295,16 @@ class BlobStore:
     # ------------------------------------------------------------ collecting
 
     def collect(self, needed: Collection[str]) -> tuple[int, int]:
-        """Removes what is neither needed nor used within `grace_s`; how many files, and bytes."""
+        """Removes what is neither needed nor used within `grace_s`; how many files, and bytes.
+        Others get at the store between any two files."""
         with self._lock:
             since = self._clock() - self.limits.grace_s
             idle = [n for n, used in self._used.items() if used < since and n not in needed]
-            count = size = 0
-            for name in idle:
+        count = size = 0
+        for name in idle:
+            with self._lock:
+                if self._used.get(name, since) >= since:  # somebody has asked for it meanwhile
+                    continue
                 if name in self._sizes:
                     size += self._sizes[name]
                     self._held -= self._sizes.pop(name)

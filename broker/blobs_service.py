@@ -103,7 +103,9 @@ class BlobsService:
             caller = self._guard.caller("Blobs.Fetch", context)
             span = checked(wanted)
             at = span.offset
-            pieces = self._store.read(span.hash, at, span.length, PIECE_BYTES)
+            pieces = await run(
+                self._disk, self._store.read, span.hash, at, span.length, PIECE_BYTES
+            )
             while (data := await run(self._disk, next, pieces, None)) is not None:
                 self._guard.still(caller)
                 yield BlobPiece(offset=at, data=data)
@@ -117,8 +119,11 @@ class BlobsService:
                 "INVALID_ARGUMENT",
                 f"{len(query.blobs)} blobs in one query: expected at most {MOST_QUERIED}",
             )
-        found = [BlobRef(hash=b.hash, size_bytes=self._store.size_of(b.hash)) for b in query.blobs]
-        return BlobQuery(blobs=found)
+        sizes = await asyncio.get_running_loop().run_in_executor(
+            self._disk, lambda: [self._store.size_of(b.hash) for b in query.blobs]
+        )
+        found = zip(query.blobs, sizes, strict=True)
+        return BlobQuery(blobs=[BlobRef(hash=b.hash, size_bytes=size) for b, size in found])
 
 
 def _stop_begun(beginning: asyncio.Future[Upload | None]) -> None:

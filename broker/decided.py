@@ -8,7 +8,8 @@ speeds, plans that are being made, and reports of steps that are not committed (
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from ..dag.convert_plan import plan_from_proto, plan_to_proto
 from ..proto.broker_pb2 import RunSpec
@@ -19,6 +20,7 @@ from ..proto.journal_pb2 import (
     RunAdded,
     RunForgotten,
     RunKept,
+    RunPast,
 )
 from .events import RunId
 from .options import BrokerOptions
@@ -98,6 +100,9 @@ class Decided:
                 del self.runs[self._known(decision.forgotten.run).id]
             case "kept":
                 self._restore(decision.kept)
+            case "past":
+                past = decision.past
+                self._known(past.run).history.restore_past(past.first, past.packed)
             case _:
                 raise ValueError("a decision of no known kind: is it of a newer version of shoal?")
 
@@ -126,12 +131,19 @@ class Decided:
         plan = plan_from_proto(kept.plan) if kept.HasField("plan") else None
         run.restored(kept.state, plan, kept.peaks, kept.checkpoints)
 
-    def snapshot(self) -> list[Record]:
+    def snapshot(self) -> Iterator[Record]:
         """Records that give this state when they are applied to an empty one: one with the
-        counters, then one for each run."""
+        counters, one for each run, then what is packed of their past, a block in each. Of the state
+        as it is now, whatever happens until they are read, and in whatever thread they are."""
         started = BrokerStarted(number=self.starts, submitted=self.submitted, at_s=self.clock_s)
-        runs = (Decision(kept=_kept(run)) for run in self.runs.values())
-        return [Record(decisions=[d]) for d in (Decision(started=started), *runs)]
+        kept = [Decision(started=started), *(Decision(kept=_kept(r)) for r in self.runs.values())]
+        past = [(run.id, run.history.past) for run in self.runs.values()]
+        blocks = (
+            Decision(past=RunPast(run=run, first=first, packed=packed))
+            for run, packs in past
+            for first, packed in packs
+        )
+        return (Record(decisions=[decision]) for decision in chain(kept, blocks))
 
 
 def _kept(run: Run) -> RunKept:
@@ -139,7 +151,7 @@ def _kept(run: Run) -> RunKept:
         added=RunAdded(run=run.id, number=run.number, spec=run.spec, owner=run.owner),
         state=run.state,
         plan=plan_to_proto(run.plan) if run.plan is not None else None,
-        events=run.history.events,
+        events=run.history.unpacked,
         numbered=run.history.numbered,
         peaks=run.ledger.peaks if run.ledger is not None else (),
         checkpoints=run.checkpoints.kept,

@@ -66,6 +66,8 @@ class DurableRun:
         self.inexact_from = spec.resumed.inexact_from
         """The first step after a lost stage was made anew from its neighbours, or other ones than
         before began to change places; 0: neither."""
+        self.pausing = False
+        """Whether it is to stop between two steps and be put aside until somebody resumes it."""
         self.history = History(options.kept_events)
         self.ledger: StepLedger | None = None  # Of the newest term that was RUNNING.
         self.checkpoints = Checkpoints(wish.output.every, wish.output.keep)
@@ -110,6 +112,7 @@ class DurableRun:
             name=self.spec.name,
             term=self.term,
             inexact_from=self.inexact_from,
+            pausing=self.pausing,
         )
 
     # ------------------------------------------------------------ events for watchers
@@ -141,10 +144,11 @@ class DurableRun:
             self.term, self.plan = event.term, plan or plan_from_proto(event.plan)
             self.peers = self.plan.peers
         elif kind == "state":
+            begins = event.state.phase == RUNNING != self.phase
             self.phase, self.reason = event.state.phase, Reason()
-            self.inexact_from = event.state.inexact_from
+            self.inexact_from, self.pausing = event.state.inexact_from, event.state.pausing
             self.reason.CopyFrom(event.state.reason)
-            if self.phase == RUNNING:
+            if begins:
                 self.ledger = self._ledger(self.committed, event.at_s)
         elif kind == "step":
             if self.ledger is None or event.step.step != self.committed:
@@ -172,7 +176,7 @@ class DurableRun:
         """As an earlier start of the broker left it; the history is restored already."""
         self.checkpoints.add(checkpoints)
         self.phase, self.term = state.phase, state.term
-        self.inexact_from = state.inexact_from
+        self.inexact_from, self.pausing = state.inexact_from, state.pausing
         self.reason.CopyFrom(state.reason)
         if self.ended:
             self.history.rest()

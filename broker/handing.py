@@ -8,7 +8,8 @@
   takes its part: it leaves after its step then, and what follows is a loss as any other. So it is
   too when the deadline comes first, which follows from how long steps and copies took.
 - A run that is over before such a step is simply done to its end.
-- A run that moves to a better plan, or is put aside, stops between two steps in the same way.
+- A run that moves to a better plan, or is put aside, stops between two steps in the same way. Put
+  aside, it waits for the copies of its set too, until the deadline; its holders are free then.
 
 Decisions only; whoever takes the part is chosen in `recovery.py`.
 """
@@ -32,7 +33,7 @@ from .recovery import able_left, replacements
 if TYPE_CHECKING:
     from .terms import Terms
 
-__all__ = ["Handing", "Over"]
+__all__ = ["PAUSE", "Errand", "Handing", "Over"]
 
 _FACTOR = 3.0
 """The deadline, in times of what the steps and the copies are expected to take."""
@@ -51,10 +52,14 @@ class Errand:
     pairs: tuple[tuple[PeerId, PeerId], ...] = ()
 
 
+PAUSE = Errand("it is put aside")
+"""Until it is done, or nobody wants it any more; after a restart of the broker too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Over:
     """What `look` found: these leave now, or the errand is to be done; and the text says what
-    happened, for people."""
+    happened, for people (of a pause, what it lacks)."""
 
     leavers: tuple[PeerId, ...]
     text: str
@@ -78,6 +83,8 @@ class Handing:
         self.leaving: dict[PeerId, str] = {}
         self.errand: Errand | None = None
         self._under_way: _UnderWay | None = None
+        self._waited = False
+        """For the copies of the set that it is to be put aside with, until the deadline."""
         self._refused: dict[PeerId, None] = {}
         """Those whose part nobody takes, in this term."""
         self._stays: dict[PeerId, float] = {}
@@ -102,7 +109,7 @@ class Handing:
 
     def stop_for(self, errand: Errand | None) -> None:
         """The run shall stop between two steps; None: it need not any more."""
-        self.errand, self._under_way = errand, None
+        self.errand, self._under_way, self._waited = errand, None, False
 
     def leaves(self, peer: PeerId, why: str) -> None:
         """It, or its owner, has said so."""
@@ -151,8 +158,8 @@ class Handing:
         if under is not None:
             if now < under.until:
                 return None
-            self.reset()
-            self.errand = None
+            self.reset()  # a pause is tried again
+            self._waited = not under.to_end
             for peer in under.leavers:
                 self._refused[peer] = None
             if under.to_end or not under.leavers:
@@ -203,11 +210,13 @@ class Handing:
             out += self._told(run, peer, 0.0, why, members)
             if members.members[peer].closed is None:  # it goes on, and was not asked
                 del self.leaving[peer]
-        if to_end:
+        if to_end and self.errand is not None and self.errand.plan is not None:
             self.errand = None
         if not chosen and self.errand is None:
             return [*out, *run.release(members)]
-        if not to_end:
+        if to_end:
+            out += run.release(members)
+        else:
             found = replacements(run, chosen, members, now) if chosen else None
             names = _who(tuple(found.values()), members) if found else "a new plan"
             takes = f"{names} to take its part at step {step}"
@@ -224,8 +233,15 @@ class Handing:
             return [], None
         found, held = run.goes_on_from(members), run.on_hold
         ready = found is not None and found.step == run.committed == held
+        lacks = ""
+        if self.errand is not None and self.errand.plan is None and run.cadence.whole != held:
+            # Its peers are free then: without copies the next that is lost would cost its steps.
+            ready = ready and self._waited
+            lacks = ", whose snapshots not everybody has a copy of"
         errand, self.errand = self.errand, self.errand if not ready else None
-        if ready and errand is not None and (errand.plan is None or not under.leavers):
+        if ready and errand is not None and errand.plan is None:
+            return [], Over((), lacks, errand)
+        if ready and errand is not None and not under.leavers:
             return [], Over((), f"{errand.text} at step {held}", errand)
         if ready and found is not None and found.without(under.leavers):
             text = f"{_who(under.leavers, members)} hands over at step {held}"

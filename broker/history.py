@@ -59,11 +59,28 @@ class History:
         self.numbered += 1
         return event
 
+    @property
+    def past(self) -> tuple[tuple[int, bytes], ...]:
+        """What stands before `unpacked`: packed events, each behind the number of the first."""
+        return tuple(self._packed)
+
+    @property
+    def unpacked(self) -> Sequence[RunEvent]:
+        """The newest ones, as far as they are messages."""
+        return self._recent
+
     def restore(self, events: Iterable[RunEvent], numbered: int) -> None:
         """What was kept before; `numbered`: events so far, those that are no longer kept too."""
         for event in events:
             self._append(event)
         self.numbered = numbered
+
+    def restore_past(self, first: int, packed: bytes) -> None:
+        """What stood before that; the oldest first. Raises ValueError for what did not."""
+        last = self._packed[-1][0] if self._packed else -1
+        if not self._recent or not last < first < self._recent[0].number:
+            raise ValueError(f"events from number {first} on are kept twice, or behind later ones")
+        self._packed.append((first, packed))
 
     def read(self, start: int) -> tuple[int, tuple[RunEvent, ...]]:
         """Events from `start` on, or from the oldest kept one, behind the number of the first. Not

@@ -20,7 +20,7 @@ All methods block on the disk; `append` and `replace` may be called in one other
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -166,34 +166,39 @@ class Journal:
 
     def append(self, records: Iterable[Record]) -> None:
         """Adds records; they are on disk when it returns, all of them or, when it raises, none."""
-        rows = list(self._rows(records))
-        self._write(rows, replace=False)
-        self.count += len(rows)
+        self.count += self._write(records, replace=False)
 
-    def replace(self, snapshot: Sequence[Record]) -> None:
-        """Puts a snapshot in the place of every record that is there; all or nothing, too."""
-        rows = list(self._rows(snapshot))
-        self._write(rows, replace=True)
-        self._first, self.count, self._snapshot = rows[0][0], len(rows), len(rows)
+    def replace(self, snapshot: Iterable[Record]) -> None:
+        """Puts a snapshot in the place of every record that is there; all or nothing, too. One
+        record of it is in memory at a time."""
+        first = self._next
+        self.count = self._snapshot = self._write(snapshot, replace=True)
+        self._first = first
 
     def _rows(self, records: Iterable[Record]) -> Iterator[tuple[int, bytes, int]]:
         for number, record in enumerate(records, self._next):
             data = record.SerializeToString(deterministic=True)
             yield number, data, _checksum(number, data)
 
-    def _write(self, rows: list[tuple[int, bytes, int]], *, replace: bool) -> None:
-        run = self._db.execute
+    def _write(self, records: Iterable[Record], *, replace: bool) -> int:
+        """Returns how many there were."""
+        run, last = self._db.execute, self._next - 1
         try:
             run("BEGIN")
             if replace:
                 run("DELETE FROM record")
-            self._db.executemany("INSERT INTO record VALUES (?, ?, ?)", rows)
+            for last, data, checksum in self._rows(records):
+                run("INSERT INTO record VALUES (?, ?, ?)", (last, data, checksum))
             run("COMMIT")
         except sqlite3.Error as error:
             if self._db.in_transaction:  # some errors have ended it already
                 run("ROLLBACK")
             raise self._cannot("write", error) from error
-        self._next += len(rows)
+        except BaseException:
+            run("ROLLBACK")
+            raise
+        written, self._next = last + 1 - self._next, last + 1
+        return written
 
     def _cannot(self, what: str, error: sqlite3.Error) -> JournalError:
         """The error in words, with the next step."""

@@ -215,7 +215,10 @@ class BrokerMachine:
         if kind is None:
             nonsense = "a message of no known kind: is the peer of another version of shoal?"
         elif size > MOST_MESSAGE_BYTES:
-            nonsense = f"a {kind} of {size} bytes: expected at most {MOST_MESSAGE_BYTES}"
+            nonsense = (
+                f"a {kind} of {size} bytes: expected at most {MOST_MESSAGE_BYTES}; is the peer of "
+                "another version of shoal?"
+            )
         elif member is None and kind != "hello":
             nonsense = f"a {kind} before the Hello"
         elif member is not None and kind == "hello":

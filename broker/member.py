@@ -49,7 +49,6 @@ class Member:
     stays_until: float = math.inf  # When it means to leave.
     closed: Reason | None = None  # Why its owner keeps it out of runs; None: it takes part.
     correction: Correction = field(default_factory=Correction)
-    planned_with: float = 1.0  # The correction's factor when it was assigned.
     manifests: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # Of its own data, by hash, with the inputs of the model that it keeps.
     answers: dict[tuple[str, str, str], Resolved | None] = field(default_factory=dict)
@@ -80,6 +79,7 @@ class Member:
             operator_set="core" if self.profile.operator_set == CORE else "full",
             reachable=bool(self.address),
             speeds=speeds if stated or self.correction.factor != 1.0 else None,
+            learned=self.correction.factor,
             host=self.profile.host,
             cores=self.profile.cores * speeds.busy,
             threads=self.profile.threads,

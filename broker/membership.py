@@ -304,7 +304,6 @@ class Membership:
     def assign(self, member: Member, run: RunId) -> list[Instruction]:
         assert member.state == "pool", f"{member.id} is {member.state} for {member.run}"
         member.state, member.run = "assigned", run
-        member.planned_with = member.correction.factor
         self.version += 1
         # Its timer is armed for the broker's own lease, and the run's may be shorter.
         return [self.timer_of(member)]

@@ -55,7 +55,7 @@ from ..proto.broker_pb2 import (
 from ..proto.common_pb2 import Reason
 from ..proto.journal_pb2 import Decision
 from .events import Instruction, Log, RunId, SetTimer, Tell
-from .handing import Errand
+from .handing import PAUSE
 from .member import Member, clean
 from .membership import Membership
 from .options import BrokerOptions
@@ -108,6 +108,9 @@ class Phases(Terms):
         state = self.state
         state.phase = phase
         state.ClearField("reason")
+        if phase not in (BUILDING, RUNNING):  # it is paused, or there is nothing to pause any more
+            state.pausing = False
+            self.handing.stop_for(None)
         if code:
             state.reason.CopyFrom(Reason(code=code, text=text))
         self._since = now
@@ -207,9 +210,8 @@ class Phases(Terms):
         except WrongStepError as error:
             return self.fail("protocol", f"peer {member.label} reported {error}", members, now)
         assert self.plan is not None, self
-        for expected in self.plan.predicted.peers:
-            if expected.peer == member.id:
-                member.correction.report(report, expected.compute_s, member.planned_with)
+        if (expected := self._by_peer.expected.get(member.id)) is not None:
+            member.correction.report(report, expected.compute_s, expected.learned)
         self._since = now
         out: list[Instruction] = []
         before = self.committed
@@ -316,26 +318,38 @@ class Phases(Terms):
             )
         if self.phase == BUILDING:
             return self._put_aside(members, now)
-        self.handing.stop_for(Errand("it is put aside"))
-        return []
+        if self.pausing:
+            return []
+        self.handing.stop_for(PAUSE)
+        text = f"stops between two of its next steps: `shoal resume {self.id}` has it go on"
+        return self._say(True, "pausing", text, now)
 
-    def _put_aside(self, members: Membership, now: float) -> list[Instruction]:
-        self.handing.stop_for(None)
+    def _say(self, pausing: bool, code: str, text: str, now: float) -> list[Instruction]:
+        """It goes on for now, and is to stop, or not any more: also after a restart."""
+        state = self.state
+        state.pausing = pausing
+        state.reason.CopyFrom(Reason(code=code, text=text))
+        return [self._publish(RunEvent(state=state), now)]
+
+    def _put_aside(
+        self, members: Membership, now: float, because: str = "", lacks: str = ""
+    ) -> list[Instruction]:
+        """`because`: what made it stop before it could; `lacks`: of what it goes on from."""
         self._waits_no_longer(members, now)
         self.asked, self.offered = None, {}
         found = self.goes_on_from(members)
         at = f"with {found.step} steps" if found else "before its first step"
-        text = f"paused {at}: `shoal resume {self.id}` goes on"
+        text = f"paused {at}{lacks}: `shoal resume {self.id}` goes on"
+        text = f"{because}; {text}" if because else text
         return self._release(self.parts, text, members, now) + self._enter(
             WAITING, now, "paused", text
         )
 
     def unpause(self, now: float) -> list[Instruction]:
         """Raises ValueError when it is not paused."""
-        errand = self.handing.errand
-        if errand is not None and errand.plan is None:
+        if self.pausing:
             self.handing.stop_for(None)
-            return []
+            return self._say(False, "resumed", "goes on without the pause", now)
         if not self.paused:
             raise ValueError(
                 f"run {self.id} is {Phase.Name(self.phase).lower()}: expected a paused one"
@@ -451,7 +465,7 @@ class Phases(Terms):
             text = f"term {term}: the run is in term {self.term}"
         elif member.run != self.id or member.state != "assigned":
             text = f"the peer is {member.state} for {member.run or 'no run'}"
-        elif what != "fault" and member.id not in self.peers:
+        elif what != "fault" and member.id not in self._by_peer.slots:
             text = "the peer holds no stage"
         elif self.phase not in phases:
             text = f"the run is {Phase.Name(self.phase)}"

@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 
-from ..dag.plan import PeerId, PlanError
+from ..dag.convert_plan import plan_from_proto, plan_to_proto
+from ..dag.plan import PeerId, Plan, PlanError
 from .datasets import lacks_data
 from .events import Instruction, Log, MakePlan, PlanFailed, PlanReady, RunId, SetTimer
 from .lacking import Lack
@@ -30,7 +32,7 @@ from .probing import Probing
 from .runs import Run
 from .waiting import Offered, Waits, by_hand, consider, in_order, suited
 
-__all__ = ["Placing"]
+__all__ = ["Placing", "bad_plan"]
 
 
 class Placing:
@@ -192,7 +194,7 @@ class Placing:
             (a, b) for i, a in enumerate(plan.peers) for b in plan.peers[i + 1 :]
         )
         problem = f"the plan names peers that were not offered: {foreign}" if foreign else ""
-        problem = problem or _bad_plan(event, pairs)
+        problem = problem or bad_plan(plan, pairs)
         if problem:
             return run.fail("plan", f"the plan cannot be used: {problem}", self.members, now)
         if gone:
@@ -239,12 +241,19 @@ class Placing:
         return []  # `place` runs behind every event, and says why it waits
 
 
-def _bad_plan(event: PlanReady, pairs: Sequence[tuple[PeerId, PeerId]]) -> str:
-    plan = event.plan
+def bad_plan(plan: Plan, pairs: Sequence[tuple[PeerId, PeerId]]) -> str:
+    """Why a run cannot begin with what a planner made; empty: it can. What does not come back as
+    it was would be another plan to peers, and no journal with it could be read."""
     try:
         plan.validate(plan.stages[-1].stop if plan.stages else 0)
+        told = plan_from_proto(plan_to_proto(plan))
     except PlanError as error:
         return str(error)
+    except (TypeError, ValueError, OverflowError, KeyError) as error:
+        return f"it cannot be told to peers: {type(error).__name__}: {error}"
+    other = [f.name for f in fields(Plan) if getattr(told, f.name) != getattr(plan, f.name)]
+    if other:
+        return f"peers would be told of other {' and '.join(other)} than it has"
     peers = plan.peers
     if any(a == b or a not in peers or b not in peers for a, b in pairs):
         return "it names links between peers that hold no stage"

@@ -1,11 +1,10 @@
-"""Whom the broker has measure their link, and when.
+"""When the broker has two members measure their link.
 
 Rules.
 
-- O(n) probes: a peer is measured against `LINKS` others at most. These are the landmarks (the first
-  two that joined, then those farthest from them by latency); when many peers wait for a landmark,
-  they measure each other instead. The rest of the matrix is completed (`scheduler/completion.py`),
-  and the pairs that a plan would use are measured exactly (`wanted`) before it counts.
+- O(n) probes, against landmarks (`landmarks.py`). The rest of the matrix is completed
+  (`scheduler/completion.py`), and the pairs that a plan would use are measured exactly (`wanted`)
+  before it counts.
 - A peer takes part in one probe at a time, and sends at most `probe_bytes` for probes in an hour.
 - A peer in a run is measured only for a wanted pair, with the smallest probe, and within 1 % of its
   uplink (`Allowance`); peers end every other probe when they are assigned.
@@ -17,75 +16,31 @@ Rules.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
 
 from ..dag.network import Network
 from ..dag.plan import PeerId
 from ..proto.broker_pb2 import BrokerMessage, LinkReport, Probe
 from .events import Instruction, Log, SetTimer, Tell
-from .links import MAX_AGE_S, Caps, Links, Origin
+from .landmarks import Landmarks
+from .links import MAX_AGE_S, Links, Origin
 from .member import Member, clean, dial
 from .membership import Membership
 from .options import BrokerOptions
+from .probed import SIZES, SMALLEST, Probed
 
-__all__ = ["LINKS", "SIZES", "SMALLEST", "Allowance", "Probing"]
+__all__ = ["Probing"]
 
-SIZES = (1024, 1024, 1024, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
-"""Bytes of the frames of a probe; the sender stops where the bandwidth is flat."""
-SMALLEST = (1024, 1024, 1024, 16 << 10, 32 << 10)
-"""The probe of a peer that trains."""
-LINKS = 4
 _PATIENCE_S = 20.0
 """For both directions: a link over a satellite takes half of it."""
 _GRACE_S = 5.0
 _RETRY_S = 600.0
 _ASSIGNED_S = 30.0
 _REFRESH_S = 600.0
-_HOUR_S = 3600.0
-_MOST_WAITING = 16
-"""Peers that may wait for landmarks before they measure each other."""
-_SHARE = 0.01
 
 Pair = tuple[PeerId, PeerId]
-
-
-class Allowance:
-    """What probes may take of a link that trains: in any window of W seconds at most
-    `share` · bandwidth · W + one smallest probe, in bytes. A token bucket; pure accounting."""
-
-    def __init__(self, bytes_per_s: float, *, burst: int = sum(SMALLEST)) -> None:
-        self.rate = _SHARE * bytes_per_s
-        self.burst = burst
-        self._tokens = float(burst)
-        self._at = -math.inf
-
-    def take(self, size_bytes: int, now: float) -> bool:
-        """Whether so many bytes may go now; they count from then on."""
-        if now > self._at:
-            passed = now - self._at
-            self._tokens = min(self.burst, self._tokens + self.rate * passed)
-            self._at = now
-        if size_bytes > self._tokens:
-            return False
-        self._tokens -= size_bytes
-        return True
-
-
-@dataclass(eq=False)
-class _Peer:
-    """A member. `tried`: until when a pair is not tried again; `sent`: (when, bytes) of its probes
-    of the last hour."""
-
-    boot: tuple[str, int]
-    address: str
-    joined_at: float
-    caps: Caps
-    tried: dict[PeerId, float] = field(default_factory=dict)
-    sent: deque[tuple[float, int]] = field(default_factory=deque)
-    sent_bytes: int = 0
-    allowance: Allowance | None = None
 
 
 @dataclass(eq=False)
@@ -105,12 +60,9 @@ class Probing:
         self.options = options
         self.on = options.probe_s > 0
         self.links = Links()
-        self.landmarks: list[PeerId] = []
         self.version = 0
-        self._peers: dict[PeerId, _Peer] = {}  # in order of joining
-        self._short: dict[PeerId, None] = {}  # those with too few links
-        self._counted = False  # whether `_short` is of the members that are here now...
-        self._ended: dict[PeerId, None] = {}  # ...but for these, which were measured since
+        self._peers: dict[PeerId, Probed] = {}  # in order of joining
+        self.landmarks = Landmarks(self._peers, self.links)
         self._wanted: dict[Pair, float] = {}  # until when it is worth the wait
         self._active: dict[int, _Active] = {}
         self._busy: dict[PeerId, int] = {}  # the probe that it takes part in
@@ -130,7 +82,7 @@ class Probing:
     def settled(self, peers: Iterable[PeerId]) -> bool:
         """Whether nothing is about to be learned of links of these peers."""
         some = set(peers)  # never iterated
-        waits = any(p in some for p in self._short) or any(p in some for p in self._busy)
+        waits = any(p in some for p in self.landmarks.short) or any(p in some for p in self._busy)
         return not waits and not any(a in some and b in some for a, b in self._wanted)
 
     def last_join(self, peers: Iterable[PeerId]) -> float:
@@ -168,7 +120,8 @@ class Probing:
         asked = active is not None and peer in active.owing and other in active.pair
         if asked and active is not None:
             active.owing.remove(peer)
-            self._settle(peer, report.size_bytes)
+            if peer in self._peers:
+                self._peers[peer].settle(report.size_bytes)
         if report.HasField("problem"):
             code = report.problem.code
             if asked and active is not None and code != "assigned":
@@ -190,15 +143,6 @@ class Probing:
             self._end(report.probe, now)
         return out
 
-    def _settle(self, peer: PeerId, size_bytes: int) -> None:
-        """What it really sent replaces what was set aside for its last probe."""
-        known = self._peers.get(peer)
-        if known is not None and known.sent:
-            at, reserved = known.sent.pop()
-            real = min(size_bytes, reserved)
-            known.sent.append((at, real))
-            known.sent_bytes += real - reserved
-
     def _end(self, number: int, now: float) -> None:
         active = self._active.pop(number)
         a, b = active.pair
@@ -212,7 +156,7 @@ class Probing:
             self._refresh_at = min(self._refresh_at, now + _ASSIGNED_S)
         for peer in active.pair:
             self._busy.pop(peer, None)
-            self._ended[peer] = None
+            self.landmarks.measured(peer)
         self._stale = True
         self.version += 1
 
@@ -259,7 +203,7 @@ class Probing:
                 self._join(member, now)
             else:
                 known.address = member.address  # it attached again, and another one is reached
-        self.landmarks = [p for p in self.landmarks if p in self._peers]
+        self.landmarks.changed()
         for number, active in list(self._active.items()):
             active.owing = [p for p in active.owing if p in self._peers]
             if not active.owing:
@@ -269,19 +213,11 @@ class Probing:
             for (a, b), until in self._wanted.items()
             if a in self._peers and b in self._peers
         }
-        self._stale, self._counted = True, False
+        self._stale = True
         self.version += 1
 
     def _join(self, member: Member, now: float) -> None:
-        profile = member.profile
-        place = profile.place or (f"host {profile.host}" if profile.host else "")
-        self._peers[member.id] = _Peer(
-            boot=(member.boot, member.counter),
-            address=member.address,
-            joined_at=now,
-            caps=Caps(place or _site(member.address), _cap(profile.up_bytes_per_s),
-                      _cap(profile.down_bytes_per_s)),
-        )  # fmt: skip
+        self._peers[member.id] = Probed.of(member, now)
         boot = (member.boot, member.counter)
         if self._boots.get(member.id) == boot:  # it only attached again
             others = ((p, k.tried.get(member.id)) for p, k in self._peers.items())
@@ -292,30 +228,6 @@ class Probing:
                 known.tried.pop(member.id, None)
         self._boots[member.id] = boot
         self._refresh_at = min(self._refresh_at, now + _REFRESH_S)
-
-    def _count_short(self, members: Membership) -> None:
-        """Peers of the pool that have fewer links than they could have. While members stay as they
-        are, only a probe's end changes that, and of its two peers alone: nobody becomes short."""
-        if self._counted and not any(p in self._short for p in self._ended):
-            self._ended.clear()
-            return
-        pool = [m.id for m in members.pool]
-        most = min(LINKS, len(pool) - 1)
-
-        def is_short(peer: PeerId) -> bool:
-            tried = self._peers[peer].tried
-            return len(tried) < most and any(
-                q != peer and q not in tried and self._reach(peer, q) for q in pool
-            )
-
-        if self._counted:
-            for peer in self._ended:
-                if peer in self._short and not is_short(peer):
-                    del self._short[peer]
-        else:
-            self._short = {p: None for p in pool if is_short(p)}
-        self._counted = True
-        self._ended.clear()
 
     def _overdue(self, now: float) -> list[Instruction]:
         out: list[Instruction] = []
@@ -335,7 +247,7 @@ class Probing:
             for known in self._peers.values():
                 known.tried = {p: until for p, until in known.tried.items() if until > now}
             self._seen = -1  # looks at them anew at the next event
-            self._counted = False
+            self.landmarks.changed()
         return out
 
     def _start_wanted(
@@ -356,81 +268,43 @@ class Probing:
         return out
 
     def _may_send(self, member: Member, size_bytes: int, now: float) -> bool:
-        known = self._peers[member.id]
-        if not self._affords(known, size_bytes, now):
+        if not self._affords(member.id, size_bytes, now):
             return False
         if member.state != "assigned":
             return True
-        uplink = known.caps.up or self.links.uplink(member.id, now)
-        if not uplink:
-            return False  # a hundredth of nobody knows what
-        if known.allowance is None:
-            known.allowance = Allowance(uplink)
-        return known.allowance.take(size_bytes, now)
+        known = self._peers[member.id]
+        return known.takes(size_bytes, known.caps.up or self.links.uplink(member.id, now), now)
 
-    def _affords(self, known: _Peer, size_bytes: int, now: float) -> bool:
-        while known.sent and known.sent[0][0] <= now - _HOUR_S:
-            known.sent_bytes -= known.sent.popleft()[1]
-        return known.sent_bytes + size_bytes <= self.options.probe_bytes
+    def _affords(self, peer: PeerId, size_bytes: int, now: float) -> bool:
+        return self._peers[peer].affords(size_bytes, self.options.probe_bytes, now)
 
     def _start_short(
         self, members: Membership, generation: Callable[[], int], now: float
     ) -> list[Instruction]:
         out: list[Instruction] = []
-        self._count_short(members)
+        pool = [m.id for m in members.pool]
+        self.landmarks.count(pool, self._reach)
         cost = sum(SIZES)
-        idle = [p for p in self._short if p not in self._busy]
-        idle = [p for p in idle if self._affords(self._peers[p], cost, now)]
+        idle = [p for p in self.landmarks.short if p not in self._busy]
+        idle = [p for p in idle if self._affords(p, cost, now)]
         for peer in idle:
             if peer in self._busy:
                 continue
-            other = self._partner(peer, idle, members, now)
+
+            def open_to(other: PeerId, peer: PeerId = peer) -> bool:
+                return (
+                    other != peer
+                    and other not in self._peers[peer].tried
+                    and members.members[other].state == "pool"
+                    and self._affords(other, cost, now)
+                    and self._reach(peer, other)
+                )
+
+            other = self.landmarks.partner(peer, chain(idle, pool), self._busy, open_to, now)
             if other is not None:
                 one, two = members.members[peer], members.members[other]
                 out += self._start(one, two, SIZES, generation, now)
         return out
-
-    def _partner(
-        self, peer: PeerId, idle: Sequence[PeerId], members: Membership, now: float
-    ) -> PeerId | None:
-        """Whom a peer of the pool is measured against next; None: nobody now."""
-        known = self._peers[peer]
-        if len(self.landmarks) < min(LINKS, 2):
-            self.landmarks += [peer] if peer not in self.landmarks else []
-
-        def open_to(other: PeerId) -> bool:
-            return (
-                other != peer
-                and other not in known.tried
-                and members.members[other].state == "pool"
-                and self._affords(self._peers[other], sum(SIZES), now)
-                and self._reach(peer, other)
-            )
-
-        marks = [p for p in self.landmarks if open_to(p)]
-        if not marks and len(self.landmarks) < LINKS:
-            marks = [p for p in self._farthest(now) if open_to(p)]
-        free = [p for p in marks if p not in self._busy]
-        if free or (marks and len(self._short) <= _MOST_WAITING):
-            return free[0] if free else None
-        others = (p for p in idle if p not in self._busy and open_to(p))
-        anyone = (m.id for m in members.pool if m.id not in self._busy and open_to(m.id))
-        return next(others, None) or next(anyone, None)
-
-    def _farthest(self, now: float) -> list[PeerId]:
-        """The peer whose nearest landmark is farthest, which is one from now on; or nobody."""
-        best: tuple[float, PeerId] | None = None
-        for peer in self._peers:
-            if peer in self.landmarks:
-                continue
-            to = [e.latency_s for p in self.landmarks if (e := self.links.get(peer, p, now))]
-            near = min((x for x in to if not math.isnan(x)), default=-1.0)
-            if near >= 0 and (best is None or near > best[0]):
-                best = near, peer
-        if best is None:
-            return []
-        self.landmarks.append(best[1])
-        return [best[1]]
 
     def _reach(self, a: PeerId, b: PeerId) -> bool:
         return self.options.relays or bool(self._peers[a].address or self._peers[b].address)
@@ -453,8 +327,7 @@ class Probing:
         self._active[number] = _Active(pair, until, [one.id, other.id])
         for peer in pair:
             self._busy[peer] = number
-            self._peers[peer].sent.append((now, cost))
-            self._peers[peer].sent_bytes += cost
+            self._peers[peer].reserve(cost, now)
         attempt = generation()
 
         def order(peer: PeerId, address: str) -> BrokerMessage:
@@ -483,22 +356,11 @@ class Probing:
                 assert self._busy.get(peer) == number, f"{peer} is in two probes"
         assert all(n in self._active for n in self._busy.values())
         assert all(known.sent_bytes >= 0 for known in self._peers.values())
-        assert len(self.landmarks) == len(set(self.landmarks)) <= LINKS
-        assert all(p in self._peers for p in self.landmarks)
+        self.landmarks.validate()
 
     def __repr__(self) -> str:
-        return f"<Probing {len(self._active)} under way, {len(self._short)} peers short of links>"
-
-
-def _cap(bytes_per_s: float) -> float:
-    return bytes_per_s if bytes_per_s > 0 and math.isfinite(bytes_per_s) else 0.0
-
-
-def _site(address: str) -> str:
-    """The first two numbers of an IPv4 address: neighbours there are often neighbours indeed."""
-    parts = address.rpartition(":")[0].split(".")
-    is_ip = len(parts) == 4 and all(part.isdigit() for part in parts)
-    return f"net {parts[0]}.{parts[1]}" if is_ip else ""
+        short = len(self.landmarks.short)
+        return f"<Probing {len(self._active)} under way, {short} peers short of links>"
 
 
 def _measured(peer: PeerId, other: PeerId, report: LinkReport) -> Log:

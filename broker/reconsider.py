@@ -29,6 +29,7 @@ from .events import ConsiderPlan, Instruction, Log, PlanConsidered, RunId
 from .handing import Errand
 from .member import Member
 from .membership import Membership
+from .placing import bad_plan
 from .probing import Probing
 from .runs import Run
 from .scheduler.interface import PeerOffer
@@ -137,6 +138,9 @@ class Reconsidering:
         told = (event.running_s, event.candidate_s)
         if event.plan is None or not all(0 < s < math.inf for s in told):
             return []
+        if problem := bad_plan(event.plan, event.pairs):
+            fields = (("run", run.id), ("why", f"the plan cannot be used: {problem}"))
+            return [Log("plan_dropped", fields, "warning")]
         known.found = event
         return self._weigh(run, known, event, now)
 
@@ -173,13 +177,17 @@ def alike(a: ConsiderPlan, b: ConsiderPlan) -> bool:
 
 
 def _same_peer(a: PeerOffer, b: PeerOffer) -> bool:
-    if replace(a, flops_per_s=0.0, speeds=None) != replace(b, flops_per_s=0.0, speeds=None):
+    if _without_speeds(a) != _without_speeds(b):
         return False
     return all(
         math.isclose(getattr(a.pace, f.name), getattr(b.pace, f.name), rel_tol=CHANGED)
         for f in fields(Speeds)
         if f.name != "error"
     )
+
+
+def _without_speeds(offer: PeerOffer) -> PeerOffer:
+    return replace(offer, flops_per_s=0.0, speeds=None, learned=1.0)
 
 
 def _same_links(a: Network | None, b: Network | None) -> bool:

@@ -36,7 +36,10 @@ def substituted(plan: Plan, old: PeerId, new: PeerId) -> Plan:
         predicted=replace(
             predicted,
             bottlenecks=(),  # sentences about who was there
-            peers=tuple(replace(p, peer=at(p.peer)) for p in predicted.peers),
+            # Seconds are of who was there: nothing is learned of this one from them.
+            peers=tuple(
+                replace(p, peer=new, learned=0.0) if p.peer == old else p for p in predicted.peers
+            ),
             links=tuple(
                 replace(x, source=at(x.source), destination=at(x.destination))
                 for x in predicted.links

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ..dag.convert import MAX_TEXT
 from ..dag.plan import PeerId, Plan
 from ..proto.broker_pb2 import (
     BUILDING,
@@ -32,7 +33,7 @@ from ..proto.broker_pb2 import (
     Heard,
 )
 from .events import Instruction, Tell
-from .handing import Errand
+from .handing import PAUSE, Errand
 from .member import Member, clean
 from .membership import Lost, Membership
 from .phases import Phases
@@ -44,7 +45,8 @@ from .returning import Returning
 __all__ = ["Run"]
 
 FAULTS_OF_ONE = frozenset(
-    {"blob", "busy", "compute", "draining", "frame", "link", "memory", "snapshot", "stalled"}
+    {"blob", "busy", "compute", "draining", "export", "frame", "host", "link", "memory"}
+    | {"snapshot", "stalled"}
 )
 """Codes of faults that another peer need not have. Others would come again wherever it runs."""
 NOT_LIVE = "live"
@@ -83,7 +85,7 @@ class Run(Phases):
             gone, text = over.leavers, over.text
             return out + self._go_on(gone, "left", text, members, generation, now, live=False)
         if over.errand.plan is None:
-            return out + self._put_aside(members, now)
+            return out + self._put_aside(members, now, lacks=over.text)
         return out + self._move(over.text, over.errand, members, generation, now)
 
     def _move(
@@ -202,7 +204,8 @@ class Run(Phases):
     ) -> list[Instruction]:
         """These peers are here and do not do their part: others shall."""
         everybody = set(peers) >= set(self.peers)
-        if everybody:  # they wait for each other: once more, from the start of the term
+        alone = len(self.peers) == 1 and replacements(self, peers, members, now) is not None
+        if everybody and not alone:  # they wait for each other: once more, from the term's start
             peers = ()
         if not self.blamed.again(peers, self.committed, now):
             text += f". That was tried {self.blamed.tries} times at this step"
@@ -291,7 +294,8 @@ class Run(Phases):
             )
         text = "; ".join((text, *names))
         if names:
-            plan = replace(plan, reasons=(*names, "the rest is as before"))
+            told = (name[:MAX_TEXT] for name in names)
+            plan = replace(plan, reasons=(*told, "the rest is as before"))
         live = bool(rebuilt)
         return self._build(plan, pairs, members, generation, code, text, now, live, rebuilt)
 
@@ -306,7 +310,10 @@ class Run(Phases):
         return plan
 
     def _collect(self, code: str, text: str, members: Membership, now: float) -> list[Instruction]:
-        """Everybody goes back to the pool, and all are planned anew."""
+        """Everybody goes back to the pool, and all are planned anew; not before somebody resumes
+        it, if it was to pause."""
+        if self.pausing:
+            return self._put_aside(members, now, because=text)
         if self.wish.recovery.when_short == "fail" and not suited_left(self, members, now):
             return self.fail(code, f"{text}, and too few peers are left", members, now)
         self._waits_no_longer(members, now)
@@ -319,10 +326,14 @@ class Run(Phases):
         """The broker was started again; nobody is here yet."""
         self._since = now
         if self.phase == BUILDING:
-            text = "the broker was started again while it was built: it is planned anew"
-            return self._enter(WAITING, now, "restart", text)
+            text = "the broker was started again while it was built"
+            if self.pausing:
+                text += f"; paused: `shoal resume {self.id}` goes on"
+                return self._enter(WAITING, now, "paused", text)
+            return self._enter(WAITING, now, "restart", f"{text}: it is planned anew")
         if self.active:
             self.taken_up()
+            self.handing.stop_for(PAUSE if self.pausing else None)
             self.returning = Returning(self.peers, now + self.lease_s)
         return []
 

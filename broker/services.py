@@ -247,9 +247,10 @@ class RunsService:
 
     async def submit(self, spec: RunSpec, caller: Party | None) -> Submitted:
         self._shell.warm_up()  # somebody wants something planned
-        whole = self._shell.blobs.whole
-        named = (ref.hash for ref in _blobs_of(spec) if HASH.fullmatch(ref.hash))
-        missing = [name for name in named if not whole(name)]
+        shell = self._shell
+        named = [ref.hash for ref in _blobs_of(spec) if HASH.fullmatch(ref.hash)]
+        run = asyncio.get_running_loop().run_in_executor  # the store may be busy with its disk
+        missing = await run(shell.disk, shell.blobs.lacks, named)
         if missing:
             raise BlobError(
                 "NOT_FOUND",
@@ -257,7 +258,7 @@ class RunsService:
                 "upload them before the run is submitted",
             )
         by = caller.subject if caller else ""
-        answer: Submitted = await self._shell.ask(lambda request: RunSubmitted(request, spec, by))
+        answer: Submitted = await shell.ask(lambda request: RunSubmitted(request, spec, by))
         return answer
 
     def of_run(

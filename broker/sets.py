@@ -67,6 +67,9 @@ class Sets:
         self._known: dict[tuple[int, int], dict[PeerId, _Copies]] = {}
         self._at: dict[PeerId, dict[tuple[int, int, PeerId], None]] = {}
         """The same by peer: (step, term, holder)."""
+        self._changes = 0
+        self._copied: tuple[tuple[int, int, int], object, object, bool] | None = None
+        """What was last asked of `copied`, and the answer."""
 
     def held(self, peer: PeerId, snapshot: Snapshot) -> None:
         """It lies at a peer, whole."""
@@ -78,6 +81,7 @@ class Sets:
         of_set = self._known.setdefault((snapshot.step, snapshot.term), {})
         of_set.setdefault(holder, _Copies(spans)).peers[peer] = None
         there[snapshot.step, snapshot.term, holder] = None
+        self._changes += 1
 
     def not_held(self, peer: PeerId, snapshot: Snapshot) -> None:
         self._forget(peer, (snapshot.step, snapshot.term, PeerId(snapshot.holder)))
@@ -111,6 +115,7 @@ class Sets:
         there = self._at.get(peer, {})
         if name not in there:
             return
+        self._changes += 1
         step, term, holder = name
         of_set = self._known[step, term]
         del there[name], of_set[holder].peers[peer]
@@ -150,9 +155,22 @@ class Sets:
     def copied(
         self, step: int, term: int, holders: Sequence[PeerId], keepers: dict[PeerId, PeerId]
     ) -> bool:
-        """Whether every holder has its snapshot of a step, and its keeper a copy."""
+        """Whether every holder has its snapshot of a step, and its keeper a copy. Asked at every
+        report, of the same holders and keepers: looked for when something lies elsewhere than
+        before."""
+        key = step, term, self._changes
+        match self._copied:
+            case before, a, b, known if before == key and a is holders and b is keepers:
+                return known
+        found = self._all_copied(step, term, holders, keepers)
+        self._copied = key, holders, keepers, found
+        return found
+
+    def _all_copied(
+        self, step: int, term: int, holders: Sequence[PeerId], keepers: dict[PeerId, PeerId]
+    ) -> bool:
         of_set = self._known.get((step, term), {})
-        if len(of_set) < len(holders):  # asked at every report
+        if len(of_set) < len(holders):
             return False
         for holder in holders:
             there = of_set[holder].peers if holder in of_set else {}

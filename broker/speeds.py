@@ -119,11 +119,11 @@ class Correction:
         weight = 1.0 if self.steps == ENOUGH else WEIGHT
         self.factor = math.exp(now + weight * (median(self._recent) - now))
 
-    def report(self, report: StepReport, predicted_s: float, planned_with: float) -> None:
+    def report(self, report: StepReport, predicted_s: float, learned: float) -> None:
         """A step's report, and the compute seconds of the plan, which was made when the factor was
-        `planned_with`. The first step warms up and does not count; nor does a report without its
-        stages' times."""
-        if report.step == 0 or not report.stages:
+        `learned`; 0: with another peer in its place, of which nothing is learned. The first step
+        warms up and does not count; nor does a report without its stages' times."""
+        if report.step == 0 or not report.stages or not learned:
             return
         measured_s = sum(t.forward_s + t.backward_s for t in report.stages) + report.update_s
-        self.observe(measured_s, predicted_s / planned_with)
+        self.observe(measured_s, predicted_s / learned)

@@ -18,6 +18,8 @@ __all__ = ["StepLedger", "WrongStepError"]
 
 MOST_USES = 4096
 """Links, roles and codecs that one report may tell of; the rest is not read."""
+MOST_LINKS = 512
+"""Of those that a committed step tells of one by one."""
 
 
 class WrongStepError(ValueError):
@@ -98,7 +100,7 @@ class StepLedger:
                 done.outcome.CopyFrom(report.outcome)
             if report.HasField("evaluation") and not done.HasField("evaluation"):
                 done.evaluation.CopyFrom(report.evaluation)
-        done.links.extend(uses.values())
+        done.links.extend(_bounded(list(uses.values())))
         return done
 
     def commit(self, done: StepDone, at_s: float) -> None:
@@ -138,6 +140,19 @@ def _add(uses: dict[tuple[str, str, str, str], LinkUse], use: LinkUse) -> None:
     found.encode_s += _sound(use.encode_s)
     found.decode_s += _sound(use.decode_s)
     found.error = max(found.error, _sound(use.error))
+
+
+def _bounded(uses: list[LinkUse]) -> list[LinkUse]:
+    """The MOST_LINKS with the most bytes; the others as one for each role and codec, of no link. A
+    run keeps this of every step."""
+    if len(uses) <= MOST_LINKS:
+        return uses
+    ranked = sorted(range(len(uses)), key=lambda i: (-uses[i].bytes, i))
+    rest: dict[tuple[str, str, str, str], LinkUse] = {}
+    for i in sorted(ranked[MOST_LINKS:]):
+        uses[i].source = uses[i].destination = ""
+        _add(rest, uses[i])
+    return [*(uses[i] for i in sorted(ranked[:MOST_LINKS])), *rest.values()]
 
 
 def _sound(reported: float) -> float:

@@ -69,6 +69,17 @@ _LOSSES = 4096
 """Newest steps whose losses are compared with those of a replay."""
 
 
+class _ByPeer:
+    """What a plan has for each holder. slots: the spans of its stages; expected: by the plan."""
+
+    def __init__(self, plan: Plan | None) -> None:
+        self.slots: dict[PeerId, list[tuple[int, int]]] = {}
+        for stage in plan.stages if plan else ():
+            for holder in stage.holders:
+                self.slots.setdefault(holder, []).append((stage.start, stage.stop))
+        self.expected = {p.peer: p for p in plan.predicted.peers} if plan else {}
+
+
 class Terms(DurableRun):
     """See the module. pairs: of the term's holders, who exchange frames. sets: which snapshots lie
     where."""
@@ -109,8 +120,16 @@ class Terms(DurableRun):
         """The step that nobody begins: parts are handed over there. 0: none."""
         self.local = wish.local
         """Inputs of the model that only peers with the data read, under the present plan."""
+        self._found: tuple[Plan | None, _ByPeer] = (None, _ByPeer(None))
         self.speed_of: dict[PeerId, float] = {}
         """FLOP/s of the present holders, as they were when the term began."""
+
+    @property
+    def _by_peer(self) -> _ByPeer:
+        """Of the present plan; found once, as it is asked at every report."""
+        if self._found[0] is not self.plan:
+            self._found = self.plan, _ByPeer(self.plan)
+        return self._found[1]
 
     # ------------------------------------------------------------ the beginning
 
@@ -394,7 +413,7 @@ class Terms(DurableRun):
         if not snapshot.holder or clean(snapshot.holder, 128) != snapshot.holder:
             return "a snapshot of nobody"
         spans = [(s.start, s.stop) for s in snapshot.spans]
-        slots = [(s.start, s.stop) for s in self.plan.stages if snapshot.holder in s.holders]
+        slots = self._by_peer.slots.get(PeerId(snapshot.holder), [])
         if snapshot.term == self.term and spans != slots:
             return f"a snapshot of {snapshot.holder} with other stages than the plan gives it"
         before = [0, *(stop for _, stop in spans)]
@@ -418,7 +437,7 @@ class Terms(DurableRun):
                 # Copies to holders share links with the training: more of them would cost more.
                 between_s = self.blamed.between_s(now) if self.plan.warm else math.inf
                 cadence.copied(now, between_s)
-            elif keepers != self._keepers or cadence.overdue(now):
+            elif self._keepers_differ(keepers) or cadence.overdue(now):
                 cadence.missed(cadence.pending)
         needed = self._needed
         if cadence.whole is not None and cadence.whole <= self.committed:
@@ -442,6 +461,12 @@ class Terms(DurableRun):
         order = self._order(due or 0)
         order.upload = saves is not None
         return _tell(told, order, members)
+
+    def _keepers_differ(self, keepers: dict[PeerId, PeerId]) -> bool:
+        """From those that peers were told of."""
+        if keepers is not self._keepers and keepers == self._keepers:
+            self._keepers = keepers  # the next report compares no thousand of them
+        return keepers is not self._keepers
 
     def _order(self, step: int) -> SnapshotOrder:
         order = SnapshotOrder(run=self.id, term=self.term, step=step, needed=self._needed)

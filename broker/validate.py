@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..dag.plan import PeerId
 from ..proto.broker_pb2 import BUILDING, EXPORTING, RUNNING, WAITING
 from .events import RunId
+from .handing import PAUSE
 from .machine import BrokerMachine
 from .runs import Run
 
@@ -66,6 +67,8 @@ def validate(machine: BrokerMachine) -> None:
 
 def _validate_run(run: Run) -> None:
     assert run.phase in (WAITING, BUILDING, RUNNING, EXPORTING) or run.ended, run
+    assert run.pausing == (run.handing.errand is PAUSE), run
+    assert not run.pausing or run.phase in (BUILDING, RUNNING), run
     assert run.active == (run.phase in (BUILDING, RUNNING, EXPORTING)), run
     assert run.committed <= run.spec.steps, run
     assert (run.deadline is not None) == run.active, f"{run}: a wait without an end (I9)"

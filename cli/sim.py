@@ -43,7 +43,9 @@ def sim(
     job: Annotated[
         Path | None, typer.Option(help="A job.toml instead of the scenario's or built-in one.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the summary to this file.")] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the summary to this file; -: print it, as JSON.")
+    ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Also train the plain loop.")] = False,
     compare: Annotated[
         bool,
@@ -95,7 +97,11 @@ def _list(json: Path | None) -> None:
     entries = list(catalogue())
     if json is not None:
         rows = [{"name": e.name, "about": e.about, "world": e.mode} for e in entries]
-        json.write_text(json_module.dumps(rows, indent=1) + "\n")
+        text = json_module.dumps(rows, indent=1)
+        if str(json) == "-":
+            typer.echo(text)
+        else:
+            json.write_text(text + "\n")
         return
     width = max(len(e.name) for e in entries)
     for entry in entries:

@@ -80,6 +80,10 @@ def sentence(row: LinkRow) -> str:
     return f"{where}: {row.codec}, {sizes}, {times}, error {row.error:.2g}"
 
 
+_OTHERS = "others"
+"""Of a step with very many links, those that it tells of together."""
+
+
 class _Sum:
     """Of one link, role and codec."""
 
@@ -135,8 +139,8 @@ class Wire:
         called = self._names()
         rows = [
             LinkRow(
-                source=called.get(source, source),
-                destination=called.get(destination, destination),
+                source=called.get(source, source) or _OTHERS,
+                destination=called.get(destination, destination) or _OTHERS,
                 role=role,
                 codec=codec,
                 bytes=found.bytes,

@@ -81,6 +81,7 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
                     device_bytes=p.device_bytes,
                     host_bytes=p.host_bytes,
                     bubble=p.bubble,
+                    learned=p.learned,
                 )
                 for p in plan.predicted.peers
             ],
@@ -151,6 +152,7 @@ def plan_from_proto(message: broker_pb2.Plan) -> Plan:
                     p.device_bytes,
                     p.host_bytes,
                     _seconds(p.bubble),
+                    _seconds(p.learned),
                 )
                 for p in message.predicted.peers
             ),

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from .evaluation import evaluation as evaluation_form
 from .graph import Graph, TensorSpec
 from .random import step_key
+from .saved import SavedTensors
 from .stage_module import StageModule, build
 
 if TYPE_CHECKING:
@@ -115,6 +116,9 @@ class StageExecutor:
         self._operators = operators or (stage.start, stage.stop)
         self._evaluation = evaluation
         self.recompute = recompute
+        self.saved_bytes = 0
+        """What autograd keeps of a microbatch, beside parameters and buffers (with recomputation:
+        and beside what came); counted in the first that runs with autograd, 0 before."""
         owned = frozenset(stage.updates)
         self.parameters: dict[str, nn.Parameter] = {
             name: nn.Parameter(self._own("param", name, tensors), name in stage.trainable)
@@ -271,8 +275,23 @@ class StageExecutor:
         args: list[object] = [taken[value] for value in module.takes]
         if module.takes_key:
             args.append(step_key(self._seed, step, microbatch))
+        if grad and not self.saved_bytes:
+            return self._counted(args, taken)
         with torch.set_grad_enabled(grad):
             return dict(zip(module.gives, module.run(*args), strict=True))
+
+    def _counted(self, args: Sequence[object], taken: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Runs a microbatch with autograd, and counts what that keeps."""
+        module, saved = self._training, SavedTensors()
+        with torch.enable_grad(), saved:
+            made = dict(zip(module.gives, module.run(*args), strict=True))
+        stands: list[Tensor] = [*self.parameters.values(), *self.buffers.values()]
+        if self.recompute:
+            stands += taken.values()
+        kept = [taken[value] for value in self._leaves]
+        kept += self._differentiable(made).values()
+        self.saved_bytes = saved.count(kept, stands)
+        return made
 
     def _differentiable(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {value: made[value] for value in self._roots if made[value].requires_grad}

@@ -111,6 +111,9 @@ class PeerPrediction:
     host_bytes: int
     bubble: float = 0.0
     """Share of the step in which it does not compute."""
+    learned: float = 0.0
+    """In compute_s: how many times longer than its own speeds say it takes, as earlier steps have
+    shown; 0: compute_s is of another peer, whose part it took over, or nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)

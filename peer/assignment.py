@@ -38,7 +38,7 @@ from ..net.frame import FrameKey
 from ..proto import broker_pb2, common_pb2
 from . import events as e
 from .keeping import Keeping
-from .reports import Reports
+from .reports import MOST_BYTES, Reports, heaviest
 from .step import Steps, Verdict
 
 __all__ = ["Assignment", "Patience", "Phase"]
@@ -265,11 +265,11 @@ class Assignment:
         self.steps.data_ready = max(self.steps.data_ready, step)
         return self._advance(now)
 
-    def data_failed(self, step: int, why: str, away: bool) -> list[e.Instruction]:
+    def data_failed(self, step: int, code: str, why: str, away: bool) -> list[e.Instruction]:
         if away:
             self._data_waits = step
             return []
-        return self.fail("data", f"the data of step {step} could not be had: {why}")
+        return self.fail(code, f"the data of step {step} could not be had: {why}")
 
     def frame(self, key: FrameKey, now: float) -> list[e.Instruction]:
         if key.role is Role.SNAPSHOT:
@@ -362,9 +362,9 @@ class Assignment:
             evaluation=steps.evaluation,
             stages=steps.stage_times,
             update_s=steps.update_s,
-            links=steps.links,
             again_bytes=self._again_bytes,
         )
+        report.links.extend(heaviest(steps.links, MOST_BYTES - report.ByteSize()))
         self._sent_bytes = self._again_bytes = 0
         return self._tell(broker_pb2.PeerMessage(step=report))
 

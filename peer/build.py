@@ -82,38 +82,20 @@ class Work:
             total += held.ahead.size_bytes if held.ahead else 0
         return total
 
-    @cached_property
-    def saved_bytes(self) -> dict[int, int]:
-        """By stage, about what autograd saves of one microbatch: the values that it differentiates.
-        An estimate, for a CPU, where nothing measures it."""
-        return {
-            k: sum(
-                self.graph.spec[value].size_bytes
-                for op in self.graph.operators[held.stage.start : held.stage.stop]
-                for value in op.values
-                if value in self.graph.grads
-            )
-            for k, held in self.held.items()
-        }
-
-    @cached_property
-    def kept_bytes(self) -> dict[int, int]:
-        """By stage, what a live microbatch keeps: what autograd saves; with recomputation what came
+    def kept_bytes(self, stage: int) -> int:
+        """What a live microbatch keeps there: what autograd saved; with recomputation what came
         and the data."""
-        return {
-            k: sum(port.spec.size_bytes for port in held.stage.receives)
-            + sum(self.graph.spec[f"in:{name}"].size_bytes for name in held.stage.inputs)
-            if held.executor.recompute
-            else self.saved_bytes[k]
-            for k, held in self.held.items()
-        }
+        held = self.held[stage]
+        if not held.executor.recompute:
+            return held.executor.saved_bytes
+        came = sum(port.spec.size_bytes for port in held.stage.receives)
+        return came + sum(self.graph.spec[f"in:{n}"].size_bytes for n in held.stage.inputs)
 
     def backward_bytes(self, stage: int) -> int:
         """With recomputation: what a backward held of its microbatch and no longer does at its end,
         what autograd saved in the second forward with it."""
-        if not self.held[stage].executor.recompute:
-            return 0
-        return self.kept_bytes[stage] + self.saved_bytes[stage]
+        executor = self.held[stage].executor
+        return self.kept_bytes(stage) + executor.saved_bytes if executor.recompute else 0
 
     def unsent(self, stage: int) -> dict[str, Tensor]:
         """What codecs here did not send yet of this peer's own updates, by parameter; nothing where

@@ -387,7 +387,7 @@ class TorchDevice:
         work = self._now
         now = work.standing_bytes + work.store.size_bytes + work.streams.size_bytes + during
         for k, held in work.held.items():
-            now += len(held.executor.live) * work.kept_bytes[k]
+            now += len(held.executor.live) * work.kept_bytes(k)
         self.peak_bytes = max(self.peak_bytes, now)
 
     # ------------------------------------------------------------ streams

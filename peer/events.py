@@ -174,7 +174,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class BuildFailed:
-    """The assignment cannot be built here; `code` is a word for programs ("memory", "graph")."""
+    """The assignment cannot be built here; `code` is a word for programs ("memory", "host")."""
 
     run: str
     term: int
@@ -193,12 +193,13 @@ class DataReady:
 
 @dataclass(frozen=True, slots=True)
 class DataFailed:
-    """The data of a step could not be fetched or read."""
+    """The data of a step could not be fetched or read; `code` as of `BuildFailed`."""
 
     run: str
     term: int
     step: int
     why: str
+    code: str = "data"
 
 
 @dataclass(frozen=True, slots=True)

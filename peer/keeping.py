@@ -24,7 +24,7 @@ Pure: no I/O, no clock, no threads.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..dag.execute import SpecError
@@ -298,7 +298,7 @@ class Keeping:
         return out
 
     def acknowledged(self, key: FrameKey) -> list[e.Instruction]:
-        """A part that was given is there: the next one, if there is one."""
+        """A part that was given is there, or never will be: the next one, if there is one."""
         giving = self._giving.get(key.destination)
         if giving is None or key not in giving.under_way:
             return []
@@ -362,7 +362,8 @@ class Keeping:
         """A part could not be kept, or an own one not be read."""
         if key.source == self.peer:
             found = SnapshotId.of_frame(key)
-            return self.failed(self.held[found][0], why) if found in self.held else []
+            gone = self.failed(self.held[found][0], why) if found in self.held else []
+            return gone + self.acknowledged(key)  # it will not be: its slot is free
         if not self.expects(key):
             return self.stray(key)
         found = SnapshotId.of_frame(key)
@@ -410,6 +411,10 @@ class Keeping:
         """Those that lie here, the newest last; at most so many."""
         here = sorted(self.held, key=lambda s: (s.step, s.term))
         return [self.held[s][0] for s in here[-most:]]
+
+    def untold(self, told: Container[SnapshotId], most: int) -> list[e.Instruction]:
+        """Reports of the newest that lie here, at most so many; without those that were told."""
+        return [_report(s) for s in self.newest(most) if SnapshotId.of(s) not in told]
 
     def __repr__(self) -> str:
         return f"<Keeping {len(self.held)} snapshots, {len(self._coming)} on their way>"

@@ -38,7 +38,8 @@ from .keeping import Keeping
 from .opening import Opening
 from .options import PeerOptions
 from .probe import Probes
-from .snapshots import BLOCKS
+from .reports import MOST_BYTES, fitting
+from .snapshots import BLOCKS, SnapshotId
 from .traffic import Traffic
 
 __all__ = ["PROTOCOL_VERSION", "PeerMachine"]
@@ -46,8 +47,8 @@ __all__ = ["PROTOCOL_VERSION", "PeerMachine"]
 PROTOCOL_VERSION = 1
 _WELCOME_S = 10.0
 _RUNS_REMEMBERED = 64
-_SNAPSHOTS_TOLD = 64
-"""In a Hello, whose size the broker bounds."""
+_SNAPSHOTS_TOLD = 3000
+"""To a broker that may not know them: the newest in the Hello, the rest after the Welcome."""
 
 _Answer = (
     e.Built
@@ -100,6 +101,8 @@ class PeerMachine:
             profile=profile,
             address=address,
         )
+        self._told: frozenset[SnapshotId] = frozenset()
+        """Snapshots that were in the last Hello."""
         self._terms: dict[str, int] = {}  # highest term seen of the latest runs, oldest first
 
     # ------------------------------------------------------------ events
@@ -183,8 +186,8 @@ class PeerMachine:
                 return part.build_failed(code, why)
             case e.DataReady(step=step):
                 return part.data_ready(step, now)
-            case e.DataFailed(step=step, why=why):
-                return part.data_failed(step, why, self.attachment.away)
+            case e.DataFailed(step=step, why=why, code=code):
+                return part.data_failed(step, code, why, self.attachment.away)
             case e.Computed():
                 return part.computed(event, now)
             case e.ComputeFailed(step=step, action=action, why=why):
@@ -285,7 +288,10 @@ class PeerMachine:
         part = self.assignment
         if part is not None:  # a failed one too: the broker may not have its fault
             hello.holding.CopyFrom(broker_pb2.Holding(run=part.run, term=part.term, step=part.step))
-        hello.snapshots.extend(self.keeping.newest(_SNAPSHOTS_TOLD))
+        newest = self.keeping.newest(_SNAPSHOTS_TOLD)[::-1]
+        told = newest[: fitting(newest, MOST_BYTES - hello.ByteSize())][::-1]
+        hello.snapshots.extend(told)
+        self._told = frozenset(SnapshotId.of(s) for s in told)
         return e.Tell(broker_pb2.PeerMessage(hello=hello))
 
     def _detached(self, why: str, now: float) -> list[e.Instruction]:
@@ -349,7 +355,7 @@ class PeerMachine:
         out, part, resumed = self._heartbeat(now), self.assignment, welcome.resumed
         if part is not None and (part.run, part.term) == (resumed.run, resumed.term):
             out += part.resumed(resumed.step, now)
-        return out
+        return out + self.keeping.untold(self._told, _SNAPSHOTS_TOLD)
 
     def _heartbeat(self, now: float) -> list[e.Instruction]:
         if self.attachment.away:

@@ -11,10 +11,33 @@ nothing is lost however long the broker is away; training pauses instead.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from ..proto import broker_pb2
 
-__all__ = ["Reports"]
+__all__ = ["MOST_BYTES", "Reports", "fitting", "heaviest"]
+
+MOST_BYTES = 60 * 1024
+"""Of what a peer tells in one message, with room for its frame: the broker refuses 64 KiB."""
+_IN_A_LIST = 4
+"""Bytes that an entry of a list takes besides its own, at most."""
+
+_Part = broker_pb2.LinkUse | broker_pb2.Snapshot
+
+
+def fitting(found: Iterable[_Part], room_bytes: int) -> int:
+    """How many of these, from the first on, a message has room for."""
+    ends = accumulate(part.ByteSize() + _IN_A_LIST for part in found)
+    return sum(end <= room_bytes for end in ends)
+
+
+def heaviest(uses: Sequence[broker_pb2.LinkUse], room_bytes: int) -> tuple[broker_pb2.LinkUse, ...]:
+    """Those with the most bytes, then those that took longest to decode, in their order: a holder
+    with a thousand links has more than one message has room for, and few that carry much."""
+    ranked = sorted(range(len(uses)), key=lambda i: (-uses[i].bytes, -uses[i].decode_s, i))
+    kept = ranked[: fitting((uses[i] for i in ranked), room_bytes)]
+    return tuple(uses[i] for i in sorted(kept))
 
 
 class Reports:

@@ -27,7 +27,7 @@ from ..net.blobs_client import BlobTransferError
 from ..net.frame import Arrived, FrameKey, Payload
 from ..proto import broker_pb2, common_pb2
 from . import events as e
-from .cache import BlobCache
+from .cache import BlobCache, BlobError
 from .device import TorchDevice
 from .lane import Lane
 from .optimizer import warm_up
@@ -37,9 +37,11 @@ from .rebuilt import RebuildError
 from .snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
 from .spans import Spans
 
-__all__ = ["Calls", "Work", "Workbench", "said_of"]
+__all__ = ["Calls", "Work", "Workbench", "code_of", "said_of"]
 
 _log = logging.getLogger(__name__)
+
+_MOST_TEXT = 2000
 
 Work = (
     e.Compute
@@ -196,7 +198,9 @@ class Workbench:
                 self._data.do(
                     lambda: self._device.prefetch(step) if self.holds(run, term) else None,
                     lambda _: calls.post(e.DataReady(run, term, step)),
-                    lambda error: calls.post(e.DataFailed(run, term, step, said_of(error))),
+                    lambda error: calls.post(
+                        e.DataFailed(run, term, step, said_of(error), code_of(error, "data"))
+                    ),
                 )
             case e.Build():
                 self._build(work)
@@ -249,7 +253,7 @@ class Workbench:
 
         def failed(error: Exception) -> None:
             _log.debug("the build failed", exc_info=error)
-            self._calls.post(e.BuildFailed(run, term, said_of(error), _code(error)))
+            self._calls.post(e.BuildFailed(run, term, said_of(error), code_of(error, "build")))
 
         self._compute.do(build, done, failed)
 
@@ -282,20 +286,24 @@ class Workbench:
 
 
 def said_of(error: Exception) -> str:
-    """What people read of an error: a ValueError explains itself, others need their type."""
-    text = str(error)
+    """What people read of an error: a ValueError explains itself, others need their type. Bounded,
+    as it is told to the broker."""
+    text = str(error)[:_MOST_TEXT]
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
 
 
-def _code(error: Exception) -> str:
-    """A word for programs: why a build failed."""
+def code_of(error: Exception, otherwise: str) -> str:
+    """A word for programs: what failed at this peer, which another need not have ("host": its disk
+    or its files); `otherwise` for what would fail anywhere."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return "memory"
     if isinstance(error, SnapshotError):
         return "snapshot"
     if isinstance(error, RebuildError):
         return "neighbour"
-    return "blob" if isinstance(error, BlobTransferError) else "build"
+    if isinstance(error, BlobTransferError | BlobError):
+        return "blob"
+    return "host" if isinstance(error, OSError) else otherwise
 
 
 def _nothing(_: object) -> None:

@@ -876,18 +876,20 @@ class Alternative(_message.Message):
     def __init__(self, name: _Optional[str] = ..., step_s: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
 class PeerPrediction(_message.Message):
-    __slots__ = ("peer", "compute_s", "device_bytes", "host_bytes", "bubble")
+    __slots__ = ("peer", "compute_s", "device_bytes", "host_bytes", "bubble", "learned")
     PEER_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     DEVICE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
     BUBBLE_FIELD_NUMBER: _ClassVar[int]
+    LEARNED_FIELD_NUMBER: _ClassVar[int]
     peer: str
     compute_s: float
     device_bytes: int
     host_bytes: int
     bubble: float
-    def __init__(self, peer: _Optional[str] = ..., compute_s: _Optional[float] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., bubble: _Optional[float] = ...) -> None: ...
+    learned: float
+    def __init__(self, peer: _Optional[str] = ..., compute_s: _Optional[float] = ..., device_bytes: _Optional[int] = ..., host_bytes: _Optional[int] = ..., bubble: _Optional[float] = ..., learned: _Optional[float] = ...) -> None: ...
 
 class Spare(_message.Message):
     __slots__ = ("peer", "reason")
@@ -1066,7 +1068,7 @@ class Weights(_message.Message):
     def __init__(self, step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ...) -> None: ...
 
 class RunState(_message.Message):
-    __slots__ = ("run", "phase", "reason", "step", "steps", "name", "term", "inexact_from")
+    __slots__ = ("run", "phase", "reason", "step", "steps", "name", "term", "inexact_from", "pausing")
     RUN_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -1075,6 +1077,7 @@ class RunState(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     INEXACT_FROM_FIELD_NUMBER: _ClassVar[int]
+    PAUSING_FIELD_NUMBER: _ClassVar[int]
     run: str
     phase: Phase
     reason: _common_pb2.Reason
@@ -1083,7 +1086,8 @@ class RunState(_message.Message):
     name: str
     term: int
     inexact_from: int
-    def __init__(self, run: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., name: _Optional[str] = ..., term: _Optional[int] = ..., inexact_from: _Optional[int] = ...) -> None: ...
+    pausing: bool
+    def __init__(self, run: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., name: _Optional[str] = ..., term: _Optional[int] = ..., inexact_from: _Optional[int] = ..., pausing: _Optional[bool] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from shoal.proto import broker_pb2 as shoal_dot_proto_dot_broker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shoal/proto/journal.proto\x12\x08shoal.v1\x1a\x18shoal/proto/broker.proto\"/\n\x06Record\x12%\n\tdecisions\x18\x01 \x03(\x0b\x32\x12.shoal.v1.Decision\"\xde\x01\n\x08\x44\x65\x63ision\x12*\n\x07started\x18\x01 \x01(\x0b\x32\x17.shoal.v1.BrokerStartedH\x00\x12#\n\x05\x61\x64\x64\x65\x64\x18\x02 \x01(\x0b\x32\x12.shoal.v1.RunAddedH\x00\x12)\n\x08happened\x18\x03 \x01(\x0b\x32\x15.shoal.v1.RunHappenedH\x00\x12+\n\tforgotten\x18\x04 \x01(\x0b\x32\x16.shoal.v1.RunForgottenH\x00\x12!\n\x04kept\x18\x05 \x01(\x0b\x32\x11.shoal.v1.RunKeptH\x00\x42\x06\n\x04kind\"@\n\rBrokerStarted\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tsubmitted\x18\x02 \x01(\x04\x12\x0c\n\x04\x61t_s\x18\x03 \x01(\x01\"W\n\x08RunAdded\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x1f\n\x04spec\x18\x03 \x01(\x0b\x32\x11.shoal.v1.RunSpec\x12\r\n\x05owner\x18\x04 \x01(\t\"=\n\x0bRunHappened\x12\x0b\n\x03run\x18\x01 \x01(\t\x12!\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x12.shoal.v1.RunEvent\"\x1b\n\x0cRunForgotten\x12\x0b\n\x03run\x18\x01 \x01(\t\"\xf1\x01\n\x07RunKept\x12!\n\x05\x61\x64\x64\x65\x64\x18\x01 \x01(\x0b\x32\x12.shoal.v1.RunAdded\x12!\n\x05state\x18\x02 \x01(\x0b\x32\x12.shoal.v1.RunState\x12\x1c\n\x04plan\x18\x03 \x01(\x0b\x32\x0e.shoal.v1.Plan\x12\"\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x12.shoal.v1.RunEvent\x12\x10\n\x08numbered\x18\x05 \x01(\x04\x12!\n\x05peaks\x18\x06 \x03(\x0b\x32\x12.shoal.v1.PeerPeak\x12)\n\x0b\x63heckpoints\x18\x07 \x03(\x0b\x32\x14.shoal.v1.Checkpointb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shoal/proto/journal.proto\x12\x08shoal.v1\x1a\x18shoal/proto/broker.proto\"/\n\x06Record\x12%\n\tdecisions\x18\x01 \x03(\x0b\x32\x12.shoal.v1.Decision\"\x81\x02\n\x08\x44\x65\x63ision\x12*\n\x07started\x18\x01 \x01(\x0b\x32\x17.shoal.v1.BrokerStartedH\x00\x12#\n\x05\x61\x64\x64\x65\x64\x18\x02 \x01(\x0b\x32\x12.shoal.v1.RunAddedH\x00\x12)\n\x08happened\x18\x03 \x01(\x0b\x32\x15.shoal.v1.RunHappenedH\x00\x12+\n\tforgotten\x18\x04 \x01(\x0b\x32\x16.shoal.v1.RunForgottenH\x00\x12!\n\x04kept\x18\x05 \x01(\x0b\x32\x11.shoal.v1.RunKeptH\x00\x12!\n\x04past\x18\x06 \x01(\x0b\x32\x11.shoal.v1.RunPastH\x00\x42\x06\n\x04kind\"@\n\rBrokerStarted\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\tsubmitted\x18\x02 \x01(\x04\x12\x0c\n\x04\x61t_s\x18\x03 \x01(\x01\"W\n\x08RunAdded\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x1f\n\x04spec\x18\x03 \x01(\x0b\x32\x11.shoal.v1.RunSpec\x12\r\n\x05owner\x18\x04 \x01(\t\"=\n\x0bRunHappened\x12\x0b\n\x03run\x18\x01 \x01(\t\x12!\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x12.shoal.v1.RunEvent\"\x1b\n\x0cRunForgotten\x12\x0b\n\x03run\x18\x01 \x01(\t\"\xf1\x01\n\x07RunKept\x12!\n\x05\x61\x64\x64\x65\x64\x18\x01 \x01(\x0b\x32\x12.shoal.v1.RunAdded\x12!\n\x05state\x18\x02 \x01(\x0b\x32\x12.shoal.v1.RunState\x12\x1c\n\x04plan\x18\x03 \x01(\x0b\x32\x0e.shoal.v1.Plan\x12\"\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x12.shoal.v1.RunEvent\x12\x10\n\x08numbered\x18\x05 \x01(\x04\x12!\n\x05peaks\x18\x06 \x03(\x0b\x32\x12.shoal.v1.PeerPeak\x12)\n\x0b\x63heckpoints\x18\x07 \x03(\x0b\x32\x14.shoal.v1.Checkpoint\"5\n\x07RunPast\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x0e\n\x06packed\x18\x03 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RECORD']._serialized_start=65
   _globals['_RECORD']._serialized_end=112
   _globals['_DECISION']._serialized_start=115
-  _globals['_DECISION']._serialized_end=337
-  _globals['_BROKERSTARTED']._serialized_start=339
-  _globals['_BROKERSTARTED']._serialized_end=403
-  _globals['_RUNADDED']._serialized_start=405
-  _globals['_RUNADDED']._serialized_end=492
-  _globals['_RUNHAPPENED']._serialized_start=494
-  _globals['_RUNHAPPENED']._serialized_end=555
-  _globals['_RUNFORGOTTEN']._serialized_start=557
-  _globals['_RUNFORGOTTEN']._serialized_end=584
-  _globals['_RUNKEPT']._serialized_start=587
-  _globals['_RUNKEPT']._serialized_end=828
+  _globals['_DECISION']._serialized_end=372
+  _globals['_BROKERSTARTED']._serialized_start=374
+  _globals['_BROKERSTARTED']._serialized_end=438
+  _globals['_RUNADDED']._serialized_start=440
+  _globals['_RUNADDED']._serialized_end=527
+  _globals['_RUNHAPPENED']._serialized_start=529
+  _globals['_RUNHAPPENED']._serialized_end=590
+  _globals['_RUNFORGOTTEN']._serialized_start=592
+  _globals['_RUNFORGOTTEN']._serialized_end=619
+  _globals['_RUNKEPT']._serialized_start=622
+  _globals['_RUNKEPT']._serialized_end=863
+  _globals['_RUNPAST']._serialized_start=865
+  _globals['_RUNPAST']._serialized_end=918
 # @@protoc_insertion_point(module_scope)

@@ -14,18 +14,20 @@ class Record(_message.Message):
     def __init__(self, decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("started", "added", "happened", "forgotten", "kept")
+    __slots__ = ("started", "added", "happened", "forgotten", "kept", "past")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
     HAPPENED_FIELD_NUMBER: _ClassVar[int]
     FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    PAST_FIELD_NUMBER: _ClassVar[int]
     started: BrokerStarted
     added: RunAdded
     happened: RunHappened
     forgotten: RunForgotten
     kept: RunKept
-    def __init__(self, started: _Optional[_Union[BrokerStarted, _Mapping]] = ..., added: _Optional[_Union[RunAdded, _Mapping]] = ..., happened: _Optional[_Union[RunHappened, _Mapping]] = ..., forgotten: _Optional[_Union[RunForgotten, _Mapping]] = ..., kept: _Optional[_Union[RunKept, _Mapping]] = ...) -> None: ...
+    past: RunPast
+    def __init__(self, started: _Optional[_Union[BrokerStarted, _Mapping]] = ..., added: _Optional[_Union[RunAdded, _Mapping]] = ..., happened: _Optional[_Union[RunHappened, _Mapping]] = ..., forgotten: _Optional[_Union[RunForgotten, _Mapping]] = ..., kept: _Optional[_Union[RunKept, _Mapping]] = ..., past: _Optional[_Union[RunPast, _Mapping]] = ...) -> None: ...
 
 class BrokerStarted(_message.Message):
     __slots__ = ("number", "submitted", "at_s")
@@ -80,3 +82,13 @@ class RunKept(_message.Message):
     peaks: _containers.RepeatedCompositeFieldContainer[_broker_pb2.PeerPeak]
     checkpoints: _containers.RepeatedCompositeFieldContainer[_broker_pb2.Checkpoint]
     def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., state: _Optional[_Union[_broker_pb2.RunState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ...) -> None: ...
+
+class RunPast(_message.Message):
+    __slots__ = ("run", "first", "packed")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    first: int
+    packed: bytes
+    def __init__(self, run: _Optional[str] = ..., first: _Optional[int] = ..., packed: _Optional[bytes] = ...) -> None: ...

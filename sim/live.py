@@ -122,7 +122,7 @@ class View:
                 row.step, row.state = done.step + 1, "training"
         self.links.clear()
         for use in done.links:
-            if use.bytes and done.seconds > 0:
+            if use.source and use.bytes and done.seconds > 0:
                 link = self._name(use.source), self._name(use.destination)
                 self.links[link] = self.links.get(link, 0.0) + use.bytes / done.seconds
 

@@ -23,12 +23,14 @@ from .live import LiveView, View, mode
 from .modelled import run_modelled
 from .options import Setting, SimOptions
 from .processes import ClusterError, uninterrupted
-from .report import Summary, measured_summary, render, write_json, write_report
+from .report import Summary, measured_summary, render, to_json, write_json, write_report
 from .shaped.run import run_shaped
 from .trace import Trace
 
 __all__ = ["SimOptions", "simulate"]
 
+STDOUT = Path("-")
+"""As the file for JSON: it is printed in place of the text."""
 LOOPBACK = "real processes, loopback"
 WORLDS = {
     "real": "real processes, shaped links",
@@ -53,7 +55,7 @@ def simulate(options: SimOptions, front: Front) -> int:
     )
     began = time.monotonic()
     for path in (options.json, options.report and options.report / "summary.json"):
-        if path is not None:  # better now than after the run
+        if path is not None and path != STDOUT:  # better now than after the run
             _check_writable(path)
     how = mode(quiet=options.quiet, json=False, terminal=sys.stderr.isatty())
     trace, plan = Trace(), None
@@ -79,8 +81,8 @@ def simulate(options: SimOptions, front: Front) -> int:
         summary.report = str(options.report / "report.html")
         network = None if setting.scenario is None else setting.scenario.network()
         write_report(options.report, summary, trace, plan, network, names=shown.view.names)
-    print(render(summary))
-    if options.json is not None:
+    print(to_json(summary) if options.json == STDOUT else render(summary))
+    if options.json is not None and options.json != STDOUT:
         write_json(summary, options.json)
     return summary.exit
 

@@ -92,8 +92,9 @@ class Digest:
         self._recent.append((done.seconds, done.compute_s, done.sent_bytes))
         self._links = {}
         for use in done.links:
-            way = use.source, use.destination
-            self._links[way] = self._links.get(way, 0) + use.bytes
+            if use.source:  # else of many links together
+                way = use.source, use.destination
+                self._links[way] = self._links.get(way, 0) + use.bytes
         if counts:
             totals = self._totals
             totals.steps += 1

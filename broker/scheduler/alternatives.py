@@ -32,6 +32,7 @@ from ...job.words import some_of
 from .candidate import Candidate, Share
 from .interface import PeerOffer
 from .judge import Judge
+from .shortage import size_text
 
 __all__ = ["ALONE", "HOST_LINK_BYTES_PER_S", "LOCAL_STEPS", "REPLICAS", "alone", "replicas"]
 
@@ -67,8 +68,8 @@ def alone(judge: Judge) -> Alternative:
             ALONE,
             0.0,
             f"no peer can train it alone, with recomputation and host offload: it needs "
-            f"{needed / 2**30:.2f} GiB, the largest ({most}) offers "
-            f"{most.device_memory_bytes / 2**30:.2f} GiB",
+            f"{size_text(needed)}, the largest ({most}) offers "
+            f"{size_text(most.device_memory_bytes)}",
         )
     best = min(found, key=lambda a: a.step_s)
     offer = judge.offers[best.peer]

@@ -70,6 +70,8 @@ class PeerOffer:
     """Whether other peers can dial it."""
     speeds: Speeds | None = None
     """By class of work; None: only `flops_per_s` is known."""
+    learned: float = 1.0
+    """In `speeds`: how many times slower than it says, as steps have shown."""
     host: str = ""
     """The same for peers on one machine, which share its cores; empty: alone."""
     cores: float = 0.0

@@ -53,6 +53,7 @@ def predicted(
                 device_bytes[i],
                 host_bytes[i],
                 estimate.peers[p].bubble,
+                offer.learned,
             )
             for i, (p, offer) in enumerate(offers.items())
         ),

@@ -111,7 +111,7 @@ class Damage:
 
     def _slower(self, a: str, b: str, factor: float) -> None:
         """Several faults may slow one link."""
-        self._factor[a, b] = self._factor.get((a, b), 1.0) * factor
+        self._factor[a, b] = round(self._factor.get((a, b), 1.0) * factor, 12)
         self._world.slow(a, b, self._factor[a, b])
 
     def _flap(self, fault: Fault) -> str:

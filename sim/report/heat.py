@@ -32,17 +32,19 @@ def heat_map(
     names = [n for n in order if any(n in pair for pair in values)]
     grouped = len(names) > MOST
     if grouped:
-        wide: defaultdict[tuple[str, str], float] = defaultdict(float)
+        most_used: defaultdict[tuple[str, str], float] = defaultdict(float)
         for (a, b), value in values.items():
             pair = places.get(a, "elsewhere"), places.get(b, "elsewhere")
-            wide[pair] = max(wide[pair], value)
-        values = dict(wide)
+            most_used[pair] = max(most_used[pair], value)
+        values = dict(most_used)
         names = sorted({n for pair in values for n in pair})[:MOST]
     ends = bool(known) and not grouped and bool(found.up)
     left = 18 + max(width_of(cut(plain(n), 18), 11) for n in names)
     cells = len(names) + (1.4 if ends else 0)
-    cell = max(7.0, min(44.0, (WIDTH - left - 8) / cells))
-    head = 34 + (18 if cell >= 40 else 0)
+    room = (WIDTH - left - 8) / cells
+    wide = max(7.0, min(76.0, room))
+    cell = max(7.0, min(36.0, room))
+    head = 34 + (18 if wide >= 40 else 0)
     picture = Picture(
         WIDTH,
         head + cells * cell + 46,
@@ -56,7 +58,7 @@ def heat_map(
             label = cut(plain(sender), 18)
             picture.add(Label(left - 8, y + cell / 2 + 4, label, 11, ink, "end"))
         for k, receiver in enumerate(names):
-            box = left + k * cell, y, cell - 1, cell - 1
+            box = left + k * wide, y, wide - 1, cell - 1
             if (sender, receiver) not in values:
                 picture.add(Rect(*box, "wait" if sender != receiver else "paper", 0.6))
                 continue
@@ -67,32 +69,21 @@ def heat_map(
             if cell >= 30:
                 ink = "ink" if value < 0.5 else "paper"
                 text = percent(value) if value >= 0.1 else f"{value:.0%}"
-                picture.add(
-                    Label(left + (k + 0.5) * cell, y + cell / 2 + 4, text, 10, ink, "middle")
-                )
+                x = left + (k + 0.5) * wide
+                picture.add(Label(x, y + cell / 2 + 4, text, 10, ink, "middle"))
         if ends and (use := found.up.get(sender)) is not None:
-            _edge(
-                picture,
-                left + (len(names) + 0.4) * cell,
-                y,
-                cell,
-                use,
-                f"uplink of {plain(sender)}",
-            )
+            box = left + (len(names) + 0.4) * wide, y, wide - 1, cell - 1
+            _edge(picture, box, use, f"uplink of {plain(sender)}")
     for k, name in enumerate(names):
-        if cell >= 40:
-            text = cut(plain(name), max(4, int(cell / 6.2)))
-            picture.add(
-                Label(
-                    left + (k + 0.5) * cell, head - 8, text, 10, "ink", "middle", hint=plain(name)
-                )
-            )
+        if wide >= 40:
+            text, x = cut(plain(name), max(4, int(wide / 6.2))), left + (k + 0.5) * wide
+            picture.add(Label(x, head - 8, text, 10, "ink", "middle", hint=plain(name)))
         if ends and (use := found.down.get(name)) is not None:
-            y = top + (len(names) + 0.4) * cell
-            _edge(picture, left + k * cell, y, cell, use, f"downlink of {plain(name)}")
+            box = left + k * wide, top + (len(names) + 0.4) * cell, wide - 1, cell - 1
+            _edge(picture, box, use, f"downlink of {plain(name)}")
     if ends:
         picture.add(
-            Label(left + (len(names) + 0.9) * cell, head - 8, "up", 10, "faint", "middle"),
+            Label(left + (len(names) + 0.9) * wide, head - 8, "up", 10, "faint", "middle"),
             Label(left - 8, top + (len(names) + 0.9) * cell + 4, "down", 10, "faint", "end"),
         )
     _scale(picture, left, picture.height - 12, bool(known))
@@ -100,11 +91,12 @@ def heat_map(
     return picture
 
 
-def _edge(picture: Picture, x: float, y: float, cell: float, use: float, what: str) -> None:
-    picture.add(Rect(x, y, cell - 1, cell - 1, shade(use), 1, f"{what}: {percent(use)}"))
-    if cell >= 30:
+def _edge(picture: Picture, box: tuple[float, float, float, float], use: float, what: str) -> None:
+    picture.add(Rect(*box, shade(use), 1, f"{what}: {percent(use)}"))
+    x, y, width, height = box
+    if height >= 29:
         ink = "ink" if use < 0.5 else "paper"
-        picture.add(Label(x + cell / 2, y + cell / 2 + 4, f"{use:.0%}", 10, ink, "middle"))
+        picture.add(Label(x + width / 2, y + height / 2 + 4, f"{use:.0%}", 10, ink, "middle"))
 
 
 def _hint(found: Measured, a: str, b: str, value: float, grouped: bool) -> str:

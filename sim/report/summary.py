@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Summary", "unigram_entropy", "write_json"]
+__all__ = ["Summary", "to_json", "unigram_entropy", "write_json"]
 
 
 @dataclass(kw_only=True)
@@ -65,7 +65,7 @@ class Summary:
     bottlenecks: tuple[str, ...] = ()
     """What the predicted step hangs on, the heaviest first."""
     against: dict[str, float] = field(default_factory=dict)
-    """Predicted step seconds of what the plan was compared with, by name."""
+    """Predicted step seconds of what the plan was compared with, by name; 0: it fits nowhere."""
     against_measured: dict[str, float] = field(default_factory=dict)
     """The same, measured in this run; a name that is in both is shown as measured."""
     held_back_by: str = ""
@@ -140,8 +140,13 @@ def unigram_entropy(pieces: Iterable[bytes]) -> float:
     return -sum(n / total * math.log(n / total) for n in counts.values())
 
 
+def to_json(s: Summary) -> str:
+    """The figures as one JSON object."""
+    return json.dumps(asdict(s), indent=1)
+
+
 def write_json(s: Summary, path: Path) -> None:
-    """The same figures as one JSON object; the file is there whole or not at all."""
+    """The same in a file, which is there whole or not at all."""
     new = path.with_name(f".{path.name}.new")
-    new.write_text(json.dumps(asdict(s), indent=1) + "\n")
+    new.write_text(to_json(s) + "\n")
     new.replace(path)

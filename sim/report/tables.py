@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...proto import broker_pb2
@@ -18,6 +19,9 @@ MOST_EACH = 12
 """Rows of peers, and of links: those that are furthest off."""
 MOST_MARKS = 60
 MOST_TEXT = 120
+MOST_NAMES = 4
+LEAST_SHARE = 0.001
+"""Links that were to carry less, beside the one that carries most, say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +82,31 @@ def _memory(s: Summary) -> Iterator[Row]:
 
 def _links(found: Measured, plan: broker_pb2.Plan, names: Mapping[str, str]) -> Iterator[Row]:
     steps = len(found.typical)
+    least = LEAST_SHARE * max((p.bytes for p in plan.predicted.links), default=0)
     for p in plan.predicted.links:
         pair = names.get(p.source, p.source), names.get(p.destination, p.destination)
-        if steps and pair in found.links and p.bytes:
+        if steps and pair in found.links and p.bytes > least:
             sent = found.links[pair].size_bytes / steps
             yield _row(f"{plain(pair[0])} → {plain(pair[1])}, a step", p.bytes, sent, size)
 
 
 def happened(marks: Sequence[Mark]) -> list[tuple[str, str, str, str]]:
-    """Time, what, who, and the text of each notable mark; at most MOST_MARKS."""
-    ranked = notable(marks)
+    """Time, what, who, and the text of what is notable; what happened to several at the same
+    moment, as when two regions part, is one row. At most MOST_MARKS."""
+    together: defaultdict[tuple[float, str], list[Mark]] = defaultdict(list)
+    for mark in notable(marks):
+        together[mark.at_s, mark.what].append(mark)
     rows = [
-        (seconds(m.at_s), plain(m.what), plain(m.who), start(plain(m.text), MOST_TEXT))
-        for m in ranked[:MOST_MARKS]
+        (seconds(at_s), plain(what), _listed(m.who for m in same), _listed(m.text for m in same))
+        for (at_s, what), same in list(together.items())[:MOST_MARKS]
     ]
-    if len(ranked) > MOST_MARKS:
-        rows.append(("", f"and {len(ranked) - MOST_MARKS} more", "", "see events.jsonl"))
+    if len(together) > MOST_MARKS:
+        rows.append(("", f"and {len(together) - MOST_MARKS} more", "", "see events.jsonl"))
     return rows
+
+
+def _listed(words: Iterable[str]) -> str:
+    """Each once; the first few of many."""
+    found = list(dict.fromkeys(plain(w) for w in words if w))
+    more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
+    return start(", ".join(found[:MOST_NAMES]), MOST_TEXT) + more

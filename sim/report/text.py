@@ -108,9 +108,11 @@ def _against(s: Summary) -> Iterator[str]:
         measured = name in s.against_measured
         other = s.against_measured[name] if measured else s.against[name]
         own = s.step_s if measured else s.predicted_step_s
+        mark = "measured here" if measured else "predicted"
         if other and own:
-            mark = "measured here" if measured else "predicted"
             parts.append(f"{name} {other / own:.2f}x [{mark}]")
+        elif not other:
+            parts.append(f"{name} does not fit [{mark}]")
     if parts:
         yield f"against  {' · '.join(parts)} (its step time over this run's, both as marked)"
 

@@ -28,6 +28,9 @@ from .words import figure, plain, size
 
 __all__ = ["measured_summary", "write_report"]
 
+TIGHT = 0.2
+"""Share of a peer's memory from which on its limit is worth a picture."""
+
 
 def measured_summary(summary: Summary, trace: Trace, network: Network | None = None) -> Summary:
     """The summary with what only the trace knows; fields that are filled already stay."""
@@ -231,14 +234,17 @@ def _memory(
 ) -> list[Section]:
     rows: list[Bar] = []
     title = "Memory of each peer, at its peak"
+    tight = any(m.get("peak_bytes", 0) > TIGHT * m.get("limit_bytes", 0) for m in s.memory)
+    outline = "limit" if tight else "predicted"  # far from the limits all bars would be slivers
     for m in s.memory:
         peak, limit = m.get("peak_bytes", 0), m.get("limit_bytes", 0)
-        value, part = (peak, "measured") if peak else (m.get("predicted_bytes", 0), "predicted")
+        expected = m.get("predicted_bytes", 0)
+        value, part = (peak, "measured") if peak else (expected, "predicted")
         if value:
             text = size(value) + (f" of {size(limit)}" if limit else "")
-            marked = verdict.on == m["peer"]
+            marked, around = verdict.on == m["peer"], limit if tight else expected
             rows.append(
-                Bar(name=m["peer"], parts=[(part, value)], limit=limit, text=text, marked=marked)
+                Bar(name=m["peer"], parts=[(part, value)], limit=around, text=text, marked=marked)
             )
     if not rows and plan is not None:
         for p in plan.predicted.peers:
@@ -250,7 +256,7 @@ def _memory(
     if not rows:
         return []
     rows.sort(key=lambda r: (-sum(v for _, v in r.parts) / (r.limit or 1), r.name))
-    pictures["memory"] = bars(title, rows)
+    pictures["memory"] = bars(title, rows, limit=outline)
     return [Section(title, pictures["memory"].svg())]
 
 
@@ -281,7 +287,9 @@ def _against(s: Summary) -> str:
         measured = name in s.against_measured
         other = (s.against_measured if measured else s.against)[name]
         own = s.step_s if measured else s.predicted_step_s
+        mark = "measured here" if measured else "predicted"
         if other and own:
-            mark = "measured here" if measured else "predicted"
             rows.append((plain(name), f"{other / own:.2f}x", mark))
+        elif not other:
+            rows.append((plain(name), "does not fit", mark))
     return table(("", "its step time over this run's", ""), rows, (1,))

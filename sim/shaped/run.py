@@ -164,7 +164,8 @@ def _others(job: Job, summary: Summary) -> Iterator[tuple[str, Job]]:
     dense = replace(short, codec=Codec())
     alone = replace(job.plan, scheduler="auto", stages=1, pipelines=1)
     uniform = replace(job.plan, scheduler="uniform", stages="auto", pipelines="auto")
-    yield ALONE, replace(dense, plan=alone)
+    if summary.against.get(ALONE):  # 0: no peer can
+        yield ALONE, replace(dense, plan=alone)
     yield "uniform", replace(dense, plan=uniform)
     if summary.codecs:
         yield UNCOMPRESSED, dense

@@ -160,11 +160,14 @@ class Surface:
         self._paths.mend(a, b)
 
     def slow(self, a: str, b: str, factor: float) -> None:
-        self._tell(a, "slow", f"to {b}, {factor:g} times")
+        if factor == 1:
+            self._tell(a, "mend", f"to {b}")
+        else:
+            self._tell(a, "slow", f"to {b}, {factor:g} times")
         self._paths.slow(a, b, factor)
 
     def corrupt(self, a: str, b: str) -> None:
-        self._tell(a, "corrupt", b)
+        self._tell(a, "corrupt", f"to {b}")
         self._paths.corrupt(a, b)
 
     def corrupts(self, a: str, b: str) -> bool:

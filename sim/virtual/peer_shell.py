@@ -32,8 +32,8 @@ from ...peer.machine import PeerMachine
 from ...peer.options import PeerOptions
 from ...peer.order import resumed
 from ...peer.probe import probe_payload
-from ...peer.rebuilt import RebuildError
-from ...peer.snapshots import BLOCKS, SnapshotError, SnapshotId, SnapshotStore
+from ...peer.snapshots import BLOCKS, SnapshotId, SnapshotStore
+from ...peer.workbench import code_of, said_of
 from ...proto import broker_pb2, common_pb2
 from .. import trace
 from .clock import Observed, Timers
@@ -273,8 +273,13 @@ class PeerShell:
             case p.Build():
                 self._build(instruction)
             case p.Prefetch(run, term, step):
-                self.device.prefetch(step)
-                world.after(OVERHEAD_S, lambda: self.handle(p.DataReady(run, term, step)))
+                read: p.Event = p.DataReady(run, term, step)
+                try:
+                    self.device.prefetch(step)
+                except (ValueError, OSError) as error:
+                    code = code_of(error, "data")
+                    read = p.DataFailed(run, term, step, said_of(error), code)
+                world.after(OVERHEAD_S, lambda: self.handle(read))
             case p.UploadWeights(run, term, step):
                 self._upload(instruction)
             case p.TakeSnapshot():
@@ -344,10 +349,9 @@ class PeerShell:
                 + resumed(wanted.assign, wanted.snapshots, self.snapshots.parts, self.name, saved),
             )
             answer = self.device.build(order)
-        except ValueError as error:
-            code = "snapshot" if isinstance(error, SnapshotError) else "build"
-            code = "neighbour" if isinstance(error, RebuildError) else code
-            answer = p.BuildFailed(wanted.run, wanted.term, str(error), code)
+        except (ValueError, OSError) as error:
+            code = code_of(error, "build")
+            answer = p.BuildFailed(wanted.run, wanted.term, said_of(error), code)
 
         def built() -> None:
             self._span("build", began)
@@ -390,7 +394,12 @@ class PeerShell:
 
     def _upload(self, wanted: p.UploadWeights) -> None:
         world = self.world
-        data = bytes(self.device.export())
+        try:
+            data = bytes(self.device.export())
+        except OSError as error:
+            failed = p.ExportFailed(wanted.run, wanted.term, wanted.step, said_of(error))
+            world.after(OVERHEAD_S, lambda: self.handle(failed))
+            return
         name = hashlib.sha256(data).hexdigest()
         blob = common_pb2.BlobRef(hash=name, size_bytes=len(data))
 

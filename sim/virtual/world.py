@@ -186,29 +186,32 @@ class World(Clock):
     def part(self, a: str, b: str) -> None:
         """Nothing leaves from a to b any more, peers or "broker", until `mend`; the way back stays
         as it is. Streams break after a while, as the other end's answers cannot come either."""
-        self.mark(a, "part", b)
+        self.mark(a, "partition", f"from {b}")
         self.network.part(a, b)
         self._watch(a if b == BROKER else b)
 
     def mend(self, a: str, b: str) -> None:
-        self.mark(a, "mend", b)
+        self.mark(a, "mend", f"to {b}")
         self.network.mend(a, b)
         self._watch(a if b == BROKER else b)
 
     def slow(self, a: str, b: str, factor: float) -> None:
         """Bytes from a to b take so many times longer than alone on the network; 1: as at first."""
-        self.mark(a, "slow", f"{b} {factor:g}")
+        if factor == 1:
+            self.mark(a, "mend", f"to {b}")
+        else:
+            self.mark(a, "slow", f"to {b}, {factor:g} times")
         self.carrier.slow(a, b, factor)
 
     def stretch(self, name: str, factor: float) -> None:
         """Actions of a peer that begin from now on take so many times longer; 1: as at first."""
-        self.mark(name, "stretch", f"{factor:g}")
+        self.mark(name, "stretch", f"{factor:g} times")
         self.peers[name].stretch = factor
 
     def corrupt(self, a: str, b: str) -> None:
         """The next message from peer a to peer b arrives with one byte changed, of the seed's
         choice."""
-        self.mark(a, "corrupt", b)
+        self.mark(a, "corrupt", f"to {b}")
         self._corruptions += 1
         rng = random.Random(f"{self._seed} corrupt {self._corruptions}")
         self.network.corrupt(a, b, rng.random())

@@ -245,6 +245,32 @@ def test_a_part_that_nobody_goes_on_with_goes_too_and_one_being_written_stays(tm
         assert store.get(name_of(b"xyz")) == b"xyz"
 
 
+def test_who_asks_for_a_blob_while_others_are_removed_still_finds_it(tmp_path) -> None:
+    """Whoever waits for the store gets at it between two files."""
+    now = [1e9]
+
+    class Lock:
+        def __init__(self) -> None:
+            self.lock, self.left = threading.Lock(), 0
+
+        def __enter__(self) -> None:
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+            self.left += 1
+            if self.left == 2:  # the list is made, and one of the three is gone
+                assert store.whole(names[2])
+
+    with BlobStore(tmp_path, BlobLimits(grace_s=9000.0), clock=lambda: now[0]) as store:
+        names = [store.put(bytes([i])) for i in range(3)]
+        now[0] += 9001
+        store._lock = Lock()  # type: ignore[assignment]
+        assert store.collect(()) == (2, 2)
+        assert store.lacks(names) == names[:2]
+        assert files(store) == [f"whole/{names[2]}"]
+
+
 def test_who_reads_a_blob_that_goes_reads_on(tmp_path) -> None:
     now = [1e9]
     with BlobStore(tmp_path, BlobLimits(grace_s=10.0), clock=lambda: now[0]) as store:

@@ -49,6 +49,37 @@ def test_only_the_newest_are_messages_and_the_rest_is_small() -> None:
     assert sum(len(block) for _, block in history._packed) < dense
 
 
+@pytest.mark.parametrize("count", [1, BLOCK, 2 * BLOCK, 5 * BLOCK + 7])
+@pytest.mark.parametrize("over", [False, True])
+def test_past_and_unpacked_together_are_the_same_history(count: int, over: bool) -> None:
+    history, _ = filled(3 * BLOCK, count)
+    if over:
+        history.rest()
+    again = History(3 * BLOCK)
+    again.restore(history.unpacked, history.numbered)
+    for first, packed in history.past:
+        again.restore_past(first, packed)
+    assert list(again.events) == list(history.events)
+    for one in (history, again):
+        for i in range(count, count + 4 * BLOCK):
+            one.add(event(i))
+    assert (again.past, again.unpacked) == (history.past, history.unpacked)
+    assert list(again.events) == list(history.events)
+
+
+def test_a_past_out_of_its_order_is_refused() -> None:
+    history, _ = filled(9 * BLOCK, 4 * BLOCK)
+    again = History(9 * BLOCK)
+    (first, packed), *_ = history.past
+    with pytest.raises(ValueError, match="twice"):
+        again.restore_past(first, packed)
+    again.restore(history.unpacked, history.numbered)
+    again.restore_past(first, packed)
+    for wrong in (first, again.unpacked[0].number):
+        with pytest.raises(ValueError, match=f"from number {wrong} on"):
+            again.restore_past(wrong, packed)
+
+
 def test_what_an_earlier_broker_kept_is_there_again() -> None:
     history, added = filled(3 * BLOCK, 7 * BLOCK + 3)
     again = History(3 * BLOCK)

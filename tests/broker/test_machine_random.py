@@ -250,8 +250,9 @@ class Driver:
         if kind < 68:
             spec = valid_spec(rng.randrange(4), rng.randrange(1, 9), rng.random() < 0.2)
             return RunSubmitted(self.request(), spec)
-        if kind < 69:
-            return RunAsked(self.request(), self.often(RunId("r-none"), self.run()), "cancel")
+        if kind < 70:
+            wanted = self.pick("cancel", "pause", "pause", "resume")
+            return RunAsked(self.request(), self.often(RunId("r-none"), self.run()), wanted)
         if kind < 90 and self.asked:
             return self.planned()
         if kind < 96:

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.events import DescribeAsked, Log, MakePlan, PlanReady, Tell
+from shoal.broker.landmarks import LINKS, Landmarks
 from shoal.broker.links import MAX_AGE_S
-from shoal.broker.probing import LINKS, SIZES, SMALLEST, Allowance, Probing
+from shoal.broker.probed import SIZES, SMALLEST, Allowance
 from shoal.dag.plan import PeerId
 from shoal.proto.broker_pb2 import Goodbye, LinkReport
 from shoal.proto.common_pb2 import Reason
@@ -113,7 +114,7 @@ def test_small_pools_are_measured_whole_and_large_ones_in_linearly_many_probes(w
     assert world.machine.probing.settled(world.machine.members.members)
     degree = Counter(p for pair in count for p in pair)
     assert min(degree.values()) >= 3
-    assert len(world.machine.probing.landmarks) == LINKS
+    assert len(world.machine.probing.landmarks.chosen) == LINKS
 
 
 def test_landmarks_are_far_from_each_other(world):
@@ -128,7 +129,7 @@ def test_landmarks_are_far_from_each_other(world):
             me = names[stream]
             apart = abs(place[me] - place[order.peer]) + 1e-3
             queue += orders(world.say(me, link=probe(order.number, order.peer, apart)))
-    assert "far" in world.machine.probing.landmarks
+    assert "far" in world.machine.probing.landmarks.chosen
 
 
 def test_a_peer_takes_part_in_one_probe_at_a_time(world):
@@ -184,21 +185,21 @@ def test_a_peer_lost_in_mid_probe_frees_the_other_in_the_end(world):
 
 
 def test_who_lacks_links_is_who_a_count_of_the_whole_pool_finds(world, monkeypatch):
-    count, seen = Probing._count_short, []
+    count, seen = Landmarks.count, []
 
-    def counted(self, members):
-        count(self, members)
-        pool, known = [m.id for m in members.pool], self._peers
+    def counted(self, pool, reach):
+        count(self, pool, reach)
+        known = self._peers
         short = [
             p
             for p in pool
             if len(known[p].tried) < min(LINKS, len(pool) - 1)
-            and any(q != p and q not in known[p].tried and self._reach(p, q) for q in pool)
+            and any(q != p and q not in known[p].tried and reach(p, q) for q in pool)
         ]
-        assert list(self._short) == short, "in this order, which is that of their probes"
+        assert list(self.short) == short, "in this order, which is that of their probes"
         seen.append(short)
 
-    monkeypatch.setattr(Probing, "_count_short", counted)
+    monkeypatch.setattr(Landmarks, "count", counted)
     rng, pending = random.Random(5), []
     for i in range(400):
         names = {stream: peer for peer, stream in world.streams.items()}

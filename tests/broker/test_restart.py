@@ -17,6 +17,7 @@ from shoal.broker.events import (
     PlanReady,
     Publish,
     RequestId,
+    RunId,
     Started,
     StopAsked,
 )
@@ -34,9 +35,13 @@ from shoal.proto.broker_pb2 import (
     WAITING,
     Fault,
     Holding,
+    LinkUse,
+    RunEvent,
+    StepDone,
 )
 from shoal.proto.common_pb2 import Reason
 from shoal.proto.journal_pb2 import Decision, Record, RunForgotten
+from shoal.tests.broker.conftest import make_spec
 from shoal.tests.broker.test_machine_random import Driver
 
 
@@ -93,6 +98,56 @@ def test_the_state_after_a_replay_is_the_state_of_the_live_machine(seed: int, cu
     for event in (DescribeAsked(RequestId("q")), StopAsked()):
         restored.handle(event, driver.now + 1.0)
         validate(restored)
+
+
+def test_a_snapshot_of_a_long_run_is_of_the_moment_and_no_record_of_it_is_long(tmp_path) -> None:
+    """It is read later and elsewhere: in the journal's thread, while the run goes on."""
+    records: list[Record] = []
+    decided = Decided(BrokerOptions())
+    decided.start(0.0)
+    decided.add(RunId("r-1"), make_spec(steps=9000))
+    record = decided.taken()
+    assert record is not None
+    records.append(record)
+    run = decided.runs[RunId("r-1")]
+    links = [
+        LinkUse(source=f"p{i}", destination=f"p{i + 1}", role="sync", codec="raw/1", bytes=2**i)
+        for i in range(50)
+    ]
+
+    def happen(count: int) -> None:
+        for _ in range(count):
+            step = StepDone(step=run.committed, seconds=1.0, links=links)
+            run.history.add(RunEvent(step=step, at_s=float(run.history.numbered)))
+
+    happen(3000)
+    snapshot, wanted = decided.snapshot(), list(run.history.events)
+    happen(1000)
+    path = tmp_path / "journal.sqlite"
+    with Journal(path) as journal:
+        journal.append(records)
+        journal.replace(snapshot)
+        longest = max(n for (n,) in journal._db.execute("SELECT length(data) FROM record"))
+    assert longest < sum(e.ByteSize() for e in wanted) / 4
+    with Journal(path) as journal:
+        again = Decided(BrokerOptions(), journal.records())
+    assert list(again.runs[RunId("r-1")].history.events) == wanted
+
+
+def test_a_snapshot_with_all_events_in_one_record_is_still_read() -> None:
+    """As brokers wrote it before a run's past had records of its own."""
+    decided = Decided(BrokerOptions())
+    decided.add(RunId("r-1"), make_spec(steps=9000))
+    run = decided.runs[RunId("r-1")]
+    for i in range(1500):
+        run.history.add(RunEvent(note=f"note {i}"))
+    (_, head, *past) = decided.snapshot()
+    assert past
+    (kept,) = head.decisions
+    del kept.kept.events[:]
+    kept.kept.events.extend(run.history.events)
+    again = Decided(BrokerOptions(), [head])
+    assert list(again.runs[RunId("r-1")].history.events) == list(run.history.events)
 
 
 @settings(max_examples=25)

@@ -582,6 +582,23 @@ def test_a_step_that_fails_with_one_peer_after_the_other_ends_the_run(world) -> 
     assert "was tried 5 times" in world.state(run).reason.text
 
 
+@pytest.mark.parametrize("code", ["host", "export"])
+def test_a_fault_of_the_only_holder_gives_its_part_to_another(world, code: str) -> None:
+    run = world.start("a")
+    world.join("b")
+    full = Reason(code=code, text="OSError: [Errno 28] No space left on device")
+    out = world.say("a", fault=Fault(run=run, term=1, reason=full))
+    assert "stage 0 -> b (from the pool)" in world.state(run).reason.text
+    assert world.kinds(out, "a") == ["leave"]
+    assert world.kinds(out, "b") == ["assign"]
+    for _ in range(4):  # nobody else is there: it is tried again, and not for ever
+        term = world.state(run).term
+        world.say("b", fault=Fault(run=run, term=term, reason=full))
+    assert world.state(run).phase == FAILED
+    assert "No space left on device" in world.state(run).reason.text
+    assert "was tried 5 times" in world.state(run).reason.text
+
+
 def test_a_silent_holder_is_lost(world) -> None:
     run = world.start("a", "b")
     world.wait(9)

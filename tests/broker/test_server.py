@@ -27,6 +27,7 @@ from shoal.proto.broker_pb2 import (
     FAILED,
     WAITING,
     BlobPiece,
+    BlobQuery,
     BlobRange,
     DescribeRequest,
     Exported,
@@ -321,6 +322,28 @@ async def test_bad_requests_get_a_status_with_a_readable_message() -> None:
         code, text = await status(raw(b"\xff\xff"))
         assert code == "INVALID_ARGUMENT"
         assert "2 bytes are no RunSpec" in text
+
+
+async def test_a_store_that_is_busy_holds_up_nobody_else() -> None:
+    """Its lock is held by the thread of the event loop, which waits for nobody then."""
+    async with running() as (broker, channel):
+        runs, blobs = RunsStub(channel), BlobsStub(channel)
+        spec = await stored_spec(channel)
+        with broker.shell.blobs._lock:
+            waiting = [
+                asyncio.ensure_future(call)
+                for call in (
+                    runs.Submit(spec),
+                    blobs.Have(BlobQuery(blobs=[spec.graph])),
+                    blobs.Fetch(BlobRange(hash=spec.graph.hash)).read(),
+                )
+            ]
+            for _ in range(3):
+                assert not (await runs.Describe(DescribeRequest())).runs
+            assert not any(call.done() for call in waiting)
+        submitted, had, piece = await asyncio.gather(*waiting)
+        assert had.blobs[0].size_bytes == len(piece.data)
+        assert [r.run for r in (await runs.Describe(DescribeRequest())).runs] == [submitted.run]
 
 
 # ---------------------------------------------------------------- blobs

@@ -127,3 +127,34 @@ def test_what_one_peer_tells_is_bounded_and_crowds_nobody_out() -> None:
     found = sets.newest(OPERATORS, 1)
     assert found is not None
     assert found.where == {"h": (((0, OPERATORS),), ("b",))}
+
+
+@given(
+    said=st.lists(
+        st.tuples(
+            st.sampled_from("abc"), st.sampled_from("ab"), st.sampled_from([True, False, None])
+        )
+    )
+)
+def test_whether_it_is_copied_is_found_again_whatever_changes_between_questions(said) -> None:
+    """Against the definition, over all that was said; None: the peer is gone."""
+    holders = (PEERS[0], PEERS[1])
+    wanted = [{}, {PEERS[0]: PEERS[2], PEERS[1]: PEERS[2]}, {PEERS[0]: PEERS[1]}]
+    sets, known = Sets(), set()
+    for name, holder, held in said:
+        peer, found = PeerId(name), snapshot(1, holder, *SPANS["h", 1])
+        if held is None:
+            sets.gone(peer)
+            known = {k for k in known if k[0] != name}
+        elif held:
+            sets.held(peer, found)
+            known.add((name, holder))
+        else:
+            sets.not_held(peer, found)
+            known.discard((name, holder))
+        for keepers in (*wanted, *wanted):
+            own = all((h, h) in known for h in holders)
+            copies = all((keepers[h], h) in known for h in holders if h in keepers)
+            for _ in range(2):
+                assert sets.copied(1, 1, holders, keepers) == (own and copies)
+            assert not sets.copied(2, 1, holders, keepers)

@@ -142,12 +142,12 @@ def report(step: int, seconds: float) -> StepReport:
 def test_a_correction_is_of_the_peers_own_speeds_whatever_the_plan_was_made_with() -> None:
     first, second = Correction(), Correction()
     for step in range(10):
-        first.report(report(step, 3.0), predicted_s=1.0, planned_with=1.0)
-        second.report(report(step, 3.0), predicted_s=3.0, planned_with=3.0)
+        first.report(report(step, 3.0), predicted_s=1.0, learned=1.0)
+        second.report(report(step, 3.0), predicted_s=3.0, learned=3.0)
     assert first.factor == pytest.approx(3.0) == second.factor
     assert first.error == pytest.approx(2 / 3) == second.error
     assert first.steps == 9  # the first step warms up
-    first.report(StepReport(step=11, compute_s=1.0), predicted_s=1.0, planned_with=1.0)
+    first.report(StepReport(step=11, compute_s=1.0), predicted_s=1.0, learned=1.0)
     assert first.steps == 9  # nothing is known of its stages
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from shoal.broker.steps import StepLedger
+import random
+
+import pytest
+
+from shoal.broker.steps import MOST_LINKS, StepLedger
 from shoal.proto.broker_pb2 import LinkUse, StepReport
 
 
@@ -21,6 +25,38 @@ def test_a_committed_step_has_each_link_role_and_codec_once() -> None:
     assert done is not None
     both = told(bytes=10, dense_bytes=40, encode_s=0.25, decode_s=0.125, error=0.5)
     assert list(done.links) == [both, other]
+
+
+@pytest.mark.parametrize("holders", [3, 25, 40])
+def test_a_step_with_very_many_links_tells_of_the_others_together(holders: int) -> None:
+    """The oracle is the sum over all that was told, by role and codec."""
+    rng = random.Random(holders)
+    peers = [f"p{i}" for i in range(holders)]
+    ledger, every = StepLedger(tuple(peers), 1, 4, 0.0), []
+    for a in peers:
+        uses = [
+            LinkUse(source=a, destination=b, role=role, codec="int8/1", bytes=rng.randrange(9999),
+                    dense_bytes=9999, encode_s=1.0)
+            for b in peers for role in ("activation", "sync") if b != a
+        ]  # fmt: skip
+        every += uses
+        ledger.report(a, StepReport(step=0, links=uses))
+    done = ledger.due(1.0)
+    assert done is not None
+    named = [use for use in done.links if use.source]
+    assert len(named) == min(len(every), MOST_LINKS)
+    assert all(use in every for use in named)
+    others = [use for use in every if use not in named]
+    assert len(done.links) - len(named) == (2 if others else 0)
+    least = min(use.bytes for use in named)
+    assert all(use.bytes <= least for use in others)
+    for field in ("bytes", "dense_bytes", "encode_s"):
+        for role in ("activation", "sync"):
+            told_of, all_of = (
+                sum(getattr(use, field) for use in uses if use.role == role)
+                for uses in (done.links, every)
+            )
+            assert told_of == all_of
 
 
 def test_a_committed_step_has_bytes_sent_again_and_peaks_that_are_new() -> None:

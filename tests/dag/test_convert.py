@@ -105,7 +105,7 @@ def test_a_plan_comes_back_equal(worlds, data):
         codecs=(CodecChoice(first, PeerId("x"), "activation_grad", "raw/1"),),
         predicted=Prediction(
             1.5,
-            (PeerPrediction(first, 0.25, 1 << 40, 7),),
+            (PeerPrediction(first, 0.25, 1 << 40, 7, 0.5, 1.5),),
             (
                 LinkPrediction(
                     first,

@@ -135,6 +135,20 @@ def test_one_that_cannot_be_read_is_given_up() -> None:
     assert not sent(one.acknowledged(key))
 
 
+@given(st.integers(1, 2), st.integers(1, 9))
+def test_after_parts_that_cannot_be_read_the_next_snapshot_is_given(bad: int, parts: int) -> None:
+    one = keeping(A)
+    for key in sent(own(one, 5, parts))[:bad]:
+        assert not sent(one.refused(key, "input/output error")), "the rest of it is gone"
+    left = sent(own(one, 6, parts))
+    under_way = min(2, parts) - min(bad, parts)
+    assert len(left) == min(2 - under_way, parts), "both slots are used again"
+    for at in range(parts - 1 + under_way):
+        old = part(5, at + min(bad, parts), parts)
+        left += sent(one.acknowledged(old if at < under_way else left[at - under_way]))
+    assert left == [part(6, i, parts) for i in range(parts)]
+
+
 # ---------------------------------------------------------------- copies
 
 

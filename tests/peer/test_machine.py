@@ -394,6 +394,7 @@ def test_a_doubled_frame_that_still_waits_keeps_its_tensor(running: Make) -> Non
 FAULTS = [
     (e.ComputeFailed("r", 1, 0, Action.parse("F0@0"), "out of memory"), "compute"),
     (e.DataFailed("r", 1, 1, "shard 3 is not there"), "data"),
+    (e.DataFailed("r", 1, 1, "OSError: no space left on device", "host"), "host"),
     (e.FrameRefused(frame(), "float32[3] for float32[2, 3]"), "frame"),
 ]
 

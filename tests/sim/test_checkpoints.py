@@ -318,6 +318,36 @@ def test_a_paused_run_frees_its_peers_and_goes_on(lab: Lab, restart: bool) -> No
     assert steps(events) == steps(calm.events(only(calm)))
 
 
+@pytest.mark.parametrize("who", ["p0", "p1", "broker"])
+def test_who_dies_as_soon_as_it_is_paused_or_before_costs_no_step(lab: Lab, who: str) -> None:
+    """A holder dies in the moment in which the run is paused, whose copies lie elsewhere by then;
+    or the broker dies between the question and the pause, which it has then all the same."""
+    tables = {"output": {}, "train": JOB["train"] | {"steps": 60}}
+    calm = lab.world()
+    calm.finish(calm.submit(lab.spec(**tables)))
+    world = lab.world()
+    run = world.submit(lab.spec(**tables))
+    monitor = Monitor(world)
+    world.until(lambda: len(steps(world.events(run))) == 2)
+    assert isinstance(ask(world, run, "pause"), b.Answer)
+    assert not world.broker.machine.runs[run].paused
+    if who == "broker":
+        world.restart_broker(1.0)
+    world.until(lambda: world.broker.alive and world.broker.machine.runs[run].paused)
+    done = world.broker.machine.runs[run].committed
+    assert 2 < done < 60
+    if who != "broker":
+        world.kill(who)
+        world.join(PeerSpec(name="p9"))
+    later = world.now + 60.0
+    world.until(lambda: world.now > later)
+    assert world.broker.machine.runs[run].paused
+    assert isinstance(ask(world, run, "resume"), b.Answer)
+    events = monitor.finish(run, 3600.0)
+    assert assigned(world)[-1].first_step == done
+    assert steps(events) == steps(calm.events(only(calm)))
+
+
 def test_what_cannot_be_paused_or_resumed_says_so(lab: Lab, calm: World) -> None:
     done = only(calm)
     for wanted in ("pause", "resume"):

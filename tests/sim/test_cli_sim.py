@@ -98,6 +98,13 @@ def summary_of(*words: str) -> dict[str, Any]:
     return found
 
 
+def test_json_is_printed_where_the_file_is_a_dash(folder: Path) -> None:
+    result = CliRunner().invoke(cli.app, ["sim", "home.toml", "--ghost", "--json", "-"])
+    assert json.loads(result.stdout)["exit"] == result.exit_code == 0
+    listed = CliRunner().invoke(cli.app, ["sim", "--list", "--json", "-"])
+    assert "two-regions" in {entry["name"] for entry in json.loads(listed.stdout)}
+
+
 # ---------------------------------------------------------------- the worlds
 
 
