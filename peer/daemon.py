@@ -444,7 +444,7 @@ class Worker:
 
     def _store(
         self,
-        data: bytes,
+        data: bytes | memoryview,
         stored: Callable[[common_pb2.BlobRef], e.Event],
         failed: Callable[[str], e.Event],
     ) -> None:

@@ -359,7 +359,7 @@ class TorchDevice:
         records = given_records(self._now)
         return lambda: in_parts(write_records(records))
 
-    def export(self) -> bytes:
+    def export(self) -> memoryview:
         """The weights that this peer answers for (`Work.exported`), as a safetensors file."""
         return serialize(self._now.exported())
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import quote, unquote
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 from xxhash import xxh3_128_hexdigest
 
@@ -32,7 +30,7 @@ from ..dag.plan import PeerId
 from .build import Work
 from .snapshots import SnapshotError
 from .streams import stream_name, stream_of
-from .weights import starting_tensor
+from .weights import Weights, WeightsFile, joined, serialize, starting_tensor
 
 __all__ = ["Records", "load_records", "take_records", "write_records"]
 
@@ -59,7 +57,7 @@ def take_records(work: Work, step: int) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
 
 
-def write_records(records: Mapping[str, Tensor], *, lossless: bool = False) -> bytes:
+def write_records(records: Mapping[str, Tensor], *, lossless: bool = False) -> memoryview:
     """The bytes of a snapshot; with `lossless`, floating point tensors coded by that codec where it
     makes them smaller."""
     whole = {name: tensor.contiguous() for name, tensor in records.items()}
@@ -68,12 +66,11 @@ def write_records(records: Mapping[str, Tensor], *, lossless: bool = False) -> b
     for name, tensor in whole.items() if lossless else ():
         if tensor.nbytes >= _LEAST_BYTES and dtype_name(tensor) in FLOATING:
             coded = LosslessCodec().encode(tensor)
-            data = b"".join(coded.buffers)
-            if len(data) < tensor.nbytes <= _MOST * len(data):
+            if coded.size_bytes < tensor.nbytes <= _MOST * coded.size_bytes:
                 notes[name] = coded.header.hex(), dtype_name(tensor), list(tensor.shape)
-                whole[name] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+                whole[name] = torch.from_numpy(joined(coded.buffers))
     metadata = {_HASHES: json.dumps(hashes)} | ({_CODED: json.dumps(notes)} if notes else {})
-    return bytes(save(whole, metadata))
+    return serialize(whole, metadata)
 
 
 _Note = tuple[str, str, list[int]]
@@ -172,15 +169,12 @@ def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
     """Of several snapshots, each in its parts. Raises SnapshotError for one that is damaged."""
     found: dict[str, Tensor] = {}
     for parts in snapshots:
-        data = b"".join(parts)
+        size = sum(len(part) for part in parts)
         try:
-            tensors = load(data)
-            length = int.from_bytes(data[:8], "little")
-            metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+            tensors, metadata = _read(joined(parts).data)
             hashes = _hashes(metadata)
             tensors |= _decoded(metadata, tensors)
-        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-            size = len(data)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SnapshotError(f"a snapshot of {size} bytes cannot be read: {error}") from None
         for name in sorted(hashes.keys() - tensors.keys()):
             raise SnapshotError(f"a snapshot is damaged: it lacks {name!r}")
@@ -189,6 +183,16 @@ def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
                 raise SnapshotError(f"a snapshot is damaged: {name!r} has another hash")
         found |= tensors
     return Records(found)
+
+
+def _read(data: memoryview) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    """Tensors and metadata of a file. Raises ValueError, KeyError."""
+    weights = Weights(
+        [WeightsFile("", len(data))], lambda _, offset, length: data[offset : offset + length]
+    )
+    tensors = dict(weights)  # which has checked the header
+    length = int.from_bytes(data[:8], "little")
+    return tensors, json.loads(bytes(data[8 : 8 + length]))["__metadata__"]
 
 
 def _hashes(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -75,7 +75,7 @@ class SnapshotId(NamedTuple):
         return cls(key.run, int(term), key.step, holder)
 
 
-def in_parts(data: bytes | bytearray) -> tuple[memoryview, ...]:
+def in_parts(data: bytes | bytearray | memoryview) -> tuple[memoryview, ...]:
     """The parts of a snapshot's bytes; at least one."""
     view = memoryview(data)
     return tuple(view[at : at + PART_BYTES] for at in range(0, max(1, len(view)), PART_BYTES))

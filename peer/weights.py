@@ -7,6 +7,10 @@ A file is 8 bytes (little-endian length n of the header), n bytes of JSON, then 
 
 Offsets count from the end of the header. The file comes from the network, so the header is checked
 before anything in it is believed.
+
+Bytes are copied by numpy, which lets other threads run meanwhile. `bytes.join`, slices of bytes and
+the library's `save` and `load` of bytes do not: a peer would be silent for 1 to 5 s per GB (on a
+slow host), and its lease is 10 s.
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from ..dag.split_weights import block_of, grouped
@@ -28,6 +33,7 @@ __all__ = [
     "WeightError",
     "Weights",
     "WeightsFile",
+    "joined",
     "merge_blocks",
     "serialize",
     "starting_tensor",
@@ -48,6 +54,7 @@ _DTYPES = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _HEADER_LIMIT = 100 * 2**20  # the format's own
 
 
@@ -106,10 +113,10 @@ class Weights(Mapping[str, Tensor]):
         return self._read_tensor(_Entry(entry.file, entry.dtype, shape, begin, length))
 
     def _read_tensor(self, entry: _Entry) -> Tensor:
-        data = bytearray(self._bytes(entry.file, entry.begin, entry.length))
-        if not data:
-            return torch.empty(entry.shape, dtype=entry.dtype)
-        return torch.frombuffer(data, dtype=entry.dtype).view(entry.shape)
+        data = self._bytes(entry.file, entry.begin, entry.length)
+        made = torch.empty(entry.shape, dtype=entry.dtype)
+        _bytes_of(made)[:] = np.frombuffer(data, np.uint8)
+        return made
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._index())
@@ -203,15 +210,52 @@ def merge_blocks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def serialize(tensors: Mapping[str, Tensor]) -> bytes:
-    """A safetensors file of these tensors, in the order of their names. Two names of one tensor
-    give two copies, so that every name of the user's module is there."""
-    seen: set[int] = set()
-    own: dict[str, Tensor] = {}
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        # The writer refuses tensors that share memory; parts of one storage count as sharing.
-        shared = tensor.untyped_storage().data_ptr() in seen
-        own[name] = tensor.clone() if shared else tensor
-        seen.add(tensor.untyped_storage().data_ptr())
-    return bytes(save(own))
+def joined(parts: Sequence[bytes | bytearray | memoryview]) -> npt.NDArray[np.uint8]:
+    """All their bytes in memory of their own; see the module."""
+    out = np.empty(sum(len(part) for part in parts), np.uint8)
+    at = 0
+    for part in parts:
+        out[at : at + len(part)] = np.frombuffer(part, np.uint8)
+        at += len(part)
+    return out
+
+
+def serialize(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> memoryview:
+    """A safetensors file of these tensors, those of the widest numbers first (so each lies where
+    its dtype wants it), then in the order of their names. Two names of one tensor give two copies,
+    so that every name of the user's module is there. Raises WeightError for a dtype that no file
+    has."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    at = 0
+    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    for name in names:
+        tensor = tensors[name]
+        if tensor.dtype not in _NAMES:
+            raise WeightError(f"{name!r} is {tensor.dtype}: expected one of {', '.join(_DTYPES)}")
+        size = tensor.numel() * tensor.itemsize
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, at + size],
+        }
+        at += size
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    out = np.empty(8 + len(text) + at, np.uint8)
+    out[: 8 + len(text)] = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
+    at = 8 + len(text)
+    for name in names:
+        flat = _bytes_of(tensors[name].detach().cpu().contiguous())
+        out[at : at + len(flat)] = flat
+        at += len(flat)
+    return out.data
+
+
+def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    """The memory of a contiguous tensor on the CPU."""
+    if not tensor.numel():  # torch gives it strides that no view of bytes has
+        return np.empty(0, np.uint8)
+    found: npt.NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
+    return found

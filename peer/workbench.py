@@ -69,7 +69,8 @@ class Calls:
     send: Callable[[FrameKey, Payload], None]
     """With a frame that is encoded."""
     store: Callable[
-        [bytes, Callable[[common_pb2.BlobRef], e.Event], Callable[[str], e.Event]], None
+        [bytes | memoryview, Callable[[common_pb2.BlobRef], e.Event], Callable[[str], e.Event]],
+        None,
     ]
     """With bytes for the broker, and the events of having stored them, and of not having."""
     wants: Callable[[str, int], bool]

@@ -395,7 +395,7 @@ class PeerShell:
     def _upload(self, wanted: p.UploadWeights) -> None:
         world = self.world
         try:
-            data = self.device.export()
+            data = bytes(self.device.export())
         except OSError as error:
             failed = p.ExportFailed(wanted.run, wanted.term, wanted.step, said_of(error))
             world.after(OVERHEAD_S, lambda: self.handle(failed))

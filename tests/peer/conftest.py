@@ -92,7 +92,7 @@ class World:
 
         found = {}
         for device in self.devices.values():
-            part = load(device.export())
+            part = load(bytes(device.export()))
             assert not set(part) & set(found), "exported twice"
             found |= part
         return found

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load
+from safetensors.torch import load, save
 
-from shoal.peer.weights import WeightError, Weights, WeightsFile, serialize
+from shoal.peer.weights import _DTYPES, WeightError, Weights, WeightsFile, serialize
 
 
 def reading(data, log=None):
@@ -39,9 +39,43 @@ def test_only_the_bytes_of_a_tensor_are_read():
 
 def test_two_names_of_one_tensor_are_both_written():
     tensor = torch.randn(4)
-    found = load(serialize({"a": tensor, "b": tensor, "c": tensor[:2]}))
+    found = load(bytes(serialize({"a": tensor, "b": tensor, "c": tensor[:2]})))
     assert torch.equal(found["a"], found["b"])
     assert torch.equal(found["c"], tensor[:2])
+
+
+@given(
+    shapes=st.dictionaries(
+        st.text(st.characters(codec="utf-8"), min_size=1, max_size=8),
+        st.tuples(st.lists(st.integers(0, 3), max_size=3), st.sampled_from([*_DTYPES.values()])),
+        max_size=5,
+    ),
+    metadata=st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+    strided=st.booleans(),
+)
+def test_what_is_written_is_what_the_library_reads_and_the_other_way_round(
+    shapes, metadata, strided
+):
+    shapes.pop("__metadata__", None)
+    generator = torch.manual_seed(0)
+    tensors = {
+        name: torch.randint(0, 2, shape, generator=generator).to(dtype)
+        for name, (shape, dtype) in shapes.items()
+    }
+    given_ = {
+        n: t.t().contiguous().t() if strided and t.dim() == 2 else t for n, t in tensors.items()
+    }
+    data = bytes(serialize(given_, metadata))
+    for found in (load(data), dict(reading(data)), dict(reading(save(tensors, metadata or None)))):
+        assert found.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert torch.equal(found[name], tensor)
+            assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+
+
+def test_a_dtype_that_no_file_has_is_named():
+    with pytest.raises(WeightError, match=r"'odd' is torch\.complex64: expected one of BOOL"):
+        serialize({"odd": torch.zeros(2, dtype=torch.complex64)})
 
 
 def file_of(header):

@@ -149,7 +149,7 @@ RECORDS = {
     "param:none": torch.zeros(0, 4),
     "param:half": torch.ones(3, dtype=torch.bfloat16),
 }
-WRITTEN = write_records(RECORDS)
+WRITTEN = bytes(write_records(RECORDS))
 
 
 LARGE = {
@@ -176,8 +176,8 @@ def test_large_tensors_come_back_bit_for_bit(lossless):
         assert len(data) < len(write_records(LARGE)) - 3000
 
 
-CODED = write_records(
-    {"param:w": torch.randn(50, 50, generator=torch.manual_seed(0))}, lossless=True
+CODED = bytes(
+    write_records({"param:w": torch.randn(50, 50, generator=torch.manual_seed(0))}, lossless=True)
 )
 
 
