@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from ..dag.convert_plan import plan_from_proto, plan_to_proto
-from ..proto.broker_pb2 import RunSpec
+from ..dag.plan import PeerId
+from ..proto.broker_pb2 import Renamed, RunSpec
 from ..proto.journal_pb2 import (
     BrokerStarted,
     Decision,
     Record,
+    RenamedSince,
     RunAdded,
     RunForgotten,
     RunKept,
@@ -129,7 +131,11 @@ class Decided:
         run = self._add(kept.added)
         run.history.restore(kept.events, kept.numbered)
         plan = plan_from_proto(kept.plan) if kept.HasField("plan") else None
-        run.restored(kept.state, plan, kept.peaks, kept.checkpoints)
+        names = {
+            since.term: {PeerId(r.old): PeerId(r.to) for r in since.holders}
+            for since in kept.renamed
+        }
+        run.restored(kept.state, plan, kept.peaks, kept.checkpoints, names)
 
     def snapshot(self) -> Iterator[Record]:
         """Records that give this state when they are applied to an empty one: one with the
@@ -155,4 +161,8 @@ def _kept(run: Run) -> RunKept:
         numbered=run.history.numbered,
         peaks=run.ledger.peaks if run.ledger is not None else (),
         checkpoints=run.checkpoints.kept,
+        renamed=[
+            RenamedSince(term=term, holders=[Renamed(old=a, to=b) for a, b in names.items()])
+            for term, names in run.names.items()
+        ],
     )

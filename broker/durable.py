@@ -6,7 +6,7 @@ and `happened` is the same when a journal is replayed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..dag.convert_plan import plan_from_proto
 from ..dag.plan import PeerId, Plan
@@ -71,6 +71,8 @@ class DurableRun:
         self.history = History(options.kept_events)
         self.ledger: StepLedger | None = None  # Of the newest term that was RUNNING.
         self.checkpoints = Checkpoints(wish.output.every, wish.output.keep)
+        self.names: dict[int, dict[PeerId, PeerId]] = {}
+        """By term, who took whose place since then."""
         self._decisions = decisions
 
     def __repr__(self) -> str:
@@ -141,6 +143,8 @@ class DurableRun:
             raise ValueError(f"event {event.number} of {self.id}: expected {self.history.numbered}")
         kind = event.WhichOneof("kind")
         if kind == "plan":
+            for renamed in event.renamed:
+                self._took_over(PeerId(renamed.old), PeerId(renamed.to))
             self.term, self.plan = event.term, plan or plan_from_proto(event.plan)
             self.peers = self.plan.peers
         elif kind == "state":
@@ -163,6 +167,13 @@ class DurableRun:
         if self.ended:
             self.history.rest()
 
+    def _took_over(self, old: PeerId, new: PeerId) -> None:
+        """States of codecs name both ends: who has the part of whom since a snapshot was taken."""
+        self.names.setdefault(self.term, {})
+        for names in self.names.values():
+            before = [k for k, v in names.items() if v == old] or [old]
+            names.update(dict.fromkeys(before, new))
+
     def _ledger(self, committed: int, at_s: float) -> StepLedger:
         return StepLedger(self.peers, self.spec.steps, self.options.most_lead, at_s, committed)
 
@@ -172,9 +183,11 @@ class DurableRun:
         plan: Plan | None,
         peaks: Iterable[PeerPeak],
         checkpoints: Iterable[Checkpoint],
+        names: Mapping[int, dict[PeerId, PeerId]],
     ) -> None:
         """As an earlier start of the broker left it; the history is restored already."""
         self.checkpoints.add(checkpoints)
+        self.names.update(names)
         self.phase, self.term = state.phase, state.term
         self.inexact_from, self.pausing = state.inexact_from, state.pausing
         self.reason.CopyFrom(state.reason)

@@ -25,7 +25,7 @@ Rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..dag.plan import PeerId, Plan
 from ..job.words import count_of
@@ -61,7 +61,7 @@ from .membership import Membership
 from .options import BrokerOptions
 from .returning import Returning
 from .steps import WrongStepError
-from .terms import Terms
+from .terms import NOBODY, Terms
 from .wish import Wish
 
 __all__ = ["Phases"]
@@ -159,11 +159,12 @@ class Phases(Terms):
         now: float,
         live: bool = False,
         rebuilt: Sequence[PeerId] = (),
+        taken_by: Mapping[PeerId, PeerId] = NOBODY,
     ) -> list[Instruction]:
         self.asked, self.offered = None, {}
         self._ready, self._exports, self._finished, self._down = {}, {}, {}, {}
         self._welcomes_nobody(members)
-        out = self.begin_term(plan, pairs, members, generation, now, live, rebuilt)
+        out = self.begin_term(plan, pairs, members, generation, now, live, rebuilt, taken_by)
         if self.term > 1:
             found = self.begun_from
             text += f", going on at step {found.step}" if found else ", from the starting weights"

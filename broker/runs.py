@@ -286,7 +286,6 @@ class Run(Phases):
             names.append(f"stage {stages} -> {members.members[new].label} ({kind})")
             plan = substituted(plan, old, new)
             pairs = tuple((new if a == old else a, new if b == old else b) for a, b in pairs)
-            self.took_over(old, new)
         if rebuilt:
             names.append(
                 "made anew from the blocks around it: the run is not exact from step "
@@ -297,7 +296,9 @@ class Run(Phases):
             told = (name[:MAX_TEXT] for name in names)
             plan = replace(plan, reasons=(*told, "the rest is as before"))
         live = bool(rebuilt)
-        return self._build(plan, pairs, members, generation, code, text, now, live, rebuilt)
+        return self._build(
+            plan, pairs, members, generation, code, text, now, live, rebuilt, taken_by
+        )
 
     def _replicas(self, gone: Sequence[PeerId], members: Membership) -> Plan | None:
         """The plan without these, if their replicas can go on at once."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -29,6 +29,7 @@ from ..proto.broker_pb2 import (
     DialOrder,
     Gift,
     Leave,
+    Renamed,
     RunEvent,
     RunSpec,
     Snapshot,
@@ -52,7 +53,7 @@ from .resume import gifts, resume
 from .sets import Set, Sets
 from .wish import Wish
 
-__all__ = ["NEVER", "Terms"]
+__all__ = ["NEVER", "NOBODY", "Terms"]
 
 NEVER = 2**64 - 1
 """As the step that is needed: nothing is."""
@@ -61,6 +62,8 @@ BLOCKS = 0
 """In place of a term: what lost stages are made from, of which nothing is reported."""
 
 Pair = tuple[PeerId, PeerId]
+
+NOBODY: Mapping[PeerId, PeerId] = {}
 
 LEAST_STAY_S = 300.0
 """Who means to leave sooner than that is asked after all others: handing its part over takes some
@@ -102,8 +105,6 @@ class Terms(DurableRun):
         """The set that the present term goes on from; None: the starting weights."""
         self.gifts: tuple[Gift, ...] = ()
         """Who gives what of it to whom."""
-        self._names: dict[int, dict[PeerId, PeerId]] = {}
-        """By term, who took whose place since then."""
         self._needed = 0
         """Snapshots of fewer steps may go, as peers were told."""
         self._keepers: dict[PeerId, PeerId] = {}
@@ -207,10 +208,12 @@ class Terms(DurableRun):
         now: float,
         live: bool = False,
         rebuilt: Sequence[PeerId] = (),
+        taken_by: Mapping[PeerId, PeerId] = NOBODY,
     ) -> list[Instruction]:
         """The plan's peers are all in the pool, or in this run already. Of each pair the one that
         stands first dials, or the one that can. `live`: from what its holders have in their stages
-        now, of which those in `rebuilt` make theirs anew."""
+        now, of which those in `rebuilt` make theirs anew. `taken_by`: by holder that is gone, who
+        has its part in a plan that is as before else."""
         term = BLOCKS if rebuilt else self.term
         found = Set(term, self.committed, {}, live=True, rebuilt=(*rebuilt,)) if live else None
         self.begun_from = found = found or self.goes_on_from(members)
@@ -224,7 +227,8 @@ class Terms(DurableRun):
             saved = tuple((s.start, s.middle, s.stop) for s in self.spec.resumed.swapped)
             others = step > 0 and saved != now_swapped
         wire = plan_to_proto(plan)
-        out: list[Instruction] = [self._publish(RunEvent(plan=wire), now, self.term + 1, plan)]
+        event = RunEvent(plan=wire, renamed=[Renamed(old=a, to=b) for a, b in taken_by.items()])
+        out: list[Instruction] = [self._publish(event, now, self.term + 1, plan)]
         # Not known after a restart of the broker: then all.
         self.pairs = tuple(pairs) or tuple(combinations(plan.peers, 2))
         if rebuilt:
@@ -252,7 +256,7 @@ class Terms(DurableRun):
         )
         if found is not None:
             own = found.checkpoint is None or found.checkpoint.run == self.id
-            names = self._names.get(found.term, {}) if own else {}
+            names = self.names.get(found.term, {}) if own else {}
             base.resume.CopyFrom(resume(found, plan, names))
         self.gifts = tuple(base.resume.gifts)
         self.speed_of = {p: members.members[p].offer.flops_per_s for p in plan.peers}
@@ -349,13 +353,6 @@ class Terms(DurableRun):
         text = "another run has work for it"
         out = self._release(self.plan.warm, text, members, now)
         return out + self.order_snapshots(members, now) if out else out
-
-    def took_over(self, old: PeerId, new: PeerId) -> None:
-        """States of codecs name both ends: who has the part of whom since a snapshot was taken."""
-        self._names.setdefault(self.term, {})
-        for names in self._names.values():
-            before = [k for k, v in names.items() if v == old] or [old]
-            names.update(dict.fromkeys(before, new))
 
     # ------------------------------------------------------------ snapshots
 

@@ -66,7 +66,7 @@ class RunForgotten(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class RunKept(_message.Message):
-    __slots__ = ("added", "state", "plan", "events", "numbered", "peaks", "checkpoints")
+    __slots__ = ("added", "state", "plan", "events", "numbered", "peaks", "checkpoints", "renamed")
     ADDED_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class RunKept(_message.Message):
     NUMBERED_FIELD_NUMBER: _ClassVar[int]
     PEAKS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    RENAMED_FIELD_NUMBER: _ClassVar[int]
     added: RunAdded
     state: _broker_pb2.RunState
     plan: _broker_pb2.Plan
@@ -81,7 +82,16 @@ class RunKept(_message.Message):
     numbered: int
     peaks: _containers.RepeatedCompositeFieldContainer[_broker_pb2.PeerPeak]
     checkpoints: _containers.RepeatedCompositeFieldContainer[_broker_pb2.Checkpoint]
-    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., state: _Optional[_Union[_broker_pb2.RunState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ...) -> None: ...
+    renamed: _containers.RepeatedCompositeFieldContainer[RenamedSince]
+    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., state: _Optional[_Union[_broker_pb2.RunState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ...) -> None: ...
+
+class RenamedSince(_message.Message):
+    __slots__ = ("term", "holders")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    holders: _containers.RepeatedCompositeFieldContainer[_broker_pb2.Renamed]
+    def __init__(self, term: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[_broker_pb2.Renamed, _Mapping]]] = ...) -> None: ...
 
 class RunPast(_message.Message):
     __slots__ = ("run", "first", "packed")

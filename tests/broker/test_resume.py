@@ -15,7 +15,16 @@ from shoal.broker.resume import gifts, substituted
 from shoal.broker.sets import Set
 from shoal.dag.flow import Role
 from shoal.dag.plan import CodecChoice, Keeper, PeerId, Plan, StageSlot, Visit
-from shoal.proto.broker_pb2 import BUILDING, RUNNING, WAITING, Ready, Snapshot, SnapshotReport, Span
+from shoal.proto.broker_pb2 import (
+    BUILDING,
+    RUNNING,
+    WAITING,
+    Holding,
+    Ready,
+    Snapshot,
+    SnapshotReport,
+    Span,
+)
 from shoal.proto.common_pb2 import Reason
 
 OPERATORS = 8
@@ -125,6 +134,30 @@ def test_the_next_set_hurries_after_losses_where_the_pool_keeps_copies(world, wa
         held(world, "c" if warm else "ba"[at], snapshot(run, 1, holder, at))
     assert known.cadence.whole == 1
     assert (known.cadence.pending is not None) == bool(warm and losses)
+
+
+@pytest.mark.parametrize("restart", [None, "journal", "snapshot"])
+def test_who_took_whose_place_is_known_at_the_next_loss_and_after_a_restart(world, restart) -> None:
+    """States of codecs in a snapshot name both ends of a link, as they were when it was taken."""
+    run = with_a_set(world)
+    held(world, "b", snapshot(run, 1, "a", 0))
+    world.close("a")
+    for peer in "cb":
+        world.say(peer, ready=Ready(run=run, term=2))
+    assert world.state(run).phase == RUNNING
+    if restart == "snapshot":
+        world.journal = list(world.machine.decided.snapshot())
+    if restart:
+        world.restart()
+        for peer in "cb":
+            world.join(peer, holding=Holding(run=run, term=2, step=1))
+            for at, holder in enumerate("ab"):
+                held(world, peer, snapshot(run, 1, holder, at))
+    world.join("d")
+    out = world.close("c")
+    (assign,) = (m.assign for m in world.told(out, "d") if m.HasField("assign"))
+    assert (assign.term, assign.first_step) == (3, 1)
+    assert [(r.old, r.to) for r in assign.resume.renamed] == [("a", "d")]
 
 
 def test_a_warm_peer_takes_the_part_and_all_go_on_from_the_newest_set(world) -> None:
