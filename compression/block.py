@@ -118,6 +118,46 @@ class BlockCodec:
         x = flat(self._word, tensor)
         if x.numel() == 0:
             return encoded(pack_exponent(0))
+        exponent, scales, integers = self._quantised(x, key)
+        return encoded(pack_exponent(exponent), scales, *_packed(integers, self.bits))
+
+    def encode_rows(self, rows: Tensor) -> tuple[bytes, Tensor] | None:
+        """The headers of all rows (R, n), n > 0, and their bytes (R, `size_bytes`): of each what
+        `encode` gives for it alone. None where one wants a power of two of its own."""
+        count, n = rows.shape
+        assert self.rounding == "nearest", "noise depends on where in its tensor a number is"
+        padded = torch.nn.functional.pad(rows, (0, -n % self.block))
+        peaks = padded.view(count, -1, self.block).abs().amax(2)
+        tops = torch.where(peaks.isfinite(), peaks, 0.0).amax(1).double()
+        plain = (tops == 0) | ((tops >= _SMALLEST) & (tops < _LARGEST))
+        if not bool(plain.all()):
+            return None
+        _, scales, integers = self._quantised(padded.view(-1), 0)
+        codes = _packed(integers.view(count, -1)[:, :n], self.bits)
+        bytes_of_scales = scales.view(torch.uint8).view(count, -1)
+        parts = [bytes_of_scales, *(c.contiguous().view(torch.uint8) for c in codes)]
+        return pack_exponent(0) * count, torch.cat(parts, 1)
+
+    def decode_rows(
+        self, dtype: torch.dtype, n: int, headers: bytes, data: Tensor
+    ) -> Tensor | None:
+        """The reverse: (R, n) of `dtype` from data (R, `size_bytes`) uint8. None where a header
+        has a power of two."""
+        if any(headers):
+            return None
+        count = len(data)
+        for_scales, _ = self._sizes(n)
+        scales = self._checked(as_dtype(data[:, :for_scales].reshape(-1), torch.bfloat16)).float()
+        integers = _unpacked(data[:, for_scales:].view(torch.int8), self.bits, n)
+        values = torch.nn.functional.pad(integers, (0, -n % self.block)).float()
+        values = values.view(-1, self.block).mul_(scales.view(-1, 1)).view(count, -1)[:, :n]
+        if dtype is torch.float16:  # the scales were rounded up
+            limit = torch.finfo(dtype).max
+            values = values.clamp(-limit, limit)
+        return values.to(dtype)
+
+    def _quantised(self, x: Tensor, key: int) -> tuple[int, Tensor, Tensor]:
+        """The exponent of x (n,), n > 0, its scales (bfloat16) and its codes (n,) int8."""
         size = min(PIECE[x.device.type], x.numel() + self.block)
         working = torch.float64 if x.dtype is torch.float64 else torch.float32
         scratch = torch.empty(size, dtype=working, device=x.device)
@@ -148,7 +188,7 @@ class BlockCodec:
             integers[start : start + size] = steps.view(-1)[: x.numel() - start]
         marked = scales.bfloat16()
         marked.view(torch.int16).masked_fill_(~finite, _NAN)  # torch's own NaN may be negative
-        return encoded(pack_exponent(exponent), marked, *_packed(integers, self.bits))
+        return exponent, marked, integers
 
     def _chunks(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """x in pieces as (first element, rows of blocks), the last one with zeros behind it."""
@@ -177,10 +217,7 @@ class BlockCodec:
         what = f"data of {spec.dtype}{list(spec.sizes)}"
         check_length(self._word, what, for_scales + for_codes, data.nbytes)
         scales = as_dtype(from_bytes(data[:for_scales]), torch.bfloat16)
-        patterns = scales.view(torch.int16)
-        if bool(((patterns < 0) | (patterns == _INFINITE)).any()):
-            raise CodecError(f"{self._word} data: a scale is negative or infinite")
-        scales = scales.to(device).float()
+        scales = self._checked(scales).to(device).float()
         integers = _unpacked(from_bytes(data[for_scales:], device).view(torch.int8), self.bits, n)
         out = torch.empty(n, dtype=dtype, device=device)
         size = PIECE[out.device.type]
@@ -198,6 +235,13 @@ class BlockCodec:
             if not direct:
                 piece.copy_(values)
         return out.view(spec.sizes)
+
+    def _checked(self, scales: Tensor) -> Tensor:
+        """The bfloat16 themselves. Raises CodecError for what `encode` does not write."""
+        patterns = scales.view(torch.int16)
+        if bool(((patterns < 0) | (patterns == _INFINITE)).any()):
+            raise CodecError(f"{self._word} data: a scale is negative or infinite")
+        return scales
 
     def _scale_(self, values: Tensor, scales: Tensor) -> None:
         """Multiplies each block of `values` by the next scale; the last block may be short."""
@@ -218,7 +262,7 @@ def _fields(bits: int) -> tuple[int, ...]:
 
 
 def _packed(integers: Tensor, bits: int) -> list[Tensor]:
-    """(n,) int8 to the bytes of each field; see "Packing" in the module."""
+    """(…, n) int8 to the bytes of each field; see "Packing" in the module."""
     found = []
     for width in _fields(bits):
         found.append(integers if width == 8 else _fold(integers, width))
@@ -228,13 +272,12 @@ def _packed(integers: Tensor, bits: int) -> list[Tensor]:
 
 
 def _unpacked(packed: Tensor, bits: int, n: int) -> Tensor:
-    """The reverse: (n,) int8."""
+    """The reverse: (…, n) int8."""
     if bits == 8:
         return packed
     sizes = [-(-n * width // 8) for width in _fields(bits)]
-    parts = [
-        _unfold(p, w, n) for p, w in zip(torch.split(packed, sizes), _fields(bits), strict=True)
-    ]
+    split = torch.split(packed, sizes, -1)
+    parts = [_unfold(p, w, n) for p, w in zip(split, _fields(bits), strict=True)]
     found = parts[-1]  # which has the sign
     for part, width in zip(parts[-2::-1], _fields(bits)[-2::-1], strict=True):
         found = (found << width) | (part & ((1 << width) - 1))
@@ -242,25 +285,25 @@ def _unpacked(packed: Tensor, bits: int, n: int) -> Tensor:
 
 
 def _fold(integers: Tensor, bits: int) -> Tensor:
-    """The lowest bits of (n,) int8, as bytes."""
+    """The lowest bits of (…, n) int8, as bytes."""
     per_byte = 8 // bits
-    width = -(-integers.numel() // per_byte)
-    folded = integers[:width] & ((1 << bits) - 1)
+    width = -(-integers.shape[-1] // per_byte)
+    folded = integers[..., :width] & ((1 << bits) - 1)
     for part in range(1, per_byte):
-        codes = integers[part * width : (part + 1) * width]
+        codes = integers[..., part * width : (part + 1) * width]
         # In the last part the bits above are gone by themselves.
         low = codes & ((1 << bits) - 1) if part < per_byte - 1 else codes
-        folded[: len(codes)] |= low * (1 << part * bits)
+        folded[..., : codes.shape[-1]] |= low * (1 << part * bits)
     return folded
 
 
 def _unfold(folded: Tensor, bits: int, n: int) -> Tensor:
-    """The reverse: bytes to (n,) int8."""
-    per_byte, width = 8 // bits, folded.numel()
-    integers = torch.empty(n, dtype=torch.int8, device=folded.device)
+    """The reverse: bytes to (…, n) int8."""
+    per_byte, width = 8 // bits, folded.shape[-1]
+    integers = torch.empty((*folded.shape[:-1], n), dtype=torch.int8, device=folded.device)
     for part in range(per_byte):
-        codes = integers[part * width : (part + 1) * width]
+        codes = integers[..., part * width : (part + 1) * width]
         # The part moves to the top, and comes down with its sign.
-        torch.mul(folded[: len(codes)], 1 << (8 - bits - part * bits), out=codes)
+        torch.mul(folded[..., : codes.shape[-1]], 1 << (8 - bits - part * bits), out=codes)
         codes >>= 8 - bits
     return integers

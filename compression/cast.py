@@ -78,6 +78,34 @@ class CastCodec:
             part.copy_(_times(piece, -exponent))
         return encoded(pack_exponent(exponent), out)
 
+    def encode_rows(self, rows: Tensor) -> tuple[bytes, Tensor] | None:
+        """The headers of all rows (R, n), n > 0, and their bytes (R, 2·n): of each what `encode`
+        gives for it alone. None for bf16 and for what float32 does not hold."""
+        if self._dtype is torch.bfloat16 or rows.dtype is torch.float64:
+            return None
+        tops = torch.where(rows.isfinite(), rows, 0).abs().amax(1).float()
+        exponents = torch.where(tops > 0, torch.frexp(tops).exponent - 15, 0)
+        if int(exponents.abs().max()) > _PLAIN:
+            return None
+        sent = (rows.float() * _powers(-exponents)).to(self._dtype)
+        header = exponents.to("cpu", torch.int16).numpy().tobytes()
+        return header, sent.view(torch.uint8)
+
+    def decode_rows(
+        self, dtype: torch.dtype, n: int, headers: bytes, data: Tensor
+    ) -> Tensor | None:
+        """The reverse: (R, n) of `dtype` from data (R, 2·n) uint8. None as above."""
+        exponents = torch.frombuffer(bytearray(headers), dtype=torch.int16).to(data.device).int()
+        wide = self._dtype is torch.bfloat16 or dtype is torch.float64
+        if wide or int(exponents.abs().max()) > _PLAIN:
+            return None
+        sent = as_dtype(data.reshape(-1), self._dtype).view(-1, n)
+        values = sent.float() * _powers(exponents)
+        if dtype is torch.float16:
+            limit = torch.finfo(dtype).max
+            values = torch.where(sent.isinf(), values, values.clamp(-limit, limit))
+        return values.to(dtype)
+
     def _exponent(self, x: Tensor) -> int:
         """e of the header."""
         if x.numel() == 0:
@@ -116,6 +144,11 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same parts of each."""
     size = PIECE[tensors[0].device.type]
     return zip(*(torch.split(t, size) for t in tensors), strict=True)
+
+
+def _powers(exponents: Tensor) -> Tensor:
+    """2^e of each (R,) int32, at most _PLAIN, as a column of float32; exact, as no exp2 must be."""
+    return ((exponents + 127) << 23).view(torch.float32).view(-1, 1)
 
 
 def _times(x: Tensor, exponent: int) -> Tensor:

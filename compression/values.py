@@ -6,18 +6,24 @@ a power of two, but only beyond 2^-60 … 2^120). The inner codec's headers lie 
 
     [header of piece 0][header of piece 1]…[bytes of piece 0][bytes of piece 1]…
 
+Pieces of equal length, as select=exact gives, are worked on all at once (`_alike`): the bytes are
+the same, and 256 samples of 1,024 numbers take a twentieth of the time.
+
 Where the inner codec does not pay (bf16 for a tensor of bf16), the numbers go as they are.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from .checks import DTYPES, check_length
+from .block import BlockCodec
+from .cast import CastCodec
+from .checks import DTYPES, check_length, from_bytes, views
 from .echo import TensorShape
 from .interface import Codec, CodecError
 
@@ -48,19 +54,30 @@ class Values:
 
     def error_bound(self, dtype: str, pieces: Sequence[int]) -> float:
         """‖Δ‖₂ / ‖x‖₂ of the numbers alone."""
+        lengths = pieces if self._whole else sorted(set(pieces))
         return max(
-            (codec.error_bound(spec) for codec, spec in self._parts(dtype, pieces)), default=0.0
+            (codec.error_bound(spec) for codec, spec in self._parts(dtype, lengths)), default=0.0
         )
 
     def size_bytes(self, dtype: str, pieces: Sequence[int]) -> int:
         """Of numbers of this dtype in pieces of these lengths, headers included."""
-        return sum(_header(c) + c.size_bytes(spec) for c, spec in self._parts(dtype, pieces))
+        if self._whole:
+            return sum(_header(c) + c.size_bytes(spec) for c, spec in self._parts(dtype, pieces))
+        return sum(
+            times * (_header(codec) + codec.size_bytes(spec))
+            for n, times in Counter(pieces).items()
+            for codec, spec in self._parts(dtype, [n])
+        )
 
     def encode(self, numbers: Tensor, pieces: Sequence[int], key: int) -> list[memoryview]:
         """numbers (Σ pieces,): the buffers, in order."""
+        name = str(numbers.dtype).removeprefix("torch.")
+        if (alike := self._alike(name, pieces)) is not None:
+            found = alike.encode_rows(numbers.view(len(pieces), -1))
+            if found is not None:
+                return [memoryview(found[0]), *views(found[1].view(-1))]
         headers, start = b"", 0
         buffers: list[memoryview] = []
-        name = str(numbers.dtype).removeprefix("torch.")
         for codec, spec in self._parts(name, pieces):
             encoded = codec.encode(numbers[start : start + spec.sizes[0]], key)
             headers += encoded.header
@@ -73,6 +90,12 @@ class Values:
     ) -> Tensor:
         """The numbers on `device`. Raises CodecError."""
         check_length(self._codec, "values", self.size_bytes(dtype, pieces), data.nbytes)
+        if (alike := self._alike(dtype, pieces)) is not None:
+            split = _header(alike) * len(pieces)
+            rows = from_bytes(data[split:], device).view(len(pieces), -1)
+            numbers = alike.decode_rows(DTYPES[dtype], pieces[0], bytes(data[:split]), rows)
+            if numbers is not None:
+                return numbers.reshape(-1)
         parts = list(self._parts(dtype, pieces))
         head, body, found = 0, sum(_header(codec) for codec, _ in parts), []
         for codec, spec in parts:
@@ -83,6 +106,13 @@ class Values:
         if len(found) == 1:
             return found[0]
         return torch.cat(found) if found else torch.empty(0, dtype=DTYPES[dtype], device=device)
+
+    def _alike(self, dtype: str, pieces: Sequence[int]) -> BlockCodec | CastCodec | None:
+        """The codec of pieces that are equally long, and so can be written all at once."""
+        if self._whole or len(pieces) < 2 or not pieces[0] or len(set(pieces)) > 1:
+            return None
+        [(codec, _)] = self._parts(dtype, pieces[:1])
+        return codec if isinstance(codec, BlockCodec | CastCodec) else None
 
     def _parts(self, dtype: str, pieces: Sequence[int]) -> Iterator[tuple[Codec, TensorShape]]:
         from .codec import RAW

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from contextlib import suppress
+from unittest import mock
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.compression import indices
+from shoal.compression.checks import dtype_name
 from shoal.compression.codec import CodecError, fitting, parse
 from shoal.compression.select import HOW
-from shoal.compression.values import VALUES
+from shoal.compression.values import VALUES, Values
 from shoal.dag.graph import TensorSpec
 
 LONG = 40_000  # from 32,768 elements on a threshold is estimated
@@ -120,6 +122,68 @@ def test_a_samples_answer_does_not_depend_on_its_mates(values, select):
             assert torch.equal(back[i], there_and_back(codec, x[i : i + 1])[0])
             if select == "exact":
                 assert torch.count_nonzero(back[i]) == max(1, round(m / 20))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    word=st.sampled_from(["int8", "int6", "int4", "fp16"]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
+    rows=st.integers(2, 6),
+    n=st.sampled_from([1, 2, 3, 7, 63, 64, 65, 255, 256, 257, 600]),
+    scales=st.lists(
+        st.sampled_from([0.0, 1.0, 3e-5, 1e4, 1e-30, 1e38, 1e-45, 1e-300]), min_size=6, max_size=6
+    ),
+    odd=st.sampled_from([None, math.nan, math.inf, -math.inf]),
+    seed=st.integers(0, 1000),
+)
+def test_all_rows_at_once_are_each_row_by_itself_bit_for_bit(
+    word, dtype, rows, n, scales, odd, seed
+):
+    x = torch.randn(rows, n, generator=torch.manual_seed(seed), dtype=torch.float64)
+    x = (x * torch.tensor(scales[:rows], dtype=torch.float64).view(-1, 1)).to(dtype)
+    if odd is not None:
+        x[seed % rows, seed % n] = odd
+    values, name, pieces = Values("topk/1", word), dtype_name(x), [n] * rows
+    written = b"".join(values.encode(x.view(-1), pieces, key=0))
+
+    alone = parse(word)
+    spec = TensorSpec((n,), name)
+    if alone.size_bytes(spec) >= spec.size_bytes:
+        alone = parse("raw")  # it does not pay
+    parts = [alone.encode(row) for row in x]
+    data = [b"".join(part.buffers) for part in parts]
+    assert written == b"".join([*(part.header for part in parts), *data])
+
+    back = values.decode(name, pieces, memoryview(bytearray(written)), "cpu")
+    wanted = [
+        alone.decode(spec, part.header, memoryview(bytearray(d)))
+        for part, d in zip(parts, data, strict=True)
+    ]
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize]
+    assert torch.equal(back.view(bits), torch.cat(wanted).view(bits))
+
+
+@pytest.mark.parametrize("word", ["int8", "int4", "fp16"])
+@given(data=st.data())
+def test_changed_bytes_of_rows_say_what_the_loop_says(word, data):
+    values, x = Values("topk/1", word), normal(3, 40)
+    written = bytearray(b"".join(values.encode(x.view(-1), [40] * 3, key=0)))
+    at = data.draw(st.integers(0, len(written) - 1))
+    written[at] = data.draw(st.integers(0, 255))
+
+    def read():
+        try:
+            return values.decode("float32", [40] * 3, memoryview(bytearray(written)), "cpu")
+        except CodecError as error:
+            return str(error)
+
+    at_once = read()
+    with mock.patch.object(Values, "_alike", return_value=None):
+        one_by_one = read()
+    if isinstance(at_once, str) or isinstance(one_by_one, str):
+        assert at_once == one_by_one
+    else:
+        assert torch.equal(at_once.view(torch.int32), one_by_one.view(torch.int32))
 
 
 def test_never_more_bytes_than_the_tensor():
