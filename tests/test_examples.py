@@ -61,6 +61,7 @@ def test_an_example_learns_one_microbatch(name: str) -> None:
     module = models.build(job)
     batch = microbatch(job, 4)
     with models.ready(module, job):
+        torch.manual_seed(0)
         first = loss_of(module(**batch))
         first.backward()
         trained = [p for p in module.parameters() if p.grad is not None]
@@ -69,6 +70,7 @@ def test_an_example_learns_one_microbatch(name: str) -> None:
                 assert p.grad is not None
                 p -= 0.01 * p.grad / max(1.0, float(p.grad.norm()))
         assert len(trained) == len(list(module.parameters()))
+        torch.manual_seed(0)  # the same dropout: else its luck is larger than the gain
         assert loss_of(module(**batch)) < first
 
 
