@@ -111,8 +111,8 @@ def _against(s: Summary) -> Iterator[str]:
         mark = "measured here" if measured else "predicted"
         if other and own:
             parts.append(f"{name} {other / own:.2f}x [{mark}]")
-        elif not other:
-            parts.append(f"{name} does not fit [{mark}]")
+        elif not other and not measured:
+            parts.append(f"{name} out of memory [{mark}]")
     if parts:
         yield f"against  {' · '.join(parts)} (its step time over this run's, both as marked)"
 

@@ -290,6 +290,6 @@ def _against(s: Summary) -> str:
         mark = "measured here" if measured else "predicted"
         if other and own:
             rows.append((plain(name), f"{other / own:.2f}x", mark))
-        elif not other:
-            rows.append((plain(name), "does not fit", mark))
+        elif not other and not measured:
+            rows.append((plain(name), "out of memory", mark))
     return table(("", "its step time over this run's", ""), rows, (1,))

@@ -125,12 +125,12 @@ def test_every_ratio_says_whether_it_was_measured_here() -> None:
     found = summary(
         step_s=0.5,
         predicted_step_s=0.4,
-        against={"best single peer": 0.8, "uniform split": 0.6, "does not fit": 0.0},
+        against={"best single peer": 0.8, "uniform split": 0.6, "whole replicas": 0.0},
         against_measured={"uniform split": 0.75},
     )
     assert line(render(found), "against") == (
         "against  uniform split 1.50x [measured here] · best single peer 2.00x [predicted] "
-        "(its step time over this run's, both as marked)"
+        "· whole replicas out of memory [predicted] (its step time over this run's, both as marked)"
     )
 
 
