@@ -65,7 +65,7 @@ class Summary:
     bottlenecks: tuple[str, ...] = ()
     """What the predicted step hangs on, the heaviest first."""
     against: dict[str, float] = field(default_factory=dict)
-    """Predicted step seconds of what the plan was compared with, by name; 0: no peer has the memory."""
+    """Predicted step seconds of what the plan was compared with, by name; 0: out of memory."""
     against_measured: dict[str, float] = field(default_factory=dict)
     """The same, measured in this run; a name that is in both is shown as measured."""
     held_back_by: str = ""
