@@ -71,7 +71,7 @@ class Totals:
         """(F, B), each of shape (peers, operators + 1): F[p, j] - F[p, i] are the forward seconds
         of [i, j) on p."""
         per_unit = np.array([s.per_unit for s in speeds]).reshape(len(speeds), len(Work._fields))
-        return per_unit @ self.forward.T, per_unit @ self.backward.T
+        return _products(per_unit, self.forward), _products(per_unit, self.backward)
 
     def work(self, start: int, stop: int) -> tuple[Work, Work]:
         """Forward and backward of [start, stop) for one microbatch."""
@@ -79,6 +79,15 @@ class Totals:
             Work(*map(float, self.forward[stop] - self.forward[start])),
             Work(*map(float, self.backward[stop] - self.backward[start])),
         )
+
+
+def _products(per_unit: NDArray[np.float64], work: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`per_unit @ work.T` without BLAS, whose last digits, and so the plan, are those of a
+    processor."""
+    found = np.zeros((len(per_unit), len(work)))
+    for seconds, amounts in zip(per_unit.T, work.T, strict=True):
+        found += np.multiply.outer(seconds, amounts)
+    return found
 
 
 def action_work(

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.network import Network
+from .digits import without_last_digits
 
 __all__ = ["DENSE", "Grouping", "edges", "groupings", "linked", "louvain", "rates", "weights"]
 
@@ -55,7 +56,7 @@ def weights(rate: Floats) -> Floats:
         return apart.astype(np.float64)
     # A link without limit counts as twice the fastest.
     finite = np.where(np.isfinite(rate), rate, 2 * known.max())
-    found: NDArray[np.float64] = np.log2(1 + finite / known.min())
+    found = without_last_digits(np.log2(1 + finite / known.min()))
     np.fill_diagonal(found, 0.0)
     return found
 
@@ -84,7 +85,7 @@ def edges(rate: Floats, nearest: int = NEAREST) -> list[tuple[int, int]]:
         return [(i, j) for i in range(n) for j in range(i + 1, n)]
     alone = rate.copy()
     np.fill_diagonal(alone, -1.0)
-    fastest = np.argpartition(-alone, nearest, axis=1)[:, :nearest]
+    fastest = np.argsort(-alone, axis=1, kind="stable")[:, :nearest]
     pairs = [(i, int(j)) for i in range(n) for j in fastest[i]] + _tree(rate)
     return sorted({(min(p), max(p)) for p in pairs})
 

@@ -17,7 +17,8 @@ because both latency and bandwidth spread over factors:
    and how a pair of peers differs from its communities follows by the last two terms again.
 4. No pair of two communities carries more than an uplink or downlink that shows (`shared_ends`).
 
-Measured numbers stay exactly as they are. Pure and deterministic; 1,000 peers take under a second.
+Measured numbers stay exactly as they are; estimates are given to a millionth, so that they are the
+same on every processor (`digits.py`). Pure and deterministic; 1,000 peers take under a second.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .digits import without_last_digits
 
 __all__ = ["Completed", "communities", "community_means", "complete", "shared_ends"]
 
@@ -160,7 +163,7 @@ def _latency(latency: Floats, labels: Ints, if_none: float) -> Floats:
     count = (~np.isnan(logs)).sum(axis=1)
     end = rest.sum(axis=1) / (count + 2.0) / 2
     full = full + end[:, None] + end[None, :]
-    found = np.where(np.isnan(logs), np.exp(full), _both_ways(latency))
+    found = np.where(np.isnan(logs), without_last_digits(np.exp(full)), _both_ways(latency))
     return np.where(np.isnan(latency), found, latency)
 
 
@@ -225,7 +228,8 @@ def _bandwidth(rates: Floats, latency: Floats, labels: Ints, rank: int, if_none:
     ends = np.log(np.minimum(shared_ends(rates)[:, None], shared_ends(rates.T)[None, :]))
     fitted = np.where(labels[:, None] == labels[None, :], fitted, np.minimum(fitted, ends))
     low, high = logs[known].min() - _BEYOND, logs[known].max() + _BEYOND
-    return np.asarray(np.where(known, rates, np.exp(np.clip(fitted, low, high))))
+    estimated = without_last_digits(np.exp(np.clip(fitted, low, high)))
+    return np.asarray(np.where(known, rates, estimated))
 
 
 def shared_ends(rates: Floats) -> Floats:
