@@ -20,7 +20,6 @@ from itertools import combinations
 from ..dag.convert_plan import plan_to_proto
 from ..dag.plan import Keeper, PeerId, Plan
 from ..dag.swaps import swapped_operators, swaps
-from ..proto import broker_pb2
 from ..proto.broker_pb2 import (
     EXPORTING,
     RUNNING,
@@ -455,9 +454,7 @@ class Terms(DurableRun):
         self._needed, self._keepers = needed, keepers
         if due is not None:
             cadence.ordered(due)
-        order = self._order(due or 0)
-        order.upload = saves is not None
-        return _tell(told, order, members)
+        return self._tell_order(told, members, due or 0, upload=saves is not None)
 
     def _keepers_differ(self, keepers: dict[PeerId, PeerId]) -> bool:
         """From those that peers were told of."""
@@ -465,11 +462,18 @@ class Terms(DurableRun):
             self._keepers = keepers  # the next report compares no thousand of them
         return keepers is not self._keepers
 
-    def _order(self, step: int) -> SnapshotOrder:
-        order = SnapshotOrder(run=self.id, term=self.term, step=step, needed=self._needed)
-        order.keepers.extend(broker_pb2.Keeper(holder=h, peer=p) for h, p in self._keepers.items())
-        order.hold = self.on_hold
-        return order
+    def _tell_order(
+        self, peers: Iterable[PeerId], members: Membership, step: int, *, upload: bool = False
+    ) -> list[Instruction]:
+        order = SnapshotOrder(
+            run=self.id,
+            term=self.term,
+            step=step,
+            needed=self._needed,
+            upload=upload,
+            hold=self.on_hold,
+        )
+        return _tell(peers, order, members, self._keepers)
 
     def hold(self, step: int, members: Membership) -> list[Instruction]:
         """Orders a set of this step, in place of the one that is pending, and that nobody begins
@@ -480,7 +484,7 @@ class Terms(DurableRun):
             self.checkpoints.given_up(late=True)
         self.on_hold = step
         self._keepers = self._keepers_now(self.plan, members)
-        return _tell(self.parts, self._order(step), members)
+        return self._tell_order(self.parts, members, step)
 
     def release(self, members: Membership) -> list[Instruction]:
         """No step is on hold any more."""
@@ -491,7 +495,7 @@ class Terms(DurableRun):
 
     def tell_order(self, members: Membership) -> list[Instruction]:
         """What holds, without another snapshot."""
-        return _tell(self.parts, self._order(0), members)
+        return self._tell_order(self.parts, members, 0)
 
     def _keepers_now(self, plan: Plan, members: Membership) -> dict[PeerId, PeerId]:
         """Found anew only when a member came, went or changed its part: asked at every report."""
@@ -529,6 +533,18 @@ class Terms(DurableRun):
         return [self._publish(RunEvent(note=text), now)]
 
 
-def _tell(peers: Iterable[PeerId], order: SnapshotOrder, members: Membership) -> list[Instruction]:
-    here = (members.members[p] for p in peers if p in members.members)
-    return [Tell(m.stream, BrokerMessage(snapshot=order)) for m in here]
+def _tell(
+    peers: Iterable[PeerId],
+    order: SnapshotOrder,
+    members: Membership,
+    keepers: Mapping[PeerId, PeerId] | None = None,
+) -> list[Instruction]:
+    """Each is told of its own keeper alone: a thousand peers would hear of a thousand keepers."""
+    out: list[Instruction] = []
+    for peer in peers:
+        if member := members.members.get(peer):
+            message = BrokerMessage(snapshot=order)
+            if keepers:
+                message.snapshot.keeper = keepers.get(peer, "")
+            out.append(Tell(member.stream, message))
+    return out

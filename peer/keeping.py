@@ -92,7 +92,8 @@ class Keeping:
         self._needed = 0
         """The lowest step that somebody may go back to, as the broker last said."""
         self._gifts: list[broker_pb2.Gift] = []
-        self._keepers: list[broker_pb2.Keeper] = []
+        self._keepers: list[str] = []
+        """Who gets the own snapshots."""
         self._be(broker_pb2.Assign())
 
     # ------------------------------------------------------------ an assignment
@@ -101,7 +102,7 @@ class Keeping:
         """A new plan: who gives what to whom from here on."""
         gone = self.end()
         self._be(assign)
-        self._keepers = list(assign.plan.keepers)
+        self._keepers = [k.peer for k in assign.plan.keepers if k.holder == self.peer]
         self._gifts = [g for g in assign.resume.gifts if g.destination == self.peer]
         # Who gives to it may change; links among those who hold stages are there all the time.
         out = [*gone, *(e.Allow(p, Role.SNAPSHOT, _SLOTS) for p in self.counterparts)]
@@ -207,7 +208,8 @@ class Keeping:
         """Forgets what is not needed any more. `wanted` is what is to be taken now."""
         if (order.run, order.term) == (self._assign.run, self._assign.term):
             self._needed, self.hold = max(self._needed, order.needed), order.hold
-            self._keepers = list(order.keepers) or self._keepers
+            if order.HasField("keeper"):
+                self._keepers = [order.keeper] if order.keeper else []
             if order.upload:
                 self._upload = order.step
         gone = [s for s in self._here(order.run) if s.step < order.needed]
@@ -242,8 +244,7 @@ class Keeping:
         if found.step == self._upload:
             out.append(e.UploadSnapshot(event.snapshot))
         for keeper in self._keepers:
-            if keeper.holder == self.peer:
-                out += self._give(found, keeper.peer)
+            out += self._give(found, keeper)
         return out
 
     def failed(self, snapshot: broker_pb2.Snapshot, why: str) -> list[e.Instruction]:

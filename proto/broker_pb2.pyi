@@ -614,22 +614,22 @@ class Renamed(_message.Message):
     def __init__(self, old: _Optional[str] = ..., to: _Optional[str] = ...) -> None: ...
 
 class SnapshotOrder(_message.Message):
-    __slots__ = ("run", "term", "step", "needed", "keepers", "upload", "hold")
+    __slots__ = ("run", "term", "step", "needed", "keeper", "upload", "hold")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     NEEDED_FIELD_NUMBER: _ClassVar[int]
-    KEEPERS_FIELD_NUMBER: _ClassVar[int]
+    KEEPER_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     step: int
     needed: int
-    keepers: _containers.RepeatedCompositeFieldContainer[Keeper]
+    keeper: str
     upload: bool
     hold: int
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., needed: _Optional[int] = ..., keepers: _Optional[_Iterable[_Union[Keeper, _Mapping]]] = ..., upload: _Optional[bool] = ..., hold: _Optional[int] = ...) -> None: ...
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., needed: _Optional[int] = ..., keeper: _Optional[str] = ..., upload: _Optional[bool] = ..., hold: _Optional[int] = ...) -> None: ...
 
 class WeightFile(_message.Message):
     __slots__ = ("blob",)

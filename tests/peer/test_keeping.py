@@ -249,13 +249,17 @@ def test_a_holder_may_hear_of_its_new_keeper_first() -> None:
 
 def test_an_order_changes_to_whom_it_gives() -> None:
     one = keeping(A)
-    one.ordered(order(5, 0, keepers=[broker_pb2.Keeper(holder=A, peer=B)]))
+    one.ordered(order(5, 0, keeper=B))
     assert [k.destination for k in sent(own(one, 5))] == [B]
+    one.ordered(order(6, 0))
+    assert [k.destination for k in sent(own(one, 6))] == [B], "as before"
+    one.ordered(order(7, 0, keeper=""))
+    assert sent(own(one, 7)) == [], "nobody keeps them"
 
 
 def test_an_order_of_another_term_changes_nothing_of_this() -> None:
     one = keeping(A)
-    old = order(5, 0, keepers=[broker_pb2.Keeper(holder=A, peer=B)])
+    old = order(5, 0, keeper=B)
     old.term -= 1
     one.ordered(old)
     assert [k.destination for k in sent(own(one, 5))] == [C]
