@@ -46,10 +46,9 @@ def plan(
         from ..client.submission import draft
         from ..sim.preview import preview_cluster
 
-        if scenario.own:
-            loaded = scenario.adjusted(loaded)
-        elif scenario.job_overrides:
-            say(f"without the job_overrides of {cluster}, which are for the job that it names")
+        loaded = scenario.adjusted(loaded)
+        if scenario.left_out:
+            say(scenario.left_out)
         answer = preview_cluster(scenario, *draft(loaded, say))
     else:
         from .. import client as clients

@@ -71,6 +71,8 @@ def simulate(options: SimOptions, front: Front) -> int:
             if setting.scenario is None:
                 run_cluster(setting, options, front, folder, summary, shown)
             else:
+                if setting.scenario.left_out:
+                    shown.say(setting.scenario.left_out)
                 run = run_shaped if setting.world == "real" else run_modelled
                 trace, plan = run(setting, options, front, folder, summary, shown)
         except (ClusterError, ConnectionError) as error:

@@ -149,11 +149,12 @@ class Scenario(Renamed):
         return sum(p.price(seconds) for p in self.peers)
 
     def adjusted(self, job: Job) -> Job:
-        """The job with the values of `job_overrides` in the place of its own, table by table.
+        """The job with the values of `job_overrides` in the place of its own, table by table; as it
+        is where it came in the place of the one that the scenario names.
 
         Raises SettingsError for a key or a value that a job cannot have.
         """
-        if not self.job_overrides:
+        if not self.job_overrides or not self.own:
             return job
         table = plain(job)
         try:
@@ -163,6 +164,13 @@ class Scenario(Renamed):
         except SettingsError as error:
             raise located(error.inside("job_overrides"), self.path) from None
         return replace(changed, module=job.module, folder=job.folder)
+
+    @property
+    def left_out(self) -> str:
+        """What people are told of `job_overrides` that another job leaves out; empty: none."""
+        if self.own or not self.job_overrides:
+            return ""
+        return f"without the job_overrides of {self.name}, which are for the job that it names"
 
     @property
     def job_path(self) -> Path:

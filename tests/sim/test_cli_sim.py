@@ -348,6 +348,17 @@ def test_an_override_that_no_job_has_is_named_with_its_line(folder: Path) -> Non
         Setting.of(SimOptions(scenario="home.toml"))
 
 
+def test_overrides_are_for_the_job_that_the_scenario_names(folder: Path) -> None:
+    (folder / "home.toml").write_text(SCENARIO + "[job_overrides.train]\nsteps = 3\n")
+    (folder / "other.toml").write_text(JOB.replace("steps = 4", "steps = 2"))
+    for words, steps in (((), 3), (("--job", "job.toml"), 3), (("--job", "other.toml"), 2)):
+        code, output = call("home.toml", "--ghost", "--json", "out.json", *words)
+        assert code == 0
+        assert json.loads(Path("out.json").read_text())["steps"] == steps
+        said = "without the job_overrides of home, which are for the job that it names" in output
+        assert said == (steps == 2)
+
+
 # ---------------------------------------------------------------- expectations
 
 
