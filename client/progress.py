@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ..job.words import count_of, some_of
+from ..net.interrupts import uninterrupted
 from ..proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
 from .keeper import Keeper
 from .records import step_numbers
@@ -46,13 +47,14 @@ def follow(run: Run, *, json: bool) -> RunState:
     try:
         with keeper, view:
             for event in run.watch():
-                if event.HasField("step"):
-                    recorder.add(event.step)
-                elif event.HasField("state"):
-                    state = event.state
-                wire.see(event)
-                keeper.see(event)
-                view.show(event, state)
+                with uninterrupted():
+                    if event.HasField("step"):
+                        recorder.add(event.step)
+                    elif event.HasField("state"):
+                        state = event.state
+                    wire.see(event)
+                    keeper.see(event)
+                view.show(event, state)  # may wait for a reader of what it prints
     finally:
         recorder.close()
         for problem in keeper.problems:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ..job import Job
+from ..net.interrupts import uninterrupted
 from ..proto import broker_pb2
 from ..proto.broker_pb2 import RunState
 from .errors import BrokerUnreachable, RecordError, Refused, RunFailed
@@ -87,11 +88,12 @@ class Run:
         with Keeper(self) as keeper:
             try:
                 for event in self.watch():
-                    if event.HasField("step"):
-                        recorder.add(event.step)
-                    elif event.HasField("state"):
-                        state = event.state
-                    keeper.see(event)
+                    with uninterrupted():
+                        if event.HasField("step"):
+                            recorder.add(event.step)
+                        elif event.HasField("state"):
+                            state = event.state
+                        keeper.see(event)
             finally:
                 recorder.close()
         return self.checked(state)

@@ -24,6 +24,7 @@ from ..job import Job
 from ..job.settings import plain
 from ..net.grpc_quirks import in_words
 from ..net.identity.enroll import BrokerAwayError
+from ..net.interrupts import elsewhere
 from ..proto import broker_pb2
 from ..proto.admission_pb2 import (
     Invitation,
@@ -204,7 +205,8 @@ class Client:
         ends with the newest event, within SO_FAR_S."""
         wanted = broker_pb2.WatchRequest(run=run, from_event=from_event, so_far=so_far)
         with self.translated():
-            yield from self._runs.Watch(wanted, timeout=SO_FAR_S if so_far else None)
+            stream = self._runs.Watch(wanted, timeout=SO_FAR_S if so_far else None)
+            yield from elsewhere(stream, stream.cancel)
 
     def cancel(self, run: str) -> RunState:
         with self.translated():

@@ -15,14 +15,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["ClusterError", "LocalCluster", "started_by", "tied", "uninterrupted"]
+from ..net.interrupts import uninterrupted
+
+__all__ = ["ClusterError", "LocalCluster", "started_by", "tied"]
 
 _SETTINGS = "XDG_CONFIG_HOME"
 PATIENCE_S = 60.0
@@ -222,26 +223,6 @@ class LocalCluster:
                     break
             self.check()
         raise ClusterError(f"the broker printed no join line, but {text!r}\n{self.log('broker')}")
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Signals that would end this process wait for the end of the block: what was made in it has an
-    owner then, and what it removes is gone. Short blocks only; in another thread than the main one
-    it does nothing, signals do not come there."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {n: signal.signal(n, lambda number, frame: came.append(number)) for n in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
 
 
 _TIE = """\

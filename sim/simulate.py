@@ -16,13 +16,14 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from ..net.interrupts import uninterrupted
 from .cluster import run_cluster
 from .expectations import missed
 from .front import Front
 from .live import LiveView, View, mode
 from .modelled import run_modelled
 from .options import Setting, SimOptions
-from .processes import ClusterError, uninterrupted
+from .processes import ClusterError
 from .report import Summary, measured_summary, render, to_json, write_json, write_report
 from .shaped.run import run_shaped
 from .trace import Trace

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from shoal.client import BrokerUnreachable, Client, Refused, RunFailed, models, 
 from shoal.client import run as run_module
 from shoal.client import session as client_module
 from shoal.client.access import Access, AddressError, find_address
+from shoal.client.progress import follow
 from shoal.client.records import Recorder, read_run
 from shoal.client.submission import draft, prepare, transfer
 from shoal.dag.lower import lower
@@ -177,6 +180,55 @@ def test_a_failed_run_says_why(client: Client, script: Script, tmp_path: Path) -
     script.streams = [[state(0, pb.FAILED, "peer home-1 was lost")]]
     with pytest.raises(RunFailed, match="failed after 3 of 3 steps: peer home-1 was lost"):
         client.run("r-1", tmp_path).wait()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("how", ["followed", "waited for"])
+def test_an_interrupt_while_a_library_takes_a_lock_ends_the_watching(
+    script: Script, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C comes as TensorBoard's queue has its lock: closing it would wait for that for ever."""
+    script.streams = [[step(0, 0), step(1, 1), state(2, pb.DONE)]]
+    add, enter = Recorder.add, threading.Condition.__enter__
+    armed: list[bool] = []
+
+    def added(self: Recorder, done: pb.StepDone) -> None:
+        armed.extend([True] * (done.step == 1))  # when everything is loaded
+        add(self, done)
+
+    def entered(self: threading.Condition) -> bool:
+        taken = enter(self)
+        if armed and threading.current_thread() is threading.main_thread():
+            armed.clear()
+            signal.raise_signal(signal.SIGINT)
+        return taken
+
+    monkeypatch.setattr(Recorder, "add", added)
+    monkeypatch.setattr(threading.Condition, "__enter__", entered)
+    with serving(script) as address, shoal.connect(address) as client:
+        run = client.run("r-1", tmp_path)
+        with pytest.raises(KeyboardInterrupt):
+            follow(run, json=True) if how == "followed" else run.wait()
+    assert not armed
+    assert len((tmp_path / "r-1" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_stream_of_events_is_read_in_another_thread(
+    script: Script, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC takes locks for each; see net/interrupts.py."""
+    script.streams = [[step(i, i) for i in range(3)]]
+    read = []
+    following = grpc._channel._MultiThreadedRendezvous._next
+
+    def noted(self: Any) -> Any:
+        read.append(threading.current_thread())
+        return following(self)
+
+    monkeypatch.setattr(grpc._channel._MultiThreadedRendezvous, "_next", noted)
+    assert [e.number for e in client.watch("r-1", 0)] == [0, 1, 2]
+    assert len(read) == 4
+    assert threading.main_thread() not in read
 
 
 # ---------------------------------------------------------------- records

@@ -22,7 +22,8 @@ from select import select
 from types import TracebackType
 from typing import Any
 
-from ..processes import ClusterError, uninterrupted
+from ...net.interrupts import uninterrupted
+from ..processes import ClusterError
 from .shaping import Shaping
 
 __all__ = ["Carried", "Forwarder"]

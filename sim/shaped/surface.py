@@ -13,11 +13,13 @@ done; what lies within a step is not seen at all.
 from __future__ import annotations
 
 import heapq
+import itertools
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from types import TracebackType
 
 from ...dag.schedule import Action, Kind
@@ -30,6 +32,9 @@ from ..virtual.spec import PeerSpec
 from .forwarder import Forwarder
 
 __all__ = ["Surface"]
+
+_Call = tuple[float, int, Callable[[], None]]
+"""(when, in which order they were asked for, what)."""
 
 
 @dataclass
@@ -63,10 +68,10 @@ class Surface:
         self.observe: Observe | None = None
         self.error = ""
         """Why a call failed; the rest was not made."""
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = 0
-        self._changed = threading.Condition()
-        self._ended = False
+        # What an interrupt cannot leave locked (net/interrupts.py).
+        self._asked: SimpleQueue[_Call | None] = SimpleQueue()  # None: it ends
+        self._order = itertools.count()
+        self._to_come: set[int] = set()
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
 
@@ -81,9 +86,7 @@ class Surface:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify()
+        self._asked.put(None)
         self._thread.join()
 
     # ------------------------------------------------------------ time
@@ -93,16 +96,14 @@ class Surface:
         return time.monotonic() - self._began
 
     def after(self, delay_s: float, callback: Callable[[], None]) -> None:
-        with self._changed:
-            self._order += 1
-            heapq.heappush(self._heap, (self.now + delay_s, self._order, callback))
-            self._changed.notify()
+        order = next(self._order)
+        self._to_come.add(order)
+        self._asked.put((self.now + delay_s, order, callback))
 
     @property
     def pending(self) -> int:
         """Calls that are to come, such as those that undo a fault."""
-        with self._changed:
-            return len(self._heap)
+        return len(self._to_come)
 
     def see(self, event: broker_pb2.RunEvent) -> None:
         """Takes in an event of the run: the step after a committed one has begun."""
@@ -116,13 +117,19 @@ class Surface:
             self.observe(Observed(self.now, "", begun))
 
     def _run(self) -> None:
+        heap: list[_Call] = []
         while True:
-            with self._changed:
-                while not self._ended and not (self._heap and self._heap[0][0] <= self.now):
-                    self._changed.wait(self._heap[0][0] - self.now if self._heap else None)
-                if self._ended:
+            try:
+                asked = self._asked.get(timeout=max(0.0, heap[0][0] - self.now) if heap else None)
+            except Empty:
+                pass  # it is time for the first of them
+            else:
+                if asked is None:
                     return
-                callback = heapq.heappop(self._heap)[2]
+                heapq.heappush(heap, asked)
+                continue
+            _, order, callback = heapq.heappop(heap)
+            self._to_come.remove(order)
             try:
                 callback()
             except (ClusterError, OSError) as error:
