@@ -33,12 +33,12 @@ def uninterrupted() -> Iterator[None]:
     came: list[int] = []
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {n: handler for n in numbers if (handler := signal.getsignal(n)) is not None}
-    for number in before:  # not what C code has installed: nobody could put that back
-        signal.signal(number, lambda number, frame: came.append(number))
     try:
+        for number in before:  # not what C code has installed: nobody could put that back
+            signal.signal(number, lambda number, frame: came.append(number))
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in reversed(before.items()):  # Ctrl-C, which may come now, last
             signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])
