@@ -19,6 +19,8 @@ from table import Figure, arguments, report
 
 from shoal.broker.decided import Decided
 from shoal.broker.events import (
+    Event,
+    Instruction,
     MakePlan,
     PeerSaid,
     Persist,
@@ -59,7 +61,7 @@ def played() -> tuple[list[Record], float]:
     records: list[Record] = []
     spent = 0.0
 
-    def handle(event: object) -> list[object]:
+    def handle(event: Event) -> list[Instruction]:
         nonlocal spent
         began = time.perf_counter()
         out = machine.handle(event, now)

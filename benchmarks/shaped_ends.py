@@ -142,7 +142,7 @@ class Node:
 
     def send(self, data: bytes | np.ndarray, role: Role) -> None:
         self.count += 1
-        view = memoryview(data).cast("B")
+        view = (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
         key = FrameKey("paths", 1, self.count, role, 0, 0, "x", self.me, self.other)
         spec = TensorSpec((view.nbytes,), "uint8")
         self.transport.send(self.other, key, Payload("raw/1", b"", spec, (view,)))

@@ -275,7 +275,7 @@ def _real(
             if time.monotonic() > end:
                 raise ClusterError(f"{case.name}: not all peers joined in {PATIENCE_S:.0f} s")
             time.sleep(0.1)
-        spec = upload(cluster.address, prepared, lambda line: None)
+        spec = upload(client.access, prepared)
         spec.plan.CopyFrom(plan)
         events: list[broker_pb2.RunEvent] = []
         watched = {p.name: cluster.processes[p.name].pid for p in scenario.peers}

@@ -153,7 +153,7 @@ def _tcp_far(connection: socket.socket) -> None:
     order = memoryview(bytearray(24))
     while _receive(connection, order):
         size, count, echo = np.frombuffer(order, np.int64).tolist()
-        buffer = buffers.setdefault(size, memoryview(np.zeros(size, np.uint8)))
+        buffer = buffers.setdefault(size, np.zeros(size, np.uint8).data)
         for _ in range(count):
             _receive(connection, buffer)
             if echo:
@@ -303,6 +303,7 @@ async def run(rounds: int, sizes: dict[str, int]) -> list[Figure]:
                 plain.dial(plain_port)
                 mtls.dial(mtls_port)
                 relayed.dial(relay_here.recv())
+                assert process.pid is not None, "it has started"
                 near = Near(connection, process.pid)
                 nodes = {"grpc": plain, "mtls": mtls, "relay": relayed}
                 return await measure(near, nodes, rounds, sizes)

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ class Model:
     length: int = 0
     shape: tuple[int, ...] = ()
     labels: tuple[int, ...] = ()
-    optimizer: str = "adamw"
+    optimizer: Literal["adamw", "sgd"] = "adamw"
     names: tuple[str, str] = ("x", "y")
 
 
@@ -155,7 +155,8 @@ class _Run:
             pixels = rng.random((n, *model.shape), dtype=np.float32)
             targets = rng.integers(0, 2, (n, *model.labels))
             targets = targets.astype(np.float32) if model.labels else targets
-            np.savez(folder / "d.npz", **{x: pixels, y: targets})
+            arrays: dict[str, Any] = {x: pixels, y: targets}
+            np.savez(folder / "d.npz", **arrays)
             options = {"kind": "arrays", "source": str(folder / "d.npz")}
         manifest, self.paths = resolve(
             folder / "blobs", **options, inputs=x, targets=y, holdout=0.1
@@ -274,7 +275,7 @@ def _arrived(key: FrameKey, payload: Payload) -> Arrived:
     """In memory of torch, so that it is counted."""
     data = b"".join(payload.buffers)
     copied = torch.empty(max(1, len(data)), dtype=torch.uint8)
-    view = memoryview(copied.numpy())[: len(data)]
+    view = copied.numpy().data[: len(data)]
     view[:] = data
     return Arrived(
         key, payload.codec, payload.codec_header, payload.spec, view, absent=payload.absent
