@@ -320,7 +320,8 @@ def test_ctrl_c_detaches_and_the_run_goes_on(cluster: LocalCluster, job: Path) -
     run = re.findall(r"run (\S+):", train.stdout.readline())[0]
     train.send_signal(signal.SIGINT)
     _, said = train.communicate()
-    assert train.returncode == 130
+    # Python makes the second of the first when the signal came inside of an import.
+    assert train.returncode in (130, -signal.SIGINT)
     assert f"shoal watch {run} --broker {cluster.address}" in said
     assert f"shoal cancel {run} --broker {cluster.address}" in said
     assert "Traceback" not in said
