@@ -74,8 +74,8 @@ class Connection:
     def _say(self, message: Hello | Refusal) -> None:
         self._last_words.append(message)
 
-    def receive(self, message: bytes) -> None:
-        """A message came. Nothing is raised, whatever it is."""
+    def receive(self, message: bytes, now: float) -> None:
+        """A message came. Nothing is raised, whatever it is. `now`: seconds, of `pull`'s clock."""
         if self.over:
             return
         try:
@@ -85,19 +85,19 @@ class Connection:
         except FrameError as e:
             self.refuse("protocol", str(e))
             return
-        self._take_all(records)
+        self._take_all(records, now)
 
-    def hear(self, said: Said) -> None:
+    def hear(self, said: Said, now: float) -> None:
         """As `receive`, of what the other side's `give` gave."""
         if isinstance(said, bytes):
-            self.receive(said)
+            self.receive(said, now)
         elif not self.over:
-            self._take_all(said)
+            self._take_all(said, now)
 
-    def _take_all(self, records: Iterable[Message | Outgoing]) -> None:
+    def _take_all(self, records: Iterable[Message | Outgoing], now: float) -> None:
         for part in records:
             try:
-                events = self._take(part)
+                events = self._take(part, now)
             except FrameError as e:
                 self.refuse("protocol", str(e))
                 return
@@ -105,7 +105,7 @@ class Connection:
         if self.greeted and self.ready:
             self.wake()
 
-    def _take(self, message: Message | Outgoing) -> list[TransportEvent]:
+    def _take(self, message: Message | Outgoing, now: float) -> list[TransportEvent]:
         if self.over:  # by what came before it, or by the owner in a callback
             return []
         if isinstance(message, Refusal):
@@ -113,7 +113,7 @@ class Connection:
             return [LinkRefused(self.peer, why), *self.end(why)]
         if self.greeted:
             assert self._link is not None
-            events = self._link.receive(message)
+            events = self._link.receive(message, now)
             self.useful |= bool(events)
             return events
         if not isinstance(message, Hello):

@@ -291,7 +291,7 @@ async def _read(connection: Connection, stream: Any, who: str, down: Cap | None)
         while message is not grpc.aio.EOF and not connection.over:
             if down is not None:
                 await down.take(len(message))
-            connection.receive(message)
+            connection.receive(message, time.monotonic())
             message = await stream.read()
         connection.closed(f"{who} closed the connection")
     except TimeoutError:

@@ -4,7 +4,9 @@ Rules:
 - A frame is announced under the number after the last one, within its role's credit, the size
   limit, and what its owner allows for its key; only then is its buffer allocated, once, at its full
   size. Anything else is refused.
-- Its bytes come in order. When the last one is here the frame has arrived and is acknowledged.
+- Its bytes come in order. When the last one is here the frame has arrived and is acknowledged. Of
+  a snapshot's frame the sender hears after each piece how much is here, which tells it how full the
+  path is.
 - From the announcement until `release` it holds a slot of its role. Credit, in total since the
   session began = frames announced + free slots; it never shrinks.
 - A frame whose key is here or was lately is acknowledged at once, takes no slot, and its bytes are
@@ -18,9 +20,12 @@ from dataclasses import dataclass
 
 from ..dag.flow import Role
 from .frame import Arrived, FrameError, FrameHeader, FrameKey
-from .messages import Ack, Chunk, Credit, Piece
+from .messages import Ack, Chunk, Credit, Partial, Piece
 
-__all__ = ["Allocate", "Allowed", "Inbox"]
+__all__ = ["Allocate", "Allowed", "Answer", "Inbox"]
+
+Answer = Ack | Credit | Partial
+"""What the other side is told of what it said."""
 
 Allocate = Callable[[int], memoryview]
 """Gives a flat writable buffer of that many bytes."""
@@ -107,7 +112,7 @@ class Inbox:
 
     def announce(
         self, header: FrameHeader, first: Piece | Chunk | None = None
-    ) -> tuple[list[Arrived], list[Ack | Credit]]:
+    ) -> tuple[list[Arrived], list[Answer]]:
         """A header came, perhaps with the first of its bytes. A frame without bytes has arrived
         with it."""
         key, slots = header.key, self._slots[header.key.role]
@@ -150,7 +155,7 @@ class Inbox:
                 return True
         return False
 
-    def take(self, piece: Piece | Chunk) -> tuple[list[Arrived], list[Ack | Credit]]:
+    def take(self, piece: Piece | Chunk) -> tuple[list[Arrived], list[Answer]]:
         """Bytes came; they are copied into the frame's buffer."""
         frame = self._partial.get(piece.number)
         if frame is None:
@@ -171,11 +176,12 @@ class Inbox:
         frame.data[frame.have : end] = data
         frame.have = end
         if end < frame.header.size_bytes:
-            return [], []
+            told = frame.header.key.role is Role.SNAPSHOT
+            return [], [Partial(piece.number, end)] if told else []
         del self._partial[piece.number]
         return self._arrived(frame)
 
-    def _arrived(self, frame: _Incoming) -> tuple[list[Arrived], list[Ack | Credit]]:
+    def _arrived(self, frame: _Incoming) -> tuple[list[Arrived], list[Answer]]:
         header = frame.header
         self._held.add(header.key)
         arrived = Arrived(

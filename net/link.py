@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from ..dag.flow import Role
 from .frame import FrameError, FrameHeader, FrameKey, Payload
-from .inbox import Allocate, Allowed, Inbox
+from .inbox import Allocate, Allowed, Answer, Inbox
 from .messages import (
     MIN_CHUNK_BYTES,
     Ack,
@@ -35,6 +35,7 @@ from .messages import (
     Hello,
     Message,
     Outgoing,
+    Partial,
     Parts,
     Piece,
     Refusal,
@@ -71,6 +72,7 @@ class Link:
         self._acks: deque[Ack] = deque()
         self._credits: dict[Role, Credit] = {}  # to say; a later one replaces an earlier one
         self._patient: dict[Role, Credit] = {}  # to say with something else
+        self._partial: dict[int, Partial] = {}  # to say, the newest of each frame
         self._up = False
 
     # What the owner says.
@@ -86,12 +88,16 @@ class Link:
         for credit in self._inbox.release(key):
             (self._credits if now else self._patient)[credit.role] = credit
 
-    def _say(self, messages: Sequence[Ack | Credit]) -> None:
+    def _say(self, messages: Sequence[Answer]) -> None:
         for message in messages:
-            if isinstance(message, Credit):
-                self._credits[message.role] = message
-            else:
-                self._acks.append(message)
+            match message:
+                case Credit():
+                    self._credits[message.role] = message
+                case Partial():
+                    self._partial[message.number] = message
+                case Ack():
+                    self._partial.pop(message.number, None)
+                    self._acks.append(message)
 
     # One connection.
 
@@ -120,6 +126,7 @@ class Link:
         self._acks.clear()  # those that the last connection lost are in our own hello
         self._credits.clear()  # all are said anew below
         self._patient.clear()
+        self._partial.clear()
         if hello.session != self._other:
             self._other = hello.session
             self._inbox.restart()
@@ -132,7 +139,7 @@ class Link:
         self._up = True
         return [FrameAcknowledged(self.peer, key) for key in done]
 
-    def receive(self, message: Message | Outgoing) -> list[TransportEvent]:
+    def receive(self, message: Message | Outgoing, now: float) -> list[TransportEvent]:
         """A record came on the connection, written or as it was. Raises FrameError when it breaks a
         rule; the caller ends the connection then."""
         if len(self._acks) >= _UNREAD_ACKS:
@@ -148,10 +155,13 @@ class Link:
                 arrived, answers = self._inbox.announce(message)
                 self._hurry()
             case Ack():
-                key = self._outbox.acknowledge(message.number)
+                key = self._outbox.acknowledge(message.number, now)
                 return [] if key is None else [FrameAcknowledged(self.peer, key)]
             case Credit():
                 self._outbox.credit(message.role, message.frames)
+                return []
+            case Partial():
+                self._outbox.partial(message.number, message.have, now)
                 return []
             case Hello() | Refusal():
                 raise FrameError(f"a {type(message).__name__.lower()} in the middle of a link")
@@ -179,6 +189,8 @@ class Link:
                 found = self._credits.pop(next(iter(self._credits)))
             elif self._acks:
                 found = self._acks.popleft()
+            elif self._partial:
+                found = self._partial.pop(next(iter(self._partial)))
             elif (piece := self._outbox.pull(now)) is not None:
                 found = piece
             else:
@@ -205,7 +217,7 @@ class Link:
     @property
     def ready(self) -> bool:
         """Whether `pull` has something to say."""
-        return self._up and bool(self._credits or self._acks or self._outbox.ready)
+        return self._up and bool(self._credits or self._acks or self._partial or self._outbox.ready)
 
     def broke(self) -> None:
         """The connection is gone."""
@@ -213,6 +225,7 @@ class Link:
         self._acks.clear()
         self._credits.clear()
         self._patient.clear()
+        self._partial.clear()
 
     def __repr__(self) -> str:
         state = "up" if self._up else "down"

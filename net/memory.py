@@ -453,7 +453,7 @@ class _Pipe:
                 return
             if changed != message:
                 said = changed
-        self._destination.hear(said)
+        self._destination.hear(said, network.now())
 
     def _end(self) -> None:
         self._stream.close(f"{self._names[0]} closed the connection")

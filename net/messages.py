@@ -43,6 +43,7 @@ __all__ = [
     "Hello",
     "Message",
     "Outgoing",
+    "Partial",
     "Parts",
     "Piece",
     "Refusal",
@@ -57,7 +58,7 @@ __all__ = [
     "written",
 ]
 
-VERSION = 1
+VERSION = 2
 MIN_CHUNK_BYTES = 64 * 1024
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 MAX_CONTROL_BYTES = 64 * 1024
@@ -110,6 +111,14 @@ class Credit:
 
 
 @dataclass(frozen=True, slots=True)
+class Partial:
+    """So many bytes of a frame are here."""
+
+    number: int
+    have: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """The speaker ends the dial; `code` is stable, `text` for people."""
 
@@ -150,7 +159,7 @@ class Announcement:
     first: Chunk | None
 
 
-Control = Hello | FrameHeader | Ack | Credit | Refusal
+Control = Hello | FrameHeader | Ack | Credit | Partial | Refusal
 Message = Control | Piece
 Outgoing = Control | Chunk | Announcement
 Said = Sequence[Outgoing] | bytes
@@ -190,6 +199,8 @@ def size_of(message: Outgoing) -> int:
             return _RECORD.size + _PIECE.size + message.size_bytes
         case Credit():
             return _RECORD.size + 4 + _number(message.frames)
+        case Partial():
+            return _RECORD.size + 2 + _number(message.number) + _number(message.have)
         case FrameHeader():
             return _RECORD.size + _header_bytes(message)
         case _:
@@ -328,6 +339,9 @@ def _to_proto(message: Control) -> peer_pb2.LinkMessage:
         case Credit():
             credit = peer_pb2.Credit(role=message.role.name, frames=message.frames)
             return peer_pb2.LinkMessage(credit=credit)
+        case Partial():
+            partial = peer_pb2.Partial(number=message.number, size_bytes=message.have)
+            return peer_pb2.LinkMessage(partial=partial)
         case Refusal():
             reason = common_pb2.Reason(code=message.code, text=message.text[:MAX_NAME])
             return peer_pb2.LinkMessage(error=peer_pb2.LinkError(reason=reason))
@@ -343,6 +357,8 @@ def _from_proto(message: peer_pb2.LinkMessage) -> Control:
             return Ack(message.ack.number)
         case "credit":
             return Credit(role_from_proto(message.credit.role), message.credit.frames)
+        case "partial":
+            return Partial(message.partial.number, message.partial.size_bytes)
         case "error":
             reason = message.error.reason
             return Refusal(reason.code[:MAX_NAME], reason.text[:MAX_NAME])

@@ -8,12 +8,14 @@ Rules:
   that every 16th piece is theirs, so that a busy link starves nobody; and their pieces are a
   quarter as long, so that nothing waits long for one. Among the other roles each has its turn. So
   a frame waits for at most one piece of each other role. A header goes with the first piece.
+- Of snapshots only so much is on its way that hardly anything stands in buffers (`patience.py`).
 - A frame stays here, encoded, until it is acknowledged. After a break it goes on behind the bytes
   that the receiver has; it is never encoded again.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from typing import NamedTuple
 from ..dag.flow import Role
 from .frame import FrameError, FrameHeader, FrameKey, Payload
 from .messages import MIN_CHUNK_BYTES, Announcement, Chunk, Hello
+from .patience import Patience
 from .transport import LinkError
 
 __all__ = ["PIECES", "Outbox", "Pieces"]
@@ -74,9 +77,11 @@ class _Outgoing:
 @dataclass(slots=True, eq=False)
 class _Lane:
     """One role. `patient`: others go first. `queue`: frames not wholly handed out, in order; only
-    the first may be announced. `announced`, `credit`: frames of this session, in total."""
+    the first may be announced. `announced`, `credit`: frames of this session, in total.
+    `window`: what bounds the bytes on their way."""
 
     patient: bool
+    window: Patience | None = None
     queue: deque[_Outgoing] = field(default_factory=deque)
     announced: int = 0
     credit: int = 0
@@ -84,7 +89,9 @@ class _Lane:
     @property
     def ready(self) -> bool:
         """Whether its first frame may go on; there is one."""
-        return self.announced < self.credit or self.queue[0].number > 0
+        if self.announced < self.credit or self.queue[0].number > 0:
+            return self.window is None or not self.window.full
+        return False
 
 
 class Outbox:
@@ -92,6 +99,8 @@ class Outbox:
 
     def __init__(self, pieces: Pieces = PIECES) -> None:
         self._lanes = {role: _Lane(role in _PATIENT) for role in Role}
+        window = Patience(pieces.most_s / 2, pieces.most_bytes // _PATIENT_SHARE)
+        self._lanes[Role.SNAPSHOT].window = self._window = window
         self._waiting: list[_Lane] = []
         """Lanes with a queue. Who had its turn longest ago comes first."""
         self._unacknowledged: dict[int, _Outgoing] = {}  # by number; announced frames only
@@ -124,7 +133,7 @@ class Outbox:
         lane = self._lanes[role]
         lane.credit = max(lane.credit, frames)
 
-    def acknowledge(self, number: int) -> FrameKey | None:
+    def acknowledge(self, number: int, now: float) -> FrameKey | None:
         """The frame is there: it is forgotten. None for one that was acknowledged before.
         Raises FrameError for a number that was never announced."""
         if not 0 < number <= self._number:
@@ -136,6 +145,8 @@ class Outbox:
             return None
         key = frame.key
         lane = self._lanes[key.role]
+        if lane.window is not None:
+            lane.window.arrived(number, math.inf, now)
         if lane.queue and lane.queue[0] is frame:
             self._leave(lane)
         self._acknowledged = max(self._acknowledged, number)
@@ -144,6 +155,14 @@ class Outbox:
         if len(self._past) > _REMEMBERED_KEYS:
             del self._past[next(iter(self._past))]
         return key
+
+    def partial(self, number: int, have: int, now: float) -> None:
+        """So many bytes of a frame are there. Raises FrameError for what was never sent."""
+        frame = self._unacknowledged.get(number)
+        if number > self._number or (frame is not None and have > frame.sent):
+            raise FrameError(f"the other side has {have} bytes of frame {number}: never sent")
+        if frame is not None and (window := self._lanes[frame.key.role].window) is not None:
+            window.arrived(number, have, now)
 
     def resume(self, hello: Hello) -> list[FrameKey]:
         """Goes on behind what the receiver has; returns the frames that it has wholly.
@@ -160,11 +179,12 @@ class Outbox:
             frame = self._unacknowledged.get(number)
             if frame is None or number > hello.announced or have >= frame.size_bytes:
                 raise FrameError(f"the other side has {have} bytes of frame {number}: never sent")
+        self._window.broke()  # so it learns nothing below, whatever the time is
         done = [
             key
             for number in list(self._unacknowledged)
             if number <= hello.announced and number not in partial
-            if (key := self.acknowledge(number)) is not None
+            if (key := self.acknowledge(number, 0.0)) is not None
         ]
         self._requeue(partial)
         self._number = hello.announced
@@ -174,6 +194,7 @@ class Outbox:
 
     def restart(self) -> None:
         """The receiver forgot the link: all that is unacknowledged is announced anew."""
+        self._window.broke()
         self._requeue({})
         self._number = self._acknowledged = 0
         for lane in self._lanes.values():
@@ -224,18 +245,24 @@ class Outbox:
             frame.number = self._number
             lane.announced += 1
             self._unacknowledged[frame.number] = frame
-        piece = self._piece(frame, lane.patient, now) if frame.size_bytes else None
+        piece = self._piece(frame, lane, now) if frame.size_bytes else None
         if frame.sent == frame.size_bytes:
             self._leave(lane)
         return Announcement(frame.header, piece) if begins else piece
 
-    def _piece(self, frame: _Outgoing, patient: bool, now: float) -> Chunk:
+    def _piece(self, frame: _Outgoing, lane: _Lane, now: float) -> Chunk:
         most = self._rate.chunk_bytes(now)
-        if patient:  # what comes next may be urgent
+        if lane.window is not None:
+            most = lane.window.piece_bytes
+        elif lane.patient:  # what comes next may be urgent
             most = max(MIN_CHUNK_BYTES, most // _PATIENT_SHARE)
         begin, size = frame.sent, min(most, frame.size_bytes - frame.sent)
         frame.sent += size
-        self._rate.handed_out(size, now)
+        if lane.window is not None:
+            lane.window.left(frame.number, frame.sent, size, now)
+            self._rate.idle()  # it vanishes into buffers that are kept empty
+        else:
+            self._rate.handed_out(size, now)
         if size == frame.size_bytes:
             return Chunk(frame.number, 0, size, frame.buffers)
         return Chunk(frame.number, begin, size, tuple(_slices(frame.buffers, begin, size)))

@@ -68,18 +68,20 @@ class FrameHeader(_message.Message):
     def __init__(self, id: _Optional[_Union[FrameId, _Mapping]] = ..., number: _Optional[int] = ..., size_bytes: _Optional[int] = ..., codec: _Optional[str] = ..., codec_header: _Optional[bytes] = ..., spec: _Optional[_Union[_common_pb2.TensorSpec, _Mapping]] = ..., absent: _Optional[bool] = ...) -> None: ...
 
 class LinkMessage(_message.Message):
-    __slots__ = ("hello", "frame", "ack", "credit", "error")
+    __slots__ = ("hello", "frame", "ack", "credit", "error", "partial")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
     hello: LinkHello
     frame: FrameHeader
     ack: FrameAck
     credit: Credit
     error: LinkError
-    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., frame: _Optional[_Union[FrameHeader, _Mapping]] = ..., ack: _Optional[_Union[FrameAck, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., error: _Optional[_Union[LinkError, _Mapping]] = ...) -> None: ...
+    partial: Partial
+    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., frame: _Optional[_Union[FrameHeader, _Mapping]] = ..., ack: _Optional[_Union[FrameAck, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., error: _Optional[_Union[LinkError, _Mapping]] = ..., partial: _Optional[_Union[Partial, _Mapping]] = ...) -> None: ...
 
 class LinkHello(_message.Message):
     __slots__ = ("version", "source", "destination", "generation", "attempt", "session", "knows", "announced", "partial", "credits")

@@ -227,7 +227,7 @@ class MemoryOutsider(Outsider):
     def give(self, now):
         return (self._out[0], len(self._out.pop(0))) if self._out else None
 
-    def hear(self, said):
+    def hear(self, said, now):
         self.heard += decode(said if isinstance(said, bytes) else written(said))
 
     def closed(self, why):

@@ -176,7 +176,7 @@ def board():
 
 def greeted(made, attempt=1, knows=""):
     connection = made.incoming(lambda: None)
-    connection.receive(encode(Hello("a", "b", 1, attempt, "s", knows=knows)))
+    connection.receive(encode(Hello("a", "b", 1, attempt, "s", knows=knows)), 0.0)
     return connection
 
 
@@ -190,8 +190,8 @@ def test_a_connection_refuses_what_is_wrong_and_the_link_takes_the_next_dial(mes
     made, events = board()
     fresh, up = made.incoming(lambda: None), greeted(made)
     for message in messages:
-        fresh.receive(message)
-        up.receive(message)
+        fresh.receive(message, 0.0)
+        up.receive(message, 0.0)
         drain(fresh)
         drain(up)
     assert not fresh.greeted or fresh.peer == "a"
@@ -237,7 +237,7 @@ def test_any_order_of_valid_messages_keeps_the_slots(messages):
             attempt += 1
             connection = greeted(made, attempt, knows="1.1")
         else:
-            connection.receive(message)
+            connection.receive(message, 0.0)
         drain(connection)
         arrived = [e.arrived.key for e in events if isinstance(e, FrameArrived)]
         assert len(set(arrived)) == len(arrived)

@@ -62,9 +62,9 @@ def run(a, b):
     at_a, at_b = [], []
     while a.ready or b.ready:
         for message in messages(a):
-            at_b += b.receive(message)
+            at_b += b.receive(message, 0.0)
         for message in messages(b):
-            at_a += a.receive(message)
+            at_a += a.receive(message, 0.0)
     return at_a, at_b
 
 
@@ -164,7 +164,7 @@ def test_a_lost_header_is_announced_again_under_its_number(pair):
     connect(a, b, 2)
     again = [m for m in messages(a) if not isinstance(m, Credit)]
     assert sorted(m.number for m in again) == sorted(m.number for m in lost) == [1, 1, 2, 2]
-    events = [e for m in again for e in b.receive(m)]
+    events = [e for m in again for e in b.receive(m, 0.0)]
     assert [e.arrived.key.role for e in events] in ([ACT, GRAD], [GRAD, ACT])
 
 
@@ -172,7 +172,7 @@ def test_what_arrived_before_the_break_is_acknowledged_by_the_hello(pair):
     a, b = pair
     a.send(key(ACT), payload(100))
     for message in messages(a):
-        b.receive(message)
+        b.receive(message, 0.0)
     a.broke()
     b.broke()
     at_a, _ = connect(a, b, 2)
@@ -186,7 +186,7 @@ def test_bytes_that_were_on_their_way_are_sent_again_and_no_others(pair):
     a.send(key(ACT), payload(size))
     sent = messages(a)
     for message in sent[:3]:  # the header and two pieces
-        b.receive(message)
+        b.receive(message, 0.0)
     a.broke()
     b.broke()
     assert a.again_bytes == 0
@@ -202,8 +202,8 @@ def test_a_receiver_that_forgot_the_link_gets_all_that_is_unacknowledged_anew(pa
         a.send(key(ACT, n), payload(10))
     first = messages(a)
     for message in first[:2]:
-        b.receive(message)
-    a.receive(Ack(1))
+        b.receive(message, 0.0)
+    a.receive(Ack(1), 0.0)
     a.broke()
     b = link("b", "a", "another")
     b.allow(ACT, 5)
@@ -218,7 +218,7 @@ def test_a_sender_that_forgot_the_link_begins_at_one_with_the_slots_that_are_fre
     a.send(key(ACT, 0), payload(10))
     a.send(key(GRAD, 0), payload(1000))
     for message in messages(a):
-        b.receive(message)
+        b.receive(message, 0.0)
     a, old = link(session="another"), a
     b.broke()
     for n in range(60):
@@ -245,7 +245,7 @@ def test_a_hello_that_claims_what_cannot_be_is_refused(pair, changes):
     a.send(key(ACT, 0), payload(10))
     a.send(key(ACT, 1), payload(10))
     messages(a)
-    a.receive(Ack(1))
+    a.receive(Ack(1), 0.0)
     a.broke()
     hello = b.hello(1, 2)
     fields = {"announced": 2, "partial": (), **changes}
@@ -272,9 +272,9 @@ def test_one_who_announces_duplicates_and_never_reads_is_refused_in_the_end(pair
     frame = key(ACT)
     header = FrameHeader(1, frame, "raw/1", b"", TensorSpec((0,), "uint8"), 0)
     for n in range(1, 65537):
-        b.receive(replace(header, number=n))
+        b.receive(replace(header, number=n), 0.0)
     with pytest.raises(FrameError, match="unread"):
-        b.receive(replace(header, number=65537))
+        b.receive(replace(header, number=65537), 0.0)
 
 
 def test_a_queue_that_nobody_empties_ends_in_an_error(pair):
@@ -305,7 +305,7 @@ def test_a_frame_for_which_there_is_no_memory_is_refused():
     a.send(key(ACT), payload(10))
     header = next(m for m in messages(a) if isinstance(m, FrameHeader))
     with pytest.raises(FrameError, match="no memory"):
-        b.receive(header)
+        b.receive(header, 0.0)
 
 
 def test_a_credit_waits_for_company_while_half_of_the_slots_are_free():
@@ -320,7 +320,7 @@ def test_a_credit_waits_for_company_while_half_of_the_slots_are_free():
         assert not b.ready, "of four slots at least three may be used"
     a.send(key(ACT, 3), payload(10))
     for message in messages(a):
-        b.receive(message)
+        b.receive(message, 0.0)
     assert sorted(map(str, messages(b))) == sorted(map(str, [Credit(ACT, 7), Ack(4)]))
 
 
@@ -346,7 +346,7 @@ def test_a_credit_goes_when_a_long_frame_begins():
     run(a, b)
     b.release(key(ACT))
     a.send(key(ACT, 1), payload(9 * MIN_CHUNK_BYTES))
-    b.receive(messages(a)[0])
+    b.receive(messages(a)[0], 0.0)
     assert messages(b) == [Credit(ACT, 5)]
 
 

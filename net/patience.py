@@ -1,0 +1,116 @@
+"""How much of what can wait may be on its way at once, so that nothing has to wait long behind it.
+
+Between a link and its path lie buffers: gRPC's, the kernel's, a router's, megabytes in all. Whatever
+fills them delays each frame that comes after it, by seconds where the uplink is slow. So of what can
+wait only a window is on its way:
+
+    window = rate * (round trip + wait)     bytes
+
+rate: what arrived while a piece was on its way, bytes/s; round trip: the least that a piece took, s;
+wait: how long what comes next may be held up, s. While nothing stands in buffers the rate is
+window / round trip, and the window grows by wait / round trip in each; once the path is full the
+rate stays, and `wait` seconds of it stand in buffers, not more. That is the window of FAST TCP (Wei,
+Jin, Low, Hegde 2006, equation 1) with delay as the only signal and a target for it, as LEDBAT has
+(RFC 6817); what must not wait shares the buffers, makes pieces late and the window small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import NamedTuple
+
+__all__ = ["LEAST_BYTES", "Patience"]
+
+LEAST_BYTES = 16 * 1024
+"""Of a piece: a tenth of a second at 1.3 Mbit/s."""
+_FIRST_BYTES = 128 * 1024
+"""The window of a path of which nothing is known."""
+_LOOK_S = 20.0
+"""After so long all that is on its way arrives first, and the round trip is measured anew: paths
+change, and what stands in buffers for long looks like a longer path."""
+_SMOOTH = 8
+"""A smaller window is taken over in so many samples: one of them may be late for want of a core."""
+
+
+class _Out(NamedTuple):
+    """A piece on its way. `end`: of it in its frame. `before`: bytes that had arrived when it left.
+    `full`: the window had no place for another."""
+
+    number: int
+    end: int
+    size_bytes: int
+    left_s: float
+    before: int
+    full: bool
+
+
+class Patience:
+    """The window of one lane of one link; its frames go one after the other. Times are seconds of a
+    clock that never goes back."""
+
+    def __init__(self, wait_s: float, most_bytes: int) -> None:
+        """`most_bytes`: of a piece."""
+        self._wait_s = wait_s
+        self._most_bytes = most_bytes
+        self._out: deque[_Out] = deque()
+        self._out_bytes = 0
+        self._arrived = 0
+        self._window = float(_FIRST_BYTES)
+        self._rate = 0.0
+        self._round_trip_s = math.inf
+        self._looked_s = -math.inf
+        self._looks = False
+        """Nothing leaves until nothing is on its way."""
+
+    @property
+    def piece_bytes(self) -> int:
+        """How large the next piece may be: half of `wait_s` of the path."""
+        return int(min(max(self._rate * self._wait_s / 2, LEAST_BYTES), self._most_bytes))
+
+    @property
+    def full(self) -> bool:
+        """Whether a piece would be too much. One is on its way whatever the window is."""
+        if not self._out:
+            return False
+        return self._looks or self._out_bytes + self.piece_bytes > self._window
+
+    def left(self, number: int, end: int, size_bytes: int, now: float) -> None:
+        """A piece of frame `number` was handed out that goes up to `end` in it."""
+        if not self._out and now - self._looked_s > _LOOK_S:
+            self._round_trip_s, self._looked_s, self._looks = math.inf, now, False
+        self._out_bytes += size_bytes
+        full = self._out_bytes + self.piece_bytes > self._window
+        self._out.append(_Out(number, end, size_bytes, now, self._arrived, full))
+
+    def arrived(self, number: int, have: float, now: float) -> None:
+        """All before frame `number` is there, and `have` bytes of it."""
+        last: _Out | None = None
+        while self._out and (self._out[0].number, self._out[0].end) <= (number, have):
+            last = self._out.popleft()
+            self._out_bytes -= last.size_bytes
+            self._arrived += last.size_bytes
+        if last is None:
+            return
+        if (took_s := now - last.left_s) > 0:
+            self._learn(last, took_s)
+        self._looks = bool(self._out) and now - self._looked_s > _LOOK_S
+
+    def _learn(self, piece: _Out, took_s: float) -> None:
+        self._round_trip_s = min(self._round_trip_s, took_s)
+        rate = (self._arrived - piece.before) / took_s
+        window = rate * (self._round_trip_s + self._wait_s)
+        if window >= self._window:
+            self._window, self._rate = window, rate
+        elif piece.full:  # else less was asked of the path than it gives
+            self._window += (window - self._window) / _SMOOTH
+            self._rate += (rate - self._rate) / _SMOOTH
+
+    def broke(self) -> None:
+        """What was on its way goes out again on another connection."""
+        self._out.clear()
+        self._out_bytes = 0
+        self._looks = False
+
+    def __repr__(self) -> str:
+        return f"<Patience {self._out_bytes} of {self._window:.0f} bytes>"
