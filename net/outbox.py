@@ -42,6 +42,8 @@ class Pieces(NamedTuple):
     most_s: float
     """A piece should take at most this long on the link."""
     most_bytes: int
+    wait_s: float = 0.025
+    """So long may a frame be held up by a snapshot on the link, whose pieces take half of it."""
 
 
 PIECES = Pieces(0.05, 2 * 1024 * 1024)
@@ -99,7 +101,7 @@ class Outbox:
 
     def __init__(self, pieces: Pieces = PIECES) -> None:
         self._lanes = {role: _Lane(role in _PATIENT) for role in Role}
-        window = Patience(pieces.most_s / 2, pieces.most_bytes // _PATIENT_SHARE)
+        window = Patience(pieces.wait_s, pieces.most_bytes // _PATIENT_SHARE)
         self._lanes[Role.SNAPSHOT].window = self._window = window
         self._waiting: list[_Lane] = []
         """Lanes with a queue. Who had its turn longest ago comes first."""
@@ -109,6 +111,8 @@ class Outbox:
         self._number = 0  # of the last announced frame
         self._acknowledged = 0  # highest number
         self._since_patient = 0
+        self._ahead = 0
+        """Bytes on their way that the window does not hold."""
         self._rate = _Rate(pieces)
         self.again_bytes = 0
         """Handed out so far for connections that ended before the receiver had them."""
@@ -147,6 +151,8 @@ class Outbox:
         lane = self._lanes[key.role]
         if lane.window is not None:
             lane.window.arrived(number, math.inf, now)
+        else:
+            self._ahead -= frame.sent
         if lane.queue and lane.queue[0] is frame:
             self._leave(lane)
         self._acknowledged = max(self._acknowledged, number)
@@ -202,6 +208,7 @@ class Outbox:
 
     def _requeue(self, partial: dict[int, int]) -> None:
         """Puts announced frames back before the others of their role, in order of number."""
+        self._ahead = 0
         for number in sorted(self._unacknowledged, reverse=True):
             frame = self._unacknowledged[number]
             self.again_bytes += frame.sent - partial.get(number, 0)
@@ -211,6 +218,7 @@ class Outbox:
             lane.queue.appendleft(frame)
             if number in partial:
                 frame.sent = partial[number]
+                self._ahead += 0 if lane.window is not None else frame.sent
             else:
                 frame.number = frame.sent = 0
                 lane.announced -= 1
@@ -253,19 +261,27 @@ class Outbox:
     def _piece(self, frame: _Outgoing, lane: _Lane, now: float) -> Chunk:
         most = self._rate.chunk_bytes(now)
         if lane.window is not None:
-            most = lane.window.piece_bytes
+            # Where the others leave only every 16th piece, each is as long as that allows.
+            share = most // _PATIENT_SHARE if self._hurries else 0
+            most = max(lane.window.piece_bytes, share)
         elif lane.patient:  # what comes next may be urgent
             most = max(MIN_CHUNK_BYTES, most // _PATIENT_SHARE)
         begin, size = frame.sent, min(most, frame.size_bytes - frame.sent)
         frame.sent += size
         if lane.window is not None:
-            lane.window.left(frame.number, frame.sent, size, now)
+            lane.window.left(frame.number, frame.sent, size, now, self._ahead)
             self._rate.idle()  # it vanishes into buffers that are kept empty
         else:
+            self._ahead += size
             self._rate.handed_out(size, now)
         if size == frame.size_bytes:
             return Chunk(frame.number, 0, size, frame.buffers)
         return Chunk(frame.number, begin, size, tuple(_slices(frame.buffers, begin, size)))
+
+    @property
+    def _hurries(self) -> bool:
+        """Whether something waits that goes first."""
+        return any(lane.ready and not lane.patient for lane in self._waiting)
 
     def _next_lane(self) -> _Lane | None:
         urgent: _Lane | None = None

@@ -1,17 +1,18 @@
-"""How much of what can wait may be on its way at once, so that nothing has to wait long behind it.
+"""How much of what can wait may be on its way at once, so that nothing waits long behind it.
 
-Between a link and its path lie buffers: gRPC's, the kernel's, a router's, megabytes in all. Whatever
-fills them delays each frame that comes after it, by seconds where the uplink is slow. So of what can
-wait only a window is on its way:
+Between a link and its path lie buffers: gRPC's, the kernel's, a router's, megabytes in all. What
+fills them delays each frame that comes after it, by seconds where the uplink is slow. So of what
+can wait only a window is on its way:
 
     window = rate * (round trip + wait)     bytes
 
-rate: what arrived while a piece was on its way, bytes/s; round trip: the least that a piece took, s;
-wait: how long what comes next may be held up, s. While nothing stands in buffers the rate is
-window / round trip, and the window grows by wait / round trip in each; once the path is full the
-rate stays, and `wait` seconds of it stand in buffers, not more. That is the window of FAST TCP (Wei,
-Jin, Low, Hegde 2006, equation 1) with delay as the only signal and a target for it, as LEDBAT has
-(RFC 6817); what must not wait shares the buffers, makes pieces late and the window small.
+rate: what arrived while a piece was on its way, bytes/s; round trip: the least that a piece took,
+s; wait: how long what comes next may be held up, s. Once the path is full, `wait` seconds of its
+rate stand in buffers, not more. That is the window of FAST TCP (Wei, Jin, Low, Hegde 2006, equation
+1) with a delay to be held, as LEDBAT has it (RFC 6817). While nothing stands in buffers the window
+grows by half with each round trip; after a rest it begins with `wait` seconds, so that no path gets
+a whole window at once. Whoever else uses the path makes pieces late and the window small; what
+went out before a piece on the same link is reckoned.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from typing import NamedTuple
 
 __all__ = ["LEAST_BYTES", "Patience"]
 
-LEAST_BYTES = 16 * 1024
-"""Of a piece: a tenth of a second at 1.3 Mbit/s."""
-_FIRST_BYTES = 128 * 1024
+LEAST_BYTES = 4 * 1024
+"""Of a piece: half of `wait_s` at 2.6 Mbit/s."""
+_FIRST_BYTES = 32 * 1024
 """The window of a path of which nothing is known."""
-_LOOK_S = 20.0
+_LOOK_S = 60.0
 """After so long all that is on its way arrives first, and the round trip is measured anew: paths
 change, and what stands in buffers for long looks like a longer path."""
 _SMOOTH = 8
@@ -35,13 +36,15 @@ _SMOOTH = 8
 
 class _Out(NamedTuple):
     """A piece on its way. `end`: of it in its frame. `before`: bytes that had arrived when it left.
-    `full`: the window had no place for another."""
+    `ahead`: bytes of frames that go first, on their way then. `full`: the window had no place for
+    more."""
 
     number: int
     end: int
     size_bytes: int
     left_s: float
     before: int
+    ahead: int
     full: bool
 
 
@@ -70,22 +73,27 @@ class Patience:
 
     @property
     def full(self) -> bool:
-        """Whether a piece would be too much. One is on its way whatever the window is."""
-        if not self._out:
-            return False
-        return self._looks or self._out_bytes + self.piece_bytes > self._window
+        """Whether as much is on its way as may be. The last piece may go over the window: it could
+        not grow by less than a piece otherwise."""
+        return bool(self._out) and (self._looks or self._out_bytes >= self._window)
 
-    def left(self, number: int, end: int, size_bytes: int, now: float) -> None:
-        """A piece of frame `number` was handed out that goes up to `end` in it."""
-        if not self._out and now - self._looked_s > _LOOK_S:
-            self._round_trip_s, self._looked_s, self._looks = math.inf, now, False
+    def left(self, number: int, end: int, size_bytes: int, now: float, ahead: int) -> None:
+        """A piece of frame `number` was handed out that goes up to `end` in it; `ahead`: bytes of
+        frames that go first, on their way on this link."""
+        if not self._out:
+            if self._rate:
+                begin = max(self._rate * self._wait_s, 2 * LEAST_BYTES)
+                self._window = min(self._window, begin)
+            if now - self._looked_s > _LOOK_S:
+                self._round_trip_s, self._looked_s, self._looks = math.inf, now, False
         self._out_bytes += size_bytes
-        full = self._out_bytes + self.piece_bytes > self._window
-        self._out.append(_Out(number, end, size_bytes, now, self._arrived, full))
+        full = self._out_bytes >= self._window
+        self._out.append(_Out(number, end, size_bytes, now, self._arrived, ahead, full))
 
     def arrived(self, number: int, have: float, now: float) -> None:
         """All before frame `number` is there, and `have` bytes of it."""
         last: _Out | None = None
+        before = self._arrived
         while self._out and (self._out[0].number, self._out[0].end) <= (number, have):
             last = self._out.popleft()
             self._out_bytes -= last.size_bytes
@@ -93,16 +101,24 @@ class Patience:
         if last is None:
             return
         if (took_s := now - last.left_s) > 0:
-            self._learn(last, took_s)
+            self._learn(last, took_s, self._arrived - before)
         self._looks = bool(self._out) and now - self._looked_s > _LOOK_S
 
-    def _learn(self, piece: _Out, took_s: float) -> None:
+    def _learn(self, piece: _Out, took_s: float, size_bytes: int) -> None:
         self._round_trip_s = min(self._round_trip_s, took_s)
-        rate = (self._arrived - piece.before) / took_s
+        arrived = self._arrived - piece.before
+        rate = arrived / took_s
         window = rate * (self._round_trip_s + self._wait_s)
-        if window >= self._window:
+        behind_s = took_s * piece.ahead / (arrived + piece.ahead)
+        late_s = took_s - self._round_trip_s
+        if late_s < self._wait_s / 2:
+            if piece.full:
+                self._window += size_bytes / 2
+                self._rate = max(self._rate, rate)
+        elif window >= self._window:
             self._window, self._rate = window, rate
-        elif piece.full:  # else less was asked of the path than it gives
+        elif piece.full and late_s > self._wait_s / 2 + behind_s:
+            # Not full: less was asked of the path than it gives.
             self._window += (window - self._window) / _SMOOTH
             self._rate += (rate - self._rate) / _SMOOTH
 

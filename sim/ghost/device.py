@@ -68,9 +68,10 @@ class GhostDevice:
 
     allocate = staticmethod(hollow)
     """Makes the receive buffers of its frames."""
-    pieces = Pieces(0.5, 1 << 40)
+    pieces = Pieces(0.5, 1 << 40, 0.05)
     """A piece of a frame costs the world as much as a whole one: ten times fewer of them, and a
-    frame waits for up to half a second for one of another role, where peers wait for 0.05 s."""
+    frame waits for up to half a second for one of another role, where peers wait for 0.05 s, and
+    for 0.025 s for one of a snapshot, where they wait for half of that."""
 
     def __init__(self, plan: Callable[[BuildOrder], GhostPlan]) -> None:
         self.peak_bytes = 0
