@@ -170,7 +170,8 @@ class Link:
 
     def pull(self, now: float) -> Parts | None:
         """The next message to write, or None: nothing to say, or the link is down. Small records
-        share a message, since each costs both sides as much as 50 KiB do; a piece ends it."""
+        share a message, since each costs both sides as much as 50 KiB do; a piece ends it that is
+        large, or of what can wait."""
         said = self.say(now)
         return None if said is None else seal([part for r in said[0] for part in encoded(r)])
 
@@ -185,6 +186,7 @@ class Link:
         if self._patient and self.ready:
             self._hurry()
         while size < MIN_CHUNK_BYTES:
+            piece = None
             if self._credits:
                 found = self._credits.pop(next(iter(self._credits)))
             elif self._acks:
@@ -197,6 +199,8 @@ class Link:
                 break
             records.append(found)
             size += size_of(found)
+            if piece is not None and self._outbox.patient:
+                break  # what comes next may be urgent
         return (records, size) if records else None
 
     def _hurry(self) -> None:

@@ -111,6 +111,8 @@ class Outbox:
         self._number = 0  # of the last announced frame
         self._acknowledged = 0  # highest number
         self._since_patient = 0
+        self.patient = False
+        """Whether the last piece was of what can wait."""
         self._ahead = 0
         """Bytes on their way that the window does not hold."""
         self._rate = _Rate(pieces)
@@ -268,6 +270,7 @@ class Outbox:
             most = max(MIN_CHUNK_BYTES, most // _PATIENT_SHARE)
         begin, size = frame.sent, min(most, frame.size_bytes - frame.sent)
         frame.sent += size
+        self.patient = lane.patient
         if lane.window is not None:
             lane.window.left(frame.number, frame.sent, size, now, self._ahead)
             self._rate.idle()  # it vanishes into buffers that are kept empty

@@ -62,6 +62,7 @@ class Patience:
         self._window = float(_FIRST_BYTES)
         self._rate = 0.0
         self._round_trip_s = math.inf
+        self._emptied_s = -math.inf
         self._looked_s = -math.inf
         self._looks = False
         """Nothing leaves until nothing is on its way."""
@@ -81,10 +82,11 @@ class Patience:
         """A piece of frame `number` was handed out that goes up to `end` in it; `ahead`: bytes of
         frames that go first, on their way on this link."""
         if not self._out:
-            if self._rate:
+            looks = now - self._looked_s > _LOOK_S
+            if self._rate and (looks or now - self._emptied_s > self._round_trip_s):
                 begin = max(self._rate * self._wait_s, 2 * LEAST_BYTES)
                 self._window = min(self._window, begin)
-            if now - self._looked_s > _LOOK_S:
+            if looks:
                 self._round_trip_s, self._looked_s, self._looks = math.inf, now, False
         self._out_bytes += size_bytes
         full = self._out_bytes >= self._window
@@ -102,6 +104,8 @@ class Patience:
             return
         if (took_s := now - last.left_s) > 0:
             self._learn(last, took_s, self._arrived - before)
+        if not self._out:
+            self._emptied_s = now
         self._looks = bool(self._out) and now - self._looked_s > _LOOK_S
 
     def _learn(self, piece: _Out, took_s: float, size_bytes: int) -> None:
