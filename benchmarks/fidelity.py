@@ -1,12 +1,15 @@
 """Whether simulations tell the truth: shaped paths against what they were set to, and steps of the
 virtual world against steps of shaped real processes.
 
-    python benchmarks/fidelity.py [--json FILE] [--only shaping|transfer|worlds] [--cases NAME,…]
+    python benchmarks/fidelity.py [--json FILE] [--only shaping|transfer|snapshots|worlds]
+                                  [--cases NAME …]
 
 shaping    Throughput and round trips of paths of 8 Mbit/s to 1 Gbit/s and 1 to 150 ms, by bare
            sockets and by the real transport.
 transfer   2 GB, or as much as goes in 30 s, by the real transport over 1 Gbit/s with a round trip
            of 200 ms: the share of the rate that it has after 10 s.
+snapshots  Frames of the training beside snapshots on one link: how much longer they take, and
+           which share of the rate the snapshots have.
 worlds     Scenarios of 2 to 6 unequal peers: the step time of the virtual world, and of the real
            daemons with stretched compute, one thread each, over shaped paths, under the same plan.
 
@@ -29,6 +32,7 @@ from table import Figure, arguments, report
 
 __all__ = ["figures"]
 
+PARTS = ("shaping", "transfer", "snapshots", "worlds")
 PATHS = ((8, 1), (8, 40), (25, 150), (100, 20), (300, 75), (1000, 1), (1000, 100))
 """(Mbit/s, ms one way)."""
 SECONDS = 6.0
@@ -40,6 +44,8 @@ DELAY_S, DELAY = 0.005, 0.05
 BIG = (1000, 100, 2_000_000_000, 30.0)
 """Mbit/s, ms one way, bytes, seconds."""
 WARM_UP_S = 10.0
+SNAPSHOT_PATHS = ((8, 40), (20, 12), (50, 90), (100, 20), (300, 75), (1000, 1))
+SNAPSHOT_SECONDS = 15.0
 
 
 def shaping(again: int) -> Iterator[Figure]:
@@ -94,6 +100,30 @@ def transfer() -> Iterator[Figure]:
     yield Figure("wan_transfer_share", reached, "ratio", "higher")
 
 
+def snapshots(again: int) -> Iterator[Figure]:
+    """The worst over all paths; a measurement as in `shaping`."""
+    found = []
+    for mbit, ms in SNAPSHOT_PATHS:
+        for _ in range(again + 1):
+            one = shaped_ends.beside_snapshots(mbit * 1e6 / 8, ms / 1e3, SNAPSHOT_SECONDS)
+            good = one.late <= LATE
+            print(
+                f"{mbit:5d} Mbit/s {ms:4d} ms  a frame takes {one.alone_s * 1e3:6.1f} ms, beside "
+                f"snapshots {one.beside_s * 1e3:6.1f} ms; they have {one.share:.1%} of the rate; "
+                f"late {one.late:.1%}"
+                + ("" if good else "  NOT A MEASUREMENT (the machine is busy)"),
+                flush=True,
+            )
+            if good:
+                found.append(one)
+                break
+    if found:
+        held_s = max(f.beside_s - f.alone_s for f in found)
+        yield Figure("snapshot_holds_up_seconds", held_s, "s", "lower")
+        yield Figure("snapshot_rate_share", min(f.share for f in found), "ratio", "higher")
+    yield Figure("snapshot_left_out", len(SNAPSHOT_PATHS) - len(found), "paths", "lower")
+
+
 def worlds(wanted: Sequence[str], again: int, tensors: bool, time_scale: float) -> Iterator[Figure]:
     found = list(shaped_worlds.outcomes(wanted, again, tensors, time_scale))
     errors = [o.error for o in found if not o.why_not]
@@ -118,13 +148,15 @@ def figures(
         yield from shaping(again)
     if only in ("", "transfer"):
         yield from transfer()
+    if only in ("", "snapshots"):
+        yield from snapshots(again)
     if only in ("", "worlds"):
         yield from worlds(wanted, again, tensors, time_scale)
 
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--only", choices=("shaping", "transfer", "worlds"), default="")
+    parser.add_argument("--only", choices=PARTS, default="")
     parser.add_argument("--cases", nargs="+", default=[], help="parts of names of worlds' cases")
     parser.add_argument("--again", type=int, default=3, help="tries of what was no measurement")
     parser.add_argument("--tensors", action="store_true", help="real tensors in the virtual world")

@@ -23,11 +23,11 @@ from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec
 from shoal.net.frame import FrameKey, Payload
 from shoal.net.grpc_transport import SERVER_OPTIONS, GrpcTransport
-from shoal.net.transport import FrameArrived, TransportEvent
+from shoal.net.transport import FrameAcknowledged, FrameArrived, TransportEvent
 from shoal.sim.shaped.forwarder import Forwarder
 from shoal.sim.shaped.shaping import Shaping
 
-__all__ = ["Path", "Stretch", "grpc_path", "socket_path", "two_ends"]
+__all__ = ["Beside", "Path", "Stretch", "beside_snapshots", "grpc_path", "socket_path", "two_ends"]
 
 NEAR, FAR = "near", "far"
 PINGS = 11
@@ -57,6 +57,17 @@ class Path:
 
     round_trip_s: float
     rate: float
+    late: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Seconds from sending a frame to its acknowledgement, alone and while snapshots go the same
+    way; the share of the rate that these had; pieces that were late for want of a core, of all."""
+
+    alone_s: float
+    beside_s: float
+    share: float
     late: float
 
 
@@ -215,7 +226,7 @@ async def _grpc_path(
         if isinstance(event, FrameArrived):
             node.transport.release(FAR, event.arrived.key)
             probes += 1
-        elif type(event).__name__ == "FrameAcknowledged":
+        elif isinstance(event, FrameAcknowledged):
             acknowledged += 1
         woken.set()
 
@@ -256,6 +267,69 @@ async def _grpc_path(
         carried.late / max(1, carried.pieces),
     )
     return found, stream
+
+
+def beside_snapshots(rate: float, latency_s: float, seconds: float) -> Beside:
+    """Frames of the training, 20 ms of the rate each, that meet snapshots on their link: one every
+    quarter of a second, for so many seconds."""
+    return asyncio.run(_beside_snapshots(rate, latency_s, seconds))
+
+
+async def _beside_snapshots(rate: float, latency_s: float, seconds: float) -> Beside:
+    done: dict[Role, int] = dict.fromkeys(Role, 0)
+    woken = asyncio.Event()
+
+    def on_event(event: TransportEvent) -> None:
+        if isinstance(event, FrameAcknowledged):
+            done[event.key.role] += 1
+            woken.set()
+
+    async def until(role: Role, least: int) -> None:
+        while done[role] < least:
+            woken.clear()
+            await woken.wait()
+
+    frame = np.zeros(int(rate * 0.02), np.uint8)
+    snapshot = np.zeros(int(min(FRAME_BYTES, rate * 0.25)), np.uint8)
+
+    async def trip_s() -> float:
+        began = time.monotonic()
+        node.send(frame, Role.ACTIVATION)
+        await until(Role.ACTIVATION, done[Role.ACTIVATION] + 1)
+        return time.monotonic() - began
+
+    async def feed() -> None:
+        sent = 0
+        while measuring:
+            node.send(snapshot, Role.SNAPSHOT)
+            sent += 1
+            await until(Role.SNAPSHOT, sent - SLOTS + 1)
+        await until(Role.SNAPSHOT, sent)
+
+    node, measuring = Node(NEAR, FAR, on_event), True
+    with (
+        Forwarder(two_ends(rate, latency_s)) as paths,
+        _far(_far_grpc, paths.port(FAR)) as pipe,
+    ):
+        async with node.transport:
+            node.transport.dial(FAR, paths.address_for(NEAR, FAR), 1)
+            node.allow()
+            alone = [await trip_s() for _ in range(PINGS)][1:]
+            feeding = asyncio.create_task(feed())
+            await asyncio.sleep(3.0 + 20 * latency_s)
+            began, before, trips = time.monotonic(), done[Role.SNAPSHOT], []
+            while time.monotonic() < began + seconds:
+                trips.append(await trip_s())
+                await asyncio.sleep(0.25)
+            carried = (done[Role.SNAPSHOT] - before) * snapshot.nbytes
+            share = carried / rate / (time.monotonic() - began)
+            measuring = False
+            await feeding
+            pipe.send("stop")
+            await asyncio.to_thread(pipe.recv)
+        count = paths.carried()
+    late = count.late / max(1, count.pieces)
+    return Beside(statistics.median(alone), statistics.median(trips), share, late)
 
 
 def _stretch(seen: list[tuple[float, int]], began: float) -> Stretch:

@@ -399,6 +399,9 @@ class Worker:
                 here = {peer: to_dial(via, address) for peer, address in reached.items()}
                 self._start(_close(self._fellows.become(here)))
                 self._bench.do(instruction)
+            case e.Discard():
+                self._start(_close(self._fellows.become({})))
+                self._bench.do(instruction)
             case _:
                 self._bench.do(instruction)
 

@@ -4,7 +4,8 @@ A frame that nothing was under way before takes R(n) = round trip + n / bandwidt
 to its acknowledgement, and more when other frames join it. So over a window the least disturbed
 samples count: the least time of small frames is the round trip, the greatest rate of large ones
 the bandwidth. A rate needs a known round trip, of this window or of an earlier probe, and bytes
-that take at least a quarter of it; else nothing is said.
+that take at least a quarter of it; a snapshot's, fifty of it, since those begin slowly
+(`net/patience.py`); else nothing is said.
 
 At most one report per neighbour and window. Pure: times are those of the events.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..dag.flow import Role
 from ..dag.plan import PeerId
 from ..net.frame import FrameKey
 from ..proto import broker_pb2
@@ -23,6 +25,7 @@ __all__ = ["WINDOW_S", "Traffic"]
 WINDOW_S = 10.0
 SMALL_BYTES = 4 * 1024
 LARGE_BYTES = 64 * 1024
+_TRIPS, _SNAPSHOT_TRIPS = 0.25, 50.0
 _REMEMBERED = 1024
 
 
@@ -59,7 +62,9 @@ class Traffic:
             return []
         del near.under_way[key]
         if near.timed is not None and near.timed[0] == key:
-            self._sample(peer, near, near.timed[1], now - near.timed[2], now)
+            _, size_bytes, queued_s = near.timed
+            trips = _SNAPSHOT_TRIPS if key.role is Role.SNAPSHOT else _TRIPS
+            self._sample(peer, near, size_bytes, now - queued_s, now, trips)
             near.timed = None
         if near.since is None or now - near.since < WINDOW_S:
             return []
@@ -73,8 +78,15 @@ class Traffic:
         return [e.Tell(broker_pb2.PeerMessage(link=report))]
 
     def _sample(
-        self, peer: PeerId, near: _Neighbour, size_bytes: int, seconds: float, now: float
+        self,
+        peer: PeerId,
+        near: _Neighbour,
+        size_bytes: int,
+        seconds: float,
+        now: float,
+        trips: float,
     ) -> None:
+        """`trips`: how many round trips a rate's bytes have to take."""
         if seconds <= 0:
             return
         if size_bytes <= SMALL_BYTES:
@@ -83,7 +95,7 @@ class Traffic:
         else:
             round_trip = near.round_trip_s or self._round_trips.get(peer, 0.0)
             alone = seconds - round_trip
-            if not round_trip or alone < round_trip / 4:
+            if not round_trip or alone < trips * round_trip:
                 return
             near.bytes_per_s = max(near.bytes_per_s, size_bytes / alone)
         near.size_bytes += size_bytes

@@ -289,6 +289,8 @@ async def test_peers_that_came_and_went_leave_nothing_behind(cluster: Cluster) -
             break
         await cluster.alone()
     assert not more, more
+    # One that dialled the others of the run asks them no more: only the broker is left.
+    assert held()["shoal.net.blobs_client.BlobClient"] == 1
 
 
 @asynccontextmanager

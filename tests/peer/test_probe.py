@@ -418,3 +418,18 @@ def test_small_frames_between_far_peers_say_nothing_of_the_bandwidth():
         now += 0.5 + size / 1e9
         found += told(traffic.acknowledged(key, now))
     assert not found
+
+
+@pytest.mark.parametrize(("trips", "says"), [(10, False), (100, True)])
+def test_a_snapshot_tells_the_bandwidth_when_it_takes_many_round_trips(trips, says):
+    """It begins slowly, so as not to be in the way; a short one never gets all of the link."""
+    traffic, now, found = Traffic(), 0.0, []
+    traffic.know(OTHER, 0.04)
+    size = int(trips * 0.04 * 1e7)
+    for step in range(40):
+        key = frame(step)[0]._replace(role=Role.SNAPSHOT)
+        traffic.queued(key, size, now)
+        now += 0.04 + size / 1e7
+        found += told(traffic.acknowledged(key, now))
+    assert bool(found) == says
+    assert all(r.bytes_per_s == pytest.approx(1e7, rel=0.01) for r in found)
