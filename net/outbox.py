@@ -5,9 +5,9 @@ Rules:
   header goes out, it gets the next number) when it is first of its role, and the receiver's credit
   for that role covers it.
 - Pieces of different roles interleave: snapshots and probes only when nothing else can go, except
-  that every 16th piece is theirs, so that a busy link starves nobody; and their pieces are a
-  quarter as long, so that nothing waits long for one. Among the other roles each has its turn. So
-  a frame waits for at most one piece of each other role. A header goes with the first piece.
+  that every 16th piece is theirs, so that a busy link starves nobody; and their pieces are at most
+  a quarter as long, so that nothing waits long for one. Among the other roles each has its turn.
+  So a frame waits for at most one piece of each other role. A header goes with the first piece.
 - Of snapshots only so much is on its way that hardly anything stands in buffers (`patience.py`).
 - A frame stays here, encoded, until it is acknowledged. After a break it goes on behind the bytes
   that the receiver has; it is never encoded again.

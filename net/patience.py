@@ -122,7 +122,7 @@ class Patience:
         elif window >= self._window:
             self._window, self._rate = window, rate
         elif piece.full and late_s > self._wait_s / 2 + behind_s:
-            # Not full: less was asked of the path than it gives.
+            # Where the window was not full, less was asked of the path than it gives.
             self._window += (window - self._window) / _SMOOTH
             self._rate += (rate - self._rate) / _SMOOTH
 

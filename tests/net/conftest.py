@@ -133,8 +133,8 @@ class World:
         raise NotImplementedError
 
     async def settle(self, a: Peer, b: Peer) -> None:
-        """Returns when all that could go on the link has arrived both ways: a probe, which goes
-        last, went each way and was acknowledged. Needs two slots for probes."""
+        """Returns when all that could go on the link has arrived both ways, but for snapshots: a
+        probe, which goes last, went each way and was acknowledged. Needs two slots for probes."""
         for _ in range(2):
             for x, y in ((a, b), (b, a)):
                 self._probes = getattr(self, "_probes", 0) + 1

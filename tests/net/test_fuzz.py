@@ -24,6 +24,7 @@ from shoal.net.messages import (
     Ack,
     Credit,
     Hello,
+    Partial,
     Piece,
     Refusal,
     decode,
@@ -73,6 +74,7 @@ controls = st.one_of(
     headers(),
     st.builds(Ack, numbers),
     st.builds(Credit, roles, numbers),
+    st.builds(Partial, numbers, numbers),
     st.builds(Refusal, names, names),
 )
 pieces = st.tuples(numbers, numbers, st.binary(min_size=1, max_size=100))
@@ -219,6 +221,7 @@ moves = st.one_of(
     ),
     st.builds(Ack, st.integers(0, 4)).map(encode),
     st.builds(Credit, roles, st.integers(0, 5)).map(encode),
+    st.builds(Partial, st.integers(0, 4), st.integers(0, 5)).map(encode),
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from shoal.dag.flow import Role
 from shoal.dag.graph import TensorSpec
 from shoal.net.frame import FrameHeader, FrameKey
-from shoal.net.messages import Ack, Credit, Hello, Refusal, piece_prefix, record, seal
+from shoal.net.messages import Ack, Credit, Hello, Partial, Refusal, piece_prefix, record, seal
 
 ACT = Role.ACTIVATION
 
@@ -64,6 +64,7 @@ WRONG = {
         "on the link out -> b",
     ),
     "acknowledges_what_was_not_sent": ([encode(Ack(1))], "only 1 to 0"),
+    "has_parts_of_what_was_not_sent": ([encode(Partial(1, 5))], "never sent"),
     "a_second_hello": ([encode(HELLO)], "in the middle"),
     "no_protobuf": ([sealed(1, b"\xff" * 9)], "no LinkMessage"),
     "of_no_kind": ([sealed(1, b"")], "no known kind"),

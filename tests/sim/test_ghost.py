@@ -33,7 +33,16 @@ from shoal.dag.schedule import Action, Kind, evaluation_actions, step_actions
 from shoal.dag.speed import Work
 from shoal.job import Job, Train
 from shoal.net.frame import Arrived, FrameKey
-from shoal.net.messages import Ack, Announcement, Chunk, Credit, FrameHeader, encoded, size_of
+from shoal.net.messages import (
+    Ack,
+    Announcement,
+    Chunk,
+    Credit,
+    FrameHeader,
+    Partial,
+    encoded,
+    size_of,
+)
 from shoal.peer.order import BuildOrder
 from shoal.sim.ghost.device import GhostDevice, Ghosts, hollow, read_export
 from shoal.sim.ghost.hashes import Expected, expected
@@ -416,6 +425,7 @@ def test_the_size_of_a_record_is_that_of_its_bytes(data):
         header,
         Ack(data.draw(number)),
         Credit(Role.SYNC, data.draw(number)),
+        Partial(data.draw(number), data.draw(number)),
         piece,
     ):
         assert size_of(message) == sum(len(part) for part in encoded(message))
