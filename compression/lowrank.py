@@ -190,7 +190,8 @@ def _leading(x: Tensor, rank: int, key: int) -> Tensor:
         q = torch.linalg.qr(x.T @ torch.linalg.qr(x @ q).Q).Q
     # Of the columns' span, the directions in which the rows differ most.
     small = x @ q
-    turn = torch.linalg.eigh(small.T @ small).eigenvectors.flip(-1)
+    # In float64: of few rows nearly all of it is next to nothing, which float32 makes NaN of.
+    turn = torch.linalg.eigh((small.T @ small).double()).eigenvectors.flip(-1).to(x.dtype)
     basis: Tensor = torch.linalg.qr(q @ turn[:, :rank]).Q
     return basis.contiguous()
 

@@ -50,6 +50,13 @@ def test_rows_of_no_higher_rank_lose_only_roundings(rank, shape, seed):
     assert apart(step(sender, receiver, x, seed), x) < 2**-7
 
 
+@pytest.mark.parametrize("seed", [62, 28772])
+def test_a_single_row_has_a_basis(seed):
+    """All that it differs from its mean by is the mean's rounding, in one direction."""
+    codec, x = parse("lowrank:rank=8"), rows_of_rank(8, (1, 30), seed)
+    assert apart(step(Stream(codec), Stream(codec), x, seed), x) < 2**-7
+
+
 def test_what_is_lost_is_what_the_best_rank_loses():
     rng = torch.Generator().manual_seed(3)
     x = torch.randn(200, 60, generator=rng) @ torch.diag(0.8 ** torch.arange(60.0)) + 2
