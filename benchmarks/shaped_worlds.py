@@ -59,7 +59,8 @@ recompute = false
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A scenario: (name, place, GFLOP/s at the peak, uplink) of each peer; `links` in TOML."""
+    """A scenario: (name, place, GFLOP/s at the peak, uplink) of each peer; `links` in TOML.
+    `time_scale`: of its real processes, where the machine is too small for them at their pace."""
 
     name: str
     peers: tuple[tuple[str, str, float, str], ...]
@@ -69,6 +70,7 @@ class Case:
     width: int = 160
     batch: int = 16
     microbatch: int = 4
+    time_scale: float = 1.0
 
     def write(self, folder: Path, time_scale: float, slower: float = 1.0) -> Path:
         """`slower`: every device takes so many times as long."""
@@ -85,7 +87,7 @@ class Case:
         )
         (folder / "job.toml").write_text(job)
         lines = ["version = 1", f'name = "{self.name}"', "seed = 7", 'job = "job.toml"']
-        lines.append(f"time_scale = {time_scale}")
+        lines.append(f"time_scale = {time_scale * self.time_scale}")
         for name, place, gflops, up in self.peers:
             # Memory in proportion: every class of work is slower by the same factor.
             lines += [
@@ -139,6 +141,7 @@ CASES = (
         _place("x", "2ms", "200Mbit") + _place("y", "2ms", "200Mbit")
         + _link("x", "y", "45ms", "100Mbit"),
         _stages(2, "1f1b", pipelines=2),
+        time_scale=2.0,  # four that compute at once, on two cores
     ),
     Case(
         "5 homes behind slow uplinks",

@@ -68,13 +68,15 @@ class Timed:
         self, source: str, destination: str, size_bytes: int, left: Call, arrived: Call
     ) -> float | None:
         pair = source, destination
-        if pair in self._held:
+        if self._held and pair in self._held:
             self._held[pair].append(lambda: self._late(*pair, size_bytes, left, arrived))
             return None
         busy_s, arrives_s = self._carry(source, destination, size_bytes)
-        more_s = busy_s * (self._factor.get(pair, 1.0) - 1.0)
-        self._schedule(arrives_s + more_s, arrived)
-        return busy_s + more_s
+        if self._factor:
+            more_s = busy_s * (self._factor.get(pair, 1.0) - 1.0)
+            busy_s, arrives_s = busy_s + more_s, arrives_s + more_s
+        self._schedule(arrives_s, arrived)
+        return busy_s
 
     def _late(
         self, source: str, destination: str, size_bytes: int, left: Call, arrived: Call

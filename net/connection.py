@@ -85,37 +85,42 @@ class Connection:
         except FrameError as e:
             self.refuse("protocol", str(e))
             return
-        self._take_all(records, now)
-
-    def hear(self, said: Said, now: float) -> None:
-        """As `receive`, of what the other side's `give` gave."""
-        if isinstance(said, bytes):
-            self.receive(said, now)
-        elif not self.over:
-            self._take_all(said, now)
-
-    def _take_all(self, records: Iterable[Message | Outgoing], now: float) -> None:
-        for part in records:
-            try:
-                events = self._take(part, now)
-            except FrameError as e:
-                self.refuse("protocol", str(e))
-                return
-            self._board.emit(events)
-        if self.greeted and self.ready:
+        if self._take_all(records, now):
             self.wake()
 
-    def _take(self, message: Message | Outgoing, now: float) -> list[TransportEvent]:
+    def hear(self, said: Said, now: float) -> bool:
+        """As `receive`, of what the other side's `give` gave. Whether there is something to pull
+        now: `wake` may not have been called for it."""
+        if isinstance(said, bytes):
+            self.receive(said, now)
+            return False
+        return not self.over and self._take_all(said, now)
+
+    def _take_all(self, records: Iterable[Message | Outgoing], now: float) -> bool:
+        """Whether there is something to pull now."""
+        for part in records:
+            link = self._link  # none any more: the owner hung up in a callback
+            try:
+                if self.greeted and link is not None and not isinstance(part, Refusal):
+                    events = link.receive(part, now)
+                    self.useful = self.useful or bool(events)
+                else:
+                    events = self._take(part)
+            except FrameError as e:
+                self.refuse("protocol", str(e))
+                return False
+            if events:
+                self._board.emit(events)
+        link = self._link
+        return self.greeted and link is not None and link.ready
+
+    def _take(self, message: Message | Outgoing) -> list[TransportEvent]:
+        """What is not for the link."""
         if self.over:  # by what came before it, or by the owner in a callback
             return []
         if isinstance(message, Refusal):
             why = f"{self.peer or 'the other side'} refuses: {message.text}"
             return [LinkRefused(self.peer, why), *self.end(why)]
-        if self.greeted:
-            assert self._link is not None
-            events = self._link.receive(message, now)
-            self.useful |= bool(events)
-            return events
         if not isinstance(message, Hello):
             raise FrameError(f"a {type(message).__name__} before the hello")
         return self._greet(message)

@@ -7,12 +7,12 @@ else, whatever the bytes are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..dag.flow import Role
 from ..dag.graph import ITEM_BYTES, TensorSpec
 from ..proto import common_pb2, peer_pb2
+from .records import immutable
 
 __all__ = [
     "MAX_TENSOR_BYTES",
@@ -62,7 +62,7 @@ class FrameKey(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Payload:
     """An encoded tensor to send. `buffers` are flat bytes, sent in order; they must stay unchanged
     until the frame is acknowledged. `absent`: no gradient came this way; no bytes, means zeros."""
@@ -75,10 +75,11 @@ class Payload:
 
     @property
     def size_bytes(self) -> int:
-        return sum(b.nbytes for b in self.buffers)
+        buffers = self.buffers
+        return buffers[0].nbytes if len(buffers) == 1 else sum([b.nbytes for b in buffers])
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Arrived:
     """A whole frame. `data` is flat and writable and belongs to whoever gets this."""
 
@@ -90,7 +91,7 @@ class Arrived:
     absent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FrameHeader:
     """What is said of a frame before its bytes come. `number`: from 1 within a session."""
 

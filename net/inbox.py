@@ -94,15 +94,18 @@ class Inbox:
         if key not in self._held:
             return []
         self._held.remove(key)
-        self._past[key] = None
-        if len(self._past) > _REMEMBERED_KEYS:
-            del self._past[next(iter(self._past))]
-        self._slots[key.role].taken -= 1
-        return self._grant(key.role)
+        past = self._past
+        past[key] = None
+        if len(past) > _REMEMBERED_KEYS:
+            del past[next(iter(past))]
+        role = key.role
+        self._slots[role].taken -= 1
+        return self._grant(role)
 
     def _grant(self, role: Role) -> list[Credit]:
         slots = self._slots[role]
-        total = slots.announced + max(0, slots.allowed - slots.taken)
+        free = slots.allowed - slots.taken
+        total = slots.announced + free if free > 0 else slots.announced
         if total <= slots.granted:
             return []
         slots.granted = total
@@ -115,38 +118,37 @@ class Inbox:
     ) -> tuple[list[Arrived], list[Answer]]:
         """A header came, perhaps with the first of its bytes. A frame without bytes has arrived
         with it."""
-        key, slots = header.key, self._slots[header.key.role]
-        if (key.source, key.destination) != (self._peer, self._me):
+        key, number, size_bytes = header.key, header.number, header.size_bytes
+        slots = self._slots[key.role]
+        if key.source != self._peer or key.destination != self._me:
             raise FrameError(f"{key} came on the link {self._peer} -> {self._me}")
-        if header.number != self._announced + 1:
-            raise FrameError(f"frame number {header.number}: expected {self._announced + 1}")
+        if number != self._announced + 1:
+            raise FrameError(f"frame number {number}: expected {self._announced + 1}")
         if slots.announced >= slots.granted:
             raise FrameError(
                 f"{key} is frame {slots.announced + 1} of its role: credit is {slots.granted}"
             )
-        if header.size_bytes > self._max_frame_bytes:
-            raise FrameError(
-                f"{header.size_bytes} bytes for {key}: at most {self._max_frame_bytes} here"
-            )
+        if size_bytes > self._max_frame_bytes:
+            raise FrameError(f"{size_bytes} bytes for {key}: at most {self._max_frame_bytes} here")
         allowed = self._allowed(key)
-        if allowed is not None and header.size_bytes > allowed:
+        if allowed is not None and size_bytes > allowed:
             raise FrameError(
-                f"{header.size_bytes} bytes for {key}: the plan and its codec allow {allowed}"
+                f"{size_bytes} bytes for {key}: the plan and its codec allow {allowed}"
             )
-        if key in self._held or key in self._past or self._is_partial(key):
+        if key in self._held or key in self._past or (self._partial and self._is_partial(key)):
             self._announced += 1
             slots.announced += 1
-            return [], [Ack(header.number), *self._grant(key.role)]
+            return [], [Ack(number), *self._grant(key.role)]
         try:
-            frame = _Incoming(header, self._allocate(header.size_bytes))
+            frame = _Incoming(header, self._allocate(size_bytes))
         except MemoryError:
-            raise FrameError(f"no memory for the {header.size_bytes} bytes of {key}") from None
+            raise FrameError(f"no memory for the {size_bytes} bytes of {key}") from None
         self._announced += 1
         slots.announced += 1
         slots.taken += 1
-        if header.size_bytes == 0:
+        if size_bytes == 0:
             return self._arrived(frame)
-        self._partial[header.number] = frame
+        self._partial[number] = frame
         return ([], []) if first is None else self.take(first)
 
     def _is_partial(self, key: FrameKey) -> bool:
@@ -162,21 +164,19 @@ class Inbox:
             if 0 < piece.number <= self._announced:
                 return [], []  # of a duplicate that was acknowledged while its bytes were under way
             raise FrameError(f"bytes of frame {piece.number}, which was not announced")
-        if piece.offset != frame.have:
-            raise FrameError(
-                f"bytes of {frame.header.key} from {piece.offset} on: expected {frame.have}"
-            )
+        header, begin = frame.header, piece.offset
+        if begin != frame.have:
+            raise FrameError(f"bytes of {header.key} from {begin} on: expected {frame.have}")
         data = piece.data
-        end = piece.offset + data.nbytes
-        if end > frame.header.size_bytes:
+        end = begin + data.nbytes
+        if end > header.size_bytes:
             raise FrameError(
-                f"bytes up to {end} of {frame.header.key}: its header says "
-                f"{frame.header.size_bytes}"
+                f"bytes up to {end} of {header.key}: its header says {header.size_bytes}"
             )
-        frame.data[frame.have : end] = data
+        frame.data[begin:end] = data
         frame.have = end
-        if end < frame.header.size_bytes:
-            told = frame.header.key.role is Role.SNAPSHOT
+        if end < header.size_bytes:
+            told = header.key.role is Role.SNAPSHOT
             return [], [Partial(piece.number, end)] if told else []
         del self._partial[piece.number]
         return self._arrived(frame)
@@ -185,12 +185,12 @@ class Inbox:
         header = frame.header
         self._held.add(header.key)
         arrived = Arrived(
-            key=header.key,
-            codec=header.codec,
-            codec_header=header.codec_header,
-            spec=header.spec,
-            data=frame.data,
-            absent=header.absent,
+            header.key,
+            header.codec,
+            header.codec_header,
+            header.spec,
+            frame.data,
+            header.absent,
         )
         return [arrived], [Ack(header.number)]
 

@@ -38,7 +38,6 @@ from .messages import (
     Partial,
     Parts,
     Piece,
-    Refusal,
     encoded,
     seal,
     size_of,
@@ -90,14 +89,13 @@ class Link:
 
     def _say(self, messages: Sequence[Answer]) -> None:
         for message in messages:
-            match message:
-                case Credit():
-                    self._credits[message.role] = message
-                case Partial():
-                    self._partial[message.number] = message
-                case Ack():
-                    self._partial.pop(message.number, None)
-                    self._acks.append(message)
+            if isinstance(message, Ack):
+                self._partial.pop(message.number, None)
+                self._acks.append(message)
+            elif isinstance(message, Credit):
+                self._credits[message.role] = message
+            else:
+                self._partial[message.number] = message
 
     # One connection.
 
@@ -144,28 +142,28 @@ class Link:
         rule; the caller ends the connection then."""
         if len(self._acks) >= _UNREAD_ACKS:
             raise FrameError(f"{self.peer} leaves {len(self._acks)} acknowledgements unread")
-        match message:
-            case Announcement(header, first):
-                arrived, answers = self._inbox.announce(header, first)
-                if not arrived:
-                    self._hurry()  # its bytes may take long
-            case Piece() | Chunk():
-                arrived, answers = self._inbox.take(message)
-            case FrameHeader():
-                arrived, answers = self._inbox.announce(message)
-                self._hurry()
-            case Ack():
-                key = self._outbox.acknowledge(message.number, now)
-                return [] if key is None else [FrameAcknowledged(self.peer, key)]
-            case Credit():
-                self._outbox.credit(message.role, message.frames)
-                return []
-            case Partial():
-                self._outbox.partial(message.number, message.have, now)
-                return []
-            case Hello() | Refusal():
-                raise FrameError(f"a {type(message).__name__.lower()} in the middle of a link")
-        self._say(answers)
+        if isinstance(message, Ack):
+            key = self._outbox.acknowledge(message.number, now)
+            return [] if key is None else [FrameAcknowledged(self.peer, key)]
+        if isinstance(message, Credit):
+            self._outbox.credit(message.role, message.frames)
+            return []
+        if isinstance(message, Partial):
+            self._outbox.partial(message.number, message.have, now)
+            return []
+        if isinstance(message, Announcement):
+            arrived, answers = self._inbox.announce(message.header, message.first)
+            if not arrived:
+                self._hurry()  # its bytes may take long
+        elif isinstance(message, (Chunk, Piece)):
+            arrived, answers = self._inbox.take(message)
+        elif isinstance(message, FrameHeader):
+            arrived, answers = self._inbox.announce(message)
+            self._hurry()
+        else:
+            raise FrameError(f"a {type(message).__name__.lower()} in the middle of a link")
+        if answers:
+            self._say(answers)
         return [FrameArrived(a) for a in arrived]
 
     def pull(self, now: float) -> Parts | None:
@@ -182,25 +180,27 @@ class Link:
             return None
         records: list[Outgoing] = []
         found: Outgoing
-        size = 0
+        size, outbox = 0, self._outbox
         if self._patient and self.ready:
             self._hurry()
         while size < MIN_CHUNK_BYTES:
-            piece = None
             if self._credits:
                 found = self._credits.pop(next(iter(self._credits)))
             elif self._acks:
                 found = self._acks.popleft()
             elif self._partial:
                 found = self._partial.pop(next(iter(self._partial)))
-            elif (piece := self._outbox.pull(now)) is not None:
-                found = piece
             else:
-                break
+                piece = outbox.pull(now)
+                if piece is None:
+                    break
+                records.append(piece)
+                size += size_of(piece)
+                if outbox.patient:
+                    break  # what comes next may be urgent
+                continue
             records.append(found)
             size += size_of(found)
-            if piece is not None and self._outbox.patient:
-                break  # what comes next may be urgent
         return (records, size) if records else None
 
     def _hurry(self) -> None:
@@ -221,7 +221,11 @@ class Link:
     @property
     def ready(self) -> bool:
         """Whether `pull` has something to say."""
-        return self._up and bool(self._credits or self._acks or self._partial or self._outbox.ready)
+        if not self._up:
+            return False
+        if self._acks or self._credits or self._partial:
+            return True
+        return bool(self._outbox.waiting) and self._outbox.ready
 
     def broke(self) -> None:
         """The connection is gone."""

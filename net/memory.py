@@ -6,17 +6,18 @@ one message at a time to the network's carrier (`carrier.py`) and hands them on 
 What a stream does when one of its ends cannot hear the other (a direction is parted, or a process
 stands still) is what gRPC does: nothing for a while, then it breaks.
 
-Everything happens in calls of `schedule(delay_s, callback)`, so a queue of a few lines or the
-simulated world's virtual clock drives it, in the same order for the same calls.
+Everything happens in calls of a clock's `after(delay_s, callback)`, so a queue of a few lines or
+the simulated world's virtual clock drives it, in the same order for the same calls.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from ..dag.flow import Role
-from .carrier import Carrier, Carry, InOrder, Schedule, Timed, steady
+from .carrier import Carrier, Carry, Timed, steady
 from .connection import Connection
 from .frame import FrameKey, Payload
 from .inbox import Allocate
@@ -37,20 +38,22 @@ SILENT_S = 20.0
 `grpc_transport.CHANNEL_OPTIONS`."""
 
 
+class Clock(Protocol):
+    """Calls back once after some seconds; calls of equal time in the order they were made."""
+
+    now: float
+
+    def after(self, delay_s: float, callback: Callable[[], object]) -> None: ...
+
+
 class MemoryNetwork:
     """Where memory transports meet. An address is what its transport was given. `carry` is a
     carrier, or the function of a `Timed` one."""
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        now: Callable[[], float],
-        carry: Carry | Carrier | None = None,
-    ) -> None:
-        self.schedule = schedule
-        self.now = now
+    def __init__(self, clock: Clock, carry: Carry | Carrier | None = None) -> None:
+        self.clock = clock
         self.carrier: Carrier = (
-            Timed(schedule, carry or steady()) if carry is None or callable(carry) else carry
+            Timed(clock.after, carry or steady()) if carry is None or callable(carry) else carry
         )
         self.tamper: Tamper | None = None
         """A fault for tests: sees and may change every message."""
@@ -127,6 +130,8 @@ class MemoryNetwork:
 
     def tampers(self, source: str, destination: str) -> bool:
         """Whether `changed` could change a message."""
+        if self.tamper is None and not self._corrupt:
+            return False
         return self.tamper is not None or self.corrupts(source, destination)
 
     def freeze(self, peer: str) -> None:
@@ -258,7 +263,7 @@ class _Dialler:
         self._stopped = False
         # The link exists at once, so that frames can be queued; the stream is opened in its turn.
         transport.board.link(peer)
-        network.schedule(0.0, self._try)
+        network.clock.after(0.0, self._try)
 
     def stop(self) -> None:
         self._stopped = True
@@ -273,7 +278,7 @@ class _Dialler:
         stream = self._network.open(self._transport, self._address, connection)
         if stream is None:
             refused = self._network.at(self._address) is None  # else there is just no answer
-            self._network.schedule(0.0 if refused else HELLO_S, lambda: self._failed(connection))
+            self._network.clock.after(0.0 if refused else HELLO_S, lambda: self._failed(connection))
             return
         pipe.append(stream.there)
         stream.on_close = lambda: self._again(connection)
@@ -287,7 +292,7 @@ class _Dialler:
     def _again(self, connection: Connection) -> None:
         if not self._stopped:
             self._failures = 0 if connection.useful else self._failures + 1
-            self._network.schedule(backoff_s(self._failures), self._try)
+            self._network.clock.after(backoff_s(self._failures), self._try)
 
 
 class _Stream:
@@ -322,8 +327,8 @@ class _Stream:
         if self._network.hear_each_other(*self.peers):
             self._silent_since = None
         elif self._silent_since is None:
-            self._silent_since = since = self._network.now()
-            self._network.schedule(SILENT_S, lambda: self._give_up(since))
+            self._silent_since = since = self._network.clock.now
+            self._network.clock.after(SILENT_S, lambda: self._give_up(since))
 
     def _give_up(self, since: float) -> None:
         if self._silent_since == since:
@@ -350,7 +355,7 @@ class _Stream:
                 self._closed()
 
         if self._network.carrier.parted(gone.peer, other):
-            self._network.schedule(SILENT_S, told)
+            self._network.clock.after(SILENT_S, told)
         else:
             self._network.carrier.send(gone.peer, other, 0, _nothing, told)
 
@@ -368,18 +373,28 @@ class _Stream:
 
 
 class _Sent:
-    """A message on its way, and when its last byte left. There are millions: no closures."""
+    """A message on its way, which number it has in its pipe, and when its last byte left. There are
+    millions: no closures. None: what is said is that this was the last."""
 
-    __slots__ = ("left_s", "pipe", "said")
+    __slots__ = ("left_s", "number", "pipe", "said")
 
-    def __init__(self, pipe: _Pipe, said: Said) -> None:
-        self.pipe, self.said, self.left_s = pipe, said, 0.0
+    def __init__(self, pipe: _Pipe, number: int, said: Said | None) -> None:
+        self.pipe, self.number, self.said, self.left_s = pipe, number, said, 0.0
 
     def left(self) -> None:
         self.pipe.left(self)
 
     def arrived(self) -> None:
-        self.pipe.deliver(self)
+        """What arrives before something that was sent earlier waits for it."""
+        pipe = self.pipe
+        if self.number != pipe.arriving:
+            pipe.early[self.number] = self
+            return
+        pipe.arriving += 1
+        pipe.deliver(self)
+        while pipe.early and (first := pipe.early.pop(pipe.arriving, None)) is not None:
+            pipe.arriving += 1
+            pipe.deliver(first)
 
 
 class _Pipe:
@@ -399,41 +414,56 @@ class _Pipe:
         self._names = (source_name, destination_name)
         self._busy = False
         self._free_s = 0.0  # when the last message has left, where that is known
-        self._in_order = InOrder()
+        self._taken = 0  # messages so far
+        self.arriving = 0
+        """The number of the first message that was not delivered."""
+        self.early: dict[int, _Sent] = {}
 
     def wake(self) -> None:
         """There may be something to take. Taken in its own turn, so that no call nests."""
         if not self._busy and self._stream.open:
             self._busy = True
-            self._network.schedule(max(0.0, self._free_s - self._network.now()), self._next)
+            busy_s = self._free_s - self._network.clock.now
+            self._network.clock.after(busy_s if busy_s > 0.0 else 0.0, self._next)
+
+    def answer(self) -> None:
+        """As `wake`, where no call nests."""
+        if not self._busy and self._stream.open:
+            if self._free_s <= self._network.clock.now:
+                self._next()
+            else:
+                self.wake()
 
     def _next(self) -> None:
         network = self._network
         if not self._stream.open:
             return
-        if self._names[0] in network.frozen:
-            network.held(self._names[0], self._next)
+        if network.frozen and network.held(self._names[0], self._next):
             return
         self._busy = False
-        said = self._source.give(network.now())
+        now = network.clock.now
+        said = self._source.give(now)
         if said is None:
             if self._source.over:
-                network.carrier.send(*self._names, 0, _nothing, self._in_order.next(self._end))
+                last = _Sent(self, self._taken, None)
+                self._taken += 1
+                network.carrier.send(*self._names, 0, _nothing, last.arrived)
             return
         message, size_bytes = said
-        sent = _Sent(self, message)
-        arrived = self._in_order.next(sent.arrived)
-        busy_s = network.carrier.send(*self._names, size_bytes, sent.left, arrived)
+        sent = _Sent(self, self._taken, message)
+        self._taken += 1
+        source, destination = self._names
+        busy_s = network.carrier.send(source, destination, size_bytes, sent.left, sent.arrived)
         if busy_s is None:
             self._busy = True
             return
-        self._free_s = sent.left_s = network.now() + busy_s
+        self._free_s = sent.left_s = now + busy_s
         if self._source.ready:
             self.wake()
 
     def left(self, sent: _Sent) -> None:
         """The last byte of a message has left just now, where that was not known before."""
-        sent.left_s = self._network.now()
+        sent.left_s = self._network.clock.now
         self._next()
 
     def deliver(self, sent: _Sent) -> None:
@@ -441,8 +471,10 @@ class _Pipe:
         network, said = self._network, sent.said
         if not self._stream.open:
             return
-        if self._names[1] in network.frozen:
-            network.held(self._names[1], sent.arrived)
+        if said is None:
+            self._stream.close(f"{self._names[0]} closed the connection")
+            return
+        if network.frozen and network.held(self._names[1], lambda: self.deliver(sent)):
             return
         network.left_s = sent.left_s
         if network.tampers(*self._names):
@@ -453,10 +485,9 @@ class _Pipe:
                 return
             if changed != message:
                 said = changed
-        self._destination.hear(said, network.now())
-
-    def _end(self) -> None:
-        self._stream.close(f"{self._names[0]} closed the connection")
+        if self._destination.hear(said, network.clock.now):
+            stream = self._stream
+            (stream.back if stream.there is self else stream.there).answer()
 
 
 def _nothing() -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from google.protobuf.message import DecodeError
@@ -29,6 +28,7 @@ from .frame import (
     header_to_proto,
     role_from_proto,
 )
+from .records import immutable
 
 __all__ = [
     "MAX_CHUNK_BYTES",
@@ -68,6 +68,7 @@ MAX_LISTED = 256
 
 _CHECKSUM = struct.Struct("<Q")  # of what follows
 _RECORD = struct.Struct("<BI")  # kind, length of what follows
+_RECORD_BYTES = _RECORD.size
 _PIECE = struct.Struct("<QQ")  # frame number, offset
 _CONTROL, _BYTES = 1, 2
 MAX_HELLO_BYTES = MAX_CONTROL_BYTES + 64
@@ -83,7 +84,7 @@ Parts = tuple[bytes | memoryview, ...]
 """A record or a message in parts, to be put together by whoever writes it."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Hello:
     """How a connection begins; the fields are those of LinkHello."""
 
@@ -99,18 +100,18 @@ class Hello:
     credits: tuple[tuple[Role, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Ack:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Credit:
     role: Role
     frames: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Partial:
     """So many bytes of a frame are here."""
 
@@ -118,7 +119,7 @@ class Partial:
     have: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Refusal:
     """The speaker ends the dial; `code` is stable, `text` for people."""
 
@@ -126,7 +127,7 @@ class Refusal:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Piece:
     """Bytes of an announced frame, from `offset` on; `data` lies in the message that came."""
 
@@ -135,7 +136,7 @@ class Piece:
     data: memoryview
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Chunk:
     """A piece that leaves: `parts` are views of the frame's buffers, `size_bytes` in all."""
 
@@ -150,7 +151,7 @@ class Chunk:
         return self.parts[0] if len(self.parts) == 1 else memoryview(b"".join(self.parts))
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Announcement:
     """A frame begins to leave: its header with its first piece; None: it has no bytes. Written, it
     is the records of both."""
@@ -189,22 +190,23 @@ def encoded(message: Outgoing) -> Parts:
 
 def size_of(message: Outgoing) -> int:
     """Bytes of its records, without writing them."""
-    match message:
-        case Announcement(header, first):
-            rest = _RECORD.size + _PIECE.size + first.size_bytes if first else 0
-            return _RECORD.size + _header_bytes(header) + rest
-        case Ack():
-            return _RECORD.size + 2 + _number(message.number)
-        case Chunk():
-            return _RECORD.size + _PIECE.size + message.size_bytes
-        case Credit():
-            return _RECORD.size + 4 + _number(message.frames)
-        case Partial():
-            return _RECORD.size + 2 + _number(message.number) + _number(message.have)
-        case FrameHeader():
-            return _RECORD.size + _header_bytes(message)
-        case _:
-            return len(record(message))
+    if isinstance(message, Ack):
+        number = message.number
+        return _RECORD_BYTES + 2 + (_SMALL[number] if number < len(_SMALL) else _number(number))
+    if isinstance(message, Announcement):
+        first = message.first
+        rest = _RECORD_BYTES + _PIECE.size + first.size_bytes if first else 0
+        return _RECORD_BYTES + _header_bytes(message.header) + rest
+    if isinstance(message, Credit):
+        frames = message.frames
+        return _RECORD_BYTES + 4 + (_SMALL[frames] if frames < len(_SMALL) else _number(frames))
+    if isinstance(message, Chunk):
+        return _RECORD_BYTES + _PIECE.size + message.size_bytes
+    if isinstance(message, Partial):
+        return _RECORD_BYTES + 2 + _number(message.number) + _number(message.have)
+    if isinstance(message, FrameHeader):
+        return _RECORD_BYTES + _header_bytes(message)
+    return len(record(message))
 
 
 def sealed_bytes(records_bytes: int) -> int:
@@ -221,22 +223,20 @@ def _number(value: int) -> int:
     return 1 + (value.bit_length() + 6) // 7 if value else 0
 
 
+_SMALL = bytes(map(_number, range(1 << 12)))
+"""Of the numbers that are there most."""
+
+
 def _inside(size: int) -> int:
     """Of a field of so many bytes."""
-    return 1 + _varint(size) + size
+    return 2 + size if size < 128 else 1 + _varint(size) + size
 
 
 def _header_bytes(header: FrameHeader) -> int:
-    key = header.key
-    names = _names_bytes(key.run, key.port, key.source, key.destination)
-    identity = (
-        names
-        + 2  # the role
-        + _number(key.term)
-        + _number(key.step)
-        + _number(key.microbatch)
-        + _number(key.hop)
-    )
+    run, term, step, _, microbatch, hop, port, source, destination = header.key
+    identity = _names_bytes(run, port, source, destination) + 2  # the role
+    for number in (term, step, microbatch, hop):
+        identity += _SMALL[number] if number < len(_SMALL) else _number(number)
     body = (
         _inside(identity)
         + _number(header.number)

@@ -43,7 +43,10 @@ class Pieces(NamedTuple):
     """A piece should take at most this long on the link."""
     most_bytes: int
     wait_s: float = 0.025
-    """So long may a frame be held up by a snapshot on the link, whose pieces take half of it."""
+    """So long may a frame be held up by a snapshot on the link, whose pieces take half of it..."""
+    rest_share: float = 0.0
+    """...or up to this share of the time in which nothing else went on the link, if that is more:
+    fewer pieces where each costs more than the bytes in it."""
 
 
 PIECES = Pieces(0.05, 2 * 1024 * 1024)
@@ -101,9 +104,10 @@ class Outbox:
 
     def __init__(self, pieces: Pieces = PIECES) -> None:
         self._lanes = {role: _Lane(role in _PATIENT) for role in Role}
-        window = Patience(pieces.wait_s, pieces.most_bytes // _PATIENT_SHARE)
+        most_bytes = pieces.most_bytes // _PATIENT_SHARE
+        window = Patience(pieces.wait_s, most_bytes, pieces.rest_share)
         self._lanes[Role.SNAPSHOT].window = self._window = window
-        self._waiting: list[_Lane] = []
+        self.waiting: list[_Lane] = []
         """Lanes with a queue. Who had its turn longest ago comes first."""
         self._unacknowledged: dict[int, _Outgoing] = {}  # by number; announced frames only
         self._keys: set[FrameKey] = set()  # not acknowledged
@@ -115,29 +119,35 @@ class Outbox:
         """Whether the last piece was of what can wait."""
         self._ahead = 0
         """Bytes on their way that the window does not hold."""
+        self._hurried_s: float | None = None
+        """When the last of them left, or the first piece of what can wait."""
         self._rate = _Rate(pieces)
         self.again_bytes = 0
         """Handed out so far for connections that ended before the receiver had them."""
 
     def send(self, key: FrameKey, payload: Payload) -> None:
         """Queues the frame; a key that is known is ignored. Raises LinkError past the bound."""
-        if key in self._keys or key in self._past:
+        keys = self._keys
+        if key in keys or key in self._past:
             return
-        if len(self) >= _QUEUED_FRAMES:
+        if len(keys) >= _QUEUED_FRAMES:
             raise LinkError(f"{len(self)} frames wait for {key.destination} already; {key} is over")
-        buffers = tuple(
-            [b.cast("B") if b.format != "B" or b.ndim != 1 else b for b in payload.buffers]
-        )
-        self._keys.add(key)
+        buffers = payload.buffers
+        for b in buffers:
+            if b.format != "B" or b.ndim != 1:
+                buffers = tuple([b.cast("B") for b in buffers])
+                break
+        keys.add(key)
         lane = self._lanes[key.role]
         if not lane.queue:
-            self._waiting.append(lane)
+            self.waiting.append(lane)
         lane.queue.append(_Outgoing(key, payload, payload.size_bytes, buffers))
 
     def credit(self, role: Role, frames: int) -> None:
         """The receiver's total; it never shrinks within a session."""
         lane = self._lanes[role]
-        lane.credit = max(lane.credit, frames)
+        if frames > lane.credit:
+            lane.credit = frames
 
     def acknowledge(self, number: int, now: float) -> FrameKey | None:
         """The frame is there: it is forgotten. None for one that was acknowledged before.
@@ -157,11 +167,13 @@ class Outbox:
             self._ahead -= frame.sent
         if lane.queue and lane.queue[0] is frame:
             self._leave(lane)
-        self._acknowledged = max(self._acknowledged, number)
+        if number > self._acknowledged:
+            self._acknowledged = number
         self._keys.remove(key)
-        self._past[key] = None
-        if len(self._past) > _REMEMBERED_KEYS:
-            del self._past[next(iter(self._past))]
+        past = self._past
+        past[key] = None
+        if len(past) > _REMEMBERED_KEYS:
+            del past[next(iter(past))]
         return key
 
     def partial(self, number: int, have: int, now: float) -> None:
@@ -225,18 +237,18 @@ class Outbox:
                 frame.number = frame.sent = 0
                 lane.announced -= 1
                 del self._unacknowledged[number]
-        self._waiting = [lane for lane in self._lanes.values() if lane.queue]
+        self.waiting = [lane for lane in self._lanes.values() if lane.queue]
 
     def _leave(self, lane: _Lane) -> None:
         """The first frame of a lane needs it no more."""
         lane.queue.popleft()
         if not lane.queue:
-            self._waiting.remove(lane)
+            self.waiting.remove(lane)
 
     @property
     def ready(self) -> bool:
         """Whether `pull` has something."""
-        for lane in self._waiting:  # noqa: SIM110  # half of any()'s time
+        for lane in self.waiting:  # noqa: SIM110  # half of any()'s time
             if lane.ready:
                 return True
         return False
@@ -244,7 +256,11 @@ class Outbox:
     def pull(self, now: float) -> Announcement | Chunk | None:
         """What goes next, or None when nothing may go. `now`: seconds, to learn from when the link
         asks again how large pieces may be."""
-        lane = self._next_lane()
+        waiting = self.waiting
+        if len(waiting) == 1 and not waiting[0].patient:  # as nearly always
+            lane = waiting[0] if waiting[0].ready else None
+        else:
+            lane = self._next_lane() if waiting else None
         if lane is None:
             self._rate.idle()
             return None
@@ -265,7 +281,9 @@ class Outbox:
         if lane.window is not None:
             # Where the others leave only every 16th piece, each is as long as that allows.
             share = most // _PATIENT_SHARE if self._hurries else 0
-            most = max(lane.window.piece_bytes, share)
+            if self._hurried_s is None:
+                self._hurried_s = now
+            most = max(lane.window.piece_bytes(now - self._hurried_s), share)
         elif lane.patient:  # what comes next may be urgent
             most = max(MIN_CHUNK_BYTES, most // _PATIENT_SHARE)
         begin, size = frame.sent, min(most, frame.size_bytes - frame.sent)
@@ -276,6 +294,7 @@ class Outbox:
             self._rate.idle()  # it vanishes into buffers that are kept empty
         else:
             self._ahead += size
+            self._hurried_s = now
             self._rate.handed_out(size, now)
         if size == frame.size_bytes:
             return Chunk(frame.number, 0, size, frame.buffers)
@@ -284,12 +303,12 @@ class Outbox:
     @property
     def _hurries(self) -> bool:
         """Whether something waits that goes first."""
-        return any(lane.ready and not lane.patient for lane in self._waiting)
+        return any(lane.ready and not lane.patient for lane in self.waiting)
 
     def _next_lane(self) -> _Lane | None:
         urgent: _Lane | None = None
         patient: _Lane | None = None
-        for lane in self._waiting:
+        for lane in self.waiting:
             if lane.ready:
                 if lane.patient:
                     patient = patient or lane
@@ -304,9 +323,9 @@ class Outbox:
             chosen = urgent
             self._since_patient += patient is not None
         assert chosen is not None
-        if len(self._waiting) > 1:
-            self._waiting.remove(chosen)
-            self._waiting.append(chosen)
+        if len(self.waiting) > 1:
+            self.waiting.remove(chosen)
+            self.waiting.append(chosen)
         return chosen
 
     def __len__(self) -> int:
@@ -335,8 +354,11 @@ class _Rate:
             self._bytes_per_s = (
                 rate if not self._bytes_per_s else 0.8 * self._bytes_per_s + 0.2 * rate
             )
-        wanted = int(self._bytes_per_s * self._pieces.most_s)
-        return min(max(wanted, MIN_CHUNK_BYTES), self._pieces.most_bytes)
+        pieces = self._pieces
+        wanted = int(self._bytes_per_s * pieces.most_s)
+        if wanted < MIN_CHUNK_BYTES:
+            wanted = MIN_CHUNK_BYTES
+        return wanted if wanted < pieces.most_bytes else pieces.most_bytes
 
     def idle(self) -> None:
         """Nothing more to send: the time until the next request says nothing."""

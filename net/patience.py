@@ -52,10 +52,11 @@ class Patience:
     """The window of one lane of one link; its frames go one after the other. Times are seconds of a
     clock that never goes back."""
 
-    def __init__(self, wait_s: float, most_bytes: int) -> None:
-        """`most_bytes`: of a piece."""
+    def __init__(self, wait_s: float, most_bytes: int, rest_share: float = 0.0) -> None:
+        """`most_bytes`: of a piece. `rest_share`: see `piece_bytes`."""
         self._wait_s = wait_s
         self._most_bytes = most_bytes
+        self._rest_share = rest_share
         self._out: deque[_Out] = deque()
         self._out_bytes = 0
         self._arrived = 0
@@ -67,10 +68,11 @@ class Patience:
         self._looks = False
         """Nothing leaves until nothing is on its way."""
 
-    @property
-    def piece_bytes(self) -> int:
-        """How large the next piece may be: half of `wait_s` of the path."""
-        return int(min(max(self._rate * self._wait_s / 2, LEAST_BYTES), self._most_bytes))
+    def piece_bytes(self, rest_s: float) -> int:
+        """How large the next piece may be: half of `wait_s` of the path, or `rest_share` of the
+        time in which nothing else went on the link, seconds."""
+        piece_s = max(self._wait_s / 2, self._rest_share * rest_s)
+        return int(min(max(self._rate * piece_s, LEAST_BYTES), self._most_bytes))
 
     @property
     def full(self) -> bool:
@@ -118,7 +120,9 @@ class Patience:
         if late_s < self._wait_s / 2:
             if piece.full:
                 self._window += size_bytes / 2
-                self._rate = max(self._rate, rate)
+            else:  # who asks for little learns the least that the path gives
+                rate = (arrived - piece.size_bytes) / took_s
+            self._rate = max(self._rate, rate)
         elif window >= self._window:
             self._window, self._rate = window, rate
         elif piece.full and late_s > self._wait_s / 2 + behind_s:

@@ -11,11 +11,11 @@ breaks; frames of one role arrive in the order in which they were sent.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from ..dag.flow import Role
 from .frame import Arrived, FrameKey, Payload
+from .records import immutable
 
 __all__ = [
     "FrameAcknowledged",
@@ -34,7 +34,7 @@ class LinkError(RuntimeError):
     """The transport was asked for what cannot be: a frame to a peer without a link, say."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class LinkUp:
     """Frames can flow, both ways. `generation` is that of the dial."""
 
@@ -44,7 +44,7 @@ class LinkUp:
     """Of frames that were under way when the last connection ended, and go out once more."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class LinkDown:
     """The connection broke. Nothing is lost: the side that dials tries again until `hang_up`."""
 
@@ -52,7 +52,7 @@ class LinkDown:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class LinkRefused:
     """One side broke a rule, or is not wanted: `why` says which rule, and whose reason it is.
 
@@ -63,14 +63,14 @@ class LinkRefused:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FrameArrived:
     """A whole frame is here and holds its receive slot until `release`."""
 
     arrived: Arrived
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FrameAcknowledged:
     """The peer has the whole frame; its buffers are free again here."""
 

@@ -313,10 +313,11 @@ class Assignment:
             if self._export_asked and self._exports and not last:
                 out.append(e.UploadWeights(self.run, self.term, steps.step + 1))
             self._export_asked = False
-        if done.stepped if steps.waits_for_evaluation else done.trained:
-            out.append(self._report(steps))
-        if done.stepped:
-            steps.leave_step()
+        if done.trained or done.stepped:
+            if done.stepped if steps.waits_for_evaluation else done.trained:
+                out.append(self._report(steps))
+            if done.stepped:
+                steps.leave_step()
         return out + self._take_snapshot() + self._advance(now)
 
     def _advance(self, now: float) -> list[e.Instruction]:
@@ -330,7 +331,7 @@ class Assignment:
                 return []
             self.phase = Phase.EXPORTING
             return [e.UploadWeights(self.run, self.term, steps.steps)]
-        if self._on_hold or (self.reports.full and steps.position == 0 and not steps.evaluating):
+        if steps.position == 0 and not steps.evaluating and (self._on_hold or self.reports.full):
             return []
         action = steps.begin_next(now)
         if action is None:

@@ -19,8 +19,9 @@ assignment that caused a record, so that a stale answer is recognised and droppe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from ..net.records import immutable
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -86,19 +87,19 @@ __all__ = [
 # ---------------------------------------------------------------- facts
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Started:
     """The process is up and its transport listens; the first event of every machine."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class StopAsked:
     """The owner wants this peer to end: after the step that it is in, or (now) at once."""
 
     now: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class OwnerLooked:
     """What the owner's wishes depend on, every second or so: the host's wall clock, whether the
     owner has paused it, and what its peers have moved in this calendar month, bytes."""
@@ -108,33 +109,33 @@ class OwnerLooked:
     moved_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class TimerFired:
     """The time of the last `SetTimer` with this name has come."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Attached:
     """A stream to the broker is open; nothing was said on it yet."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Detached:
     """The stream to the broker ended, or `Connect` failed; `why` names the address."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class BrokerSaid:
     """A message came on the stream."""
 
     message: broker_pb2.BrokerMessage
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class LinkUp:
     """Frames can flow to and from this peer. `again_bytes`: of those that the last connection did
     not bring there."""
@@ -143,7 +144,7 @@ class LinkUp:
     again_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class LinkDown:
     """The link broke or was refused; a transport that dials keeps trying."""
 
@@ -151,7 +152,7 @@ class LinkDown:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Built:
     """The stages of an assignment stand on the device with their parameters.
 
@@ -172,7 +173,7 @@ class Built:
     exports: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class BuildFailed:
     """The assignment cannot be built here; `code` is a word for programs ("memory", "host")."""
 
@@ -182,7 +183,7 @@ class BuildFailed:
     code: str = "build"
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class DataReady:
     """The data that this peer's stages read in `step`, evaluation included, is on the host."""
 
@@ -191,7 +192,7 @@ class DataReady:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class DataFailed:
     """The data of a step could not be fetched or read; `code` as of `BuildFailed`."""
 
@@ -202,7 +203,7 @@ class DataFailed:
     code: str = "data"
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Result:
     """What an action came to: seconds spent computing, peak device bytes so far (0: unknown), at
     the hub, from `N+` and `V+`, what the step and the evaluation came to, and from `U` what frames
@@ -215,7 +216,7 @@ class Result:
     links: tuple[broker_pb2.LinkUse, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Computed:
     """An action ran; the device's store holds what `flow.gives` names."""
 
@@ -226,7 +227,7 @@ class Computed:
     result: Result = Result()
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ComputeFailed:
     """An action raised; the device is usable again after a `Discard`."""
 
@@ -237,7 +238,7 @@ class ComputeFailed:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FrameQueued:
     """A `SendFrame` was encoded (size_bytes on the wire) and handed to the transport; or a
     `SendProbe` was handed to it."""
@@ -246,21 +247,21 @@ class FrameQueued:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FrameAcknowledged:
     """The peer has the whole frame; told after its FrameQueued, once."""
 
     key: FrameKey
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FrameArrived:
     """A whole frame came, fits its spec, and lies in the device's store."""
 
     key: FrameKey
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FrameRefused:
     """A whole frame came, or was to be sent, that does not fit: another spec, a codec error."""
 
@@ -268,7 +269,7 @@ class FrameRefused:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ExportedWeights:
     """This holder's weights after `step` updates are stored as `blob`."""
 
@@ -278,7 +279,7 @@ class ExportedWeights:
     blob: common_pb2.BlobRef
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ExportFailed:
     """The weights after `step` updates could not be written or stored."""
 
@@ -288,7 +289,7 @@ class ExportFailed:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SnapshotTaken:
     """It lies on this host, in so many parts."""
 
@@ -296,7 +297,7 @@ class SnapshotTaken:
     parts: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SnapshotFailed:
     """It could not be taken, or not be kept: the disk is full, say."""
 
@@ -304,7 +305,7 @@ class SnapshotFailed:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SnapshotSaved:
     """It lies with the broker; or `blob` is None, and `why` says what stood in the way."""
 
@@ -343,20 +344,20 @@ Event = (
 # ---------------------------------------------------------------- imperatives
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Connect:
     """Open a stream to the broker, in place of an older one: answers `Attached` and, when that
     stream ends, `Detached`; or only `Detached`, when it cannot be opened."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Tell:
     """Send this on the stream to the broker."""
 
     message: broker_pb2.PeerMessage
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SetTimer:
     """Fire `name` at this time of the shell's clock; replaces an earlier one of the same name."""
 
@@ -364,7 +365,7 @@ class SetTimer:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Waits:
     """Tell the owner what the peer waits for before it leaves its run, at most for so long."""
 
@@ -372,7 +373,7 @@ class Waits:
     within_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Exit:
     """End the process with this exit code. What was told and sent may still leave, for a moment;
     then everything is freed."""
@@ -381,7 +382,7 @@ class Exit:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Dial:
     """Open a link to this peer and keep it up until `HangUp`."""
 
@@ -390,21 +391,21 @@ class Dial:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Expect:
     """This peer may dial us."""
 
     peer: PeerId
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class HangUp:
     """Forget the link to this peer and its queues."""
 
     peer: PeerId
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Allow:
     """Give this peer so many receive slots for frames of a role."""
 
@@ -413,7 +414,7 @@ class Allow:
     frames: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Build:
     """Fetch and build the assignment: answers `Built` or `BuildFailed`."""
 
@@ -424,7 +425,7 @@ class Build:
     """Those to go on from; empty: the starting weights."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Prefetch:
     """Get the data of a step: answers `DataReady` or `DataFailed`; runs beside the compute."""
 
@@ -433,7 +434,7 @@ class Prefetch:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Compute:
     """Run this action on the device: answers `Computed` or `ComputeFailed`. One at a time."""
 
@@ -443,14 +444,14 @@ class Compute:
     action: Action
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SendFrame:
     """Encode this value from the device's store and send it: answers `FrameQueued`."""
 
     key: FrameKey
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SendProbe:
     """Send so many bytes that do not compress to the key's destination: answers `FrameQueued`, or
     `FrameRefused` when there is no link."""
@@ -459,14 +460,14 @@ class SendProbe:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Release:
     """The value was consumed (or is not wanted): free its tensor and, if remote, its slot."""
 
     key: FrameKey
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class UploadWeights:
     """Copy the weights as they are before the next `Compute`, store them as a blob of the broker:
     answers `ExportedWeights` or `ExportFailed`."""
@@ -476,7 +477,7 @@ class UploadWeights:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class TakeSnapshot:
     """Copy what the stages need to go on, as it is before the next `Compute`, and keep it: answers
     `SnapshotTaken` or `SnapshotFailed`."""
@@ -486,14 +487,14 @@ class TakeSnapshot:
     snapshot: broker_pb2.Snapshot
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class UploadSnapshot:
     """Bring an own one, which lies here, to the broker: answers `SnapshotSaved`."""
 
     snapshot: broker_pb2.Snapshot
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class KeepSnapshot:
     """All parts of this copy have come: let it outlive the process."""
 
@@ -501,14 +502,14 @@ class KeepSnapshot:
     parts: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class DropSnapshot:
     """Nobody needs it any more."""
 
     snapshot: SnapshotId
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Discard:
     """Forget everything of this assignment, on device and host."""
 

@@ -61,6 +61,9 @@ _Answer = (
     | e.ExportFailed
 )
 
+_OfFrame = e.FrameArrived | e.FrameQueued | e.FrameAcknowledged | e.FrameRefused
+_OF_FRAMES = (e.FrameArrived, e.FrameQueued, e.FrameAcknowledged, e.FrameRefused)
+
 
 class PeerMachine:
     """One peer. Call `handle` with each event in the order in which the events happened."""
@@ -112,21 +115,18 @@ class PeerMachine:
         if self.exit is not None:
             return []
         out = self._dispatch(event, now)
-        if self.attachment.away:
+        if out and self.attachment.away:
             # An assignment keeps what the broker must know; the rest is old news when it is back.
             out = [i for i in out if not isinstance(i, e.Tell) or i.message.HasField("hello")]
         return out
 
     def _dispatch(self, event: e.Event, now: float) -> list[e.Instruction]:
+        # Those of every frame and action come first.
+        if isinstance(event, _OF_FRAMES):
+            return self._of_frame(event, event.key, now)
+        if isinstance(event, e.Computed):
+            return self._unless_it_leaves(self._answer(event, now))
         match event:
-            case e.FrameArrived(key) | e.FrameQueued(key) | e.FrameRefused(key):
-                if key.role is Role.PROBE:
-                    return self._probe_frame(event, key, now)
-                out = self._frame(event, key, now)
-            case e.FrameAcknowledged(key):
-                if key.role is Role.PROBE:
-                    return self._probe_frame(event, key, now)
-                return [*self._traffic.acknowledged(key, now), *self.keeping.acknowledged(key)]
             case e.Started():
                 self.attachment.began(now)
                 return self._connect()
@@ -180,6 +180,8 @@ class PeerMachine:
         if part is None or not part.matches(event.run, event.term):
             return []
         match event:
+            case e.Computed():
+                return part.computed(event, now)
             case e.Built():
                 return part.built(event)
             case e.BuildFailed(why=why, code=code):
@@ -188,8 +190,6 @@ class PeerMachine:
                 return part.data_ready(step, now)
             case e.DataFailed(step=step, why=why, code=code):
                 return part.data_failed(step, code, why, self.attachment.away)
-            case e.Computed():
-                return part.computed(event, now)
             case e.ComputeFailed(step=step, action=action, why=why):
                 return part.fail("compute", f"{action} of step {step} on {self.peer}: {why}")
             case e.ExportedWeights(step=step, blob=blob):
@@ -197,37 +197,35 @@ class PeerMachine:
             case e.ExportFailed(step=step, why=why):
                 return part.export_failed(step, why, now, self.attachment.away)
 
-    def _frame(
-        self, event: e.FrameArrived | e.FrameRefused | e.FrameQueued, key: FrameKey, now: float
-    ) -> list[e.Instruction]:
+    def _of_frame(self, event: _OfFrame, key: FrameKey, now: float) -> list[e.Instruction]:
+        role = key.role
+        if role is Role.PROBE:
+            return self._probe_frame(event, key, now)
+        if isinstance(event, e.FrameAcknowledged):
+            out = self._traffic.acknowledged(key, now)
+            return out + self.keeping.acknowledged(key) if role is Role.SNAPSHOT else out
         part = self.assignment
-        known = part is not None and part.matches(key.run, key.term)
-        match event:
-            case e.FrameQueued(size_bytes=size_bytes):
-                if part and known:
-                    if key.role is not Role.SNAPSHOT:
-                        part.frame_queued(size_bytes)
-                    self._traffic.queued(key, size_bytes, now)
-                return []
-            case e.FrameArrived() if part and known:
-                before = part.dropped
+        if part is not None and not part.matches(key.run, key.term):
+            part = None
+        if isinstance(event, e.FrameQueued):
+            if part is not None:
+                if role is not Role.SNAPSHOT:
+                    part.frame_queued(event.size_bytes)
+                self._traffic.queued(key, event.size_bytes, now)
+            out = []
+        elif part is None:
+            self.late_frames += 1
+            out = self.keeping.stray(key) if role is Role.SNAPSHOT else [e.Release(key)]
+        else:
+            before = part.dropped
+            if isinstance(event, e.FrameArrived):
                 out = part.frame(key, now)
-                self.late_frames += part.dropped - before
-                return out
-            case e.FrameRefused(why=why) if part and known:
-                before = part.dropped
-                out = part.frame_refused(key, why)
-                self.late_frames += part.dropped - before
-                return out
-        self.late_frames += 1
-        return self.keeping.stray(key) if key.role is Role.SNAPSHOT else [e.Release(key)]
+            else:
+                out = part.frame_refused(key, event.why)
+            self.late_frames += part.dropped - before
+        return self._unless_it_leaves(out)
 
-    def _probe_frame(
-        self,
-        event: e.FrameArrived | e.FrameRefused | e.FrameQueued | e.FrameAcknowledged,
-        key: FrameKey,
-        now: float,
-    ) -> list[e.Instruction]:
+    def _probe_frame(self, event: _OfFrame, key: FrameKey, now: float) -> list[e.Instruction]:
         match event:
             case e.FrameQueued():
                 self.probes.queued(key, now)

@@ -29,7 +29,7 @@ __all__ = ["Done", "Program", "Steps", "Verdict", "transfer_of"]
 
 def transfer_of(key: FrameKey) -> Transfer:
     """What the plan calls the transfer of this frame."""
-    return Transfer(*key[3:])  # type: ignore[arg-type]  # in one order
+    return tuple.__new__(Transfer, key[3:])  # in one order
 
 
 class Verdict(Enum):
@@ -193,29 +193,29 @@ class Steps:
 
     def key(self, transfer: Transfer) -> FrameKey:
         """The transfer in the present step, as a frame."""
-        return FrameKey(self._run, self._term, self.step, *transfer)
+        return tuple.__new__(FrameKey, (self._run, self._term, self.step, *transfer))
 
     # ------------------------------------------------------------ frames
 
     def judge(self, key: FrameKey) -> Verdict:
         """What to do with a frame of this run and term that came in."""
-        transfer = transfer_of(key)
-        evaluates = transfer in self._evaluate.taker
-        if not evaluates and transfer not in self._train.taker:
-            return Verdict.UNPLANNED
-        if evaluates and not self.evaluates_after(key.step):
-            return Verdict.UNPLANNED
-        if key.source == self._peer or key.step >= self.steps or key.step > self.step + 1:
+        transfer, step = transfer_of(key), key.step
+        taker = self._train.taker.get(transfer)
+        evaluates = taker is None
+        if taker is None:
+            taker = self._evaluate.taker.get(transfer)
+            if taker is None or not self.evaluates_after(step):
+                return Verdict.UNPLANNED
+        if key.source == self._peer or step >= self.steps or step > self.step + 1:
             return Verdict.UNPLANNED
         if key in self.arrived:
             return Verdict.DUPLICATE
-        if key.step < self.step:
+        if step < self.step:
             return Verdict.LATE
-        if key.step == self.step:
+        if step == self.step:
             if self.evaluating and not evaluates:
                 return Verdict.LATE
-            consumed = self.position + (1 if self.in_flight else 0)
-            if self.evaluating == evaluates and self.program.taker[transfer] < consumed:
+            if self.evaluating == evaluates and taker < self.position + self.in_flight:
                 return Verdict.LATE
         return Verdict.WANTED
 
@@ -239,8 +239,11 @@ class Steps:
     def _wait(self) -> tuple[tuple[FrameKey, ...], list[FrameKey]]:
         """What the next action takes, and what of it is not known to be there."""
         if self._awaited is None:
-            keys = tuple([self.key(t) for t in self.program.takes[self.position]])
-            self._awaited = keys, [k for k in keys if k not in self.arrived]
+            program = self._evaluate if self.evaluating else self._train
+            prefix, arrived = (self._run, self._term, self.step), self.arrived
+            takes = program.takes[self.position]
+            keys = tuple([tuple.__new__(FrameKey, prefix + t) for t in takes])
+            self._awaited = keys, [k for k in keys if k not in arrived]
         return self._awaited
 
     # ------------------------------------------------------------ actions
@@ -265,8 +268,9 @@ class Steps:
         releases = self._wait()[0]
         self.arrived.difference_update(releases)
         sends: list[FrameKey] = []
+        prefix = self._run, self._term, self.step
         for transfer in program.gives[at]:
-            key = self.key(transfer)
+            key = tuple.__new__(FrameKey, prefix + transfer)
             if transfer.destination == self._peer:
                 self.arrived.add(key)
             else:
@@ -295,16 +299,15 @@ class Steps:
 
     def _add(self, action: Action, seconds: float) -> None:
         """Seconds of training by stage; an evaluation, an exchange and the norm are no stage's."""
-        match action.kind:
-            case Kind.FORWARD:
-                self._times[action.stage].visits += 1
-                self._times[action.stage].forward_s += seconds
-            case Kind.BACKWARD:
-                self._times[action.stage].backward_s += seconds
-            case Kind.UPDATE:
-                self.update_s += seconds
-            case _:
-                pass
+        kind = action.kind
+        if kind is Kind.FORWARD:
+            time = self._times[action.stage]
+            time.visits += 1
+            time.forward_s += seconds
+        elif kind is Kind.BACKWARD:
+            self._times[action.stage].backward_s += seconds
+        elif kind is Kind.UPDATE:
+            self.update_s += seconds
 
     @property
     def stage_times(self) -> tuple[broker_pb2.StageTime, ...]:

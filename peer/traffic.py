@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..dag.flow import Role
-from ..dag.plan import PeerId
 from ..net.frame import FrameKey
 from ..proto import broker_pb2
 from . import events as e
@@ -43,11 +42,11 @@ class Traffic:
     """The neighbours of one assignment."""
 
     def __init__(self) -> None:
-        self._neighbours: dict[PeerId, _Neighbour] = {}
-        self._round_trips: dict[PeerId, float] = {}  # newest known, oldest first
+        self._neighbours: dict[str, _Neighbour] = {}
+        self._round_trips: dict[str, float] = {}  # newest known, oldest first
 
     def queued(self, key: FrameKey, size_bytes: int, now: float) -> None:
-        peer = PeerId(key.destination)
+        peer = key.destination
         near = self._neighbours.get(peer)
         if near is None:
             near = self._neighbours[peer] = _Neighbour()
@@ -56,7 +55,7 @@ class Traffic:
         near.under_way[key] = None
 
     def acknowledged(self, key: FrameKey, now: float) -> list[e.Instruction]:
-        peer = PeerId(key.destination)
+        peer = key.destination
         near = self._neighbours.get(peer)
         if near is None or key not in near.under_way:
             return []
@@ -79,7 +78,7 @@ class Traffic:
 
     def _sample(
         self,
-        peer: PeerId,
+        peer: str,
         near: _Neighbour,
         size_bytes: int,
         seconds: float,
@@ -102,14 +101,14 @@ class Traffic:
         if near.since is None:
             near.since = now
 
-    def know(self, peer: PeerId, round_trip_s: float) -> None:
+    def know(self, peer: str, round_trip_s: float) -> None:
         """A round trip that was measured, here or by a probe."""
         self._round_trips.pop(peer, None)
         self._round_trips[peer] = round_trip_s
         if len(self._round_trips) > _REMEMBERED:
             del self._round_trips[next(iter(self._round_trips))]
 
-    def broke(self, peer: PeerId) -> None:
+    def broke(self, peer: str) -> None:
         """A connection broke: what is under way goes on after a pause that is none of its own."""
         if peer in self._neighbours:
             self._neighbours[peer].timed = None

@@ -89,7 +89,7 @@ def test_every_case_is_a_scenario_whose_paths_are_known(part: Any, tmp_path: Pat
         job = scenario.adjusted(Job.from_toml(scenario.job_path))
         assert job.train.batch % job.train.microbatch_size == 0
         slowed, plain = Shaping.of_scenario(scenario), Shaping.of(scenario.wide())
-        assert slowed == plain.scaled(2.0)
+        assert slowed == plain.scaled(2.0 * case.time_scale)
         assert len(slowed.names) == len(case.peers) + 1
         half = Scenario.from_toml(case.write(tmp_path / f"{i} slower", 2.0, 2.0))
         for fast, slow in zip(scenario.peers, half.peers, strict=True):

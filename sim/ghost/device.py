@@ -68,10 +68,11 @@ class GhostDevice:
 
     allocate = staticmethod(hollow)
     """Makes the receive buffers of its frames."""
-    pieces = Pieces(0.5, 1 << 40, 0.05)
+    pieces = Pieces(0.5, 1 << 40, 0.05, 0.05)
     """A piece of a frame costs the world as much as a whole one: ten times fewer of them, and a
-    frame waits for up to half a second for one of another role, where peers wait for 0.05 s, and
-    for 0.025 s for one of a snapshot, where they wait for half of that."""
+    frame waits for up to half a second for one of another role, where peers wait for 0.05 s. For
+    one of a snapshot it waits for 0.025 s, where they wait for half of that, or for a twentieth of
+    the time since the last other frame on its link."""
 
     def __init__(self, plan: Callable[[BuildOrder], GhostPlan]) -> None:
         self.peak_bytes = 0
@@ -115,11 +116,12 @@ class GhostDevice:
     def accept(self, arrived: Arrived) -> None:
         """Raises SpecError when it is not what the plan says for its key."""
         work, key = self._now, arrived.key
-        at = (key.microbatch, key.hop, key.port, key.source, key.destination)
+        at = key[4:]
         wanted = work.coming.get(at)
         if wanted is None:
             raise SpecError(f"{key}: the plan names no such transfer to {work.order.peer}")
-        if arrived.spec != wanted.spec or arrived.codec != wanted.codec:
+        same = arrived.spec is wanted.spec or arrived.spec == wanted.spec
+        if not same or arrived.codec != wanted.codec:
             raise SpecError(
                 f"{key}: expected {wanted.spec!r} by {wanted.codec}, got {arrived.spec!r} by "
                 f"{arrived.codec!r}"
@@ -135,13 +137,13 @@ class GhostDevice:
         known = work is not None and (key.run, key.term) == (work.order.run, work.order.term)
         if work is None or not known or key.role is Role.PROBE:
             return None
-        at = (key.microbatch, key.hop, key.port, key.source, key.destination)
+        at = key[4:]
         return work.coming[at].size_bytes if at in work.coming else 0
 
     def payload(self, key: FrameKey) -> Payload:
         """The hash, announced as the tensor. Raises KeyError for a value that no action left."""
         work = self._now
-        at = (key.microbatch, key.hop, key.port, key.source, key.destination)
+        at = key[4:]
         value = work.store[key.step].pop(at)
         codec, spec, size = work.going[at]
         tag = value.to_bytes(8, "little") if isinstance(value, int) else value.tobytes()
@@ -149,7 +151,7 @@ class GhostDevice:
 
     def release(self, key: FrameKey) -> None:
         if self._work is not None and (there := self._work.store.get(key.step)):
-            there.pop((key.microbatch, key.hop, key.port, key.source, key.destination), None)
+            there.pop(key[4:], None)
 
     # ------------------------------------------------------------ actions
 

@@ -120,12 +120,32 @@ class HeldHash:
         start = [linear.hashes.start(name) for name in linear.standing]
         self.state: Words = np.array([*start, 1], np.uint64)
         """Of `linear.standing`, and a one for what is constant."""
-        self.gradients: Words = np.zeros(len(linear.trained), np.uint64)
+        self._gradients: Words = np.zeros(len(linear.trained), np.uint64)
+        self._reached: list[tuple[Words, Words]] = []
+        """Of backwards that are not in them: gradients at the operators, and their results."""
         self.statistics = dict.fromkeys(linear.statistics, 0)
         """Sums of this step, of the microbatches that ran here."""
         self.live: dict[int, Words] = {}
         """By microbatch that went forward: results of the operators that read a parameter."""
         self._base: Words | None = None
+
+    @property
+    def gradients(self) -> Words:
+        """Of this step, by parameter; what stands there may be changed. Terms of many microbatches
+        are mixed at once: numpy takes longer to begin than to mix."""
+        if self._reached:
+            linear = self.linear
+            found = np.array([terms for terms, _ in self._reached])
+            results = np.array([results for _, results in self._reached])
+            self._reached.clear()
+            terms = linear.hashes.reached_all(linear.salts, found, results)
+            self._gradients += linear.summed(np.add.reduce(terms, 0))
+        return self._gradients
+
+    @gradients.setter
+    def gradients(self, words: Words) -> None:
+        self._reached.clear()
+        self._gradients = words
 
     def forward(
         self, step: int, m: int, ports: Mapping[str, int], *, training: bool
@@ -153,8 +173,7 @@ class HeldHash:
         coming = np.array([*(gradients[v] for v in linear.answers), loss], np.uint64)
         found = linear.back @ coming
         leaving = len(linear.returns)
-        terms = linear.hashes.reached_all(linear.salts, found[leaving:], self.live.pop(m))
-        self.gradients += linear.summed(terms)
+        self._reached.append((found[leaving:], self.live.pop(m)))
         return dict(zip(linear.returns, found[:leaving].tolist(), strict=True))
 
     def update(self, total: int) -> None:

@@ -25,7 +25,8 @@ Made = dict[str, "Hash | dict[PeerId, Words]"]
 """What an action gives, by port: one for all destinations, or one for each."""
 
 Local = tuple[int, int, str, str, str]
-"""A transfer within its step: microbatch, hop, port, source, destination."""
+"""Microbatch, hop, port, source and destination of a transfer: `transfer[1:]`, or of its frame
+`key[4:]`."""
 
 Store = dict[Local, Hash]
 """The values of one step."""
@@ -53,8 +54,8 @@ class Work:
         self.coming: dict[Local, Weighed] = {}
         self.going: dict[Local, Weighed] = {}
         for action in flow.involved(peer):
-            takes = tuple((t, _local(t)) for t in flow.takes(peer, action))
-            gives = tuple((t, _local(t)) for t in flow.gives(peer, action))
+            takes = tuple((t, t[1:]) for t in flow.takes(peer, action))
+            gives = tuple((t, t[1:]) for t in flow.gives(peer, action))
             self.parts[action] = Part(takes, gives)
             self.coming |= {at: shared.weighed(t) for t, at in takes if not t.is_local}
             self.going |= {at: shared.weighed(t) for t, at in gives if not t.is_local}
@@ -75,6 +76,8 @@ class Work:
         }
         """By stage that it answers for in N>: the parameters."""
         self.standing_bytes = sum(shared.standing_bytes(k) for k in self.held)
+        self._kept = [(shared.kept_bytes(k), held) for k, held in self.held.items()]
+        """What a microbatch that went forward keeps in each stage, bytes."""
         self.snapshot_bytes = sum(shared.snapshot_bytes(k) for k in self.held)
 
     def first_of(self, stage: int) -> bool:
@@ -86,12 +89,10 @@ class Work:
         return recipe(shared.graph, shared.stages, shared.plan, order.rebuilt, lost)
 
     def live_bytes(self) -> int:
-        kept = self.shared.kept_bytes
-        return self.standing_bytes + sum(kept(k) * len(h.live) for k, h in self.held.items())
+        total = self.standing_bytes
+        for kept_bytes, held in self._kept:
+            total += kept_bytes * len(held.live)
+        return total
 
 
 _BOTH = (True, False)
-
-
-def _local(t: Transfer) -> Local:
-    return (t.microbatch, t.hop, t.port, t.source, t.destination)

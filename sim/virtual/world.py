@@ -82,7 +82,7 @@ class World(Clock):
         self.trace, self.observe = trace, observe
         self.log: list[str] = []
         """What happened, one line each, for people and for comparing two worlds."""
-        self._logs, self._seed = log, seed
+        self.logs, self._seed = log, seed
         self._peer_options, self._device = peer_options, device or torch_device
         self.carrier: Carrier
         if wan is not None:
@@ -91,10 +91,12 @@ class World(Clock):
         else:
             between = carry or steady(0.005, 1e8)
             to_broker = steady(control_latency_s)
-            self.carrier = Timed(
-                self.after, lambda a, b, n: (to_broker if BROKER in (a, b) else between)(a, b, n)
-            )
-        self.network = MemoryNetwork(self.after, lambda: self.now, self.carrier)
+
+            def carried(a: str, b: str, size_bytes: int) -> tuple[float, float]:
+                return (to_broker if a == BROKER or b == BROKER else between)(a, b, size_bytes)
+
+            self.carrier = Timed(self.after, carried)
+        self.network = MemoryNetwork(self, self.carrier)
         self.broker = BrokerShell(self, broker_options)
         self.broker.start()
         self.orders = Orders()
@@ -233,7 +235,7 @@ class World(Clock):
     # ------------------------------------------------------------ for the shells
 
     def note(self, who: str, *what: object) -> None:
-        if self._logs:
+        if self.logs:
             self.log.append(" ".join((f"{self.now:.9f}", who, *map(str, what))))
 
     def mark(self, who: str, what: str, text: str = "") -> None:

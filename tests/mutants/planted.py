@@ -300,7 +300,7 @@ def forgotten_queue() -> Iterator[None]:
                 self._keys.remove(frame.key)
                 self._unacknowledged.pop(frame.number, None)
             lane.queue.clear()
-        self._waiting.clear()
+        self.waiting.clear()
         return done
 
     with patch.object(Outbox, "resume", forgets):

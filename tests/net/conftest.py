@@ -170,9 +170,9 @@ class MemoryWorld(World):
         self.now = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
-        self.network = MemoryNetwork(self._schedule, lambda: self.now, steady(0.01, 100e6))
+        self.network = MemoryNetwork(self, steady(0.01, 100e6))
 
-    def _schedule(self, delay_s: float, callback: Callable[[], None]) -> None:
+    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self.now + delay_s, next(self._count), callback))
 
     async def join(self, name, boot="1", max_frame_bytes=1 << 30):

@@ -50,7 +50,7 @@ class Path:
         a burst of 64 KiB at a time."""
         while True:
             while not window.full:
-                size = window.piece_bytes
+                size = window.piece_bytes(0.0)
                 self.end += size
                 window.left(self.number, self.end, size, self.now, self.ahead())
                 self.put(size)
@@ -147,12 +147,12 @@ def test_a_little_now_and_then_says_nothing_of_the_path():
     while path.acks:
         path.now, end, _ = heapq.heappop(path.acks)
         window.arrived(1, end, path.now)
-    room = window.piece_bytes
+    room = window.piece_bytes(0.0)
     for number in range(2, 12):
         window.left(number, 1000, 1000, path.now, 0)
         path.now += 0.081
         window.arrived(number, 1000, path.now)
-    assert window.piece_bytes == room
+    assert window.piece_bytes(0.0) == room
 
 
 def test_one_piece_is_on_its_way_however_slow_the_path_is():
@@ -169,8 +169,8 @@ def test_what_a_broken_connection_lost_is_not_waited_for():
     window = Patience(WAIT_S, MOST)
     end = 0
     while not window.full:
-        end += window.piece_bytes
-        window.left(1, end, window.piece_bytes, 0.0, 0)
+        end += window.piece_bytes(0.0)
+        window.left(1, end, window.piece_bytes(0.0), 0.0, 0)
     window.broke()
     assert not window.full
     window.arrived(1, end, 1.0)
@@ -203,7 +203,7 @@ async def test_a_frame_overtakes_a_snapshot_in_spite_of_the_kernels_buffers(
         waits_s = free[source] - world.now
         return max(0.0, waits_s - (4 << 20) / rate), waits_s + latency_s
 
-    world.network.carrier = Timed(world.network.schedule, carry)
+    world.network.carrier = Timed(world.after, carry)
     a, b = await world.pair()
     began, size = world.now, int(10 * rate)
     snapshot = a.send("b", size, Role.SNAPSHOT)
@@ -221,3 +221,29 @@ async def test_a_frame_overtakes_a_snapshot_in_spite_of_the_kernels_buffers(
     await world.until(lambda: snapshot in a.acknowledged)
     # It had what the frames left, but for beginning small.
     assert size > 0.8 * (world.now - began - 1.0 - 20 * latency_s) * rate
+
+
+@settings(max_examples=30)
+@given(rates, latencies)
+def test_pieces_grow_with_the_rest_of_the_link_and_not_beyond(rate, latency_s):
+    """Where each piece leaves behind the one before, as in a modelled network."""
+    window, share, pieces, carried = Patience(WAIT_S, 1 << 40, 0.05), 0.05, 0, 0
+    acks: list[tuple[float, int]] = []
+    now = free = 0.0
+    end, half = 0, 30.0 + warm_up_s(Path(rate, latency_s))
+    while now < 2 * half:
+        if now >= free and not window.full:
+            size = window.piece_bytes(now)
+            # Pieces that arrived while one was on its way count whole: estimates may be high.
+            assert size <= max(3 * rate * max(WAIT_S / 2, share * now), LEAST_BYTES)
+            end, free = end + size, now + size / rate
+            window.left(1, end, size, now, 0)
+            acks.append((free + 2 * latency_s, end))
+            pieces += 1
+            carried += size if now > half else 0
+        now = min([acks[0][0], *([free] if free > now else [])])
+        if acks[0][0] <= now:
+            window.arrived(1, acks.pop(0)[1], now)
+    assert carried > 0.8 * rate * half
+    # A twentieth more each time makes e in twenty; pieces of half of the wait would be 80 a second.
+    assert pieces < 700 + 20 * 80 * latency_s * 10
