@@ -1,4 +1,4 @@
-"""Immutable records: everything of a frozen dataclass but what it does when somebody sets a field."""
+"""Immutable records: all of a frozen dataclass but what it does when somebody sets a field."""
 
 from __future__ import annotations
 
