@@ -134,12 +134,12 @@ class WorkCheck(Check):
         record, who = seen.record, seen.who
         match record:
             case p.Compute(run, term, step, action):
-                self._part(who, run, term, f"computes {action}").begin(step, action)
+                self._part(who, run, term, "computes", action).begin(step, action)
             case p.Computed(run, term, step, action, result):
                 part = self._parts.get(who)
                 if part is not None and (part.run, part.term) == (run, term):
                     part.end(step, action)
-                    self._memory(who, result.peak_bytes, f"{action} of step {step}")
+                    self._memory(who, result.peak_bytes, action)
             case p.FrameArrived(key) if key.role is not Role.SNAPSHOT:
                 part = self._parts.get(who)
                 if part is not None and (part.run, part.term) == (key.run, key.term):
@@ -148,7 +148,7 @@ class WorkCheck(Check):
                 if SnapshotId.of_frame(key) not in self.world.peers[who].machine.keeping.held:
                     raise Broken("I2", f"{who} gives {key}, which it does not have")
             case p.SendFrame(key) if key.role is not Role.PROBE:
-                part = self._part(who, key.run, key.term, f"sends {key}")
+                part = self._part(who, key.run, key.term, "sends", key)
                 entry = key.step, transfer_of(key)
                 if entry not in part.to_send:
                     raise Broken("I2", f"{who} sends {key}, which it does not have or has sent")
@@ -171,10 +171,12 @@ class WorkCheck(Check):
             case b.Started():
                 self._restarted()
 
-    def _part(self, who: str, run: str, term: int, does: str) -> _Part:
+    def _part(self, who: str, run: str, term: int, does: str, what: object) -> _Part:
+        """What it does is written out only where it may not: writing takes longer than looking."""
         part = self._parts.get(who)
-        if part is None or (part.run, part.term) != (run, term):
-            raise Broken("I4", f"{who} {does} for {run}, term {term}, of which it holds no part")
+        if part is None or part.term != term or part.run != run:
+            named = f"{run}, term {term}"
+            raise Broken("I4", f"{who} {does} {what} for {named}, of which it holds no part")
         return part
 
     def _built(self, who: str, built: p.Built) -> None:
@@ -187,7 +189,7 @@ class WorkCheck(Check):
             self._plans[built.run, built.term] = built.flow
             _check_routes(built.flow)
 
-    def _memory(self, who: str, used: int, what: str) -> None:
+    def _memory(self, who: str, used: int, what: object) -> None:
         most = self.world.peers[who].spec.memory_bytes
         if used > most > 0:
             raise Broken("I4", f"{who} uses {used} bytes for {what}: it announced {most}")
