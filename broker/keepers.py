@@ -43,12 +43,12 @@ def choose_keepers(
     able = [m for m in free if m.id not in plan.peers and m.id not in unreliable]
     able.sort(key=lambda m: (not fits(plan, heaviest.id, m), lacks_s(m), m.joined))
     warm = able[:spares]
-    last = {m.id: (m.id in unreliable, lacks_s(m)) for m in holders}  # asked for once each
+    rank = {m.id: (m.id in unreliable, lacks_s(m)) for m in holders}  # asked for once each
     found: list[Keeper] = []
     for i, holder in enumerate(holders):
         turn = warm[i % len(warm) :] + warm[: i % len(warm)] if warm else []
         ring = holders[i + 1 :] + holders[:i]
-        ring.sort(key=lambda m: (last[m.id][0], _alike(m, holder), last[m.id][1]))
+        ring.sort(key=lambda m: (rank[m.id][0], _alike(m, holder), rank[m.id][1]))
         for keeper in (*turn, *ring):
             if dial(holder, keeper, relays) is not None:
                 found.append(Keeper(holder.id, keeper.id))

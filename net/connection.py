@@ -35,7 +35,8 @@ __all__ = ["Connection"]
 
 
 class Connection:
-    """One stream of a link, from the hello on. `wake` is called when there is something to pull."""
+    """One stream of a link, from the hello on. `wake` is called when there is something to pull,
+    unless `hear` says so."""
 
     def __init__(
         self,

@@ -430,6 +430,7 @@ class _Pipe:
         """As `wake`, where no call nests."""
         if not self._busy and self._stream.open:
             if self._free_s <= self._network.clock.now:
+                self._busy = True  # until it is taken, which a frozen process does later
                 self._next()
             else:
                 self.wake()

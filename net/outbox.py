@@ -120,7 +120,8 @@ class Outbox:
         self._ahead = 0
         """Bytes on their way that the window does not hold."""
         self._hurried_s: float | None = None
-        """When the last of them left, or the first piece of what can wait."""
+        """When the last piece of another frame than a snapshot's was handed out; before that, when
+        the first of a snapshot's was."""
         self._rate = _Rate(pieces)
         self.again_bytes = 0
         """Handed out so far for connections that ended before the receiver had them."""
@@ -133,10 +134,8 @@ class Outbox:
         if len(keys) >= _QUEUED_FRAMES:
             raise LinkError(f"{len(self)} frames wait for {key.destination} already; {key} is over")
         buffers = payload.buffers
-        for b in buffers:
-            if b.format != "B" or b.ndim != 1:
-                buffers = tuple([b.cast("B") for b in buffers])
-                break
+        if any([b.format != "B" or b.ndim != 1 for b in buffers]):
+            buffers = tuple([b.cast("B") for b in buffers])
         keys.add(key)
         lane = self._lanes[key.role]
         if not lane.queue:

@@ -6,13 +6,13 @@ can wait only a window is on its way:
 
     window = rate * (round trip + wait)     bytes
 
-rate: what arrived while a piece was on its way, bytes/s; round trip: the least that a piece took,
-s; wait: how long what comes next may be held up, s. Once the path is full, `wait` seconds of its
-rate stand in buffers, not more. That is the window of FAST TCP (Wei, Jin, Low, Hegde 2006, equation
-1) with a delay to be held, as LEDBAT has it (RFC 6817). While nothing stands in buffers the window
-grows by half with each round trip; after a rest it begins with `wait` seconds, so that no path gets
-a whole window at once. Whoever else uses the path makes pieces late and the window small; what
-went out before a piece on the same link is reckoned.
+rate: what arrived while a piece was on its way, bytes/s, where the window was full; round trip: the
+least that a piece took, s; wait: how long what comes next may be held up, s. Once the path is full,
+`wait` seconds of its rate stand in buffers, not more. That is the window of FAST TCP (Wei, Jin,
+Low, Hegde 2006, equation 1) with a delay to be held, as LEDBAT has it (RFC 6817). While nothing
+stands in buffers the window grows by half with each round trip; after a rest it begins with `wait`
+seconds, so that no path gets a whole window at once. Whoever else uses the path makes pieces late
+and the window small; what went out before a piece on the same link is reckoned.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SMOOTH = 8
 class _Out(NamedTuple):
     """A piece on its way. `end`: of it in its frame. `before`: bytes that had arrived when it left.
     `ahead`: bytes of frames that go first, on their way then. `full`: the window had no place for
-    more."""
+    more. `first`: size of the first piece on its way then, which perhaps was there in part."""
 
     number: int
     end: int
@@ -46,6 +46,7 @@ class _Out(NamedTuple):
     before: int
     ahead: int
     full: bool
+    first: int
 
 
 class Patience:
@@ -62,6 +63,11 @@ class Patience:
         self._arrived = 0
         self._window = float(_FIRST_BYTES)
         self._rate = 0.0
+        self._least = 0.0
+        """The path gives no less, bytes/s: what is known where little is asked of it, or where each
+        piece leaves behind the one before and the window is never full."""
+        self._grown = 0.0
+        """By how much the last piece was larger than without a rest: the window is, too."""
         self._round_trip_s = math.inf
         self._emptied_s = -math.inf
         self._looked_s = -math.inf
@@ -71,14 +77,18 @@ class Patience:
     def piece_bytes(self, rest_s: float) -> int:
         """How large the next piece may be: half of `wait_s` of the path, or `rest_share` of the
         time in which nothing else went on the link, seconds."""
-        piece_s = max(self._wait_s / 2, self._rest_share * rest_s)
-        return int(min(max(self._rate * piece_s, LEAST_BYTES), self._most_bytes))
+        grown = self._least * self._rest_share * rest_s
+        return int(min(max(self._usual_bytes, grown), self._most_bytes))
+
+    @property
+    def _usual_bytes(self) -> float:
+        return max(max(self._rate, self._least) * self._wait_s / 2, LEAST_BYTES)
 
     @property
     def full(self) -> bool:
         """Whether as much is on its way as may be. The last piece may go over the window: it could
         not grow by less than a piece otherwise."""
-        return bool(self._out) and (self._looks or self._out_bytes >= self._window)
+        return bool(self._out) and (self._looks or self._out_bytes >= self._window + self._grown)
 
     def left(self, number: int, end: int, size_bytes: int, now: float, ahead: int) -> None:
         """A piece of frame `number` was handed out that goes up to `end` in it; `ahead`: bytes of
@@ -90,9 +100,13 @@ class Patience:
                 self._window = min(self._window, begin)
             if looks:
                 self._round_trip_s, self._looked_s, self._looks = math.inf, now, False
+                self._least = 0.0
         self._out_bytes += size_bytes
-        full = self._out_bytes >= self._window
-        self._out.append(_Out(number, end, size_bytes, now, self._arrived, ahead, full))
+        if self._rest_share:
+            self._grown = max(0.0, size_bytes - self._usual_bytes)
+        full = self._out_bytes >= self._window + self._grown
+        first = self._out[0].size_bytes if self._out else size_bytes
+        self._out.append(_Out(number, end, size_bytes, now, self._arrived, ahead, full, first))
 
     def arrived(self, number: int, have: float, now: float) -> None:
         """All before frame `number` is there, and `have` bytes of it."""
@@ -117,12 +131,11 @@ class Patience:
         window = rate * (self._round_trip_s + self._wait_s)
         behind_s = took_s * piece.ahead / (arrived + piece.ahead)
         late_s = took_s - self._round_trip_s
+        self._least = max(self._least, (arrived - piece.first) / took_s)
         if late_s < self._wait_s / 2:
             if piece.full:
                 self._window += size_bytes / 2
-            else:  # who asks for little learns the least that the path gives
-                rate = (arrived - piece.size_bytes) / took_s
-            self._rate = max(self._rate, rate)
+                self._rate = max(self._rate, rate)
         elif window >= self._window:
             self._window, self._rate = window, rate
         elif piece.full and late_s > self._wait_s / 2 + behind_s:

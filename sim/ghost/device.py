@@ -71,8 +71,8 @@ class GhostDevice:
     pieces = Pieces(0.5, 1 << 40, 0.05, 0.05)
     """A piece of a frame costs the world as much as a whole one: ten times fewer of them, and a
     frame waits for up to half a second for one of another role, where peers wait for 0.05 s. For
-    one of a snapshot it waits for 0.025 s, where they wait for half of that, or for a twentieth of
-    the time since the last other frame on its link."""
+    one of a snapshot peers wait for half of 0.025 s, a ghost for 0.025 s or, if that is more, a
+    twentieth of the time since the last other frame on its link."""
 
     def __init__(self, plan: Callable[[BuildOrder], GhostPlan]) -> None:
         self.peak_bytes = 0

@@ -139,7 +139,7 @@ class WorkCheck(Check):
                 part = self._parts.get(who)
                 if part is not None and (part.run, part.term) == (run, term):
                     part.end(step, action)
-                    self._memory(who, result.peak_bytes, action)
+                    self._memory(who, result.peak_bytes, action, step)
             case p.FrameArrived(key) if key.role is not Role.SNAPSHOT:
                 part = self._parts.get(who)
                 if part is not None and (part.run, part.term) == (key.run, key.term):
@@ -189,10 +189,11 @@ class WorkCheck(Check):
             self._plans[built.run, built.term] = built.flow
             _check_routes(built.flow)
 
-    def _memory(self, who: str, used: int, what: object) -> None:
+    def _memory(self, who: str, used: int, what: object, step: int | None = None) -> None:
         most = self.world.peers[who].spec.memory_bytes
         if used > most > 0:
-            raise Broken("I4", f"{who} uses {used} bytes for {what}: it announced {most}")
+            when = "" if step is None else f" of step {step}"
+            raise Broken("I4", f"{who} uses {used} bytes for {what}{when}: it announced {most}")
 
     def _restarted(self) -> None:
         """Steps that an earlier process wrote down and did not come to publish."""

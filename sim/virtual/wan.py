@@ -23,8 +23,9 @@ byte:
   control: a loss delays, and takes no rate away.
 - A parted direction: what has left arrives, all else waits for `mend`.
 
-Whoever sends keeps the order of its stream (net/carrier.py, InOrder). Draws come from a generator
-per sender, seeded by (seed, name): not one depends on another sender's messages.
+Whoever sends keeps the order of its stream (net/memory.py, and InOrder of net/carrier.py). Draws
+come from a generator per sender, seeded by (seed, name): not one depends on another sender's
+messages.
 """
 
 from __future__ import annotations
