@@ -191,9 +191,7 @@ class PeerShell:
             if key.role is Role.SNAPSHOT:
                 if machine.keeping.expects(key):
                     self.snapshots.accept(arrived)
-            elif key.role is Role.PROBE:
-                pass
-            elif part is not None and part.matches(key.run, key.term):
+            elif key.role is not Role.PROBE and part and part.matches(key.run, key.term):
                 self.device.accept(arrived)
         except (ValueError, OSError) as error:
             self.handle(p.FrameRefused(key, str(error)))
