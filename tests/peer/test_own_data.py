@@ -36,8 +36,10 @@ def options(**data: Any) -> str:
 
 
 def leaving(made: Made) -> set[str]:
-    names = {p.name for p in made.leaving}
-    return {s.column for s in made.manifest.shards if s.hash in names}
+    names = {path.name for _, path in made.leaving}
+    found = {s.column for s in made.manifest.shards if s.hash in names}
+    assert found == {column for column, _ in made.leaving}
+    return found
 
 
 @pytest.mark.parametrize(
