@@ -167,11 +167,13 @@ class DataAsked:
 
 @dataclass(frozen=True, slots=True)
 class WatchAsked:
-    """Answered with the kept events from a number on; asked again after the next Publish."""
+    """Answered with the kept events from a number on; asked again after the next Publish. `by`: as
+    in RunAsked."""
 
     request: RequestId
     run: RunId
     from_event: int
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

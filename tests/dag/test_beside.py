@@ -174,7 +174,9 @@ NONE: dict[str, nn.Module] = {
         lambda x, w: F.scaled_dot_product_attention(w.expand(x.shape[0], 5, 6), x, x), 5, 6
     ),
     "an added bias": Call(
-        lambda x, w: torch.baddbmm(x, w[:5].expand(len(x), 5, 6), w.expand(len(x), 6, 6)), 6, 6
+        lambda x, w: torch.baddbmm(x, w[:5].expand(x.shape[0], 5, 6), w.expand(x.shape[0], 6, 6)),
+        6,
+        6,
     ),
     "an outer product": Call(lambda x, w: x[..., :1] @ w, 1, 8),
     "einsum without a sum": Einsum("bti,ti->bti", 5, 6),
