@@ -117,6 +117,7 @@ class Catalogue:
         mine = self._allowed(name, submitter)
         wanted = Data.from_table(json_object(options))
         with self._reading:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # copies of private data
             way = name, options, _seen(mine.path)
             with self._lock:
                 same = (made for (_, *before), made in self._made.items() if (*before,) == way)
