@@ -11,7 +11,7 @@ the secret: with the same data they make the same manifest. Columns that leave h
 hashes.
 
 An error's text has no path of this host and no word of a library about the file, which may quote
-its content. All methods block; from any thread.
+its content. All methods but `make_in_turn` block; from any thread.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import logging
 import os
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,8 +46,8 @@ __all__ = ["Catalogue", "Made", "answer", "host_secret", "offers"]
 _log = logging.getLogger(__name__)
 
 MOST_WAYS = 64
-"""Ways of reading this host's data that are remembered of one submitter, as many as the broker
-remembers answers of a peer."""
+"""Ways of reading this host's data that are remembered of one submitter, and that may wait at once,
+as many as the broker remembers answers of a peer."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,27 @@ class Catalogue:
         self.data = {name: OwnData.from_table(table) for name, table in data.items()}
         self._secret = secret
         self._reading = threading.Lock()  # one is read at a time: each may take much memory
+        self._turn = asyncio.Lock()  # who waits takes no thread: others need theirs
+        self._asking: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._made: dict[tuple[str, str, str, object], Made] = {}
         """By submitter, data set, options, and what the files were then; last used comes last."""
+
+    async def make_in_turn(self, name: str, options: str, submitter: str) -> Made:
+        """`make` in a thread, one ask after the other. Raises as it does, and DataError for who has
+        too many asks open."""
+        if self._asking[submitter] >= MOST_WAYS:
+            raise DataError(
+                f"{MOST_WAYS} requests of {submitter or 'nobody'} wait here already: ask again "
+                "when some are answered"
+            )
+        self._asking[submitter] += 1
+        try:
+            async with self._turn:
+                return await asyncio.to_thread(self.make, name, options, submitter)
+        finally:
+            self._asking[submitter] -= 1
+            self._asking += Counter()  # forgets who has none
 
     def make(self, name: str, options: str, submitter: str) -> Made:
         """The manifest of a data set for a job's [data] table. Raises ValueError, with no path of
@@ -227,7 +246,7 @@ async def answer(
     found = broker_pb2.Resolved(number=ask.number)
     problem = ""
     try:
-        made = await asyncio.to_thread(catalogue.make, ask.data, ask.options, ask.submitter)
+        made = await catalogue.make_in_turn(ask.data, ask.options, ask.submitter)
         for column, path in made.leaving:
             if not catalogue.may_leave(made.data, column):
                 raise AssertionError(f"{column} of {made.data} would leave, and its owner keeps it")

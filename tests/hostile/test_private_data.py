@@ -30,7 +30,7 @@ from shoal.peer.cache import BlobCache
 from shoal.peer.config import PeerConfig
 from shoal.peer.daemon import Worker
 from shoal.peer.data.manifest import Manifest
-from shoal.peer.own_data import Catalogue, answer
+from shoal.peer.own_data import Catalogue, Made, answer
 from shoal.peer.start import work
 from shoal.proto.broker_pb2 import DataRequest, Resolve
 from shoal.proto.broker_pb2_grpc import RunsStub
@@ -190,6 +190,34 @@ def test_who_asks_for_many_ways_forgets_their_own(owned: Owned, tmp_path: Path) 
     assert len(mine._made) <= 1 + 64
     for kept in (made, last):
         assert mine.path(kept.hash, kept.manifest.shards[0].hash) is not None
+
+
+async def test_who_asks_for_everything_at_once_takes_one_thread_and_nobodys_turn(
+    owned: Owned, tmp_path: Path
+) -> None:
+    class Counting(Catalogue):
+        inside = most = 0
+
+        def make(self, *way: str) -> Made:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            try:
+                return super().make(*way)
+            finally:
+                self.inside -= 1
+
+    mine = Counting(tmp_path / "own", owned.tables, b"s" * 32)
+    asks = [
+        Resolve(data="text", options=json.dumps({"kind": "text", "length": n}), submitter=who)
+        for n, who in [*((n, "mallory") for n in range(4, 104)), (4, "ann")]
+    ]
+    with BlobStore() as blobs:
+        stored: Any = Stored(blobs)
+        found = await asyncio.gather(*(answer(mine, ask, stored) for ask in asks))
+    *hers, anns = [m.resolved.problem.text for m in found]
+    assert not anns
+    assert sum("wait here already" in text for text in hers) == 100 - 64
+    assert mine.most == 1
 
 
 # ---------------------------------------------------------------- over real connections
