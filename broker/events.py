@@ -148,10 +148,11 @@ class DescribeAsked:
 
 @dataclass(frozen=True, slots=True)
 class PreviewAsked:
-    """Answered with PreviewWanted: what the planner needs, as it is now."""
+    """Answered with PreviewWanted: what the planner needs, as it is now. `by`: who asks."""
 
     request: RequestId
     spec: RunSpec
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,8 +164,8 @@ class BrokerMachine:
                 return self._asked(event, now)
             case DescribeAsked(request):
                 return [Answer(request, self._describe(now))]
-            case PreviewAsked(request, spec):
-                return [self._preview(request, spec, now)]
+            case PreviewAsked(request, spec, by):
+                return [self._preview(request, spec, by, now)]
             case DataAsked():
                 return self.data.asked(event, now)
             case WatchAsked(request, run, start, by):
@@ -433,14 +433,14 @@ class BrokerMachine:
         text = f"no run {clean(run, 60)!r} here; the newest runs: {known}"
         return Reject(request, "NOT_FOUND", text)
 
-    def _preview(self, request: RequestId, spec: RunSpec, now: float) -> Answer | Reject:
+    def _preview(self, request: RequestId, spec: RunSpec, by: str, now: float) -> Answer | Reject:
         try:
             read_spec(spec)
         except SpecError as error:
             return Reject(request, "INVALID_ARGUMENT", str(error))
         # A draft brings no core graph: whether one exists is found when it is submitted.
         pool = self.members.pool
-        offers = tuple(m.offer for m in pool)
+        offers = tuple(m.offer_to(by) for m in pool)
         network = self.probing.network([m.id for m in pool], now)
         states = tuple(_state(m, now) for m in pool)
         notes = tuple(clean(text) for m in pool for text in speeds_of(m.profile)[1])

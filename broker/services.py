@@ -283,7 +283,10 @@ class RunsService:
         return answer
 
     async def preview(self, spec: RunSpec, caller: Party | None) -> PreviewAnswer:
-        wanted: PreviewWanted = await self._shell.ask(lambda request: PreviewAsked(request, spec))
+        by = caller.subject if caller else ""
+        wanted: PreviewWanted = await self._shell.ask(
+            lambda request: PreviewAsked(request, spec, by)
+        )
         return await self._shell.preview(wanted)
 
     async def resolve(self, wanted: DataRequest, caller: Party | None) -> DataAnswer:
