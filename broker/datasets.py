@@ -9,7 +9,8 @@ Rules.
 - A submitter's request is answered when everybody who was asked has answered or gone. Of different
   manifests that peers made, the one that most have counts; then who joined first.
 - A run reads what it was submitted with: peers whose manifest has another hash lack its data. What
-  must stay is what they say, whatever the run's spec claims.
+  must stay is what they say, whatever the run's spec claims. A peer's word counts for runs of who
+  asked it, so that none makes the data of others' runs its own.
 - A peer that does not answer within `data_s` has a problem, as one that says so.
 - All of it is soft state; after a restart peers are asked again.
 """
@@ -36,7 +37,9 @@ __all__ = ["DataSets", "lacks_data", "may_use"]
 
 MOST_OPTIONS_BYTES = 16 * 1024
 MOST_ANSWERS = 64
-"""Manifests that are remembered of a peer."""
+"""Answers that are remembered of a peer."""
+MOST_MANIFESTS = 256
+"""Manifests among them and among older ones: what runs go by."""
 MOST_ASKED = 32
 """Peers that one submitter's request asks."""
 
@@ -56,7 +59,7 @@ def lacks_data(run: Run, members: Membership, now: float) -> Waits | None:
     if not wish.local or wish.wanted:
         return None
     able = suited(run, members, now)
-    has = [m for m in able if run.spec.data.hash in m.manifests]
+    has = [m for m in able if (run.owner, run.spec.data.hash) in m.manifests]
     if any(m.state == "pool" for m in has):
         return None
     name, way = wish.data, _way(run)
@@ -216,7 +219,9 @@ class DataSets:
     def _took(self, member: Member, way: Way, answer: Resolved) -> list[Instruction]:
         member.answers[way] = answer
         if not answer.HasField("problem"):
-            member.manifests[answer.manifest.hash] = tuple(answer.local)
+            member.manifests[way[2], answer.manifest.hash] = tuple(answer.local)
+            if len(member.manifests) > MOST_MANIFESTS:  # whose run needs it asks again
+                del member.manifests[next(iter(member.manifests))]
         self.members.version += 1  # plans depend on it
         why = clean(answer.problem.text)
         fields = (("peer", member.id), ("data", clean(way[0], 64)), ("problem", why))

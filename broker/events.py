@@ -148,10 +148,11 @@ class DescribeAsked:
 
 @dataclass(frozen=True, slots=True)
 class PreviewAsked:
-    """Answered with PreviewWanted: what the planner needs, as it is now."""
+    """Answered with PreviewWanted: what the planner needs, as it is now. `by`: who asks."""
 
     request: RequestId
     spec: RunSpec
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +168,13 @@ class DataAsked:
 
 @dataclass(frozen=True, slots=True)
 class WatchAsked:
-    """Answered with the kept events from a number on; asked again after the next Publish."""
+    """Answered with the kept events from a number on; asked again after the next Publish. `by`: as
+    in RunAsked."""
 
     request: RequestId
     run: RunId
     from_event: int
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

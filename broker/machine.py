@@ -18,6 +18,7 @@ Rules.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -32,6 +33,7 @@ from ..proto.broker_pb2 import (
     Recalled,
     Refused,
     RunSpec,
+    RunState,
     SnapshotOrder,
     SnapshotReport,
     Submitted,
@@ -162,13 +164,13 @@ class BrokerMachine:
                 return self._asked(event, now)
             case DescribeAsked(request):
                 return [Answer(request, self._describe(now))]
-            case PreviewAsked(request, spec):
-                return [self._preview(request, spec, now)]
+            case PreviewAsked(request, spec, by):
+                return [self._preview(request, spec, by, now)]
             case DataAsked():
                 return self.data.asked(event, now)
-            case WatchAsked(request, run, start):
-                if run not in self.runs:
-                    return [self._unknown(request, run)]
+            case WatchAsked(request, run, start, by):
+                if refused := self._refused(request, run, by, "watch"):
+                    return [refused]
                 return [Answer(request, self.runs[run].watched(start))]
             case PlanReady():
                 return self.placing.planned(self.runs.get(event.run), event, now)
@@ -395,12 +397,10 @@ class BrokerMachine:
             self.decided.forget(run)
 
     def _asked(self, event: RunAsked, now: float) -> list[Instruction]:
-        request, run, wanted = event.request, self.runs.get(event.run), event.wanted
-        if run is None:
-            return [self._unknown(request, event.run)]
-        if event.by and run.owner != event.by:
-            text = f"run {run.id} is {run.owner}'s: only they or an operator may {wanted} it"
-            return [Reject(request, "PERMISSION_DENIED", text)]
+        request, wanted = event.request, event.wanted
+        if refused := self._refused(request, event.run, event.by, wanted):
+            return [refused]
+        run = self.runs[event.run]
         if wanted == "recall":
             found = Recalled(spec=run.spec, checkpoint=run.checkpoints.newest())
             return [Answer(request, found)]
@@ -418,19 +418,29 @@ class BrokerMachine:
             self.placing.closed(run)
         return [*out, Answer(request, run.state)]
 
+    def _refused(self, request: RequestId, run_id: RunId, by: str, wanted: str) -> Reject | None:
+        """Why somebody may not have this of a run: what is in it is its submitter's."""
+        run = self.runs.get(run_id)
+        if run is None:
+            return self._unknown(request, run_id)
+        if not by or run.owner == by:
+            return None
+        text = f"run {run.id} is {run.owner}'s: only they or an operator may {wanted} it"
+        return Reject(request, "PERMISSION_DENIED", text)
+
     def _unknown(self, request: RequestId, run: str) -> Reject:
         known = ", ".join(list(self.runs)[-5:]) or "none"
         text = f"no run {clean(run, 60)!r} here; the newest runs: {known}"
         return Reject(request, "NOT_FOUND", text)
 
-    def _preview(self, request: RequestId, spec: RunSpec, now: float) -> Answer | Reject:
+    def _preview(self, request: RequestId, spec: RunSpec, by: str, now: float) -> Answer | Reject:
         try:
             read_spec(spec)
         except SpecError as error:
             return Reject(request, "INVALID_ARGUMENT", str(error))
         # A draft brings no core graph: whether one exists is found when it is submitted.
         pool = self.members.pool
-        offers = tuple(m.offer for m in pool)
+        offers = tuple(m.offer_to(by) for m in pool)
         network = self.probing.network([m.id for m in pool], now)
         states = tuple(_state(m, now) for m in pool)
         notes = tuple(clean(text) for m in pool for text in speeds_of(m.profile)[1])
@@ -440,7 +450,7 @@ class BrokerMachine:
         return Description(
             broker=self.broker_id,
             peers=[_state(m, now) for m in self.members.members.values()],
-            runs=[run.state for run in self.runs.values()],
+            runs=[_told(run.state) for run in self.runs.values()],
             links=self.probing.links.states(self.members.members, now),
         )
 
@@ -458,6 +468,16 @@ class BrokerMachine:
         for stream in list(self.members.streams):
             out += [Tell(stream, BrokerMessage(refused=refused)), CloseStream(stream, text)]
         return out
+
+
+def _told(state: RunState) -> RunState:
+    """How a run stands, for everybody: whoever knows a blob's whole name may fetch it."""
+    if state.HasField("reason"):
+        state.reason.text = _BLOB.sub(lambda name: f"{name[0][:12]}…", state.reason.text)
+    return state
+
+
+_BLOB = re.compile(r"[0-9a-f]{64}")
 
 
 def _state(member: Member, now: float) -> PeerState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..dag.plan import PeerId
@@ -49,8 +49,8 @@ class Member:
     stays_until: float = math.inf  # When it means to leave.
     closed: Reason | None = None  # Why its owner keeps it out of runs; None: it takes part.
     correction: Correction = field(default_factory=Correction)
-    manifests: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    # Of its own data, by hash, with the inputs of the model that it keeps.
+    manifests: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    # Of its own data, by who asked and hash, with the inputs of the model that it keeps.
     answers: dict[tuple[str, str, str], Resolved | None] = field(default_factory=dict)
     # What it said of its data, by the way of reading it; None: asked, see datasets.py.
 
@@ -83,8 +83,13 @@ class Member:
             host=self.profile.host,
             cores=self.profile.cores * speeds.busy,
             threads=self.profile.threads,
-            manifests=tuple(self.manifests.items()),
         )
+
+    def offer_to(self, submitter: str) -> PeerOffer:
+        """The same for somebody's run, with what the peer said of its data when they asked. Of
+        others' runs it has no say: their data would be whatever it calls its own."""
+        mine = {name: kept for (by, name), kept in self.manifests.items() if by == submitter}
+        return replace(self.offer, manifests=tuple(mine.items()))
 
 
 RELAY = "relay"

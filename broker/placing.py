@@ -167,7 +167,7 @@ class Placing:
         run.offered = {m.id: (m.boot, m.counter) for m in members}
         text = f"is planned over {len(members)} peer{'' if len(members) == 1 else 's'}"
         out = run.waits("planning", text, now)
-        offers = tuple(m.offer for m in members)
+        offers = tuple(m.offer_to(run.owner) for m in members)
         network = self.probing.network([m.id for m in members], now)
         named = bool(run.wish.wanted) and isinstance(by_hand(run, self.members), Offered)
         before = run.plan if run.term and not named else None

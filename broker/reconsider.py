@@ -121,7 +121,7 @@ class Reconsidering:
             0,
             run.spec,
             run.plan,
-            tuple(m.offer for m in offered.values()),
+            tuple(m.offer_to(run.owner) for m in offered.values()),
             self.probing.network(peers, now),
         )
 

@@ -268,7 +268,7 @@ class RunsService:
 
         async def call(named: RunRequest, caller: Party | None) -> Message:
             run = RunId(named.run)
-            by = caller.subject if caller and caller.role is not Role.OPERATOR else ""
+            by = _whose(caller)
             answer: Message = await self._shell.ask(
                 lambda request: RunAsked(request, run, wanted, by)
             )
@@ -283,7 +283,10 @@ class RunsService:
         return answer
 
     async def preview(self, spec: RunSpec, caller: Party | None) -> PreviewAnswer:
-        wanted: PreviewWanted = await self._shell.ask(lambda request: PreviewAsked(request, spec))
+        by = caller.subject if caller else ""
+        wanted: PreviewWanted = await self._shell.ask(
+            lambda request: PreviewAsked(request, spec, by)
+        )
         return await self._shell.preview(wanted)
 
     async def resolve(self, wanted: DataRequest, caller: Party | None) -> DataAnswer:
@@ -303,7 +306,7 @@ class RunsService:
             while at < end:
                 self._guard.still(caller)
                 # Nothing is queued for a slow watcher: it asks again from where it is.
-                watched, news = await self._shell.watch(run, at)
+                watched, news = await self._shell.watch(run, at, _whose(caller))
                 if request.so_far:  # what comes while it is read is not waited for
                     end = min(end, watched.numbered)
                 for event in watched.events:
@@ -316,6 +319,11 @@ class RunsService:
                     await news.wait()
         except REFUSALS as error:
             await refuse(context, self._guard, error)
+
+
+def _whose(caller: Party | None) -> str:
+    """Whose runs somebody may look into and end; empty: everybody's."""
+    return caller.subject if caller and caller.role is not Role.OPERATOR else ""
 
 
 def _blobs_of(spec: RunSpec) -> Iterator[BlobRef]:

@@ -208,14 +208,14 @@ class Shell:
     def _cannot(self, request: RequestId) -> Reject:
         return Reject(request, "UNAVAILABLE", f"the broker stops, as it {self.error}")
 
-    async def watch(self, run: RunId, start: int) -> tuple[Watched, asyncio.Event]:
-        """Events of a run from a number on, and what is set when there may be more. Raises
-        RejectedError."""
+    async def watch(self, run: RunId, start: int, by: str) -> tuple[Watched, asyncio.Event]:
+        """Events of a run from a number on, and what is set when there may be more. `by`: as in
+        RunAsked. Raises RejectedError."""
         news = self._news.setdefault(run, asyncio.Event())  # before it is asked: none is missed
         try:
-            return await self.ask(lambda request: WatchAsked(request, run, start)), news
+            return await self.ask(lambda request: WatchAsked(request, run, start, by)), news
         except RejectedError:
-            self._news.pop(run, None)
+            self._news.pop(run, news).set()  # others may wait with it: they ask again
             raise
 
     def _carry_out(self, instruction: Instruction) -> None:

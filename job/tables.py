@@ -32,6 +32,8 @@ LIVE = "live:"
 
 CODEC_ROLES = ("activation", "activation_grad", "grad", "sync", "snapshot")
 """Keys of [codec] that fall back to its default."""
+MOST_NAMES = 200
+"""Characters of data.inputs and of data.targets, as in a manifest."""
 _CODEC = re.compile(r"[a-z]\w*(\+[a-z]\w*)*(/\d+)?(:[a-z]\w*=[\w.+-]+(,[a-z]\w*=[\w.+-]+)*)?", re.A)
 
 
@@ -94,9 +96,9 @@ class Data(Settings):
     length: int = 128
     """Positions in one sample of text or tokens."""
     inputs: str = "x"
-    """Argument of the model's forward that takes the inputs."""
+    """Argument of the model's forward that takes the inputs; of arrays several, with commas."""
     targets: str = "y"
-    """Argument of the model's forward that takes the targets."""
+    """Argument of the model's forward that takes the targets; empty: none."""
     partition: Partition = field(default_factory=Partition)
     """Federated runs only."""
 
@@ -114,10 +116,38 @@ class Data(Settings):
                 f'is "{self.keep_local}" with where = "{self.where}": only data of a peer can stay '
                 'there (where = "peer")',
             )
-        if self.inputs == self.targets:
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """Names are normalised here, once: whoever reads them later compares them as they are."""
+        inputs = tuple(name.strip() for name in self.inputs.split(","))
+        targets = self.targets.strip()
+        for key, names in (("inputs", inputs), ("targets", (targets,) if targets else ())):
+            if (size := len(getattr(self, key))) > MOST_NAMES:
+                raise SettingsError(key, f"has {size} characters: expected at most {MOST_NAMES}")
+            for name in names:
+                if not name.isidentifier():
+                    raise SettingsError(
+                        key,
+                        f"is {getattr(self, key)!r}, where {name!r} cannot be an argument of the "
+                        "model's forward: expected a name of letters, digits and underscores"
+                        + (", or several with commas between them" if key == "inputs" else ""),
+                    )
+        if targets in inputs:
+            raise SettingsError("targets", f'is "{targets}" as inputs is: expected another name')
+        if len(set(inputs)) < len(inputs):
+            raise SettingsError("inputs", f'is "{self.inputs}": expected each name once')
+        if len(inputs) > 1 and self.kind in ("text", "tokens"):
             raise SettingsError(
-                "targets", f'is "{self.targets}" as inputs is: expected another name'
+                "inputs", f'is "{self.inputs}": expected one name, for {self.kind} is one sequence'
             )
+        object.__setattr__(self, "inputs", ",".join(inputs))
+        object.__setattr__(self, "targets", targets)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Arguments of the model's forward that take inputs, in order."""
+        return tuple(self.inputs.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...net.identity.names import Party
+from ...net.identity.names import Party, Role
 from ..shell import RejectedError
 from .keys import PageKeys
 from .metrics import CONTENT_TYPE, Metrics
@@ -53,6 +53,11 @@ def page_app(watcher: Watcher, metrics: Metrics, keys: PageKeys, cookie: str) ->
         if scheme.lower() != "bearer":
             key = request.cookies.get(cookie, "")
         return keys.check(key.strip(), time.time()) if key else None
+
+    def viewer(request: Request) -> str:
+        found = may(request)
+        assert found is not None, "it is guarded"
+        return "" if found[0].role is Role.OPERATOR else found[0].subject
 
     def guarded(answer: Endpoint) -> Endpoint:
         async def asked(request: Request) -> Response:
@@ -91,14 +96,16 @@ def page_app(watcher: Watcher, metrics: Metrics, keys: PageKeys, cookie: str) ->
 
     async def live(request: Request) -> Response:
         return StreamingResponse(
-            _stream(watcher, lambda: may(request) is not None), media_type="text/event-stream"
+            _stream(watcher, viewer(request), lambda: may(request) is not None),
+            media_type="text/event-stream",
         )
 
     async def state(request: Request) -> Response:
-        return Response((await watcher.look()).text, media_type="application/json")
+        seen = await watcher.look()
+        return Response(seen.text(viewer(request)), media_type="application/json")
 
     async def scrape(request: Request) -> Response:
-        text = metrics.text(await watcher.look())
+        text = metrics.text(await watcher.look(), viewer(request))
         return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
     routes = [Route("/", page, methods=["GET"])]
@@ -114,13 +121,13 @@ def page_app(watcher: Watcher, metrics: Metrics, keys: PageKeys, cookie: str) ->
     return app
 
 
-async def _stream(watcher: Watcher, still: Callable[[], bool]) -> AsyncIterator[str]:
+async def _stream(watcher: Watcher, viewer: str, still: Callable[[], bool]) -> AsyncIterator[str]:
     """Server-sent events: the state whenever it is another one, until the key ends."""
     loop = asyncio.get_running_loop()
     last, said_at = "", loop.time()
     while still():
         try:
-            text = (await watcher.look()).text
+            text = (await watcher.look()).text(viewer)
         except RejectedError:
             return
         if text != last:

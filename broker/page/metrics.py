@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ...proto.broker_pb2 import Phase, RunState
-from .digest import Totals
+from .digest import Digest, Totals
 from .seen import Seen
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
@@ -29,19 +29,19 @@ Refusals = Callable[[], Mapping[str, Counter[str]]]
 
 
 class Metrics:
-    """`text(seen)` is what a scrape gets."""
+    """`text(seen, viewer)` is what a scrape gets; `viewer` as in Seen."""
 
     def __init__(self, totals: Totals, refusals: Refusals) -> None:
         self._totals, self._refusals = totals, refusals
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
 
-    def text(self, seen: Seen) -> bytes:
+    def text(self, seen: Seen, viewer: str) -> bytes:
         registry = CollectorRegistry()
-        registry.register(_Once(self._collect(seen)))
+        registry.register(_Once(self._collect(seen, viewer)))
         return generate_latest(registry) + generate_latest(self._process)
 
-    def _collect(self, seen: Seen) -> Iterable[Metric]:
+    def _collect(self, seen: Seen, viewer: str) -> Iterable[Metric]:
         found, totals = seen.description, self._totals
         states = Counter(p.membership for p in found.peers)
         peers = GaugeMetricFamily("shoal_peers", "Peers that are joined.", labels=["state"])
@@ -53,7 +53,7 @@ class Metrics:
         for name in (name.lower() for name, number in Phase.items() if number):
             runs.add_metric([name], phases[name])
         yield runs
-        yield from self._of_runs(seen)
+        yield from self._of_runs(seen, seen.of(viewer))
         yield _counter("shoal_steps", "Steps that were committed.", totals.steps)
         text = "Positions of text, or samples, of committed steps."
         yield _counter("shoal_tokens", text, totals.tokens)
@@ -73,7 +73,7 @@ class Metrics:
                 refusals.add_metric([where, reason], count)
         yield refusals
 
-    def _of_runs(self, seen: Seen) -> Iterable[Metric]:
+    def _of_runs(self, seen: Seen, digests: Mapping[str, Digest]) -> Iterable[Metric]:
         labels = ["run", "name"]
         step = GaugeMetricFamily("shoal_run_step", "Committed steps of a run.", labels=labels)
         loss = GaugeMetricFamily("shoal_run_loss", "Loss of its newest step.", labels=labels)
@@ -84,8 +84,10 @@ class Metrics:
         for run in seen.description.runs:
             if _phase(run) in _ENDED:
                 continue  # a gauge of what is over would stay for ever
-            digest, of = seen.digests[run.run], [run.run, run.name]
+            of, digest = [run.run, run.name], digests.get(run.run)
             step.add_metric(of, run.step)
+            if digest is None:
+                continue
             if math.isfinite(digest.loss):
                 loss.add_metric(of, digest.loss)
             if digest.step_s:

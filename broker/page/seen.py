@@ -1,5 +1,7 @@
 """What all requests are answered from: asked of the machine as a client would, so that nothing is
 shown that the journal does not hold yet (I10), and at most once a second for everybody together.
+What happens in a run is shown to its submitter and to operators; to others that there is one, and
+how it stands.
 """
 
 from __future__ import annotations
@@ -7,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...proto.broker_pb2 import Description, LinkState, PeerState, Phase, RunSpec, RunState
@@ -28,12 +30,25 @@ _MOST_PEERS, _MOST_LINKS = 500, 2000
 
 @dataclass(frozen=True)
 class Seen:
-    """One look. `runs` and `digests`: by id, in order of submission."""
+    """One look. `digests` and `owners`: by run, in order of submission."""
 
     description: Description
     digests: Mapping[str, Digest]
-    text: str
-    """JSON of what the page shows."""
+    owners: Mapping[str, str]
+    now: float
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def of(self, viewer: str) -> Mapping[str, Digest]:
+        """What happened in the runs that somebody may look into. `viewer`: a submitter; empty: an
+        operator."""
+        return {r: d for r, d in self.digests.items() if not viewer or self.owners[r] == viewer}
+
+    def text(self, viewer: str) -> str:
+        """JSON of what the page shows to somebody."""
+        if viewer not in self.texts:
+            page = _page(self.description, self.of(viewer), self.now)
+            self.texts[viewer] = json.dumps(page, allow_nan=False)
+        return self.texts[viewer]
 
 
 class Watcher:
@@ -64,8 +79,9 @@ class Watcher:
             del self._digests[gone]
         for state in description.runs:
             await self._read(state.run)
-        text = json.dumps(_page(description, self._digests, self._shell.now), allow_nan=False)
-        return Seen(description, dict(self._digests), text)
+        runs = self._shell.machine.runs
+        owners = {run: runs[RunId(run)].owner if run in runs else "" for run in self._digests}
+        return Seen(description, dict(self._digests), owners, self._shell.now)
 
     async def _read(self, run: str) -> None:
         """What has happened in a run since the last look."""
@@ -76,7 +92,7 @@ class Watcher:
             digest = self._digests[run] = Digest(tokens, self.totals, self._since_s)
         while True:
             try:
-                watched, _ = await self._shell.watch(RunId(run), digest.next_event)
+                watched, _ = await self._shell.watch(RunId(run), digest.next_event, "")
             except RejectedError:
                 return  # forgotten in this very moment
             for event in watched.events:
@@ -105,7 +121,9 @@ def _page(description: Description, digests: Mapping[str, Digest], now: float) -
         "now_s": now,
         "peers": [_peer(p) for p in description.peers[:_MOST_PEERS]],
         "peer_count": len(description.peers),
-        "runs": [_run(s, digests[s.run]) for s in description.runs if s.run not in old],
+        "runs": [
+            _run(s, digests.get(s.run, _NOTHING)) for s in description.runs if s.run not in old
+        ],
         "run_count": len(description.runs),
         "links": _links(description.links[:_MOST_LINKS]),
         "public": {
@@ -134,6 +152,10 @@ def _peer(state: PeerState) -> dict[str, Any]:
         "closed": clean(state.closed.text),
         "software": clean(profile.software, 120),
     }
+
+
+_NOTHING = Digest(0, Totals(), 0.0)
+"""What is shown of what happens in somebody else's run."""
 
 
 def _run(state: RunState, digest: Digest) -> dict[str, Any]:

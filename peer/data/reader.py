@@ -46,7 +46,7 @@ class _Stored:
             shard, path = self.shards[n], self.get(self.shards[n].hash)
             if path.stat().st_size != shard.size_bytes:
                 raise DataError(
-                    f"shard {shard.hash[:12]} has {path.stat().st_size} bytes at {path}, "
+                    f"shard {shard.hash[:12]} has {path.stat().st_size} bytes here, "
                     f"expected {shard.size_bytes}: fetch it again"
                 )
             shape = (shard.count, *self.column.shape)

@@ -11,6 +11,7 @@ import hashlib
 import sys
 import sysconfig
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,9 @@ ARRAY_SHARD_BYTES = 16 * 2**20
 _SILENT_S = 60.0
 """A server that sends nothing for so long is given up; a long file may take as long as it does."""
 
+_OF_ARRAYS = (".npz", ".safetensors")
+"""Ends of the names of files that hold several arrays by name."""
+
 _Array = npt.NDArray[Any]
 
 
@@ -55,10 +59,12 @@ def resolve(
     gives the hash of a shard from its column and content; None: SHA-256 of the content.
 
     `inputs` and `targets` name the tensors of a batch, which are argument names of the module's
-    forward; for arrays these are also the names in the file, and `inputs` may list several,
-    separated by commas. `holdout` is a share of the items, taken from their end.
+    forward, as the checks of [data] leave them (`job/tables.py`); for arrays these are also the
+    names in the file, and `inputs` may list several, separated by commas. `holdout` is a share of
+    the items, taken from their end.
 
-    Raises DataError for data that cannot be used.
+    Raises DataError for data that cannot be used; with a cause where its text has words of another
+    library, which may tell of the content.
     """
     if not 0 <= holdout < 1:
         raise DataError(f"holdout is {holdout}, expected a share in [0, 1), such as 0.05")
@@ -136,7 +142,7 @@ def _arrays(
 ) -> tuple[Manifest, dict[str, Path]]:
     if not source:
         raise DataError("data of kind arrays needs a source: an .npz or .safetensors file")
-    names = [n.strip() for n in (*inputs.split(","), targets) if n.strip()]
+    names = [*inputs.split(","), *([targets] if targets else [])]
     found = _read_arrays(source, names)
     total = len(found[names[0]])
     for name, array in found.items():
@@ -171,6 +177,10 @@ def _text(source: str) -> bytes:
         if len(paths) == 1 and filesystem.isdir(paths[0]):
             raise DataError(f"{source} is a folder: give a glob such as {source}/**/*.txt")
         files = [p for p in paths if filesystem.isfile(p)]
+        if any(str(p).endswith(_OF_ARRAYS) for p in files):
+            raise DataError(
+                f"{source} has named arrays, which are no text: set kind to arrays, or to tokens"
+            )
         if not files:
             raise DataError(f"no file matches {source}: expected a path or a glob of text files")
         return b"".join(filesystem.cat_file(p) for p in files)
@@ -186,7 +196,7 @@ def _reading(source: str) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"{source} cannot be read: nothing is there") from None
     except Exception as error:
-        raise DataError(f"{source} cannot be read: {str(error) or type(error).__name__}") from None
+        raise DataError(f"{source} cannot be read: {str(error) or type(error).__name__}") from error
 
 
 def _http_options(source: str) -> dict[str, Any]:
@@ -244,18 +254,18 @@ def _tokens(source: str) -> _Array:
 def _read_arrays(source: str, names: Sequence[str]) -> dict[str, _Array]:
     """Arrays of an .npz or .safetensors file; no names: the only one that it has."""
     if source.endswith(".npz"):
-        with _load(source) as loaded:
+        with _of_numpy(source), _load(source) as loaded:
             found = {n: np.asarray(loaded[n]) for n in _choose(source, names, loaded.files)}
     elif source.endswith(".safetensors"):
         try:
             with safe_open(_local(source), framework="numpy") as file:
                 found = {n: file.get_tensor(n) for n in _choose(source, names, list(file.keys()))}
         except (SafetensorError, TypeError) as error:  # TypeError: a dtype that numpy lacks
-            raise DataError(f"{source} has no arrays that numpy can read: {error}") from None
+            raise DataError(f"{source} has no arrays that numpy can read: {error}") from error
     else:
         raise DataError(f"{source}: expected a file that ends in .npz or .safetensors")
     for name, array in found.items():
-        if array.ndim == 0 or not len(array):
+        if not array.ndim or 0 in array.shape:
             raise DataError(f"{source}: {name!r} has shape {array.shape}: samples expected")
         if names and (str(array.dtype) not in ITEM_BYTES):
             known = [d for d in ITEM_BYTES if d in STORED_BYTES]
@@ -276,10 +286,24 @@ def _choose(source: str, names: Sequence[str], there: list[str]) -> Sequence[str
 
 def _load(source: str) -> Any:
     path = _local(source)
+    with _of_numpy(source):
+        found = np.load(path, allow_pickle=False)
+        if isinstance(found, np.ndarray) != source.endswith(".npy"):
+            raise DataError(
+                f"{source} is not what its name says: a .npy has one array, .npz several"
+            )
+        return found
+
+
+@contextmanager
+def _of_numpy(source: str) -> Iterator[None]:
+    """Numpy's errors about a file, some of which quote its content."""
     try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{source} is no numpy file of plain arrays: {error}") from None
+        yield
+    except DataError:
+        raise
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise DataError(f"{source} is no numpy file of plain arrays: {error}") from error
 
 
 def _local(source: str) -> Path:

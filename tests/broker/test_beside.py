@@ -24,26 +24,34 @@ from shoal.broker.scheduler.planners import PLANNERS, plan
 from shoal.dag.beside import beside_data
 from shoal.dag.capture import capture
 from shoal.dag.convert_plan import plan_to_proto
-from shoal.dag.graph import Input, Ref, TensorSpec
+from shoal.dag.graph import Input, Operator, Ref, TensorSpec
 from shoal.dag.plan import PeerId, Plan, PlanError
 
 LABELS = TensorSpec((1,), "float32")
 
 
+def product(op: Operator) -> Operator:
+    *data, weight = op.args
+    if not any(read.startswith("param:") for read in op.reads):
+        return op
+    return replace(op, target="aten.matmul.default", args=(data[0], weight, *data[1:]))
+
+
 def request_of(seed: int, local: tuple[str, ...], holders: int = 1, **size: int) -> PlanRequest:
-    """A random case whose last operator reads labels, and whose weights are matrices."""
+    """A random case whose last operator reads labels, and whose operators with weights are products
+    of what they read first."""
     request, rng = random_case(seed, held=False, **size), random.Random(seed)
     graph = request.graph
-    parameters = tuple(
-        replace(p, spec=TensorSpec((*p.spec.shape, 1), "float32")) for p in graph.parameters
+    parameters = tuple(  # of as many bytes
+        replace(p, spec=TensorSpec((*p.spec.shape, 2), "bfloat16")) for p in graph.parameters
     )
-    last = graph.operators[-1]
+    *before, last = map(product, graph.operators)
     last = replace(last, args=(*last.args, Ref("in:y")))
     graph = replace(
         graph,
         inputs=(*graph.inputs, Input("y", LABELS)),
         parameters=parameters,
-        operators=(*graph.operators[:-1], last),
+        operators=(*before, last),
     )
     peers = [o.peer for o in request.offers]
     has = frozenset(rng.sample(peers, min(holders, len(peers))))
@@ -134,7 +142,7 @@ def test_a_peer_without_the_data_is_told_apart_from_one_without_memory() -> None
 class Regression(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 1)
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return F.mse_loss(self.last(torch.relu(self.first(x))), y)
@@ -143,7 +151,7 @@ class Regression(nn.Module):
 def test_a_plan_by_hand_gives_the_data_to_nobody_whatever_the_spec_claims(world) -> None:
     """A submitter who says nothing of data that stays, and has it read by a peer of their own."""
     module = Regression()
-    graph = capture(module, {"x": torch.zeros(2, 4), "y": torch.zeros(2, 1)}).graph
+    graph = capture(module, {"x": torch.zeros(2, 4), "y": torch.zeros(2, 2)}).graph
     cut = max(beside_data(graph, ("x",))) + 1
     assert cut < len(graph.operators)
     for owner, stranger in (("a", "b"), ("b", "a")):

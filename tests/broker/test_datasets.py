@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shoal.broker.datasets import MOST_MANIFESTS
 from shoal.broker.events import (
     Answer,
     DataAsked,
@@ -164,6 +165,28 @@ def test_a_run_is_planned_once_a_peer_with_its_data_is_free(world) -> None:
     assert [(o.peer, o.manifests) for o in ask.peers] == [("a", ()), ("b", ((MANIFEST, ("x",)),))]
     out = world.handle(PlanReady(run, ask.version, world.plan("b", "a")))
     assert [m.assign.submitter for m in world.told(out, "b") if m.HasField("assign")] == [""]
+
+
+def test_a_peer_has_no_say_over_the_data_of_others_runs(world) -> None:
+    """A peer that was asked for its own data claims that the manifest of other runs is it."""
+    world.join("a", data=has())
+    resolve(world, ask(world, by="mallory"), "a")
+    spec = world.spec()
+    spec.data.hash = MANIFEST  # brought by who submits
+    made = world.only(world.handle(RunSubmitted(world.request(), spec, "ann")), MakePlan)
+    assert [o.manifests for o in made.peers] == [()]
+    offer = world.machine.members.members["a"].offer_to("mallory")
+    assert offer.manifests == ((MANIFEST, ("x",)),)
+
+
+def test_manifests_of_a_peer_are_bounded(world) -> None:
+    world.join("a", data=has())
+    member = world.machine.members.members["a"]
+    for n in range(300):
+        out = ask(world, by=f"who-{n}")
+        resolve(world, out, "a", f"{n:064x}")
+    assert len(member.manifests) == MOST_MANIFESTS
+    assert ("who-299", f"{299:064x}") in member.manifests
 
 
 def test_other_data_of_that_name_is_not_its_data(world) -> None:

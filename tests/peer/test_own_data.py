@@ -36,8 +36,10 @@ def options(**data: Any) -> str:
 
 
 def leaving(made: Made) -> set[str]:
-    names = {p.name for p in made.leaving}
-    return {s.column for s in made.manifest.shards if s.hash in names}
+    names = {path.name for _, path in made.leaving}
+    found = {s.column for s in made.manifest.shards if s.hash in names}
+    assert found == {column for column, _ in made.leaving}
+    return found
 
 
 @pytest.mark.parametrize(
@@ -119,6 +121,40 @@ def test_the_secret_of_a_host_is_made_once_and_its_owners_alone(tmp_path: Path) 
     assert host_secret(tmp_path / "other") != secret
     (path,) = (tmp_path / "host").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_copies_of_private_data_are_the_owners_alone(tmp_path: Path, arrays: Path) -> None:
+    mine = catalogue(tmp_path, path=str(arrays))
+    mine.make("set", options(), "")
+    assert mine.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_equal_columns_have_names_that_differ(tmp_path: Path) -> None:
+    """Who trains on a data set learns no equality of its columns, nor of two data sets."""
+    np.savez(tmp_path / "d.npz", x=np.ones(20), y=np.ones(20))
+    table = {"path": str(tmp_path / "d.npz")}
+    mine = Catalogue(tmp_path / "own", {"set": table, "other": table}, SECRET)
+    shards = [s.hash for n in ("set", "other") for s in mine.make(n, options(), "").manifest.shards]
+    assert len(set(shards)) == 4
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ({"inputs": ","}, "`inputs` is ',', where '' cannot be an argument"),
+        ({"inputs": "x,"}, "where '' cannot be"),
+        ({"targets": "a b"}, "`targets` is 'a b'"),
+        ({"inputs": "x, x"}, "expected each name once"),
+        ({"inputs": "x,y", "targets": "y "}, "as inputs is"),
+        ({"inputs": "x,z", "kind": "text"}, "expected one name"),
+        ({"inputs": "x" * 201}, "has 201 characters: expected at most 200"),
+    ],
+)
+def test_names_are_refused_where_they_cannot_be_arguments(names: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        options(**names)
+    assert Data(inputs=" x ,\tz", targets=" y", kind="arrays").input_names == ("x", "z")
+    assert Data(targets=" y").targets == "y"
 
 
 def test_only_whom_the_owner_names_gets_a_manifest_or_a_sample(
