@@ -27,6 +27,9 @@ from shoal.net.identity.enroll import channel_options
 from shoal.net.identity.names import Party, Role
 
 MIB = 1 << 20
+_WARM = "from shoal.broker.planning import warm_up; warm_up(); from shoal.cli import main; main()"
+"""With torch there from the beginning, which the broker would load beside its work: so what its
+memory grows by is what was done to it."""
 
 
 @dataclass
@@ -74,7 +77,7 @@ class BrokerProcess:
 def broker_process(state: Path, *flags: str) -> Iterator[BrokerProcess]:
     """Its log is in STATE.log."""
     with state.with_suffix(".log").open("w") as log:
-        words = (sys.executable, "-m", "shoal.cli", "broker", "--host", "127.0.0.1", "--port", "0")
+        words = (sys.executable, "-c", _WARM, "broker", "--host", "127.0.0.1", "--port", "0")
         process = subprocess.Popen(
             [*words, "--state", str(state), *flags],
             stdout=subprocess.PIPE,
