@@ -91,7 +91,8 @@ async def read(
             )
         if len(data) > PLAIN_BYTES:
             try:
-                await asyncio.to_thread(check_elements, data, kind.DESCRIPTOR)
+                described: Any = kind.DESCRIPTOR  # its stubs know two classes of them
+                await asyncio.to_thread(check_elements, data, described)
             except CrowdedError as error:
                 raise MalformedError(str(error)) from None
         return parsed(data, kind)

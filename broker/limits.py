@@ -52,13 +52,11 @@ class CallLimit:
     in_a_row: int = 256
     """Calls of one subject, then `per_s`."""
     per_s: float = 16.0
+    """Infinite: as many as they like."""
     busy: str = "RESOURCE_EXHAUSTED"
     """The status of one that is over `of_one` or `of_all`. "ABORTED": clients try again by
     themselves."""
 
-
-_BLOBS: dict[str, float] = {"in_a_row": math.inf, "per_s": math.inf}
-"""As often as they like: what they cost is bytes, and those are bounded at once and on disk."""
 
 CALLS: dict[str, CallLimit] = {
     # One stream is a peer's; a second one opens while the first has not ended, a third and fourth
@@ -72,11 +70,12 @@ CALLS: dict[str, CallLimit] = {
     "Runs.Resolve": CallLimit(of_one=8, of_all=256, in_a_row=64, per_s=1.0),
     # Everybody who looks on, in several windows each.
     "Runs.Watch": CallLimit(of_one=64),
+    # Blobs come and go as often as they like: what they cost is bytes, bounded at once and on disk.
     # 10,000 names with their sizes.
-    "Blobs.Have": CallLimit(bytes=1 << 20, busy="ABORTED", **_BLOBS),
+    "Blobs.Have": CallLimit(bytes=1 << 20, busy="ABORTED", per_s=math.inf),
     # Each holds one piece or two of 1 MiB; a peer has three or four at once.
-    "Blobs.Store": CallLimit(bytes=MOST_MESSAGE_BYTES, busy="ABORTED", **_BLOBS),
-    "Blobs.Fetch": CallLimit(of_one=32, of_all=8192, busy="ABORTED", **_BLOBS),
+    "Blobs.Store": CallLimit(bytes=MOST_MESSAGE_BYTES, busy="ABORTED", per_s=math.inf),
+    "Blobs.Fetch": CallLimit(of_one=32, of_all=8192, busy="ABORTED", per_s=math.inf),
 }
 """Methods that differ from the usual."""
 _USUAL = CallLimit()
