@@ -55,7 +55,7 @@ def add_admission(
 ) -> None:
     """Registers what needs a certificate. `found`: the part of an invitation that says where others
     find the broker. `page` makes a key for somebody, for so many seconds."""
-    service = _AdmissionService(shell, admission, found)
+    service = _AdmissionService(shell, admission, guard, found)
 
     async def page_key(request: PageRequest, caller: Party | None) -> PageKey:
         assert caller is not None, "the guard lets people have keys"
@@ -74,7 +74,7 @@ def add_admission(
 
 def add_door(server: grpc.aio.Server, shell: Shell, admission: Admission, guard: Guard) -> None:
     """Registers joining, and nothing else."""
-    service = _AdmissionService(shell, admission)
+    service = _AdmissionService(shell, admission, guard)
     join = unary_handler(guard, "Admission.Join", service.join, JoinRequest, Admitted)
     handler = grpc.method_handlers_generic_handler("shoal.v1.Admission", {"Join": join})
     server.add_generic_rpc_handlers((handler,))
@@ -82,9 +82,14 @@ def add_door(server: grpc.aio.Server, shell: Shell, admission: Admission, guard:
 
 class _AdmissionService:
     def __init__(
-        self, shell: Shell, admission: Admission, found: Callable[[], Invitation] = Invitation
+        self,
+        shell: Shell,
+        admission: Admission,
+        guard: Guard,
+        found: Callable[[], Invitation] = Invitation,
     ) -> None:
         self._shell = shell
+        self._guard = guard
         self._found = found
         self._admission = admission
 
@@ -95,12 +100,15 @@ class _AdmissionService:
             invitation = request.invitation[:8].hex()
             log.warning("join_refused invitation=%s why=%s", invitation, error)
             raise
+        self._guard.renewed(admitted.subject, admitted.certificate)
         log.info("joined subject=%s invitation=%s", admitted.subject, request.invitation.hex())
         return admitted
 
     async def renew(self, request: RenewRequest, caller: Party | None) -> Admitted:
         assert caller is not None, "the guard lets nobody without a certificate renew one"
-        return self._admission.renew(caller, request.request, time.time())
+        admitted = self._admission.renew(caller, request.request, time.time())
+        self._guard.renewed(admitted.subject, admitted.certificate)
+        return admitted
 
     async def invite(self, request: InviteRequest, caller: Party | None) -> Invitation:
         assert caller is not None, "the guard lets operators invite"

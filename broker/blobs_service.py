@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
-from ..net.grpc_quirks import take_first
 from ..net.identity.names import Party
 from ..proto.broker_pb2 import (
     BlobPiece,
@@ -16,8 +15,9 @@ from ..proto.broker_pb2 import (
 from ..proto.common_pb2 import BlobRef
 from .admission import AdmissionError
 from .blobs import BlobError, Upload
-from .calls import FIRST_S, REFUSALS, MalformedError, checked, refuse
+from .calls import REFUSALS, parsed, read, refuse, refuse_stream
 from .guard import Guard
+from .limits import MOST_PIECE_BYTES
 from .shell import Shell
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["BlobsService"]
 
 PIECE_BYTES = 1 << 20
-MOST_PIECE_BYTES = 4 << 20
 MOST_QUERIED = 10_000
 
 
@@ -39,21 +38,22 @@ class BlobsService:
         self._disk = shell.disk
         self._sweeper = shell.sweeper
 
-    async def store(
-        self, pieces: AsyncIterator[BlobPiece | MalformedError], context: ServicerContext
-    ) -> BlobRef:
+    async def store(self, _: Any, context: ServicerContext[Any, Any]) -> None:
+        with ExitStack() as call:
+            try:
+                caller = call.enter_context(self._guard.call("Blobs.Store", context))
+            except AdmissionError as error:
+                await refuse_stream(context, self._guard, error)
+            await context.write(await self._stored(caller, context))
+
+    async def _stored(self, caller: Party | None, context: ServicerContext[Any, Any]) -> BlobRef:
         run = asyncio.get_running_loop().run_in_executor
         upload: Upload | None = None
         ref = BlobRef()
         try:
-            caller = self._guard.caller("Blobs.Store", context)
-        except AdmissionError as error:
-            await take_first(context, FIRST_S)
-            await refuse(context, self._guard, error)
-        try:
-            async for item in pieces:
+            while isinstance(data := await context.read(), bytes):
                 self._guard.still(caller)
-                piece = checked(item)
+                piece = parsed(data, BlobPiece)
                 if not ref.hash:
                     ref.CopyFrom(piece.ref)
                     try:
@@ -95,21 +95,19 @@ class BlobsService:
             beginning.add_done_callback(_stop_begun)
             raise
 
-    async def fetch(
-        self, wanted: BlobRange | MalformedError, context: ServicerContext
-    ) -> AsyncIterator[BlobPiece]:
+    async def fetch(self, _: Any, context: ServicerContext[Any, Any]) -> None:
         run = asyncio.get_running_loop().run_in_executor
         try:
-            caller = self._guard.caller("Blobs.Fetch", context)
-            span = checked(wanted)
-            at = span.offset
-            pieces = await run(
-                self._disk, self._store.read, span.hash, at, span.length, PIECE_BYTES
-            )
-            while (data := await run(self._disk, next, pieces, None)) is not None:
-                self._guard.still(caller)
-                yield BlobPiece(offset=at, data=data)
-                at += len(data)
+            with self._guard.call("Blobs.Fetch", context) as caller:
+                span = await read(context, self._guard, "Blobs.Fetch", caller, BlobRange)
+                at = span.offset
+                pieces = await run(
+                    self._disk, self._store.read, span.hash, at, span.length, PIECE_BYTES
+                )
+                while (data := await run(self._disk, next, pieces, None)) is not None:
+                    self._guard.still(caller)
+                    await context.write(BlobPiece(offset=at, data=data))
+                    at += len(data)
         except REFUSALS as error:
             await refuse(context, self._guard, error)
 

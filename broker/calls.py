@@ -1,11 +1,19 @@
 """What all calls at the broker have in common.
 
+To gRPC every call here is a stream of raw bytes, also one with a single message: so its handler
+runs before anything of the message is read, and decides whether and when that happens. Who calls
+and whether it is too much is asked first (`guard.py`); until then a message waits at its sender,
+but for the first 64 KiB, by HTTP/2's flow control. Then its size is looked at, then what it would
+cost in memory (`wire.py`), and only then is it parsed. The share of a call ends when its answer has
+been taken.
+
 Messages are parsed here and not by gRPC, so that one that does not parse becomes a readable status
-on its own call, and nothing else. Who calls is asked first (`guard.py`).
+on its own call, and nothing else.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -13,27 +21,32 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
+from ..net.grpc_quirks import take_first
 from ..net.identity.names import Party
 from .admission import AdmissionError
 from .blobs import BlobError
 from .guard import Guard
 from .shell import RejectedError
+from .wire import PLAIN_BYTES, CrowdedError, check_elements
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
 __all__ = [
-    "FIRST_S",
     "REFUSALS",
     "MalformedError",
-    "checked",
-    "parser",
+    "parsed",
+    "read",
     "refuse",
+    "refuse_stream",
+    "stream_handler",
     "unary_handler",
 ]
 
-FIRST_S = 2.0
+_FIRST_S = 2.0
 """How long who is refused may take to say what it came for."""
+_MESSAGE_S = 300.0
+"""For the message of a call: 4 MiB over a line of 128 kbit/s."""
 
 M = TypeVar("M", bound=Message)
 
@@ -42,21 +55,50 @@ class MalformedError(Exception):
     """Bytes that are no message of the expected type; the caller's fault."""
 
 
-def parser(kind: type[M]) -> Callable[[bytes], M | MalformedError]:
-    """Parses, or gives back the error: an exception here would become gRPC's own unreadable one."""
+def parsed(data: bytes, kind: type[M]) -> M:
+    """Raises MalformedError."""
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        name = kind.DESCRIPTOR.name
+        raise MalformedError(f"{len(data)} bytes are no {name}: {error}") from None
+    return message
 
-    def parse(data: bytes) -> M | MalformedError:
-        message = kind()
+
+async def read(
+    context: ServicerContext[Any, Any],
+    guard: Guard,
+    method: str,
+    caller: Party | None,
+    kind: type[M],
+) -> M:
+    """The one message of a call. Raises MalformedError, and AdmissionError when none comes."""
+    most = guard.shares.limit(method).bytes
+    async with guard.shares.reading(caller):
         try:
-            message.ParseFromString(data)
-        except DecodeError as error:
-            return MalformedError(f"{len(data)} bytes are no {kind.DESCRIPTOR.name}: {error}")
-        return message
+            async with asyncio.timeout(_MESSAGE_S):
+                data = await context.read()
+        except TimeoutError:
+            why = f"no message of {method} came within {_MESSAGE_S:g} s"
+            raise AdmissionError("DEADLINE_EXCEEDED", why) from None
+        if not isinstance(data, bytes):
+            raise MalformedError(f"{method} without a message")
+        name = kind.DESCRIPTOR.name
+        if len(data) > most:
+            raise AdmissionError(
+                "RESOURCE_EXHAUSTED", f"{len(data)} bytes of a {name}: expected at most {most}"
+            )
+        if len(data) > PLAIN_BYTES:
+            try:
+                described: Any = kind.DESCRIPTOR  # its stubs know two classes of them
+                await asyncio.to_thread(check_elements, data, described)
+            except CrowdedError as error:
+                raise MalformedError(str(error)) from None
+        return parsed(data, kind)
 
-    return parse
 
-
-async def refuse(context: ServicerContext, guard: Guard, error: Exception) -> NoReturn:
+async def refuse(context: ServicerContext[Any, Any], guard: Guard, error: Exception) -> NoReturn:
     """Ends a call with the status of an error that is the caller's fault."""
     code = "INVALID_ARGUMENT" if isinstance(error, MalformedError) else getattr(error, "code", "")
     guard.refused[code.lower()] += 1
@@ -64,15 +106,24 @@ async def refuse(context: ServicerContext, guard: Guard, error: Exception) -> No
     raise AssertionError("abort raises")
 
 
+async def refuse_stream(
+    context: ServicerContext[Any, Any], guard: Guard, error: Exception
+) -> NoReturn:
+    """The same of one whose caller goes on writing: its first message is taken, for it would not
+    hear why; of very many it is not."""
+    if not guard.taking.locked():
+        async with guard.taking:
+            await take_first(context, _FIRST_S)
+    await refuse(context, guard, error)
+
+
 REFUSALS = (AdmissionError, MalformedError, RejectedError, BlobError)
 """What `refuse` takes."""
 
 
-def checked(message: M | MalformedError) -> M:
-    """Raises MalformedError for what did not parse."""
-    if isinstance(message, MalformedError):
-        raise message
-    return message
+def stream_handler(behave: Callable[[Any, Any], Awaitable[None]], answer: type[Message]) -> Any:
+    """gRPC's handler of a call whose messages `behave` reads and writes; see the module."""
+    return grpc.stream_stream_rpc_method_handler(behave, None, answer.SerializeToString)
 
 
 def unary_handler(
@@ -84,11 +135,12 @@ def unary_handler(
 ) -> Any:
     """gRPC's handler of SERVICE.METHOD; `behave` gets the message and who sends it."""
 
-    async def call(message: Any, context: ServicerContext) -> Message:
+    async def call(_: Any, context: ServicerContext[Any, Any]) -> None:
         try:
-            caller = guard.caller(method, context)
-            return await behave(checked(message), caller)
+            with guard.call(method, context) as caller:
+                message = await read(context, guard, method, caller, request)
+                await context.write(await behave(message, caller))
         except REFUSALS as error:
             await refuse(context, guard, error)
 
-    return grpc.unary_unary_rpc_method_handler(call, parser(request), answer.SerializeToString)
+    return stream_handler(call, answer)

@@ -103,8 +103,11 @@ class StreamOpened:
 
 @dataclass(frozen=True, slots=True)
 class PeerSaid:
+    """`size_bytes`: of one that was too long to be read, so that its message is empty; else 0."""
+
     stream: StreamId
     message: PeerMessage
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ import ipaddress
 import logging
 import socket
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -41,6 +41,7 @@ from ..net.identity.names import DOOR_NAME, Role
 from ..net.local import is_loopback
 from ..net.pump import BUFFER_BYTES, Stream, close, join
 from .hello import HelloError, read_hello
+from .knocks import Knocks
 from .relay import Relay
 
 __all__ = ["Front", "FrontLimits", "Knocks", "PageSockets", "source_of"]
@@ -95,23 +96,6 @@ def source_of(address: str) -> str:
     if found.version == 4:
         return address
     return str(ipaddress.ip_network((found, 64), strict=False))
-
-
-class Knocks:
-    """How often each address may knock: so often at once, then so many times per second."""
-
-    def __init__(self, at_once: int, per_s: float, most_addresses: int) -> None:
-        self._at_once, self._per_s, self._most = float(at_once), per_s, most_addresses
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # (left, when)
-
-    def allowed(self, address: str, now: float) -> bool:
-        """Whether the address may knock now; counts it if so. `now`: seconds on any clock."""
-        left, at = self._left.pop(address, (self._at_once, now))
-        left = min(self._at_once, left + (now - at) * self._per_s)
-        self._left[address] = (left - 1 if left >= 1 else left, now)
-        if len(self._left) > self._most:
-            self._left.popitem(last=False)
-        return left >= 1
 
 
 class PageSockets(NamedTuple):

@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..dag.plan import PeerId
+from ..net.identity.names import OWNER
 from ..proto.broker_pb2 import (
     BrokerMessage,
     Description,
@@ -88,6 +89,8 @@ __all__ = ["MOST_MESSAGE_BYTES", "BrokerMachine"]
 
 MOST_MESSAGE_BYTES = 64 * 1024
 """Longest message of a peer: none carries more than names, numbers and one reason."""
+_WITHOUT_SHARE = ("", OWNER)
+"""Submitters who may have all runs: where nobody has an identity, and the broker's own user."""
 
 
 class BrokerMachine:
@@ -211,16 +214,16 @@ class BrokerMachine:
     def _said(self, event: PeerSaid, message: PeerMessage, now: float) -> list[Instruction]:
         members, stream = self.members, event.stream
         kind = message.WhichOneof("kind")
-        size = message.ByteSize()
+        size = event.size_bytes or message.ByteSize()
         member = members.heard(stream, now)
         nonsense = ""
-        if kind is None:
-            nonsense = "a message of no known kind: is the peer of another version of shoal?"
-        elif size > MOST_MESSAGE_BYTES:
+        if size > MOST_MESSAGE_BYTES:
             nonsense = (
-                f"a {kind} of {size} bytes: expected at most {MOST_MESSAGE_BYTES}; is the peer of "
-                "another version of shoal?"
+                f"a {kind or 'message'} of {size} bytes: expected at most {MOST_MESSAGE_BYTES}; is "
+                "the peer of another version of shoal?"
             )
+        elif kind is None:
+            nonsense = "a message of no known kind: is the peer of another version of shoal?"
         elif member is None and kind != "hello":
             nonsense = f"a {kind} before the Hello"
         elif member is not None and kind == "hello":
@@ -362,9 +365,14 @@ class BrokerMachine:
         if self.placing.draining:
             text = "the broker is leaving and starts nothing new: submit to it when it is back"
             return [Reject(event.request, "UNAVAILABLE", text)]
-        open_runs = sum(not run.ended for run in self.runs.values())
-        if open_runs >= self.options.most_waiting:
-            text = f"{open_runs} runs have not ended, the limit: try again when some have"
+        owners = [run.owner for run in self.runs.values() if not run.ended]
+        own, most = owners.count(event.by), self.options.most_waiting_of_one
+        if len(owners) >= self.options.most_waiting:
+            text = f"{len(owners)} runs have not ended, the limit: try again when some have"
+            return [Reject(event.request, "RESOURCE_EXHAUSTED", text)]
+        if own >= most and event.by not in _WITHOUT_SHARE:
+            text = f"{own} runs of {event.by} have not ended, the limit for one submitter: try "
+            text += "again when some have, or cancel some"
             return [Reject(event.request, "RESOURCE_EXHAUSTED", text)]
         try:
             lease = read_spec(event.spec).recovery.lease
@@ -392,9 +400,12 @@ class BrokerMachine:
         return RunId(f"r-{digest[:length]}")
 
     def _forget_old_runs(self) -> None:
-        ended = [run.id for run in self.runs.values() if run.ended]
-        for run in ended[: max(0, len(ended) - self.options.kept_runs)]:
-            self.decided.forget(run)
+        ended = [run for run in self.runs.values() if run.ended]
+        for _ in range(len(ended) - self.options.kept_runs):
+            have = Counter(run.owner for run in ended)
+            oldest = max(ended, key=lambda run: have[run.owner])  # the first of equals
+            ended.remove(oldest)
+            self.decided.forget(oldest.id)
 
     def _asked(self, event: RunAsked, now: float) -> list[Instruction]:
         request, wanted = event.request, event.wanted

@@ -41,10 +41,13 @@ class BrokerOptions:
     """Streams at once."""
     most_waiting: int = 1_000
     """Runs that have not ended, at once."""
+    most_waiting_of_one: int = 100
+    """Of these, of one submitter: a search over a hundred settings, and nine others have room."""
     kept_events: int = 50_000
     """Events kept per run for watchers that come late."""
     kept_runs: int = 100
-    """Ended runs that can still be watched and described."""
+    """Ended runs that can still be watched and described; of more, the oldest of the submitter
+    who has most of them goes."""
     relays: bool = False
     """Whether peers that cannot be dialled are reached through the broker."""
     data_s: float = 600.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
-import resource
 import secrets
 import signal
 import time
@@ -28,7 +27,7 @@ from ..net.discovery.record import check_multiaddr, check_swarm
 from ..net.grpc_quirks import pass_over_broken_streams
 from ..net.identity.authority import Authority, AuthorityError, utc
 from ..net.identity.names import Party
-from ..net.local import free_port, is_loopback, joined, local_address, split
+from ..net.local import allow_descriptors, free_port, is_loopback, joined, local_address, split
 from ..proto.admission_pb2 import Invitation, PageKey
 from .admission import AdmissionError
 from .admitting import DOOR_OPTIONS, add_admission, add_door
@@ -50,7 +49,6 @@ __all__ = ["Broker", "BrokerConfig", "BrokerConfigError", "serve"]
 
 log = logging.getLogger(__name__)
 
-_DESCRIPTORS = 65_536
 _PAGE_NEEDS = ("starlette", "uvicorn", "prometheus_client")
 
 
@@ -390,14 +388,6 @@ def _broker_id(state: Path | None) -> str:
         return made
 
 
-def _allow_descriptors() -> None:
-    """As many as the system lets this process have: each connection takes three."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 async def serve(config: BrokerConfig, *, ready: Callable[[Broker], None]) -> None:
     """Runs the daemon until it is told to end; calls `ready` with the broker when it listens.
 
@@ -409,7 +399,7 @@ async def serve(config: BrokerConfig, *, ready: Callable[[Broker], None]) -> Non
     def asked() -> None:
         (second if first.is_set() else first).set()
 
-    _allow_descriptors()
+    allow_descriptors()
     # Logs go to stderr, unless the caller has arranged something else.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     pass_over_broken_streams()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,12 +18,10 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from ..dag.plan import PeerId
-from ..net.grpc_quirks import take_first
 from ..net.identity.names import Party, Role
 from ..proto.broker_pb2 import (
     BlobPiece,
     BlobQuery,
-    BlobRange,
     BrokerMessage,
     DataAnswer,
     DataRequest,
@@ -43,7 +42,16 @@ from ..proto.common_pb2 import BlobRef
 from .admission import AdmissionError
 from .blobs import BlobError
 from .blobs_service import BlobsService
-from .calls import FIRST_S, REFUSALS, MalformedError, checked, parser, refuse, unary_handler
+from .calls import (
+    REFUSALS,
+    MalformedError,
+    parsed,
+    read,
+    refuse,
+    refuse_stream,
+    stream_handler,
+    unary_handler,
+)
 from .events import (
     DataAsked,
     DescribeAsked,
@@ -58,6 +66,8 @@ from .events import (
     StreamOpened,
 )
 from .guard import Guard
+from .limits import MOST_MESSAGE_BYTES
+from .machine import MOST_MESSAGE_BYTES as MOST_SAID_BYTES
 from .public import PublicAddress
 from .reach import Reach
 from .relay import Relay
@@ -67,17 +77,23 @@ from .wish import HASH
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
 
-__all__ = ["MOST_MESSAGE_BYTES", "add_services", "server_options"]
+__all__ = ["add_services", "server_options"]
 
-MOST_MESSAGE_BYTES = 16 << 20
-"""Largest gRPC message: a plan of 65,536 microbatches, or four pieces of a blob."""
+MOST_ANSWER_BYTES = 16 << 20
+"""Largest message that leaves: a plan of 65,536 microbatches."""
+MOST_STREAMS = 128
+"""Calls on one connection; a client's further ones wait at the client. HTTP/2 advises no less than
+100."""
+_LOOK_S = 30.0
+"""How often a watcher of a run in which nothing happens is asked whether it still may."""
 log = logging.getLogger(__name__)
 
 
 def server_options() -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MOST_ANSWER_BYTES),
+        ("grpc.max_concurrent_streams", MOST_STREAMS),
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.so_reuseport", 0),  # a second broker on this port is an error, not a lottery
         ("grpc.keepalive_time_ms", 10_000),  # finds peers whose host went away
@@ -109,9 +125,7 @@ def add_services(
     unary = partial(unary_handler, guard)
     table: dict[str, dict[str, Any]] = {
         "Attach": {
-            "Attach": grpc.stream_stream_rpc_method_handler(
-                attach.attach, parser(PeerMessage), BrokerMessage.SerializeToString
-            )
+            "Attach": stream_handler(attach.attach, BrokerMessage),
         },
         "Runs": {
             "Submit": unary("Runs.Submit", runs.submit, RunSpec, Submitted),
@@ -122,17 +136,11 @@ def add_services(
             "Describe": unary("Runs.Describe", runs.describe, DescribeRequest, Description),
             "Preview": unary("Runs.Preview", runs.preview, RunSpec, PreviewAnswer),
             "Resolve": unary("Runs.Resolve", runs.resolve, DataRequest, DataAnswer),
-            "Watch": grpc.unary_stream_rpc_method_handler(
-                runs.watch, parser(WatchRequest), RunEvent.SerializeToString
-            ),
+            "Watch": stream_handler(runs.watch, RunEvent),
         },
         "Blobs": {
-            "Store": grpc.stream_unary_rpc_method_handler(
-                blobs.store, parser(BlobPiece), BlobRef.SerializeToString
-            ),
-            "Fetch": grpc.unary_stream_rpc_method_handler(
-                blobs.fetch, parser(BlobRange), BlobPiece.SerializeToString
-            ),
+            "Store": stream_handler(blobs.store, BlobRef),
+            "Fetch": stream_handler(blobs.fetch, BlobPiece),
             "Have": unary("Blobs.Have", blobs.have, BlobQuery, BlobQuery),
         },
     }
@@ -161,20 +169,21 @@ class AttachService:
         self._reach = reach
         self._count = 0
 
-    async def attach(
-        self, messages: AsyncIterator[PeerMessage | MalformedError], context: ServicerContext
-    ) -> AsyncIterator[BrokerMessage]:
-        try:
-            caller = self._guard.caller("Attach.Attach", context)
-        except AdmissionError as error:
-            await take_first(context, FIRST_S)
-            await refuse(context, self._guard, error)
+    async def attach(self, _: Any, context: ServicerContext[Any, Any]) -> None:
+        with ExitStack() as call:
+            try:
+                caller = call.enter_context(self._guard.call("Attach.Attach", context))
+            except AdmissionError as error:
+                await refuse_stream(context, self._guard, error)
+            await self._attached(caller, context)
+
+    async def _attached(self, caller: Party | None, context: ServicerContext[Any, Any]) -> None:
         self._count += 1
         self._shell.warm_up()  # somebody is here to be planned for
         stream = StreamId(f"{self._count} from {caller.subject if caller else context.peer()}")
         outbox = self._shell.outboxes[stream] = Outbox()
         self._shell.post(StreamOpened(stream, PeerId(caller.subject) if caller else None))
-        reader = asyncio.create_task(self._read(stream, caller, outbox, messages))
+        reader = asyncio.create_task(self._read(stream, caller, outbox, context))
 
         def tell(ticket: str) -> bool:
             # Who does not read gets no tickets: what the machine tells it needs the room.
@@ -186,13 +195,18 @@ class AttachService:
             self._relay.here(caller.subject, tell)
         try:
             while (message := await outbox.take()) is not None:
-                yield message
+                await context.write(message)
+            if reader.done() and isinstance(why := reader.exception(), AdmissionError):
+                await refuse(context, self._guard, why)
         finally:
             if self._relay is not None and caller is not None:
                 self._relay.gone(caller.subject, tell)
             reader.cancel()
             (end,) = await asyncio.gather(reader, return_exceptions=True)
-            if isinstance(end, Exception):  # a bug of ours; it ends this stream only
+            refused = isinstance(end, AdmissionError)
+            if (
+                isinstance(end, Exception) and not refused
+            ):  # a bug of ours; it ends this stream only
                 log.error("stream_failed stream=%s", stream, exc_info=end)
             self._ended(stream, "the connection broke")
 
@@ -201,15 +215,21 @@ class AttachService:
         stream: StreamId,
         caller: Party | None,
         outbox: Outbox,
-        messages: AsyncIterator[PeerMessage | MalformedError],
+        context: ServicerContext[Any, Any],
     ) -> None:
+        """Raises AdmissionError when the peer may be here no longer."""
         why = "the connection broke"
         try:
-            async for message in messages:
+            while isinstance(data := await context.read(), bytes):
                 if outbox.closed:
                     return
-                # A malformed message becomes one of no kind, which the machine refuses.
-                said = PeerMessage() if isinstance(message, MalformedError) else message
+                self._guard.still(caller)
+                said = PeerMessage()  # of no kind, which the machine refuses
+                if len(data) > MOST_SAID_BYTES:
+                    self._shell.post(PeerSaid(stream, said, len(data)))
+                    continue
+                with suppress(MalformedError):
+                    said = parsed(data, PeerMessage)
                 if said.HasField("confirmed"):  # nothing to decide
                     if self._public is not None and caller is not None:
                         self._public.answered(caller.subject, said.confirmed)
@@ -296,29 +316,35 @@ class RunsService:
         )
         return answer
 
-    async def watch(
-        self, wanted: WatchRequest | MalformedError, context: ServicerContext
-    ) -> AsyncIterator[RunEvent]:
+    async def watch(self, _: Any, context: ServicerContext[Any, Any]) -> None:
         try:
-            caller = self._guard.caller("Runs.Watch", context)
-            request = checked(wanted)
-            run, at, end = RunId(request.run), request.from_event, math.inf
-            while at < end:
-                self._guard.still(caller)
-                # Nothing is queued for a slow watcher: it asks again from where it is.
-                watched, news = await self._shell.watch(run, at, _whose(caller))
-                if request.so_far:  # what comes while it is read is not waited for
-                    end = min(end, watched.numbered)
-                for event in watched.events:
-                    if event.number < end:
-                        yield event
-                at = watched.first + len(watched.events)
-                if watched.over:
-                    return
-                if not watched.events and at < end:
-                    await news.wait()
+            with self._guard.call("Runs.Watch", context) as caller:
+                wanted = await read(context, self._guard, "Runs.Watch", caller, WatchRequest)
+                await self._watch(wanted, caller, context)
         except REFUSALS as error:
             await refuse(context, self._guard, error)
+
+    async def _watch(
+        self, request: WatchRequest, caller: Party | None, context: ServicerContext[Any, Any]
+    ) -> None:
+        run, at, end = RunId(request.run), request.from_event, math.inf
+        while at < end:
+            self._guard.still(caller)
+            # Nothing is queued for a slow watcher: it asks again from where it is.
+            watched, news = await self._shell.watch(run, at, _whose(caller))
+            if request.so_far:  # what comes while it is read is not waited for
+                end = min(end, watched.numbered)
+            for event in watched.events:
+                if event.number < end:
+                    self._guard.still(caller)
+                    await context.write(event)
+            at = watched.first + len(watched.events)
+            if watched.over:
+                return
+            if not watched.events and at < end:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await news.wait()
 
 
 def _whose(caller: Party | None) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Any, Self
@@ -28,10 +29,10 @@ from .cap import Cap
 from .connection import Connection
 from .frame import FrameKey, Payload
 from .grpc_quirks import take_first
-from .identity.credential import Credential
+from .identity.credential import Credential, shown_end
 from .identity.enroll import channel_options
+from .identity.names import Party, dns_name, party_of
 from .identity.names import Role as PartyRole
-from .identity.names import dns_name, party_of
 from .inbox import Allowed
 from .messages import MAX_CHUNK_BYTES, MAX_MESSAGE_BYTES
 from .proxy import proxy_options
@@ -65,6 +66,12 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *CHANNEL_OPTIONS,
+    # Strangers can come as far as a handshake. They get ten seconds for it (gRPC's own limit is two
+    # minutes), and so many connections are open at a port in all; who comes when strangers have
+    # taken these is closed at once, and comes by the relay, which has a way of its own in.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_allowed_incoming_connections", 1024),
+    ("grpc.max_concurrent_streams", 128),
     # Else a second process on the same port would get every other connection.
     ("grpc.so_reuseport", 0),
 )
@@ -79,6 +86,8 @@ _FAREWELL_S = 2.0
 """A stream that we end is given so long to deliver what was said last."""
 _STREAMS = 4096
 """Open incoming streams; more are turned away."""
+_STREAMS_OF_ONE = 8
+"""Of these, of one peer: the one that counts, and those that it replaces."""
 _BROKEN = (
     grpc.RpcError,
     grpc.aio.InternalError,
@@ -96,6 +105,7 @@ class GrpcTransport:
     nobody is checked. `resolve` gives the address to dial for one that was named, anew at each
     dial. `allowed` says how large a frame may be before its bytes come. `up` and
     `down`: the owner's caps, which all connections share; links are held up as by a slow network.
+    `clock`: seconds since 1970, by which certificates end.
     """
 
     def __init__(
@@ -110,7 +120,9 @@ class GrpcTransport:
         down: Cap | None = None,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         allowed: Allowed = lambda _: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._clock = clock
         self._board = Switchboard(
             peer, boot, on_event, max_frame_bytes=max_frame_bytes, allowed=allowed
         )
@@ -119,7 +131,7 @@ class GrpcTransport:
         self._caps = up, down
         self._dials: dict[str, tuple[int, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # dials that end
-        self._serving = 0
+        self._serving: Counter[str] = Counter()  # incoming streams, by who opened them
 
     async def __aenter__(self) -> Self:
         keep_heap_warm()
@@ -230,28 +242,49 @@ class GrpcTransport:
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         """One incoming connection; gRPC cancels this when the stream breaks."""
-        if self._serving >= _STREAMS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_STREAMS} streams are open")
-        proven: str | None = None
-        if self._credential is not None:
-            party = party_of(context.auth_context())
-            proven = party.subject if party and party.role is PartyRole.PEER else None
-            if proven is None:
-                self._serving += 1  # it takes a place for so long
-                try:
-                    await take_first(context, _HELLO_S)
-                finally:
-                    self._serving -= 1
-                why = f"{party or 'nobody'} is no peer: only peers exchange frames"
-                await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+        party = None if self._credential is None else party_of(context.auth_context())
+        who, serving = str(party or ""), self._serving
+        most = _STREAMS if self._credential is None else _STREAMS_OF_ONE
+        if serving[who] >= most or serving.total() >= _STREAMS:
+            why = f"{serving[who]} streams of {who or 'others'} are open, {serving.total()} in all"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+        serving[who] += 1
+        try:
+            await self._serve_known(party, context)
+        finally:
+            serving[who] -= 1
+            if not serving[who]:
+                del serving[who]
+
+    async def _serve_known(
+        self, party: Party | None, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        proven = party.subject if party and party.role is PartyRole.PEER else None
+        if self._credential is not None and proven is None:
+            await take_first(context, _HELLO_S)
+            why = f"{party or 'nobody'} is no peer: only peers exchange frames"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         wake = asyncio.Event()
         connection = self._board.incoming(wake.set, proven)
-        self._serving += 1
+        ends = self._ends_with_certificate(connection, context)
         try:
             await _carry(connection, context, wake, "the dialler", self._caps)
         finally:
-            self._serving -= 1
+            if ends is not None:
+                ends.cancel()
             connection.closed(f"{connection.peer} closed the connection")
+
+    def _ends_with_certificate(
+        self, connection: Connection, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> asyncio.TimerHandle | None:
+        """A connection lasts no longer than the certificate of who opened it: a peer that was
+        given a new one in time dials again with that, and the link goes on where it was."""
+        if self._credential is None:
+            return None
+        left_s = shown_end(context.auth_context()) - self._clock()
+        why = f"the certificate of {connection.proven} has ended: dial with a newer one"
+        loop = asyncio.get_running_loop()
+        return loop.call_later(max(0.0, left_s), connection.refuse, "certificate", why)
 
 
 async def _carry(

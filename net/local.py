@@ -1,14 +1,27 @@
-"""Which of this host's addresses the world sees, as far as the host itself knows."""
+"""Which of this host's addresses the world sees, as far as the host itself knows; and how many
+connections it lets a process have."""
 
 from __future__ import annotations
 
 import ipaddress
+import resource
 import socket
 
-__all__ = ["free_port", "is_loopback", "joined", "local_address", "split"]
+__all__ = ["allow_descriptors", "free_port", "is_loopback", "joined", "local_address", "split"]
 
 _SOMEWHERE = "192.0.2.1"
 """An address of nobody (RFC 5737): which way would a packet leave for it?"""
+
+
+_DESCRIPTORS = 65_536
+
+
+def allow_descriptors() -> None:
+    """As many as the system lets this process have: a connection that is passed on takes three."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def split(address: str) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable
 
@@ -20,8 +21,9 @@ from .addresses import to_dial
 from .config import PeerConfig
 from .finder import finder_of
 from .logs import note
+from .relayed import OWN
 
-__all__ = ["Credentials", "NoCredentialError", "listen", "obtain"]
+__all__ = ["Credentials", "NoCredentialError", "listen", "listen_within", "obtain"]
 
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
@@ -125,6 +127,16 @@ class Credentials:
                 pause_s = _FIRST_PAUSE_S
                 note(_log, logging.INFO, "renewed", ends=self.now.ends)
                 self._renewed(self.now)
+
+
+def listen_within(server: grpc.aio.Server, name: str, credentials: Credentials) -> str:
+    """A way into the server for what the relay brings, which no stranger can fill up; what leads
+    there is returned, empty where the system knows no such sockets."""
+    if sys.platform != "linux":
+        return ""
+    shown = server_credentials(lambda: credentials.now)
+    server.add_secure_port(OWN + name, shown)
+    return OWN + name
 
 
 def listen(server: grpc.aio.Server, host: str, port: int, credentials: Credentials | None) -> int:

@@ -28,6 +28,7 @@ from ..net.frame import Arrived, FrameKey, Payload
 from ..net.grpc_transport import SERVER_OPTIONS, GrpcTransport
 from ..net.identity.credential import Credential
 from ..net.local import joined, local_address, split
+from ..net.switchboard import MAX_FRAME_BYTES
 from ..proto import broker_pb2, common_pb2
 from . import events as e
 from . import relayed
@@ -35,7 +36,7 @@ from .addresses import to_dial
 from .cache import BlobCache
 from .config import DEFAULT_STATE, PeerConfig
 from .confirm import confirm
-from .credentials import Credentials, NoCredentialError, listen
+from .credentials import Credentials, NoCredentialError, listen, listen_within
 from .device import TorchDevice
 from .fetching import Fetching
 from .host import Host
@@ -61,6 +62,8 @@ from .workbench import Calls, Workbench, said_of
 __all__ = ["Worker", "look"]
 
 _log = logging.getLogger(__name__)
+_LEAST_FRAME = 64 << 20
+"""Bytes that a frame may have where the owner offers next to nothing."""
 _LAST_WORDS_S = 2.0
 """For what was told and sent to leave, at the end."""
 
@@ -146,7 +149,9 @@ class Worker:
             resolve=lambda address: upstream.address if address == RELAY else address,
             up=up,
             down=down,
-            allowed=lambda key: self._bench.most_bytes(key),
+            # No value of a run is larger than the memory that runs may use here.
+            max_frame_bytes=min(MAX_FRAME_BYTES, max(_LEAST_FRAME, profile.device_memory_bytes)),
+            allowed=self._most_bytes,
         )
         self._transport.attach(self._server)
         self._unacknowledged: set[FrameKey] = set()
@@ -178,6 +183,8 @@ class Worker:
         )
 
         self._listens = joined(host, port)
+        within = "" if credentials is None else listen_within(self._server, me.boot, credentials)
+        self._relayed_to = within or self._listens
         address = "" if config.address == "none" else config.address or self._listens
         options = PeerOptions(
             give_up_s=config.give_up_s,
@@ -345,9 +352,15 @@ class Worker:
             self._bench.keep(arrived)
         elif key.role is Role.PROBE or not self._bench.holds(key.run, key.term):
             # The device knows nothing of another term, nor of probes: only dropped.
-            self._post(e.FrameArrived(key))
+            self._post(e.FrameArrived(key, len(arrived.data)))
         else:
             self._bench.accept(arrived)
+
+    def _most_bytes(self, key: FrameKey) -> int | None:
+        """The most that a frame may have; None: no more is known of it than that it is a frame."""
+        if key.role is Role.PROBE:
+            return self.machine.probes.most_bytes(key)
+        return self._bench.most_bytes(key)
 
     def _wants(self, run: str, term: int) -> bool:
         part = self.machine.assignment
@@ -408,7 +421,7 @@ class Worker:
     def _heard(self, message: broker_pb2.BrokerMessage) -> None:
         if message.HasField("relayed"):  # nothing to decide
             there = self._upstream.address
-            self._start(relayed.answer(message.relayed.ticket, there, self._listens))
+            self._start(relayed.answer(message.relayed.ticket, there, self._relayed_to))
         elif message.HasField("resolve"):
             self._start(self._resolve(message.resolve))
         elif message.HasField("confirm"):

@@ -256,9 +256,11 @@ class FrameAcknowledged:
 
 @immutable
 class FrameArrived:
-    """A whole frame came, fits its spec, and lies in the device's store."""
+    """A whole frame came, fits its spec, and lies in the device's store. `size_bytes`: of a
+    probe's, which nobody stores."""
 
     key: FrameKey
+    size_bytes: int = 0
 
 
 @immutable

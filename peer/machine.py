@@ -232,8 +232,8 @@ class PeerMachine:
                 return []
             case e.FrameAcknowledged():
                 return self._learn(self.probes.acknowledged(key, now))
-            case e.FrameArrived():
-                return self._learn(self.probes.arrived(key))
+            case e.FrameArrived(size_bytes=size_bytes):
+                return self._learn(self.probes.arrived(key, size_bytes))
             case e.FrameRefused(why=why):
                 return self.probes.refused(key, why)
 

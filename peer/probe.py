@@ -39,8 +39,10 @@ __all__ = ["MOST_IN_RUN_BYTES", "Fit", "Probes", "fit", "is_flat", "probe_payloa
 
 MOST_IN_RUN_BYTES = 64 * 1024
 """What a probe may send while this peer trains; the broker spaces such probes out."""
-_MOST_FRAME_BYTES = 16 << 20
-_MOST_BYTES = 64 << 20
+MOST_FRAME_BYTES = 16 << 20
+"""What a frame may have, that is sent or that comes."""
+MOST_BYTES = 64 << 20
+"""What one direction of a probe may have."""
 _MOST_FRAMES = 64
 _MOST_PATIENCE_S = 120.0
 _MOST_PROBES = 4
@@ -132,6 +134,7 @@ class _Probe:
     sent_at: float | None = None  # None: not queued yet, or its time does not count
     times: dict[int, list[float]] = field(default_factory=dict)
     sent_bytes: int = 0
+    came_bytes: int = 0
     said_end: bool = False
     heard_end: bool = False
     reported: bool = False
@@ -185,11 +188,11 @@ class Probes:
         if not 0 < order.patience_s <= _MOST_PATIENCE_S:
             text = f"patience of {order.patience_s} s: expected more than 0 and {_MOST_PATIENCE_S}"
             return "order", f"{text} at most"
-        if len(order.sizes) > _MOST_FRAMES or max(order.sizes, default=0) > _MOST_FRAME_BYTES:
+        if len(order.sizes) > _MOST_FRAMES or max(order.sizes, default=0) > MOST_FRAME_BYTES:
             text = f"{len(order.sizes)} frames of up to {max(order.sizes)} bytes"
-            return "order", f"{text}: at most {_MOST_FRAMES} of {_MOST_FRAME_BYTES} bytes"
-        if total > _MOST_BYTES:
-            return "order", f"{total} bytes to send: at most {_MOST_BYTES}"
+            return "order", f"{text}: at most {_MOST_FRAMES} of {MOST_FRAME_BYTES} bytes"
+        if total > MOST_BYTES:
+            return "order", f"{total} bytes to send: at most {MOST_BYTES}"
         if in_use is not None and order.peer in in_use:
             return "assigned", "the link carries a run, whose frames measure it"
         if in_use is not None and total > MOST_IN_RUN_BYTES:
@@ -252,11 +255,22 @@ class Probes:
             probe.position = len(probe.sizes)
         return self._go_on(probe)
 
-    def arrived(self, key: FrameKey) -> list[e.Instruction]:
+    def most_bytes(self, key: FrameKey) -> int:
+        """The most that a probe frame may have that the other end announces: what is left of its
+        probe, if the broker ordered one with it; else nothing."""
+        probe = self._active.get(PeerId(key.source))
+        if probe is None or probe.number != key.term or key.port != _FRAME:
+            return 0
+        return min(MOST_FRAME_BYTES, MOST_BYTES - probe.came_bytes)
+
+    def arrived(self, key: FrameKey, size_bytes: int = 0) -> list[e.Instruction]:
         """A probe frame came; its bytes are of no use to anyone."""
         out: list[e.Instruction] = [e.Release(key)]
         probe = self._active.get(PeerId(key.source))
-        if probe is None or probe.number != key.term or key.port != _END:
+        if probe is None or probe.number != key.term:
+            return out
+        probe.came_bytes += size_bytes
+        if key.port != _END:
             return out
         probe.heard_end = probe.turn = True
         if probe.said_end:

@@ -9,15 +9,18 @@ not come over the broker's uplink again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from ..net.blobs_client import BlobClient
 from ..net.cap import Cap
 from ..net.grpc_transport import CHANNEL_OPTIONS
-from ..net.identity.credential import Credential
+from ..net.identity.credential import Credential, shown_end
 from ..net.identity.enroll import channel_options
 from ..net.identity.names import Role, dns_name, party_of
 from ..net.proxy import proxy_options
@@ -26,8 +29,8 @@ from .cache import BlobCache
 
 __all__ = ["Fellows", "serve_blobs"]
 
-_MOST_STREAMS = 16
-"""Fetches of others at once; they ask elsewhere then."""
+_MOST_STREAMS, _MOST_OF_ONE = 16, 4
+"""Fetches of others at once, and of one of them; they ask elsewhere then."""
 _STALL_S = 5.0
 _FLOOR = 16 << 10
 """Bytes per second that a fellow gives at least, or others are asked instead: a range of 1 MiB
@@ -41,20 +44,34 @@ def serve_blobs(
 ) -> None:
     """Adds `Blobs.Fetch` to a server that was not started. `may` says whether a peer, by its id as
     its certificate proves it (None: nobody has one), gets anything; `up`: the owner's cap."""
-    busy = 0
+    busy: Counter[str | None] = Counter()
 
-    async def fetch(
-        wanted: BlobRange, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[BlobPiece]:
-        nonlocal busy
+    async def fetch(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         party = party_of(context.auth_context())
         who = party.subject if party is not None and party.role is Role.PEER else None
         if not may(who):
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED, "only peers of a run share blobs"
             )
-        if busy >= _MOST_STREAMS:
+        if shown_end(context.auth_context()) <= time.time() and who is not None:
+            why = f"the certificate of {who} has ended: dial with a newer one"
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
+        one_has_all = who is not None and busy[who] >= _MOST_OF_ONE
+        if one_has_all or busy.total() >= _MOST_STREAMS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many fetch here now")
+        busy[who] += 1
+        try:
+            await give(context)
+        finally:
+            busy[who] -= 1
+
+    async def give(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        try:
+            async with asyncio.timeout(_STALL_S):
+                wanted = BlobRange.FromString(await context.read())
+        except (DecodeError, TypeError, TimeoutError):  # TypeError: the end of the stream
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected a BlobRange")
+            return
         size = cache.size_of(wanted.hash)
         if size is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "it is not here")
@@ -63,20 +80,16 @@ def serve_blobs(
         if not 0 <= left <= size - at:
             text = f"{wanted.length} bytes (0: to the end) from {at} of {size}"
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, text)
-        busy += 1
         try:
             while data := await asyncio.to_thread(cache.peek, wanted.hash, at, left):
                 await up.take_in_turns(len(data))
-                yield BlobPiece(offset=at, data=data)
+                await context.write(BlobPiece(offset=at, data=data))
                 at, left = at + len(data), left - len(data)
         except FileNotFoundError:  # it was pushed out meanwhile
             await context.abort(grpc.StatusCode.NOT_FOUND, "it is here no longer")
-        finally:
-            busy -= 1
 
-    handler = grpc.unary_stream_rpc_method_handler(
-        fetch, BlobRange.FromString, BlobPiece.SerializeToString
-    )
+    # Raw bytes: who asks is known before anything of it is read.
+    handler = grpc.stream_stream_rpc_method_handler(fetch, None, BlobPiece.SerializeToString)
     handlers = grpc.method_handlers_generic_handler("shoal.v1.Blobs", {"Fetch": handler})
     server.add_generic_rpc_handlers((handlers,))
 

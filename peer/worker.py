@@ -18,6 +18,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ..net.local import allow_descriptors
 from .config import WAITS, PeerConfig
 from .logs import to_stderr
 from .start import work
@@ -67,6 +68,7 @@ async def _work(config: PeerConfig) -> int:
                 loop.call_soon_threadsafe(stop, word.strip() == "stop")
         loop.call_soon_threadsafe(stop, True)
 
+    allow_descriptors()
     starting = loop.create_task(work(config, started))
     loop.add_signal_handler(signal.SIGINT, stop, False)
     loop.add_signal_handler(signal.SIGTERM, stop, True)

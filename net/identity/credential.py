@@ -8,10 +8,10 @@ FOLDER/authority.pem    whom to believe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import grpc
@@ -30,10 +30,12 @@ from .token import fingerprint_of_pem
 __all__ = [
     "Credential",
     "CredentialError",
+    "end_of",
     "load_key",
     "new_key",
     "request_of",
     "server_credentials",
+    "shown_end",
     "write_private",
 ]
 
@@ -167,6 +169,18 @@ class Credential:
         """To serve with; a server that asks for certificates believes the authority alone."""
         pair = (self.key, self.certificate)
         return grpc.ssl_server_certificate_configuration([pair], self.authority)
+
+
+@lru_cache(maxsize=4096)
+def end_of(certificate: bytes) -> float:
+    """When a certificate (PEM) ends, in seconds since 1970. Raises ValueError."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
+
+
+def shown_end(properties: Mapping[str, Iterable[bytes]]) -> float:
+    """The same of the one in gRPC's `auth_context()`, 0 when none was shown."""
+    shown = next(iter(properties.get("x509_pem_cert", ())), b"")
+    return end_of(shown) if shown else 0.0
 
 
 def server_credentials(

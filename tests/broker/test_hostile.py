@@ -50,7 +50,7 @@ from .test_secured import NOT_CONNECTED, channel, made, running, status
 HOUR = timedelta(hours=1)
 
 
-def joining(token: Token, request: bytes, **changes: bytes) -> JoinRequest:
+def joining(token: Token, request: bytes, **changes: bytes | str) -> JoinRequest:
     found = JoinRequest(
         version=1, invitation=token.id, secret=token.secret, request=request, name="home"
     )

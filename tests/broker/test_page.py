@@ -358,7 +358,7 @@ async def test_an_address_has_so_many_connections_and_the_rest_of_the_port_goes_
 async def test_an_address_that_asks_too_often_waits():
     async with running() as broker:
         front = broker.secured._front
-        front._page_knocks._at_once, front._page_knocks._per_s = 3.0, 0.0
+        front._page_knocks._in_a_row, front._page_knocks._per_s = 3.0, 0.0
         for _ in range(3):
             assert (await asked(broker, "/"))[0].status == 200
         with pytest.raises(OSError, match=r".*"):

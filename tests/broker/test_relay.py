@@ -261,7 +261,9 @@ async def test_a_dial_that_nobody_answers_ends():
         assert b.relayed
 
 
-@pytest.mark.parametrize("limits", [RelayLimits(of_a_peer=1), RelayLimits(at_once=1)])
+@pytest.mark.parametrize(
+    "limits", [RelayLimits(of_a_peer=1, young_s=0), RelayLimits(at_once=1, young_s=0)]
+)
 async def test_relayed_connections_are_bounded(limits):
     async with network("a", "b", "c") as (broker, (a, b, c)):
         assert broker.secured is not None
