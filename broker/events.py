@@ -124,11 +124,13 @@ class PeerKicked:
 
 @dataclass(frozen=True, slots=True)
 class RunSubmitted:
-    """`by`: whose run it is; empty where nobody has an identity."""
+    """`by`: whose run it is; empty where nobody has an identity. `free`: bytes that the disk of the
+    journal has for submissions; None: the journal is on none."""
 
     request: RequestId
     spec: RunSpec
     by: str = ""
+    free: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

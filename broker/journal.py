@@ -10,8 +10,12 @@
 - WAL with synchronous=FULL: `append` returns after an fsync, so that what was told survives a power
   cut too. With NORMAL only the end of the process would be safe. Several records share one fsync.
 - `replace` puts a snapshot in the place of all that came before it. It is due when the journal has
-  several times the records of the last one (`crowded`), so its size stays within a factor of what
-  the broker remembers, and the work for it within a factor of the work for the records.
+  several times the records of the last one, or twice its bytes (`crowded`), so its size stays
+  within a factor of what the broker remembers, and the work for it within a factor of the work for
+  the records.
+- A submission is let in only while the disk has more than a reserve (`free`), which is what runs
+  that are there need to go on. A disk that is full all the same is FullError: nothing was written,
+  and the same may be tried again.
 - One broker at a time: the connection holds the file's lock until it is closed or the process ends.
 
 All methods block on the disk; `append` and `replace` may be called in one other thread.
@@ -19,6 +23,7 @@ All methods block on the disk; `append` and `replace` may be called in one other
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -32,7 +37,7 @@ from ..proto.journal_pb2 import Record
 from .decided import Decided
 from .options import BrokerOptions
 
-__all__ = ["VERSION", "Journal", "JournalError", "open_journal"]
+__all__ = ["VERSION", "FullError", "Journal", "JournalError", "open_journal"]
 
 VERSION = 1
 """Of the schema and the meaning of records; a newer one is not read."""
@@ -40,6 +45,13 @@ CROWDED = 4
 """So many times the records of the last snapshot."""
 LEAST_RECORDS = 10_000
 """A journal with fewer is never crowded."""
+CROWDED_BYTES = 2
+"""So many times the bytes of the last snapshot."""
+LEAST_BYTES = 64 << 20
+"""A journal with fewer is never crowded for its size."""
+RESERVE_BYTES = 128 << 20
+"""Of the disk, for what runs that are there persist: some 50,000 steps of 20 holders.
+Blobs leave twice as much (`BlobLimits.spare_bytes`), so they alone keep nobody from submitting."""
 _APPLICATION = 0x53484F41  # "SHOA", in the file's header
 _WAL_BYTES = 16 << 20
 _PAGE_BYTES = 4096
@@ -49,6 +61,10 @@ class JournalError(ValueError):
     """The journal cannot be used. One line: what is wrong, with which file, and what to do."""
 
 
+class FullError(JournalError):
+    """The disk has no place for it, now."""
+
+
 class Journal:
     """See the module. Raises JournalError wherever the file cannot be had, read or written."""
 
@@ -56,8 +72,10 @@ class Journal:
         self.path = path
         self.count = 0
         """Records in it."""
+        self.size_bytes = 0
+        """Of these."""
         self._next = 1
-        self._snapshot = 0  # records of the last one
+        self._snapshot = self._snapshot_bytes = 0  # records of the last one, and their size
         self._name = "the journal in memory" if path is None else f"the journal {path}"
         try:
             self._db = sqlite3.connect(
@@ -105,8 +123,9 @@ class Journal:
             run("PRAGMA journal_mode = WAL")
             run("PRAGMA synchronous = FULL")
             run(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
-            first, last, self.count = run(
-                "SELECT coalesce(min(number), 1), coalesce(max(number), 0), count(*) FROM record"
+            first, last, self.count, self.size_bytes = run(
+                "SELECT coalesce(min(number), 1), coalesce(max(number), 0), count(*), "
+                "coalesce(sum(length(data)), 0) FROM record"
             ).fetchone()
         except sqlite3.Error as error:
             raise self._cannot("open", error) from error
@@ -162,17 +181,33 @@ class Journal:
     @property
     def crowded(self) -> bool:
         """Whether a snapshot is due."""
-        return self.count > max(LEAST_RECORDS, CROWDED * self._snapshot)
+        return self.count > max(LEAST_RECORDS, CROWDED * self._snapshot) or self.size_bytes > max(
+            LEAST_BYTES, CROWDED_BYTES * self._snapshot_bytes
+        )
+
+    def free(self) -> int | None:
+        """Bytes of the disk that new runs may fill; None: the journal is in memory."""
+        if self.path is None:
+            return None
+        try:
+            return shutil.disk_usage(self.path.parent).free - RESERVE_BYTES
+        except OSError as error:
+            raise JournalError(
+                f"cannot ask how full the disk of {self._name} is: {error}"
+            ) from None
 
     def append(self, records: Iterable[Record]) -> None:
         """Adds records; they are on disk when it returns, all of them or, when it raises, none."""
-        self.count += self._write(records, replace=False)
+        count, size = self._write(records, replace=False)
+        self.count += count
+        self.size_bytes += size
 
     def replace(self, snapshot: Iterable[Record]) -> None:
         """Puts a snapshot in the place of every record that is there; all or nothing, too. One
         record of it is in memory at a time."""
         first = self._next
-        self.count = self._snapshot = self._write(snapshot, replace=True)
+        self.count, self.size_bytes = self._write(snapshot, replace=True)
+        self._snapshot, self._snapshot_bytes = self.count, self.size_bytes
         self._first = first
 
     def _rows(self, records: Iterable[Record]) -> Iterator[tuple[int, bytes, int]]:
@@ -180,15 +215,16 @@ class Journal:
             data = record.SerializeToString(deterministic=True)
             yield number, data, _checksum(number, data)
 
-    def _write(self, records: Iterable[Record], *, replace: bool) -> int:
-        """Returns how many there were."""
-        run, last = self._db.execute, self._next - 1
+    def _write(self, records: Iterable[Record], *, replace: bool) -> tuple[int, int]:
+        """Returns how many there were, and their bytes."""
+        run, last, size = self._db.execute, self._next - 1, 0
         try:
             run("BEGIN")
             if replace:
                 run("DELETE FROM record")
             for last, data, checksum in self._rows(records):
                 run("INSERT INTO record VALUES (?, ?, ?)", (last, data, checksum))
+                size += len(data)
             run("COMMIT")
         except sqlite3.Error as error:
             if self._db.in_transaction:  # some errors have ended it already
@@ -198,7 +234,7 @@ class Journal:
             run("ROLLBACK")
             raise
         written, self._next = last + 1 - self._next, last + 1
-        return written
+        return written, size
 
     def _cannot(self, what: str, error: sqlite3.Error) -> JournalError:
         """The error in words, with the next step."""
@@ -207,7 +243,9 @@ class Journal:
         match code:
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 text += "another broker uses it: end that one, or give this one another --state"
-            case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
+            case sqlite3.SQLITE_FULL:
+                return FullError(f"{text}the disk is full: free some space, and the broker goes on")
+            case sqlite3.SQLITE_IOERR:
                 text += "is the disk full? Free some space, then start the broker again"
             case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
                 text += "the broker must be able to write to that folder: change its owner or mode"

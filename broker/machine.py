@@ -78,6 +78,7 @@ from .probing import Probing
 from .reconsider import Reconsidering
 from .runs import Run
 from .sets import MOST_SNAPSHOTS
+from .space import make_room, outnumbered
 from .speeds import speeds_of
 from .terms import NEVER
 from .wish import SpecError, read_spec
@@ -374,6 +375,12 @@ class BrokerMachine:
                 f"peers of this broker speak every {self.options.heartbeat_s:g} s"
             )
             return [Reject(event.request, "INVALID_ARGUMENT", text)]
+        size = event.spec.ByteSize()
+        full, why = make_room(self.runs.values(), event.by, size, event.free, self.options)
+        if why:
+            return [Reject(event.request, "RESOURCE_EXHAUSTED", why)]
+        for ended in full:
+            self.decided.forget(ended)
         run_id = self._new_id()
         self.decided.add(run_id, event.spec, event.by)
         self.placing.changed()
@@ -390,8 +397,8 @@ class BrokerMachine:
         return RunId(f"r-{digest[:length]}")
 
     def _forget_old_runs(self) -> None:
-        ended = [run.id for run in self.runs.values() if run.ended]
-        for run in ended[: max(0, len(ended) - self.options.kept_runs)]:
+        ended = [run for run in self.runs.values() if run.ended]
+        for run in outnumbered(ended, self.options.kept_runs):
             self.decided.forget(run)
 
     def _asked(self, event: RunAsked, now: float) -> list[Instruction]:

@@ -50,6 +50,8 @@ from .events import (
     PeerSaid,
     PreviewAsked,
     PreviewWanted,
+    Reject,
+    RequestId,
     RunAsked,
     RunId,
     RunSubmitted,
@@ -61,8 +63,8 @@ from .guard import Guard
 from .public import PublicAddress
 from .reach import Reach
 from .relay import Relay
-from .shell import OUTBOX_MESSAGES, Outbox, Shell
-from .wish import HASH
+from .shell import OUTBOX_MESSAGES, Outbox, RejectedError, Shell
+from .wish import HASH, SpecError, check_size
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -246,6 +248,7 @@ class RunsService:
         self._public = public
 
     async def submit(self, spec: RunSpec, caller: Party | None) -> Submitted:
+        _check_size(spec)
         self._shell.warm_up()  # somebody wants something planned
         shell = self._shell
         named = [ref.hash for ref in _blobs_of(spec) if HASH.fullmatch(ref.hash)]
@@ -258,7 +261,8 @@ class RunsService:
                 "upload them before the run is submitted",
             )
         by = caller.subject if caller else ""
-        answer: Submitted = await shell.ask(lambda request: RunSubmitted(request, spec, by))
+        free = await shell.free()
+        answer: Submitted = await shell.ask(lambda request: RunSubmitted(request, spec, by, free))
         return answer
 
     def of_run(
@@ -283,6 +287,7 @@ class RunsService:
         return answer
 
     async def preview(self, spec: RunSpec, caller: Party | None) -> PreviewAnswer:
+        _check_size(spec)
         wanted: PreviewWanted = await self._shell.ask(lambda request: PreviewAsked(request, spec))
         return await self._shell.preview(wanted)
 
@@ -316,6 +321,14 @@ class RunsService:
                     await news.wait()
         except REFUSALS as error:
             await refuse(context, self._guard, error)
+
+
+def _check_size(spec: RunSpec) -> None:
+    """Before anything is looked at. Raises RejectedError."""
+    try:
+        check_size(spec)
+    except SpecError as error:
+        raise RejectedError(Reject(RequestId(""), "INVALID_ARGUMENT", str(error))) from None
 
 
 def _blobs_of(spec: RunSpec) -> Iterator[BlobRef]:

@@ -131,6 +131,7 @@ class Shell:
         self._busy = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._answers: dict[RequestId, asyncio.Future[Answer | Reject]] = {}
+        self._journal = journal
         self._barrier = Barrier(journal, machine.decided.snapshot, self._pump)
         self._settled = asyncio.Event()  # Set while nothing waits for the disk.
         self._news: dict[RunId, asyncio.Event] = {}
@@ -193,7 +194,7 @@ class Shell:
         RejectedError."""
         self._requests += 1
         request = RequestId(f"q{self._requests}")
-        if self.error is not None:
+        if self.error is not None or self._barrier.full is not None:
             raise RejectedError(self._cannot(request))
         waiting = self._answers[request] = self._loop.create_future()
         try:
@@ -206,7 +207,17 @@ class Shell:
         return answer.message
 
     def _cannot(self, request: RequestId) -> Reject:
-        return Reject(request, "UNAVAILABLE", f"the broker stops, as it {self.error}")
+        if self.error is not None:
+            return Reject(request, "UNAVAILABLE", f"the broker stops, as it {self.error}")
+        return Reject(request, "UNAVAILABLE", f"the broker waits, as it {self._barrier.full}")
+
+    async def free(self) -> int | None:
+        """Bytes of the journal's disk that new runs may fill; None: it is on none. Raises
+        RejectedError when that cannot be asked."""
+        try:
+            return await self._loop.run_in_executor(self.disk, self._journal.free)
+        except JournalError as error:
+            raise RejectedError(Reject(RequestId(""), "UNAVAILABLE", str(error))) from error
 
     async def watch(self, run: RunId, start: int) -> tuple[Watched, asyncio.Event]:
         """Events of a run from a number on, and what is set when there may be more. Raises
