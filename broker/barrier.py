@@ -3,8 +3,8 @@
 Instructions stay in their order, over events too: an answer to a later question may tell of an
 earlier decision. Records that wait while the disk is busy are written together, with one fsync.
 When the disk fails, nothing passes any more: what was decided and not kept was told to nobody. A
-disk that is full is asked again instead, for as long as it takes to make room: peers train meanwhile,
-and the broker goes on where it was.
+disk that is full is asked again instead, for as long as it takes to make room: peers train
+meanwhile, and the broker goes on where it was.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ from .wish import HASH
 __all__ = ["BlobError", "BlobLimits", "BlobStore", "Upload"]
 
 _READ_BYTES = 1 << 20
+WHOLE_BYTES = 64 << 20
+"""Of a blob that is taken into memory: the largest graphs and manifests."""
 TOUCHED_S = 60.0
 """How exactly the last use of a blob is remembered."""
 
@@ -170,6 +172,11 @@ class BlobStore:
         """Those that are not here as a whole."""
         return [name for name in names if not self.whole(name)]
 
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """Bytes of those that are here as a whole."""
+        with self._lock:
+            return {name: self._sizes[name] for name in names if name in self._sizes}
+
     def _touch(self, name: str) -> None:
         """Somebody asked for it: it is used. The disk remembers that, too, for another start."""
         now, kind = self._clock(), "whole" if name in self._sizes else "part"
@@ -208,8 +215,16 @@ class BlobStore:
                 at += len(data)
                 yield data
 
-    def get(self, name: str) -> bytes:
-        """A whole blob. Raises BlobError."""
+    def get(self, name: str, most_bytes: int = WHOLE_BYTES) -> bytes:
+        """A whole blob, in memory. Raises BlobError, before anything is read for one that is larger
+        than what is wanted of it may be."""
+        with self._lock:
+            size = self._sizes.get(name, 0)
+        if size > most_bytes:
+            raise BlobError(
+                "INVALID_ARGUMENT",
+                f"blob {name} has {size} bytes: expected at most {most_bytes} of what it is to be",
+            )
         return b"".join(self.read(name))
 
     # ------------------------------------------------------------ writing

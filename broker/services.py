@@ -251,7 +251,8 @@ class RunsService:
         _check_size(spec)
         self._shell.warm_up()  # somebody wants something planned
         shell = self._shell
-        named = [ref.hash for ref in _blobs_of(spec) if HASH.fullmatch(ref.hash)]
+        refs = [ref for ref in _blobs_of(spec) if HASH.fullmatch(ref.hash)]
+        named = dict.fromkeys(ref.hash for ref in refs)
         run = asyncio.get_running_loop().run_in_executor  # the store may be busy with its disk
         missing = await run(shell.disk, shell.blobs.lacks, named)
         if missing:
@@ -260,6 +261,15 @@ class RunsService:
                 f"{len(missing)} blobs of the run are not here, the first {missing[0]}: "
                 "upload them before the run is submitted",
             )
+        # Peers and planner go by these: they read nothing that is larger than what is said here.
+        sizes = shell.blobs.sizes(named)
+        for ref in refs:
+            if sizes.get(ref.hash, ref.size_bytes) != ref.size_bytes:
+                raise BlobError(
+                    "INVALID_ARGUMENT",
+                    f"blob {ref.hash} has {sizes[ref.hash]} bytes, and the run's spec says "
+                    f"{ref.size_bytes}: expected the size that it was uploaded with",
+                )
         by = caller.subject if caller else ""
         free = await shell.free()
         answer: Submitted = await shell.ask(lambda request: RunSubmitted(request, spec, by, free))

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ..dag.convert import MAX_GRAPH_BYTES
 from ..proto.broker_pb2 import BrokerMessage, PreviewAnswer
 from ..proto.common_pb2 import Reason
 from .barrier import Barrier
@@ -290,7 +291,7 @@ class Shell:
 
     def _considered(self, ask: ConsiderPlan) -> PlanConsidered:
         try:
-            graph = self.blobs.get(ask.spec.graph.hash)
+            graph = self.blobs.get(ask.spec.graph.hash, MAX_GRAPH_BYTES)
             from .planning import consider
 
             return consider(ask, graph)
@@ -304,7 +305,7 @@ class Shell:
 
     def _previewed(self, wanted: PreviewWanted) -> PreviewAnswer:
         try:
-            graph = self.blobs.get(wanted.spec.graph.hash)
+            graph = self.blobs.get(wanted.spec.graph.hash, MAX_GRAPH_BYTES)
         except BlobError as error:
             text = f"the graph: {error.reason}: upload it before the preview is asked for"
             return PreviewAnswer(reason=Reason(code="graph", text=text))
@@ -316,7 +317,7 @@ class Shell:
         # In the planner's thread.
         began = time.monotonic()
         try:
-            graph = self.blobs.get(ask.spec.graph.hash)
+            graph = self.blobs.get(ask.spec.graph.hash, MAX_GRAPH_BYTES)
             from . import planning
 
             answer = planning.answer(ask, graph)

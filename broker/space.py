@@ -1,9 +1,9 @@
 """How much of the broker's memory and journal the runs of one subject fill, and all together.
 
 A run takes its spec, its newest plan, and its history. A submission that would pass the limit of
-its subject, or of all, first pushes ended runs out: the subject's own, the oldest first; then those of
-whoever has most. What no ended run can make room for is refused, with the numbers. Histories share
-half of the same limits, so that open runs cannot grow past them later.
+its subject, or of all, first pushes ended runs out: the subject's own, the oldest first; then
+those of whoever has most. What no ended run can make room for is refused, with the numbers.
+Histories share half of the same limits, so that open runs cannot grow past them later.
 """
 
 from __future__ import annotations

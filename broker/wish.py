@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
+from ..dag.convert import MAX_GRAPH_BYTES
 from ..dag.plan import PeerId, Plan, ScheduleName
-from ..job import MOST_CHOICES, MOST_MICROBATCHES, Job
+from ..job import MOST_CHOICES, MOST_MANIFEST_BYTES, MOST_MICROBATCHES, Job
 from ..job.settings import plain
 from ..job.tables import Codec, Output, Recovery
 from ..job.training import Train
@@ -103,6 +104,15 @@ def check_size(spec: RunSpec) -> None:
             f"takes {spec.plan.ByteSize()} of them, its checkpoint {spec.resumed.ByteSize()}, and "
             f"its job {len(spec.job)}"
         )
+    for what, ref, most in (
+        ("graph", spec.graph, MAX_GRAPH_BYTES),
+        ("core_graph", spec.core_graph, MAX_GRAPH_BYTES),
+        ("data", spec.data, MOST_MANIFEST_BYTES),
+    ):
+        if ref.size_bytes > most:
+            raise SpecError(
+                f"{what} of the run is a blob of {ref.size_bytes} bytes: expected at most {most}"
+            )
     for what, text in (("the run", spec.job), ("the checkpoint of the run", spec.resumed.job)):
         if (size := len(text.encode())) > MOST_JOB_BYTES:
             raise SpecError(

@@ -34,6 +34,9 @@ CODEC_ROLES = ("activation", "activation_grad", "grad", "sync", "snapshot")
 """Keys of [codec] that fall back to its default."""
 _CODEC = re.compile(r"[a-z]\w*(\+[a-z]\w*)*(/\d+)?(:[a-z]\w*=[\w.+-]+(,[a-z]\w*=[\w.+-]+)*)?", re.A)
 
+MOST_MANIFEST_BYTES = 64 << 20
+"""Of a data set's manifest: 300,000 shards, over a terabyte of text."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Settings):

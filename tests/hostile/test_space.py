@@ -1,5 +1,5 @@
 """Runs that would fill the broker's memory, its journal or its disk, over real connections: what
-does not fit is refused with its numbers, whoever else is there goes on, and the broker never stops."""
+does not fit is refused with its numbers, who else is there goes on, and the broker never stops."""
 
 from __future__ import annotations
 
