@@ -28,6 +28,11 @@ __all__ = ["BlobsService"]
 PIECE_BYTES = 1 << 20
 MOST_PIECE_BYTES = 4 << 20
 MOST_QUERIED = 10_000
+SILENCE_S = 120.0
+"""An upload of which too little comes ends, and what it has announced is free for others; what came
+of it stays to be gone on from. Twice what a client waits for a piece to be taken."""
+LEAST_BYTES = 64 << 10
+"""That come within this time: a sixteenth of a piece."""
 
 
 class BlobsService:
@@ -42,26 +47,36 @@ class BlobsService:
     async def store(
         self, pieces: AsyncIterator[BlobPiece | MalformedError], context: ServicerContext
     ) -> BlobRef:
-        run = asyncio.get_running_loop().run_in_executor
+        loop = asyncio.get_running_loop()
+        run = loop.run_in_executor
         upload: Upload | None = None
         ref = BlobRef()
+        since, before = loop.time(), 0  # of the present window, and what was written then
         try:
             caller = self._guard.caller("Blobs.Store", context)
         except AdmissionError as error:
             await take_first(context, FIRST_S)
             await refuse(context, self._guard, error)
         try:
-            async for item in pieces:
+            by = caller.subject if caller else ""
+            while True:
+                try:
+                    async with asyncio.timeout_at(since + SILENCE_S):
+                        item = await anext(pieces, None)
+                except TimeoutError:
+                    raise self._too_slow(ref, 0 if upload is None else upload.written) from None
+                if item is None:
+                    break
                 self._guard.still(caller)
                 piece = checked(item)
                 if not ref.hash:
                     ref.CopyFrom(piece.ref)
                     try:
-                        upload = await self._begin(ref, piece.offset)
+                        upload = await self._begin(ref, piece.offset, by)
                     except BlobError as error:
                         if error.code != "RESOURCE_EXHAUSTED" or not await self._sweeper.sweep():
                             raise
-                        upload = await self._begin(ref, piece.offset)
+                        upload = await self._begin(ref, piece.offset, by)
                     if upload is None:
                         return ref
                     await context.send_initial_metadata((("taken", ref.hash),))  # bytes may come
@@ -74,6 +89,8 @@ class BlobsService:
                     )
                 if piece.data:
                     await run(self._disk, upload.write, piece.data)
+                if upload.written - before >= min(LEAST_BYTES, upload.size - before):
+                    since, before = loop.time(), upload.written
             if upload is None:
                 raise BlobError("INVALID_ARGUMENT", "an upload without a piece: no blob was named")
             await run(self._disk, upload.finish)
@@ -84,9 +101,17 @@ class BlobsService:
             if upload is not None:
                 upload.stop()  # keeps what came for the next try; nothing after a finish
 
-    async def _begin(self, ref: BlobRef, offset: int) -> Upload | None:
+    @staticmethod
+    def _too_slow(ref: BlobRef, written: int) -> BlobError:
+        return BlobError(
+            "ABORTED",
+            f"blob {ref.hash}: of {ref.size_bytes} bytes {written} are here, and less than "
+            f"{LEAST_BYTES} came within {SILENCE_S:g} s: go on there",
+        )
+
+    async def _begin(self, ref: BlobRef, offset: int, by: str) -> Upload | None:
         beginning = asyncio.get_running_loop().run_in_executor(
-            self._disk, self._store.begin, ref.hash, ref.size_bytes, offset
+            self._disk, self._store.begin, ref.hash, ref.size_bytes, offset, by
         )
         try:
             return await asyncio.shield(beginning)
