@@ -44,6 +44,7 @@ from .admission import AdmissionError
 from .blobs import BlobError
 from .blobs_service import BlobsService
 from .calls import FIRST_S, REFUSALS, MalformedError, checked, parser, refuse, unary_handler
+from .dialable import came_from
 from .events import (
     DataAsked,
     DescribeAsked,
@@ -176,7 +177,8 @@ class AttachService:
         stream = StreamId(f"{self._count} from {caller.subject if caller else context.peer()}")
         outbox = self._shell.outboxes[stream] = Outbox()
         self._shell.post(StreamOpened(stream, PeerId(caller.subject) if caller else None))
-        reader = asyncio.create_task(self._read(stream, caller, outbox, messages))
+        came = came_from(context.peer())
+        reader = asyncio.create_task(self._read(stream, caller, came, outbox, messages))
 
         def tell(ticket: str) -> bool:
             # Who does not read gets no tickets: what the machine tells it needs the room.
@@ -202,6 +204,7 @@ class AttachService:
         self,
         stream: StreamId,
         caller: Party | None,
+        came: str,
         outbox: Outbox,
         messages: AsyncIterator[PeerMessage | MalformedError],
     ) -> None:
@@ -220,9 +223,11 @@ class AttachService:
                     if self._ways is not None:
                         self._ways(said.way.multiaddr)
                     continue
-                if self._reach is not None and said.HasField("hello"):
+                if self._reach is not None and caller is not None and said.HasField("hello"):
                     hello = said.hello
-                    hello.address = await self._reach.checked(hello.peer, hello.address)
+                    mine = hello.peer == caller.subject  # else it is refused, and nobody dialled
+                    address = hello.address if mine else ""
+                    hello.address = await self._reach.checked(caller.subject, address, came)
                 self._shell.post(PeerSaid(stream, said))
                 if said.HasField("hello") and self._public is not None:
                     question = self._public.question()
