@@ -13,6 +13,7 @@ finished work into events, and carries the instructions of one `handle` out in t
     planner        PlanReady, PlanFailed,         Tell(assign) to the holders, or a failed run
                    PlanConsidered
     clock          TimerFired                     (whatever was due)
+    clock          WasAway                        (leases and deadlines begin anew)
     shell          Started                        Persist, SetTimer
     person         DrainAsked, StopAsked          Stop
 
@@ -75,6 +76,7 @@ __all__ = [
     "StreamOpened",
     "Tell",
     "TimerFired",
+    "WasAway",
     "WatchAsked",
     "Watched",
 ]
@@ -120,6 +122,13 @@ class PeerKicked:
     """An operator wants the peer out; it is refused wherever it asks already."""
 
     peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class WasAway:
+    """The broker's own process stood still for so long (seconds): stopped, or out of memory."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +254,7 @@ Event = (
     | PlanFailed
     | PlanConsidered
     | TimerFired
+    | WasAway
     | DrainAsked
     | StopAsked
 )

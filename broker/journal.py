@@ -16,6 +16,9 @@
 - A submission is let in only while the disk has more than a reserve (`free`), which is what runs
   that are there need to go on. A disk that is full all the same is FullError: nothing was written,
   and the same may be tried again.
+- SQLite stops at a damaged frame of its log as if the log ended there. So the number and checksum
+  of the last confirmed record stand beside the file too (`.last`), written after each fsync and
+  without one of its own: a journal that ends before is refused, not taken for an older state.
 - One broker at a time: the connection holds the file's lock until it is closed or the process ends.
 
 All methods block on the disk; `append` and `replace` may be called in one other thread.
@@ -23,8 +26,11 @@ All methods block on the disk; `append` and `replace` may be called in one other
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
 import sqlite3
+import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +44,8 @@ from .decided import Decided
 from .options import BrokerOptions
 
 __all__ = ["VERSION", "FullError", "Journal", "JournalError", "open_journal"]
+
+log = logging.getLogger(__name__)
 
 VERSION = 1
 """Of the schema and the meaning of records; a newer one is not read."""
@@ -53,6 +61,8 @@ RESERVE_BYTES = 128 << 20
 """Of the disk, for what runs that are there persist: some 50,000 steps of 20 holders.
 Blobs leave twice as much (`BlobLimits.spare_bytes`), so they alone keep nobody from submitting."""
 _APPLICATION = 0x53484F41  # "SHOA", in the file's header
+_MARK = struct.Struct("<QQII")
+"""Numbers of the first and last record, the checksum of the last, and one of all three."""
 _WAL_BYTES = 16 << 20
 _PAGE_BYTES = 4096
 
@@ -76,7 +86,9 @@ class Journal:
         """Of these."""
         self._next = 1
         self._snapshot = self._snapshot_bytes = 0  # records of the last one, and their size
+        self._mark: int | None = None  # the open file beside it
         self._name = "the journal in memory" if path is None else f"the journal {path}"
+        new = path is None or not path.exists()
         try:
             self._db = sqlite3.connect(
                 ":memory:" if path is None else path,
@@ -87,12 +99,12 @@ class Journal:
         except sqlite3.Error as error:
             raise self._cannot("open", error) from error
         try:
-            self._open()
+            self._open(new)
         except BaseException:
-            self._db.close()
+            self.close()
             raise
 
-    def _open(self) -> None:
+    def _open(self, new: bool) -> None:
         run = self._db.execute
         try:
             run("PRAGMA locking_mode = EXCLUSIVE")
@@ -112,6 +124,8 @@ class Journal:
                     f"{self._name} has version {version}, this broker reads up to {VERSION}: "
                     "install the shoal that wrote it, or a newer one"
                 )
+            if not tables and not new and self._last() is not None:
+                raise self._short("is empty")
             if not tables:
                 run(
                     "CREATE TABLE record (number INTEGER PRIMARY KEY, data BLOB NOT NULL, "
@@ -130,10 +144,78 @@ class Journal:
         except sqlite3.Error as error:
             raise self._cannot("open", error) from error
         self._first, self._next = first, last + 1
+        if not new:
+            self._check_last(last)
+        self._open_mark(last)
 
     def close(self) -> None:
         """The lock is free afterwards."""
         self._db.close()
+        if self._mark is not None:
+            os.close(self._mark)
+            self._mark = None
+
+    # ------------------------------------------------------------ the record beside it
+
+    @property
+    def _beside(self) -> Path:
+        assert self.path is not None
+        return self.path.with_name(self.path.name + ".last")
+
+    def _last(self) -> tuple[int, int, int] | None:
+        """Numbers of the first and last record that were confirmed, and the last one's checksum;
+        None where that is not known: an older journal, or a damaged note, beside which every record
+        still has its own checksum."""
+        try:
+            data = self._beside.read_bytes()
+        except OSError:
+            return None
+        if len(data) != _MARK.size:
+            return None
+        first, number, checksum, check = _MARK.unpack(data)
+        return (first, number, checksum) if check == crc32(data[:-4]) else None
+
+    def _check_last(self, last: int) -> None:
+        """Raises JournalError where the journal lacks what was confirmed."""
+        if self.path is None or (confirmed := self._last()) is None:
+            return
+        first, number, checksum = confirmed
+        if last < number:
+            raise self._short(f"ends at record {last}")
+        found = self._db.execute("SELECT checksum FROM record WHERE number = ?", (number,))
+        row = found.fetchone()  # a snapshot may have taken its place, if this note was lost
+        if row is not None and row[0] != checksum:
+            raise self._short(f"has another record {number}")
+        if self._first != first and self._first <= number:  # else a snapshot took their place
+            raise self._short(f"begins at record {self._first}, not {first}")
+
+    def _short(self, what: str) -> JournalError:
+        return JournalError(
+            f"{self._name} {what}, and {self._beside.name} beside it says that more was confirmed: "
+            "the end of it is damaged, or it is an older copy. Put a whole copy of that folder's "
+            f"files in its place; remove {self._beside.name} to go on from the older state, which "
+            "peers may contradict; or move both away to begin without the runs in it"
+        )
+
+    def _open_mark(self, last: int) -> None:
+        if self.path is None:
+            return
+        try:
+            self._mark = os.open(self._beside, os.O_RDWR | os.O_CREAT, 0o600)
+            row = self._db.execute("SELECT checksum FROM record WHERE number = ?", (last,))
+            found = row.fetchone()
+            self._note(self._first, last, 0 if found is None else found[0])
+        except OSError as error:
+            raise JournalError(
+                f"cannot write {self._beside} ({error.strerror}): the broker must be able to write "
+                "to that folder: change its owner or mode"
+            ) from None
+
+    def _note(self, first: int, number: int, checksum: int) -> None:
+        """What is confirmed from here on. In place, in one write within one sector."""
+        if self._mark is not None:
+            head = _MARK.pack(max(0, first), number, checksum & 0xFFFFFFFF, 0)[:-4]
+            os.pwrite(self._mark, head + struct.pack("<I", crc32(head)), 0)
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +240,8 @@ class Journal:
             for number, data, checksum in self._db.execute(
                 "SELECT number, data, checksum FROM record ORDER BY number"
             ):
-                if number != wanted or checksum != _checksum(number, data):
+                whole = number == wanted > 0 and isinstance(data, bytes)
+                if not whole or checksum != _checksum(number, data):
                     raise self._damaged(wanted)
                 try:
                     yield Record.FromString(data)
@@ -217,7 +300,7 @@ class Journal:
 
     def _write(self, records: Iterable[Record], *, replace: bool) -> tuple[int, int]:
         """Returns how many there were, and their bytes."""
-        run, last, size = self._db.execute, self._next - 1, 0
+        run, last, size, checksum = self._db.execute, self._next - 1, 0, 0
         try:
             run("BEGIN")
             if replace:
@@ -233,6 +316,11 @@ class Journal:
         except BaseException:
             run("ROLLBACK")
             raise
+        if last >= self._next:
+            try:
+                self._note(self._next if replace else self._first, last, checksum)
+            except OSError as error:  # it is on disk, and can be told; only the note is older
+                log.warning("journal_not_noted why=%s", error.strerror)
         written, self._next = last + 1 - self._next, last + 1
         return written, size
 

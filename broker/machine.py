@@ -68,6 +68,7 @@ from .events import (
     StreamOpened,
     Tell,
     TimerFired,
+    WasAway,
     WatchAsked,
 )
 from .member import Member, clean
@@ -179,6 +180,8 @@ class BrokerMachine:
                 return self.reconsidering.answered(self.runs.get(event.run), event, now)
             case TimerFired(name):
                 return self._timer(name, now)
+            case WasAway(seconds):
+                return self._was_away(seconds, now)
             case DrainAsked():
                 self.placing.draining = True
                 self.placing.changed()
@@ -450,6 +453,14 @@ class BrokerMachine:
             runs=[run.state for run in self.runs.values()],
             links=self.probing.links.states(self.members.members, now),
         )
+
+    def _was_away(self, seconds: float, now: float) -> list[Instruction]:
+        """What peers said meanwhile is still to be read: nobody is lost for our own silence."""
+        self.members.begin_anew(now)
+        for run in self.runs.values():
+            if not run.ended:
+                run.allow(seconds, now)
+        return [Log("broker_was_away", (("seconds", round(seconds, 1)),), "warning")]
 
     def _stop(self, now: float) -> list[Instruction]:
         self.placing.draining = True

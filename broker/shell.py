@@ -48,6 +48,7 @@ from .events import (
     StreamId,
     Tell,
     TimerFired,
+    WasAway,
     WatchAsked,
     Watched,
 )
@@ -59,6 +60,9 @@ __all__ = ["OUTBOX_MESSAGES", "Outbox", "RejectedError", "Shell"]
 
 log = logging.getLogger(__name__)
 
+ALIVE_S, AWAY_S = 0.5, 2.5
+"""How often the loop's own clock is looked at, and which gap means that this process stood still: a
+heartbeat's time longer. What came meanwhile is still to be read then."""
 OUTBOX_MESSAGES = 256
 """Messages that wait for one peer: it gets a handful per run."""
 
@@ -137,6 +141,8 @@ class Shell:
         self._settled = asyncio.Event()  # Set while nothing waits for the disk.
         self._news: dict[RunId, asyncio.Event] = {}
         self._requests = 0
+        self._alive_at = self._loop.time()
+        self._alive: asyncio.TimerHandle = self._loop.call_later(ALIVE_S, self._tick)
         self._warm = False
         self.disk = ThreadPoolExecutor(4, "shoal-broker-disk")
         self.sweeper = Sweeper(blobs, machine.runs.values, self.disk)
@@ -156,6 +162,9 @@ class Shell:
 
     def post(self, event: Event) -> None:
         """Handles an event, and those that carrying it out brings about, one after the other."""
+        at, self._alive_at = self._alive_at, self._loop.time()
+        if self._alive_at - at > AWAY_S:
+            self._events.append(WasAway(self._alive_at - at))
         self._events.append(event)
         self._pump()
 
@@ -271,6 +280,12 @@ class Shell:
             outbox.close()
             self._events.append(StreamClosed(stream, why))  # `post` is running: it comes next
 
+    def _tick(self) -> None:
+        self._alive = self._loop.call_later(ALIVE_S, self._tick)
+        at, self._alive_at = self._alive_at, self._loop.time()
+        if self._alive_at - at > AWAY_S:
+            self.post(WasAway(self._alive_at - at))
+
     def _fire(self, name: str) -> None:
         del self._timers[name]
         self.post(TimerFired(name))
@@ -336,6 +351,7 @@ class Shell:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self._alive.cancel()
         self._sweeping.cancel()
         self._barrier.close()
         self._planner.shutdown(wait=True, cancel_futures=True)
