@@ -13,6 +13,7 @@ import grpc.aio
 
 from ..dag.plan import PeerId
 from ..net.identity.names import Party, Role
+from ..net.printable import printable
 from ..proto.admission_pb2 import (
     Admitted,
     Invitation,
@@ -140,7 +141,7 @@ def _role(text: str) -> Role:
     try:
         return Role(text)
     except ValueError:
-        shown = "".join(c if c.isprintable() else "?" for c in text[:40])
+        shown = printable(text, 40)
         raise AdmissionError(
             "INVALID_ARGUMENT", f'"{shown}" is no role: expected peer, submitter or operator'
         ) from None

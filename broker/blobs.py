@@ -10,6 +10,7 @@ Rules.
   where). While one upload writes a part, another one of the same blob writes a file of its own from
   offset 0, and whoever ends first wins; both are right.
 - Sizes are bounded: each blob, all blobs and announced uploads together, and by what the disk has.
+  What one subject has announced and not brought keeps at most a quarter of either from others.
 - `collect` removes what nobody needs: neither named to it, nor asked for, read or written for
   `grace_s`. Whoever reads a removed blob reads on to its end.
 
@@ -26,6 +27,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,8 @@ from .wish import HASH
 __all__ = ["BlobError", "BlobLimits", "BlobStore", "Upload"]
 
 _READ_BYTES = 1 << 20
+WHOLE_BYTES = 64 << 20
+"""Of a blob that is taken into memory: the largest graphs and manifests."""
 TOUCHED_S = 60.0
 """How exactly the last use of a blob is remembered."""
 
@@ -66,6 +70,9 @@ class BlobLimits:
     """All blobs and announced uploads together."""
     blobs: int = 1_000_000
     """Number of blobs and parts; each is a file."""
+    of_one: float = 0.25
+    """Of `total_bytes`, what one subject may have announced and not brought; and of what is left
+    here, the most that this keeps from others: two of the largest blobs."""
     spare_bytes: int = 256 << 20
     """Of the disk, left to the journal and to others."""
     grace_s: float = 86_400.0
@@ -170,6 +177,11 @@ class BlobStore:
         """Those that are not here as a whole."""
         return [name for name in names if not self.whole(name)]
 
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        """Bytes of those that are here as a whole."""
+        with self._lock:
+            return {name: self._sizes[name] for name in names if name in self._sizes}
+
     def _touch(self, name: str) -> None:
         """Somebody asked for it: it is used. The disk remembers that, too, for another start."""
         now, kind = self._clock(), "whole" if name in self._sizes else "part"
@@ -208,14 +220,23 @@ class BlobStore:
                 at += len(data)
                 yield data
 
-    def get(self, name: str) -> bytes:
-        """A whole blob. Raises BlobError."""
+    def get(self, name: str, most_bytes: int = WHOLE_BYTES) -> bytes:
+        """A whole blob, in memory. Raises BlobError, before anything is read for one that is larger
+        than what is wanted of it may be."""
+        with self._lock:
+            size = self._sizes.get(name, 0)
+        if size > most_bytes:
+            raise BlobError(
+                "INVALID_ARGUMENT",
+                f"blob {name} has {size} bytes: expected at most {most_bytes} of what it is to be",
+            )
         return b"".join(self.read(name))
 
     # ------------------------------------------------------------ writing
 
-    def begin(self, name: str, size: int, offset: int = 0) -> Upload | None:
-        """An upload of a blob that goes on at `offset`; None when the blob is here already.
+    def begin(self, name: str, size: int, offset: int = 0, by: str = "") -> Upload | None:
+        """An upload of a blob that goes on at `offset`; None when the blob is here already. `by`:
+        the subject that it is announced by; empty: nobody has an identity.
 
         Raises BlobError when the name is no SHA-256, a limit would be passed, or the part that is
         here does not end at `offset` (ABORTED: ask `size_of` and begin again there).
@@ -234,7 +255,7 @@ class BlobStore:
                         f"blob {name} has {self._sizes[name]} bytes, the upload announces {size}",
                     )
                 return None
-            self._check_limits(name, size)
+            self._check_limits(name, size, by)
             shared = name not in self._writing
             here = self._parts.get(name, 0) if shared else 0
             if offset not in (0, here):
@@ -247,7 +268,7 @@ class BlobStore:
                 self._writing.add(name)
                 self._parts.pop(name, None)
             file_name = name if shared else f"{name}.{next(self._count)}"
-            upload = Upload(self, name, size, self._path("part", file_name), shared)
+            upload = Upload(self, name, size, self._path("part", file_name), shared, by)
             self._open[upload] = size
         try:
             upload.start(offset)
@@ -265,24 +286,42 @@ class BlobStore:
             upload.finish()
         return name
 
-    def _check_limits(self, name: str, size: int) -> None:
+    def _check_limits(self, name: str, size: int, by: str) -> None:
         most = self.limits
         if size > most.blob_bytes:
             raise BlobError(
                 "RESOURCE_EXHAUSTED",
                 f"blob {name} has {size} bytes: expected at most {most.blob_bytes}",
             )
-        parts = sum(held for part, held in self._parts.items() if part != name)
-        held = self._held + sum(self._open.values()) + parts
-        if held + size > most.total_bytes:
+        here = sum(held for part, held in self._parts.items() if part != name)
+        here += self._held + sum(upload.written for upload in self._open)
+        coming = Counter[str]()  # by subject; what is written is of the disk already
+        for upload, announced in self._open.items():
+            coming[upload.by] += announced - upload.written
+        if by and coming[by] + size > most.of_one * most.total_bytes:
+            raise BlobError(
+                "RESOURCE_EXHAUSTED",
+                f"blob {name} has {size} bytes, and {by} has announced {coming[by]} that have not "
+                f"come: expected at most {most.of_one * most.total_bytes:.0f} of one subject",
+            )
+
+        def promised(room: int) -> int:
+            """What this subject's uploads need of it, and others keep from it."""
+            return sum(
+                announced if who in ("", by) else min(announced, int(most.of_one * room))
+                for who, announced in coming.items()
+            )
+
+        room = most.total_bytes - here
+        if (held := here + promised(max(0, room))) + size > most.total_bytes:
             raise BlobError(
                 "RESOURCE_EXHAUSTED",
                 f"blob {name} has {size} bytes; the broker holds {held} of at most "
                 f"{most.total_bytes}, {held + size - most.total_bytes} too many. What no run needs "
                 f"goes {most.grace_s / 3600:.3g} h after its last use",
             )
-        promised = sum(announced - upload.written for upload, announced in self._open.items())
-        left = self._free(self.folder) - promised - most.spare_bytes
+        room = self._free(self.folder) - most.spare_bytes
+        left = room - promised(max(0, room))
         if size - self._parts.get(name, 0) > left:
             raise BlobError(
                 "RESOURCE_EXHAUSTED",
@@ -341,7 +380,10 @@ class Upload:
     """One upload of one blob; ends by `finish` or `stop`. `stop` may come from another thread than
     `write`, and waits for it."""
 
-    def __init__(self, store: BlobStore, name: str, size: int, path: Path, shared: bool) -> None:
+    def __init__(
+        self, store: BlobStore, name: str, size: int, path: Path, shared: bool, by: str
+    ) -> None:
+        self.by = by
         self.name = name
         self.size = size
         self.path = path

@@ -27,6 +27,11 @@ __all__ = ["BlobsService"]
 
 PIECE_BYTES = 1 << 20
 MOST_QUERIED = 10_000
+SILENCE_S = 120.0
+"""An upload of which too little comes ends, and what it has announced is free for others; what came
+of it stays to be gone on from. Twice what a client waits for a piece to be taken."""
+LEAST_BYTES = 64 << 10
+"""That come within this time: a sixteenth of a piece."""
 
 
 class BlobsService:
@@ -47,21 +52,31 @@ class BlobsService:
             await context.write(await self._stored(caller, context))
 
     async def _stored(self, caller: Party | None, context: ServicerContext[Any, Any]) -> BlobRef:
-        run = asyncio.get_running_loop().run_in_executor
+        loop = asyncio.get_running_loop()
+        run = loop.run_in_executor
+        by = caller.subject if caller else ""
         upload: Upload | None = None
         ref = BlobRef()
+        since, before = loop.time(), 0  # of the present window, and what was written then
         try:
-            while isinstance(data := await context.read(), bytes):
+            while True:
+                try:
+                    async with asyncio.timeout_at(since + SILENCE_S):
+                        data = await context.read()
+                except TimeoutError:
+                    raise self._too_slow(ref, 0 if upload is None else upload.written) from None
+                if not isinstance(data, bytes):
+                    break
                 self._guard.still(caller)
                 piece = parsed(data, BlobPiece)
                 if not ref.hash:
                     ref.CopyFrom(piece.ref)
                     try:
-                        upload = await self._begin(ref, piece.offset)
+                        upload = await self._begin(ref, piece.offset, by)
                     except BlobError as error:
                         if error.code != "RESOURCE_EXHAUSTED" or not await self._sweeper.sweep():
                             raise
-                        upload = await self._begin(ref, piece.offset)
+                        upload = await self._begin(ref, piece.offset, by)
                     if upload is None:
                         return ref
                     await context.send_initial_metadata((("taken", ref.hash),))  # bytes may come
@@ -74,6 +89,8 @@ class BlobsService:
                     )
                 if piece.data:
                     await run(self._disk, upload.write, piece.data)
+                if upload.written - before >= min(LEAST_BYTES, upload.size - before):
+                    since, before = loop.time(), upload.written
             if upload is None:
                 raise BlobError("INVALID_ARGUMENT", "an upload without a piece: no blob was named")
             await run(self._disk, upload.finish)
@@ -84,9 +101,17 @@ class BlobsService:
             if upload is not None:
                 upload.stop()  # keeps what came for the next try; nothing after a finish
 
-    async def _begin(self, ref: BlobRef, offset: int) -> Upload | None:
+    @staticmethod
+    def _too_slow(ref: BlobRef, written: int) -> BlobError:
+        return BlobError(
+            "ABORTED",
+            f"blob {ref.hash}: of {ref.size_bytes} bytes {written} are here, and less than "
+            f"{LEAST_BYTES} came within {SILENCE_S:g} s: go on there",
+        )
+
+    async def _begin(self, ref: BlobRef, offset: int, by: str) -> Upload | None:
         beginning = asyncio.get_running_loop().run_in_executor(
-            self._disk, self._store.begin, ref.hash, ref.size_bytes, offset
+            self._disk, self._store.begin, ref.hash, ref.size_bytes, offset, by
         )
         try:
             return await asyncio.shield(beginning)

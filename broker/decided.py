@@ -27,6 +27,7 @@ from ..proto.journal_pb2 import (
 from .events import RunId
 from .options import BrokerOptions
 from .runs import Run
+from .space import share
 from .wish import read_spec
 
 __all__ = ["Decided"]
@@ -48,6 +49,7 @@ class Decided:
         for record in records:
             for decision in record.decisions:
                 self.apply(decision)
+        share(self.runs.values(), options)
 
     def __repr__(self) -> str:
         return f"<Decided {len(self.runs)} runs of {self.submitted}, start {self.starts}>"
@@ -64,10 +66,12 @@ class Decided:
         """A run was submitted; raises SpecError."""
         added = RunAdded(run=run, number=self.submitted + 1, spec=spec, owner=owner)
         self._decide(Decision(added=added))
+        share(self.runs.values(), self.options)
 
     def forget(self, run: RunId) -> None:
         """An ended run is no longer kept."""
         self._decide(Decision(forgotten=RunForgotten(run=run)))
+        share(self.runs.values(), self.options)
 
     def _decide(self, decision: Decision) -> None:
         self.apply(decision)
@@ -131,6 +135,7 @@ class Decided:
         run = self._add(kept.added)
         run.history.restore(kept.events, kept.numbered)
         plan = plan_from_proto(kept.plan) if kept.HasField("plan") else None
+        run.plan_bytes = kept.plan.ByteSize()
         names = {
             since.term: {PeerId(r.old): PeerId(r.to) for r in since.holders}
             for since in kept.renamed

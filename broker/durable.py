@@ -56,6 +56,7 @@ class DurableRun:
         self.number = number
         self.owner = owner  # Who submitted it; empty where nobody has an identity.
         self.spec = spec
+        self._spec_bytes, self.plan_bytes = spec.ByteSize(), 0
         self.wish = wish
         self.options = options
         self.phase: Phase = WAITING
@@ -82,6 +83,11 @@ class DurableRun:
     @property
     def ended(self) -> bool:
         return self.phase in _ENDED
+
+    @property
+    def kept_bytes(self) -> int:
+        """What of it is kept: its spec, its plan, and its history, as they would be on disk."""
+        return self._spec_bytes + self.plan_bytes + self.history.size_bytes
 
     @property
     def committed(self) -> int:
@@ -147,6 +153,7 @@ class DurableRun:
                 self._took_over(PeerId(renamed.old), PeerId(renamed.to))
             self.term, self.plan = event.term, plan or plan_from_proto(event.plan)
             self.peers = self.plan.peers
+            self.plan_bytes = event.plan.ByteSize()
         elif kind == "state":
             begins = event.state.phase == RUNNING != self.phase
             self.phase, self.reason = event.state.phase, Reason()

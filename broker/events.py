@@ -13,6 +13,7 @@ finished work into events, and carries the instructions of one `handle` out in t
     planner        PlanReady, PlanFailed,         Tell(assign) to the holders, or a failed run
                    PlanConsidered
     clock          TimerFired                     (whatever was due)
+    clock          WasAway                        (leases and deadlines begin anew)
     shell          Started                        Persist, SetTimer
     person         DrainAsked, StopAsked          Stop
 
@@ -75,6 +76,7 @@ __all__ = [
     "StreamOpened",
     "Tell",
     "TimerFired",
+    "WasAway",
     "WatchAsked",
     "Watched",
 ]
@@ -126,12 +128,21 @@ class PeerKicked:
 
 
 @dataclass(frozen=True, slots=True)
+class WasAway:
+    """The broker's own process stood still for so long (seconds): stopped, or out of memory."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RunSubmitted:
-    """`by`: whose run it is; empty where nobody has an identity."""
+    """`by`: whose run it is; empty where nobody has an identity. `free`: bytes that the disk of the
+    journal has for submissions; None: the journal is on none."""
 
     request: RequestId
     spec: RunSpec
     by: str = ""
+    free: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +260,7 @@ Event = (
     | PlanFailed
     | PlanConsidered
     | TimerFired
+    | WasAway
     | DrainAsked
     | StopAsked
 )

@@ -40,6 +40,7 @@ from typing import NamedTuple, Self
 from ..net.identity.names import DOOR_NAME, Role
 from ..net.local import is_loopback
 from ..net.pump import BUFFER_BYTES, Stream, close, join
+from .dialable import socket_name
 from .hello import HelloError, read_hello
 from .knocks import Knocks
 from .relay import Relay
@@ -138,6 +139,7 @@ class Front:
         self.refused: Counter[str] = Counter()
         """Connections that were closed without being passed on, by the reason."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._passed = 0  # connections, to the servers behind
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(
@@ -225,7 +227,10 @@ class Front:
             await self._relay.dialled(name, hello, (reader, writer), source)
             return
         path = self._door if door else self._main
-        await _join(hello, (reader, writer), asyncio.open_unix_connection(path, limit=BUFFER_BYTES))
+        outer = (reader, writer)
+        host = str((writer.get_extra_info("peername") or ("?",))[0])
+        self._passed += 1
+        await _join(hello, outer, _dial_unix(path, socket_name(self._passed, host)))
 
     async def _whole_hello(self, first: bytes, reader: asyncio.StreamReader) -> bytes:
         size = int.from_bytes(first[3:5], "big")
@@ -300,6 +305,24 @@ class Front:
 
     def __repr__(self) -> str:
         return f"<Front on port {self.port}, {self._open.total()} connections>"
+
+
+async def _dial_unix(path: Path, name: str) -> Stream:
+    """A connection whose near end has a name, beside `path`, which tells the server who is there.
+    Raises OSError."""
+    own = socket.socket(socket.AF_UNIX)
+    near = path.with_name(name)
+    try:
+        own.setblocking(False)
+        own.bind(str(near))
+        try:
+            await asyncio.get_running_loop().sock_connect(own, str(path))
+        finally:
+            near.unlink()  # the other end has read it
+        return await asyncio.open_unix_connection(sock=own, limit=BUFFER_BYTES)
+    except BaseException:
+        own.close()
+        raise
 
 
 async def _join(first: bytes, outer: Stream, dialled: Awaitable[Stream]) -> None:

@@ -23,16 +23,16 @@ from dataclasses import dataclass
 from ..net.identity.names import OWNER, Party, Role
 from .admission import AdmissionError
 from .knocks import Knocks
+from .wish import MOST_SPEC_BYTES
 
 __all__ = ["CALLS", "MOST_MESSAGE_BYTES", "MOST_PIECE_BYTES", "CallLimit", "Shares"]
 
 MOST_PIECE_BYTES = 4 << 20
 """Of a blob, in one message; clients send 1 MiB."""
-MOST_SPEC_BYTES = 4 << 20
-"""Of a run: a graph comes as a blob, so what is long in it is a plan by hand, of which 4 MiB are
-40,000 microbatches that visit four stages each."""
 MOST_MESSAGE_BYTES = MOST_PIECE_BYTES + 1024
 """That gRPC begins to take at all: what is longer is refused by its first five bytes."""
+_SPEC_BYTES = 2 * MOST_SPEC_BYTES
+"""A spec up to twice too large is read, to be refused with what to do instead (`wish.py`)."""
 _READING = 2
 """Messages of calls that are read at once of one subject."""
 _MOST_SUBJECTS = 10_000
@@ -64,8 +64,8 @@ CALLS: dict[str, CallLimit] = {
     "Attach.Attach": CallLimit(of_one=4, of_all=10_000, in_a_row=32, per_s=1.0),
     # A search over jobs submits a few dozen in a row; planning takes a second each, so nobody is
     # served sooner by more.
-    "Runs.Submit": CallLimit(bytes=MOST_SPEC_BYTES, of_one=4, of_all=64, in_a_row=64, per_s=1.0),
-    "Runs.Preview": CallLimit(bytes=MOST_SPEC_BYTES, of_one=4, of_all=64, in_a_row=64, per_s=1.0),
+    "Runs.Submit": CallLimit(bytes=_SPEC_BYTES, of_one=4, of_all=64, in_a_row=64, per_s=1.0),
+    "Runs.Preview": CallLimit(bytes=_SPEC_BYTES, of_one=4, of_all=64, in_a_row=64, per_s=1.0),
     # Hosts read their data for it, for minutes perhaps.
     "Runs.Resolve": CallLimit(of_one=8, of_all=256, in_a_row=64, per_s=1.0),
     # Everybody who looks on, in several windows each.

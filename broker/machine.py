@@ -71,6 +71,7 @@ from .events import (
     StreamOpened,
     Tell,
     TimerFired,
+    WasAway,
     WatchAsked,
 )
 from .member import Member, clean
@@ -81,6 +82,7 @@ from .probing import Probing
 from .reconsider import Reconsidering
 from .runs import Run
 from .sets import MOST_SNAPSHOTS
+from .space import make_room, outnumbered
 from .speeds import speeds_of
 from .terms import NEVER
 from .wish import SpecError, read_spec
@@ -183,6 +185,8 @@ class BrokerMachine:
                 return self.reconsidering.answered(self.runs.get(event.run), event, now)
             case TimerFired(name):
                 return self._timer(name, now)
+            case WasAway(seconds):
+                return self._was_away(seconds, now)
             case DrainAsked():
                 self.placing.draining = True
                 self.placing.changed()
@@ -384,6 +388,12 @@ class BrokerMachine:
                 f"peers of this broker speak every {self.options.heartbeat_s:g} s"
             )
             return [Reject(event.request, "INVALID_ARGUMENT", text)]
+        size = event.spec.ByteSize()
+        full, why = make_room(self.runs.values(), event.by, size, event.free, self.options)
+        if why:
+            return [Reject(event.request, "RESOURCE_EXHAUSTED", why)]
+        for ended in full:
+            self.decided.forget(ended)
         run_id = self._new_id()
         self.decided.add(run_id, event.spec, event.by)
         self.placing.changed()
@@ -401,11 +411,8 @@ class BrokerMachine:
 
     def _forget_old_runs(self) -> None:
         ended = [run for run in self.runs.values() if run.ended]
-        for _ in range(len(ended) - self.options.kept_runs):
-            have = Counter(run.owner for run in ended)
-            oldest = max(ended, key=lambda run: have[run.owner])  # the first of equals
-            ended.remove(oldest)
-            self.decided.forget(oldest.id)
+        for run in outnumbered(ended, self.options.kept_runs):
+            self.decided.forget(run)
 
     def _asked(self, event: RunAsked, now: float) -> list[Instruction]:
         request, wanted = event.request, event.wanted
@@ -464,6 +471,14 @@ class BrokerMachine:
             runs=[_told(run.state) for run in self.runs.values()],
             links=self.probing.links.states(self.members.members, now),
         )
+
+    def _was_away(self, seconds: float, now: float) -> list[Instruction]:
+        """What peers said meanwhile is still to be read: nobody is lost for our own silence."""
+        self.members.begin_anew(now)
+        for run in self.runs.values():
+            if not run.ended:
+                run.allow(seconds, now)
+        return [Log("broker_was_away", (("seconds", round(seconds, 1)),), "warning")]
 
     def _stop(self, now: float) -> list[Instruction]:
         self.placing.draining = True

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from google.protobuf.message import Message
+
 from ..dag.plan import PeerId
+from ..net.printable import printable
 from ..proto.broker_pb2 import Hello, Profile, Resolved
 from ..proto.common_pb2 import Reason
 from ..proto.graph_pb2 import CORE, FULL
@@ -27,8 +31,7 @@ State = Literal["pool", "assigned", "draining", "resting"]
 
 def clean(text: str, limit: int = 500) -> str:
     """Text from elsewhere, safe for a log line and a terminal: printable, of bounded length."""
-    shown = "".join(c if c.isprintable() else "?" for c in text[: limit + 1])
-    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+    return printable(text, limit)
 
 
 @dataclass(eq=False)
@@ -106,6 +109,17 @@ def dial(a: Member, b: Member, relays: bool) -> tuple[Member, Member, str] | Non
     return (a, b, RELAY) if relays else None
 
 
+def _texts(message: Message, path: str = "") -> Iterator[tuple[str, str]]:
+    """All texts of a message, each with the names that lead there."""
+    for field_, value in message.ListFields():
+        name = f"{path}.{field_.name}" if path else field_.name
+        for part in value if field_.is_repeated else (value,):
+            if isinstance(part, str):
+                yield name, part
+            elif isinstance(part, Message):
+                yield from _texts(part, name)
+
+
 def problem_of(hello: Hello) -> tuple[str, str] | None:
     """(code, text) of what is wrong with a Hello, or None."""
     if hello.version != PROTOCOL:
@@ -128,6 +142,12 @@ def problem_of(hello: Hello) -> tuple[str, str] | None:
             return "hello", (
                 f"{field_name} of the Hello is {clean(value, 60)!r}: expected {least} to {most} "
                 "printable characters"
+            )
+    for path, text in _texts(hello):
+        if len(text) > 4096 or not text.isprintable():
+            return "hello", (
+                f"{path} of the Hello is {clean(text, 60)!r}: expected at most 4096 printable "
+                "characters"
             )
     data = hello.profile.data
     if len(data) > MOST_DATA or any(not 1 <= len(d.name) <= 64 for d in data):

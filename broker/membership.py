@@ -359,6 +359,13 @@ class Membership:
         )
         return self.expel(member, "drain", text, again=True)
 
+    def begin_anew(self, now: float) -> None:
+        """Every lease begins now; timers that fire before are set again."""
+        for member in self.members.values():
+            member.heard_at = now
+            if member.state == "draining":
+                member.draining_since = now
+
     def timer_of(self, member: Member) -> SetTimer:
         """Armed for the moment when it is lost unless it speaks."""
         return SetTimer(f"peer:{member.id}", self._due(member))

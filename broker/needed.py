@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
+from ..job import MOST_MANIFEST_BYTES
 from .blobs import BlobError, BlobStore
 from .runs import Run
 from .wish import HASH
@@ -23,8 +24,6 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 600.0
 """Between two looks at what may go."""
-MOST_MANIFEST_BYTES = 64 << 20
-"""Larger ones are no manifests of ours: 300,000 shards, over a terabyte of text."""
 
 
 def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
@@ -80,9 +79,7 @@ class Sweeper:
     def _shards_of(self, manifest: str) -> frozenset[str]:
         """None where it is not here, or is no manifest."""
         try:
-            if self._store.size_of(manifest) > MOST_MANIFEST_BYTES:
-                return frozenset()
-            shards = json.loads(self._store.get(manifest))["shards"]
+            shards = json.loads(self._store.get(manifest, MOST_MANIFEST_BYTES))["shards"]
             return frozenset(s["hash"] for s in shards if HASH.fullmatch(s["hash"]))
         except (BlobError, ValueError, TypeError, KeyError, RecursionError):
             return frozenset()

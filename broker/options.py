@@ -48,6 +48,11 @@ class BrokerOptions:
     kept_runs: int = 100
     """Ended runs that can still be watched and described; of more, the oldest of the submitter
     who has most of them goes."""
+    subject_bytes: int = 128 << 20
+    """What the runs of one subject may take of memory and journal, open and ended ones: specs,
+    plans and histories. A spec has 2 to 20 KB and a day of steps about 10 MB."""
+    kept_bytes: int = 1 << 30
+    """The same of all runs together: eight such subjects. A journal has at most twice as much."""
     relays: bool = False
     """Whether peers that cannot be dialled are reached through the broker."""
     data_s: float = 600.0

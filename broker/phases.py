@@ -446,6 +446,12 @@ class Phases(Terms):
         self._armed = deadline
         return [SetTimer(f"run:{self.id}", deadline)]
 
+    def allow(self, seconds: float, now: float) -> None:
+        """The broker itself stood still for so long: what is waited for has as much more time."""
+        self._since = min(now, self._since + seconds)
+        if self.returning:
+            self.returning.until += seconds
+
     # ------------------------------------------------------------ shared
 
     @property

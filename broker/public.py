@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 
+from ..net.printable import printable
 from ..proto import broker_pb2
 from ..proto.broker_pb2 import BrokerMessage, Confirm, Confirmed
 
@@ -45,7 +46,7 @@ class PublicAddress:
             self.confirmed_by, self.problem = peer, ""
             log.info("public_confirmed address=%s by=%s", self.address, peer)
             return
-        self.problem = _printable(said.problem) or "it did not say why"
+        self.problem = printable(said.problem, _LONGEST_PROBLEM) or "it did not say why"
         log.warning(
             "public_not_reached address=%s by=%s why=%s: is the port forwarded to this host, and "
             "does its firewall let it in? The line that peers paste has this address",
@@ -62,7 +63,3 @@ class PublicAddress:
 
     def __repr__(self) -> str:
         return f"<PublicAddress {self.address}, {self.confirmed_by or 'nobody'} confirms it>"
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text[:_LONGEST_PROBLEM])

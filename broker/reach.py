@@ -1,6 +1,7 @@
 """Whether a peer's address leads to that very peer, seen from the broker.
 
-Tried once, when the peer attaches: a TLS handshake in which the other end proves to be that peer.
+Tried once, when the peer attaches: a TLS handshake in which the other end proves to be that peer,
+whom its certificate names and not its Hello. Not every address is dialled (`dialable.py`).
 Behind a home router the address that a peer knows of itself leads nowhere; it counts as one that
 can only dial then, and two such peers meet through the relay.
 """
@@ -11,6 +12,8 @@ import asyncio
 import ipaddress
 import logging
 import re
+import socket
+import time
 from collections.abc import Callable
 
 import grpc
@@ -19,7 +22,9 @@ import grpc.aio
 from ..net.identity.credential import Credential
 from ..net.identity.enroll import channel_options
 from ..net.identity.names import Role, dns_name
-from ..net.local import split
+from ..net.local import joined, split
+from .dialable import may_dial
+from .front import Knocks
 
 __all__ = ["Reach"]
 
@@ -30,6 +35,9 @@ _PATIENCE_S = 3.0
 _AT_ONCE = 64
 _QUEUE_S = 2.0
 """For a slot; the Hello must be heard within BrokerOptions.hello_s."""
+_IN_A_ROW, _PER_S, _MOST_PEERS = 32, 0.1, 10_000
+"""Dials for one peer in a row, those per second afterwards, and peers that are counted: one that
+loses its stream every few seconds is still tried."""
 _NAME = re.compile(r"[A-Za-z0-9.-]{1,253}", re.ASCII)
 
 
@@ -37,16 +45,21 @@ class Reach:
     """`credential`: the broker's own, the newest one."""
 
     def __init__(self, credential: Callable[[], Credential]) -> None:
+        self._often = Knocks(_IN_A_ROW, _PER_S, _MOST_PEERS)
         self._credential = credential
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._checking: set[str] = set()
 
-    async def checked(self, peer: str, address: str) -> str:
-        """The address, or nothing when it does not lead to the peer."""
+    async def checked(self, peer: str, address: str, came: str) -> str:
+        """The address, or nothing when it does not lead to the peer. `peer`: who its certificate
+        says it is; `came`: the IP address from which it attached, empty where nobody knows."""
         if not address:
             return ""
         if peer in self._checking or not _plain(address):
             log.info("peer_not_tried peer=%s: it can only dial", peer)
+            return ""
+        if not self._often.allowed(peer, time.monotonic()):
+            log.info("peer_not_tried peer=%s: it attaches too often; it can only dial", peer)
             return ""
         self._checking.add(peer)
         try:
@@ -56,7 +69,7 @@ class Reach:
             return ""
         else:
             try:
-                found = await self._reaches(peer, address)
+                found = await self._reaches(peer, address, came)
             finally:
                 self._slots.release()
         finally:
@@ -65,24 +78,42 @@ class Reach:
             log.info("peer_not_reached peer=%s address=%s: it can only dial", peer, address)
         return address if found else ""
 
-    async def _reaches(self, peer: str, address: str) -> bool:
+    async def _reaches(self, peer: str, address: str, came: str) -> bool:
         try:
-            options = channel_options(address, dns_name(Role.PEER, peer))
-        except ValueError:
-            return False
-        credentials = self._credential().for_channel()
-        async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
-            state = channel.get_state(try_to_connect=True)
-            try:
-                async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_PATIENCE_S):
+                target = await _resolved(peer, address, came)
+                if not target:
+                    return False
+                options = channel_options(address, dns_name(Role.PEER, peer))
+                credentials = self._credential().for_channel()
+                async with grpc.aio.secure_channel(target, credentials, options=options) as channel:
+                    state = channel.get_state(try_to_connect=True)
                     while state is not grpc.ChannelConnectivity.READY:
                         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
                             return False
                         await channel.wait_for_state_change(state)
                         state = channel.get_state()
-            except TimeoutError:
-                return False
+        except (TimeoutError, ValueError):
+            return False
         return True
+
+
+async def _resolved(peer: str, address: str, came: str) -> str:
+    """HOST:PORT with the IP address that is dialled: looked up once, so that what was checked is
+    what is used; the one that the peer came from, if it is among them. Empty: none may be."""
+    host, port = split(address)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return ""
+    hosts = list(dict.fromkeys(str(there[0]) for *_, there in found))
+    reasons = {host: may_dial(host, port, came) for host in hosts}
+    good = [host for host in hosts if not reasons[host]]
+    if not good:
+        why = next(iter(reasons.values()), "it has no address")
+        log.warning("peer_not_dialled peer=%s address=%s why=%s", peer, address, why)
+        return ""
+    return joined(came if came in good else good[0], port)
 
 
 def _plain(address: str) -> bool:

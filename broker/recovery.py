@@ -5,6 +5,8 @@
   last, one that leaves already is not asked. It must be able to hold the part, be reached by all
   that the part exchanges frames with, and be at most SLOWER times as slow: otherwise a plan over
   all that is left may well be better, and is asked for.
+- One that blames another is taken at its word when a second one has done so as well; before, it is
+  the one that goes.
 - A peer that was blamed for a fault is left out for a while, that doubles each time. One that is
   lost again and again is left out for some seconds, and asked after all others for a while that
   doubles: a run that would wait goes on with it, as that costs nobody a step.
@@ -48,6 +50,8 @@ class Blamed:
         self._losses: dict[PeerId, int] = {}
         self._lost_at: deque[float] = deque(maxlen=_COUNTED)
         self._shaky_until: dict[PeerId, float] = {}
+        self._accused: dict[PeerId, dict[PeerId, None]] = {}
+        """Of whom others said that it does not do its part, and who did."""
 
     def again(self, peers: Iterable[PeerId], step: int, now: float) -> bool:
         """They are blamed; whether it is worth another try: with other peers each time, the same
@@ -58,6 +62,14 @@ class Blamed:
             away = self._away_s[peer] = min(_MOST_AWAY_S, 2 * self._away_s.get(peer, _AWAY_S / 2))
             self._until[peer] = now + away
         return self.tries <= _TRIES
+
+    def accuse(self, by: PeerId, peer: PeerId) -> bool:
+        """One says that it hears nothing of another. Whether that one is to blame: if a second
+        one has said so too. A single word shows no more than that what is between them is bad, and
+        then it is who spoke that goes: an honest one loses as little by that as the other would."""
+        said = self._accused.setdefault(peer, {})
+        said[by] = None
+        return len(said) > 1
 
     def lost(self, peer: PeerId, now: float) -> None:
         """Its stream ended, say. The first time that is nobody's fault."""

@@ -173,11 +173,18 @@ class Run(Phases):
         generation: Callable[[], int],
         now: float,
     ) -> list[Instruction]:
+        other = members.mine(PeerId(fault.about), self.id)
+        convicted = (
+            other is not None
+            and other is not member
+            and member.run == self.id
+            and self.blamed.accuse(member.id, other.id)  # also late
+        )
+        late = convicted and fault.term + 1 == self.term
         stale = self._stale("fault", member, fault.term, BUILDING, RUNNING, EXPORTING)
-        if stale:
+        if stale and not (late and self.active and member.state == "assigned"):
             return stale
         about = ""
-        other = members.mine(PeerId(fault.about), self.id)
         if fault.about:
             about = f" about peer {other.label if other else clean(fault.about, 128)}"
         what = clean(fault.reason.text, 2000) or clean(fault.reason.code, 60) or "no reason given"
@@ -190,7 +197,7 @@ class Run(Phases):
             return self._go_on((), code, text, members, generation, now, live=False)
         if code not in FAULTS_OF_ONE:
             return self.fail(code, text, members, now)
-        out_of = other or member
+        out_of = other if other is not None and convicted else member
         return self._without((out_of.id,), code, text, members, generation, now)
 
     def _without(

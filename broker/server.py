@@ -28,6 +28,7 @@ from ..net.grpc_quirks import pass_over_broken_streams
 from ..net.identity.authority import Authority, AuthorityError, utc
 from ..net.identity.names import Party
 from ..net.local import allow_descriptors, free_port, is_loopback, joined, local_address, split
+from ..net.printable import SafeFormatter
 from ..proto.admission_pb2 import Invitation, PageKey
 from .admission import AdmissionError
 from .admitting import DOOR_OPTIONS, add_admission, add_door
@@ -388,6 +389,12 @@ def _broker_id(state: Path | None) -> str:
         return made
 
 
+def _to_stderr() -> logging.Handler:
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    return handler
+
+
 async def serve(config: BrokerConfig, *, ready: Callable[[Broker], None]) -> None:
     """Runs the daemon until it is told to end; calls `ready` with the broker when it listens.
 
@@ -401,7 +408,7 @@ async def serve(config: BrokerConfig, *, ready: Callable[[Broker], None]) -> Non
 
     allow_descriptors()
     # Logs go to stderr, unless the caller has arranged something else.
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.basicConfig(level=logging.INFO, handlers=[_to_stderr()])
     pass_over_broken_streams()
     loop = asyncio.get_running_loop()
     signals = [

@@ -52,12 +52,15 @@ from .calls import (
     stream_handler,
     unary_handler,
 )
+from .dialable import came_from
 from .events import (
     DataAsked,
     DescribeAsked,
     PeerSaid,
     PreviewAsked,
     PreviewWanted,
+    Reject,
+    RequestId,
     RunAsked,
     RunId,
     RunSubmitted,
@@ -71,8 +74,8 @@ from .machine import MOST_MESSAGE_BYTES as MOST_SAID_BYTES
 from .public import PublicAddress
 from .reach import Reach
 from .relay import Relay
-from .shell import OUTBOX_MESSAGES, Outbox, Shell
-from .wish import HASH
+from .shell import OUTBOX_MESSAGES, Outbox, RejectedError, Shell
+from .wish import HASH, SpecError, check_size
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -183,7 +186,8 @@ class AttachService:
         stream = StreamId(f"{self._count} from {caller.subject if caller else context.peer()}")
         outbox = self._shell.outboxes[stream] = Outbox()
         self._shell.post(StreamOpened(stream, PeerId(caller.subject) if caller else None))
-        reader = asyncio.create_task(self._read(stream, caller, outbox, context))
+        came = came_from(context.peer())
+        reader = asyncio.create_task(self._read(stream, caller, came, outbox, context))
 
         def tell(ticket: str) -> bool:
             # Who does not read gets no tickets: what the machine tells it needs the room.
@@ -214,6 +218,7 @@ class AttachService:
         self,
         stream: StreamId,
         caller: Party | None,
+        came: str,
         outbox: Outbox,
         context: ServicerContext[Any, Any],
     ) -> None:
@@ -238,9 +243,11 @@ class AttachService:
                     if self._ways is not None:
                         self._ways(said.way.multiaddr)
                     continue
-                if self._reach is not None and said.HasField("hello"):
+                if self._reach is not None and caller is not None and said.HasField("hello"):
                     hello = said.hello
-                    hello.address = await self._reach.checked(hello.peer, hello.address)
+                    mine = hello.peer == caller.subject  # else it is refused, and nobody dialled
+                    address = hello.address if mine else ""
+                    hello.address = await self._reach.checked(caller.subject, address, came)
                 self._shell.post(PeerSaid(stream, said))
                 if said.HasField("hello") and self._public is not None:
                     question = self._public.question()
@@ -266,9 +273,11 @@ class RunsService:
         self._public = public
 
     async def submit(self, spec: RunSpec, caller: Party | None) -> Submitted:
+        _check_size(spec)
         self._shell.warm_up()  # somebody wants something planned
         shell = self._shell
-        named = [ref.hash for ref in _blobs_of(spec) if HASH.fullmatch(ref.hash)]
+        refs = [ref for ref in _blobs_of(spec) if HASH.fullmatch(ref.hash)]
+        named = dict.fromkeys(ref.hash for ref in refs)
         run = asyncio.get_running_loop().run_in_executor  # the store may be busy with its disk
         missing = await run(shell.disk, shell.blobs.lacks, named)
         if missing:
@@ -277,8 +286,18 @@ class RunsService:
                 f"{len(missing)} blobs of the run are not here, the first {missing[0]}: "
                 "upload them before the run is submitted",
             )
+        # Peers and planner go by these: they read nothing that is larger than what is said here.
+        sizes = shell.blobs.sizes(named)
+        for ref in refs:
+            if sizes.get(ref.hash, ref.size_bytes) != ref.size_bytes:
+                raise BlobError(
+                    "INVALID_ARGUMENT",
+                    f"blob {ref.hash} has {sizes[ref.hash]} bytes, and the run's spec says "
+                    f"{ref.size_bytes}: expected the size that it was uploaded with",
+                )
         by = caller.subject if caller else ""
-        answer: Submitted = await shell.ask(lambda request: RunSubmitted(request, spec, by))
+        free = await shell.free()
+        answer: Submitted = await shell.ask(lambda request: RunSubmitted(request, spec, by, free))
         return answer
 
     def of_run(
@@ -303,6 +322,7 @@ class RunsService:
         return answer
 
     async def preview(self, spec: RunSpec, caller: Party | None) -> PreviewAnswer:
+        _check_size(spec)
         by = caller.subject if caller else ""
         wanted: PreviewWanted = await self._shell.ask(
             lambda request: PreviewAsked(request, spec, by)
@@ -350,6 +370,14 @@ class RunsService:
 def _whose(caller: Party | None) -> str:
     """Whose runs somebody may look into and end; empty: everybody's."""
     return caller.subject if caller and caller.role is not Role.OPERATOR else ""
+
+
+def _check_size(spec: RunSpec) -> None:
+    """Before anything is looked at. Raises RejectedError."""
+    try:
+        check_size(spec)
+    except SpecError as error:
+        raise RejectedError(Reject(RequestId(""), "INVALID_ARGUMENT", str(error))) from None
 
 
 def _blobs_of(spec: RunSpec) -> Iterator[BlobRef]:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from ..dag.convert import MAX_GRAPH_BYTES
 from ..proto.broker_pb2 import BrokerMessage, PreviewAnswer
 from ..proto.common_pb2 import Reason
 from .barrier import Barrier
@@ -47,6 +48,7 @@ from .events import (
     StreamId,
     Tell,
     TimerFired,
+    WasAway,
     WatchAsked,
     Watched,
 )
@@ -58,6 +60,9 @@ __all__ = ["OUTBOX_MESSAGES", "Outbox", "RejectedError", "Shell"]
 
 log = logging.getLogger(__name__)
 
+ALIVE_S, AWAY_S = 0.5, 2.5
+"""How often the loop's own clock is looked at, and which gap means that this process stood still: a
+heartbeat's time longer. What came meanwhile is still to be read then."""
 OUTBOX_MESSAGES = 256
 """Messages that wait for one peer: it gets a handful per run."""
 
@@ -131,10 +136,13 @@ class Shell:
         self._busy = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._answers: dict[RequestId, asyncio.Future[Answer | Reject]] = {}
+        self._journal = journal
         self._barrier = Barrier(journal, machine.decided.snapshot, self._pump)
         self._settled = asyncio.Event()  # Set while nothing waits for the disk.
         self._news: dict[RunId, asyncio.Event] = {}
         self._requests = 0
+        self._alive_at = self._loop.time()
+        self._alive: asyncio.TimerHandle = self._loop.call_later(ALIVE_S, self._tick)
         self._warm = False
         self.disk = ThreadPoolExecutor(4, "shoal-broker-disk")
         self.sweeper = Sweeper(blobs, machine.runs.values, self.disk)
@@ -154,6 +162,9 @@ class Shell:
 
     def post(self, event: Event) -> None:
         """Handles an event, and those that carrying it out brings about, one after the other."""
+        at, self._alive_at = self._alive_at, self._loop.time()
+        if self._alive_at - at > AWAY_S:
+            self._events.append(WasAway(self._alive_at - at))
         self._events.append(event)
         self._pump()
 
@@ -193,7 +204,7 @@ class Shell:
         RejectedError."""
         self._requests += 1
         request = RequestId(f"q{self._requests}")
-        if self.error is not None:
+        if self.error is not None or self._barrier.full is not None:
             raise RejectedError(self._cannot(request))
         waiting = self._answers[request] = self._loop.create_future()
         try:
@@ -206,7 +217,17 @@ class Shell:
         return answer.message
 
     def _cannot(self, request: RequestId) -> Reject:
-        return Reject(request, "UNAVAILABLE", f"the broker stops, as it {self.error}")
+        if self.error is not None:
+            return Reject(request, "UNAVAILABLE", f"the broker stops, as it {self.error}")
+        return Reject(request, "UNAVAILABLE", f"the broker waits, as it {self._barrier.full}")
+
+    async def free(self) -> int | None:
+        """Bytes of the journal's disk that new runs may fill; None: it is on none. Raises
+        RejectedError when that cannot be asked."""
+        try:
+            return await self._loop.run_in_executor(self.disk, self._journal.free)
+        except JournalError as error:
+            raise RejectedError(Reject(RequestId(""), "UNAVAILABLE", str(error))) from error
 
     async def watch(self, run: RunId, start: int, by: str) -> tuple[Watched, asyncio.Event]:
         """Events of a run from a number on, and what is set when there may be more. `by`: as in
@@ -259,6 +280,12 @@ class Shell:
             outbox.close()
             self._events.append(StreamClosed(stream, why))  # `post` is running: it comes next
 
+    def _tick(self) -> None:
+        self._alive = self._loop.call_later(ALIVE_S, self._tick)
+        at, self._alive_at = self._alive_at, self._loop.time()
+        if self._alive_at - at > AWAY_S:
+            self.post(WasAway(self._alive_at - at))
+
     def _fire(self, name: str) -> None:
         del self._timers[name]
         self.post(TimerFired(name))
@@ -279,7 +306,7 @@ class Shell:
 
     def _considered(self, ask: ConsiderPlan) -> PlanConsidered:
         try:
-            graph = self.blobs.get(ask.spec.graph.hash)
+            graph = self.blobs.get(ask.spec.graph.hash, MAX_GRAPH_BYTES)
             from .planning import consider
 
             return consider(ask, graph)
@@ -293,7 +320,7 @@ class Shell:
 
     def _previewed(self, wanted: PreviewWanted) -> PreviewAnswer:
         try:
-            graph = self.blobs.get(wanted.spec.graph.hash)
+            graph = self.blobs.get(wanted.spec.graph.hash, MAX_GRAPH_BYTES)
         except BlobError as error:
             text = f"the graph: {error.reason}: upload it before the preview is asked for"
             return PreviewAnswer(reason=Reason(code="graph", text=text))
@@ -305,7 +332,7 @@ class Shell:
         # In the planner's thread.
         began = time.monotonic()
         try:
-            graph = self.blobs.get(ask.spec.graph.hash)
+            graph = self.blobs.get(ask.spec.graph.hash, MAX_GRAPH_BYTES)
             from . import planning
 
             answer = planning.answer(ask, graph)
@@ -324,6 +351,7 @@ class Shell:
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+        self._alive.cancel()
         self._sweeping.cancel()
         self._barrier.close()
         self._planner.shutdown(wait=True, cancel_futures=True)

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
+from ..dag.convert import MAX_GRAPH_BYTES
 from ..dag.plan import PeerId, Plan, ScheduleName
-from ..job import MOST_CHOICES, MOST_MICROBATCHES, Job
+from ..job import MOST_CHOICES, MOST_MANIFEST_BYTES, MOST_MICROBATCHES, Job
 from ..job.settings import plain
 from ..job.tables import Codec, Output, Recovery
 from ..job.training import Train
@@ -18,11 +19,16 @@ from ..proto.common_pb2 import BlobRef
 from .scheduler.interface import CodecOptions, PlanOptions
 from .scheduler.swapped import LEAST as LEAST_SWAPPED
 
-__all__ = ["HASH", "Batching", "SpecError", "Wish", "read_spec"]
+__all__ = ["HASH", "Batching", "SpecError", "Wish", "check_size", "read_spec"]
 
 HASH = re.compile(r"[0-9a-f]{64}")
 """SHA-256 as it is written in every BlobRef."""
 
+MOST_SPEC_BYTES = 2 << 20
+"""A spec has 2 to 20 KB. A checkpoint of 1,000 holders adds 150 KB, and a plan that was written by
+hand 25 bytes for each visit: 8,000 microbatches over eight peers."""
+MOST_JOB_BYTES = 256 << 10
+"""Of its job as JSON, and that of its checkpoint: a few KB, with a table of a model's arguments."""
 MOST_SIZE = 2**31
 MOST_STEPS = 10**12
 MOST_LOCAL = 64
@@ -87,6 +93,31 @@ class Wish:
         """Whether the plan divides the batch as the run wants it."""
         had = (plan.microbatch_size, len(plan.routes))
         return any(had == (b.microbatch_size, b.microbatches) for b in self.batchings)
+
+
+def check_size(spec: RunSpec) -> None:
+    """Raises SpecError for one that is larger than what is kept for a run. Asked at the door only:
+    what the journal has, was let in."""
+    if (size := spec.ByteSize()) > MOST_SPEC_BYTES:
+        raise SpecError(
+            f"the spec of the run has {size} bytes: expected at most {MOST_SPEC_BYTES}. Its plan "
+            f"takes {spec.plan.ByteSize()} of them, its checkpoint {spec.resumed.ByteSize()}, and "
+            f"its job {len(spec.job)}"
+        )
+    for what, ref, most in (
+        ("graph", spec.graph, MAX_GRAPH_BYTES),
+        ("core_graph", spec.core_graph, MAX_GRAPH_BYTES),
+        ("data", spec.data, MOST_MANIFEST_BYTES),
+    ):
+        if ref.size_bytes > most:
+            raise SpecError(
+                f"{what} of the run is a blob of {ref.size_bytes} bytes: expected at most {most}"
+            )
+    for what, text in (("the run", spec.job), ("the checkpoint of the run", spec.resumed.job)):
+        if (size := len(text.encode())) > MOST_JOB_BYTES:
+            raise SpecError(
+                f"the job of {what} has {size} bytes: expected at most {MOST_JOB_BYTES}"
+            )
 
 
 def read_spec(spec: RunSpec) -> Wish:

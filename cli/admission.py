@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from .base import FAILED, REFUSED, UNREACHABLE, WRONG, Broker, Json, app, print_json, verb
+from ..net.printable import printable
+from .base import FAILED, REFUSED, UNREACHABLE, WRONG, Broker, Json, app, echo, print_json, verb
 from .token import Token, TokenFile, read_token
 
 __all__ = ["doctor", "invite", "kick"]
@@ -57,7 +58,7 @@ def invite(
     address = broker or made.address or client.address
     flags = [f"--swarm {made.swarm}"] if made.swarm and role is As.PEER else []
     flags += [f"--bootstrap {way}" for way in made.ways if flags]
-    typer.echo(" ".join([f"shoal {how} {address}", *flags, f"--token {made.token}"]))
+    echo(" ".join([f"shoal {how} {address}", *flags, f"--token {made.token}"]))
 
 
 @app.command()
@@ -71,7 +72,7 @@ def kick(
 
     with clients.connect(broker) as client:
         role = client.kick(subject)
-    typer.echo(
+    echo(
         f"{subject} ({role}) is out; the tokens that it used or gave out are closed: others who "
         "were to join with them need a new one (`shoal invite`)"
     )
@@ -100,7 +101,7 @@ def doctor(
     ):
         findings.append(found)
         if not json:
-            typer.echo(f"{_MARKS[found.how]} {found.what:<11} {found.text}")
+            echo(f"{_MARKS[found.how]} {found.what:<11} {printable(found.text)}")
     if json:
         print_json([asdict(found) for found in findings])
     wrong = [found.what for found in findings if found.how == "wrong"]

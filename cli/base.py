@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
+from ..net.printable import printable_lines
+
 if TYPE_CHECKING:
     from ..proto.broker_pb2 import RunState
 
@@ -41,6 +43,7 @@ __all__ = [
     "To",
     "app",
     "complain",
+    "echo",
     "phase_name",
     "print_json",
     "state_row",
@@ -145,7 +148,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"shoal {version('shoal')}")
+        echo(f"shoal {version('shoal')}")
         raise typer.Exit()
 
 
@@ -200,13 +203,19 @@ def _explain(error: Exception) -> int:
     if isinstance(error, OSError) and error.filename is not None:  # a path that the user named
         complain(f"{error.filename}: {error.strerror}")
         return WRONG
-    traceback.print_exception(error)
+    echo("".join(traceback.format_exception(error)).rstrip("\n"), err=True)
     complain("this is a bug in Shoal: please report it with the lines above")
     return FAILED
 
 
 def complain(line: str) -> None:
-    typer.echo(f"shoal: {line}", err=True)
+    echo(f"shoal: {line}", err=True)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """What a verb says to people; whoever puts a stranger's text into one line of it makes that
+    `printable` first, lest it become several."""
+    typer.echo(printable_lines(text), err=err)
 
 
 def print_json(value: Any) -> None:

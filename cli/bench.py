@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .base import WRONG, Json, app, complain, print_json, verb
+from .base import WRONG, Json, app, complain, echo, print_json, verb
 
 __all__ = ["bench", "codecs"]
 
@@ -66,9 +66,9 @@ def codecs(
     if json:
         print_json({"machine": about, "shape": shape, "codecs": [asdict(r) for r in rows]})
         return
-    typer.echo(
+    echo(
         f"fp32{list(shape)}, standard normal, on {about['device']}: {about['threads']} threads of "
         f"{about['cores']} cores ({about['architecture']}), torch {about['torch']}"
     )
     for line in benches.table(rows):
-        typer.echo(line)
+        echo(line)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from .base import WRONG, Insecure, app, complain, verb
+from .base import WRONG, Insecure, app, complain, echo, verb
 from .token import Token, TokenFile, read_token
 
 __all__ = ["broker", "join", "login"]
@@ -230,4 +230,4 @@ def login(
     from .. import client
 
     path = client.login(address, read_token(token, token_file))
-    typer.echo(f"{path}: the broker is {address}")
+    echo(f"{path}: the broker is {address}")

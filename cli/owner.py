@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .base import Broker, Json, app, verb
+from .base import Broker, Json, app, echo, verb
 from .runs import pause_run
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def pause(
         if running
         else "no peer runs here now"
     )
-    typer.echo(f"this host is paused, also after a restart: {now}; `shoal unpause` ends it")
+    echo(f"this host is paused, also after a restart: {now}; `shoal unpause` ends it")
 
 
 @app.command()
@@ -54,7 +54,7 @@ def unpause(state: State = None) -> None:
     host = _host(state)
     was = host.paused
     host.unpause()
-    typer.echo("this host's peers take part again" if was else "this host was not paused")
+    echo("this host's peers take part again" if was else "this host was not paused")
 
 
 def _host(state: Path | None) -> Host:

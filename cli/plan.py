@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .base import FAILED, WRONG, Broker, Json, app, complain, print_json, verb
+from .base import FAILED, WRONG, Broker, Json, app, complain, echo, print_json, verb
 
 __all__ = ["plan"]
 
@@ -33,7 +33,7 @@ def plan(
     from ..job import Job
 
     def say(line: str) -> None:
-        typer.echo(line, err=True)
+        echo(line, err=True)
 
     if cluster is not None and broker is not None:
         complain("plan over a file or over a broker's pool: expected one of --cluster, --broker")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..net.printable import printable
 from .base import (
     INTERRUPTED,
     Broker,
@@ -18,6 +19,7 @@ from .base import (
     RunId,
     To,
     app,
+    echo,
     phase_name,
     print_json,
     state_row,
@@ -52,14 +54,14 @@ def train(
     from .. import client as clients
 
     with clients.connect(broker) as client:
-        run = client.submit(loaded, say=lambda line: typer.echo(line, err=True))
+        run = client.submit(loaded, say=partial(echo, err=True))
         with _detachable(client, run):
             if json:
                 print_json({"run": run.id, "folder": str(run.folder)})
             else:
-                typer.echo(f"run {run.id}: {loaded.name}")
+                echo(f"run {run.id}: {loaded.name}")
             if detach:
-                typer.echo(_how_to_follow(client, run), err=True)
+                echo(_how_to_follow(client, run), err=True)
                 return
             _follow(run, json=json, export=True)
 
@@ -90,7 +92,7 @@ def logs(run: RunId, broker: Broker = None, json: Json = False) -> None:
                 print_json(row_of(event))
         else:
             for line in lines(found.so_far()):
-                typer.echo(line)
+                echo(line)
 
 
 @app.command()
@@ -102,7 +104,7 @@ def cancel(run: RunId, broker: Broker = None, json: Json = False) -> None:
         if json:
             print_json(state_row(state))
         else:
-            typer.echo(f"run {run} is {phase_name(state)}")
+            echo(f"run {run} is {phase_name(state)}")
 
 
 @app.command()
@@ -140,17 +142,17 @@ def resume(
             client.unpause(run)
             found = client.run(run, to or "runs")
         else:
-            say = partial(typer.echo, err=True)
+            say = partial(echo, err=True)
             found = client.go_on(run, changes, other, to, say)
         with _detachable(client, found):
             if json:
                 print_json({"run": found.id, "folder": str(found.folder)})
             elif paused:
-                typer.echo(f"run {run} goes on")
+                echo(f"run {run} goes on")
             else:
-                typer.echo(f"run {found.id} goes on from a checkpoint of {run}")
+                echo(f"run {found.id} goes on from a checkpoint of {run}")
             if detach:
-                typer.echo(_how_to_follow(client, found), err=True)
+                echo(_how_to_follow(client, found), err=True)
                 return
             _follow(found, json=json, export=True)
 
@@ -162,9 +164,9 @@ def pause_run(run: str, broker: str | None, *, json: bool) -> None:
         if json:
             print_json(state_row(state))
         elif state.reason.code == "paused":
-            typer.echo(f"run {run}: {state.reason.text}")
+            echo(f"run {run}: {printable(state.reason.text)}")
         else:
-            typer.echo(
+            echo(
                 f"run {run} stops between two of its next steps: `shoal watch {run}`; "
                 f"`shoal resume {run}` goes on"
             )
@@ -188,7 +190,7 @@ def export(
     if json:
         print_json({"run": run, "weights": str(target)})
     else:
-        typer.echo(f"weights of run {run}: {target}")
+        echo(f"weights of run {run}: {target}")
 
 
 @app.command("eval")
@@ -209,7 +211,7 @@ def evaluate(
         print_json({"run": run, **numbers})
     else:
         figures = " · ".join(f"{k} {v:.6g}" for k, v in numbers.items())
-        typer.echo(f"held-out of run {run}: {figures}")
+        echo(f"held-out of run {run}: {figures}")
 
 
 # ---------------------------------------------------------------- helpers
@@ -251,7 +253,7 @@ def _detachable(client: Client, run: Run) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("\n" + _how_to_follow(client, run), err=True)
+        echo("\n" + _how_to_follow(client, run), err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -264,6 +266,6 @@ def _follow(run: Run, *, json: bool, export: bool) -> None:
     if json:
         print_json({"state": state_row(state), "weights": target and str(target)})
     elif target is not None:
-        typer.echo(f"run {run.id} is done: {state.step} steps, weights in {target}")
+        echo(f"run {run.id} is done: {state.step} steps, weights in {target}")
     else:
-        typer.echo(f"run {run.id} is done: {state.step} steps; weights: shoal export {run.id}")
+        echo(f"run {run.id} is done: {state.step} steps; weights: shoal export {run.id}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .base import WRONG, app, complain, verb
+from .base import WRONG, app, complain, echo, verb
 
 __all__ = ["sim"]
 
@@ -99,10 +99,10 @@ def _list(json: Path | None) -> None:
         rows = [{"name": e.name, "about": e.about, "world": e.mode} for e in entries]
         text = json_module.dumps(rows, indent=1)
         if str(json) == "-":
-            typer.echo(text)
+            echo(text)
         else:
             json.write_text(text + "\n")
         return
     width = max(len(e.name) for e in entries)
     for entry in entries:
-        typer.echo(f"{entry.name:<{width}}  {entry.mode:<7}  {entry.about}")
+        echo(f"{entry.name:<{width}}  {entry.mode:<7}  {entry.about}")

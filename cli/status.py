@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..job.words import count_of
-from .base import Broker, Json, app, print_json, state_row, verb
+from .base import Broker, Json, app, echo, print_json, state_row, verb
 from .owner import standing
 
 if TYPE_CHECKING:
@@ -71,28 +71,28 @@ def page(
         row = {"link": link, "local_link": local, "key": made.key, "ends_s": made.ends_s}
         print_json(row | {"fingerprint": made.fingerprint})
         return
-    typer.echo(local or link)
+    echo(local or link)
     if local:
-        typer.echo(f"from other hosts: {link}", err=True)
+        echo(f"from other hosts: {link}", err=True)
     if made.fingerprint:
-        typer.echo(
+        echo(
             "over https a browser warns once, as the broker made the certificate itself; the "
             f"right one has the SHA-256 {made.fingerprint}",
             err=True,
         )
-    typer.echo("who has the link can look, and change nothing; see docs/deploy.md", err=True)
+    echo("who has the link can look, and change nothing; see docs/deploy.md", err=True)
 
 
 def _show_host(here: Mapping[str, Any]) -> None:
     if here["paused_since"]:
-        typer.echo(f"this host is paused since {here['paused_since']}: shoal unpause ends it")
+        echo(f"this host is paused since {here['paused_since']}: shoal unpause ends it")
     for peer in here["peers"]:
         if peer["state"] == "ended":
             continue
         moved = f"{peer['moved_bytes'] / 1e9:.2f} GB moved in {peer['month']}"
         if peer["monthly_bytes"]:
             moved += f", all peers here may {peer['monthly_bytes'] / 1e9:.4g} GB"
-        typer.echo(f"here: {peer['name']} ({peer['peer']}) {peer['state']}; {moved}")
+        echo(f"here: {peer['name']} ({peer['peer']}) {peer['state']}; {moved}")
 
 
 def _public_row(public: PublicAddress) -> dict[str, str]:
@@ -166,7 +166,7 @@ def _describe(
     from ..client.progress import print_table
 
     if peers and runs and found.HasField("public"):
-        typer.echo(public_line(found.public))
+        echo(public_line(found.public))
     if peers:
         title = f"{count_of(len(peer_rows), 'peer')} at {client.address}"
         print_table(title, (*PEER_COLUMNS, *_used(peer_rows)), peer_rows)

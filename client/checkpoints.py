@@ -86,7 +86,7 @@ def keep(access: Access, found: Recalled, to: str, folder: str) -> str:
 
         async def fetch(blobs: BlobClient) -> None:
             for part, blob in {**wanted, **states, **starting}.items():
-                await blobs.fetch_to(blob.hash, here / part)
+                await blobs.fetch_to(blob.hash, here / part, most_bytes=blob.size_bytes)
 
         transfer(access, fetch)
         weights = _weights(

@@ -24,6 +24,7 @@ from ..net.identity.enroll import (
 )
 from ..net.identity.token import Token, TokenError, fingerprint_of_pem
 from ..net.local import local_address, split
+from ..net.printable import printable
 from ..net.proxy import ProxyError, ProxyRefusedError, dial, proxy_for
 from ..peer.host import Host
 from ..proto.broker_pb2 import BlobQuery
@@ -171,7 +172,9 @@ def _credential(credential: Credential, address: str, folder: Path) -> Finding:
             text = f"{who}: no TLS connection within {_PATIENCE_S:.0f} s; does a proxy break it up?"
             return Finding(what="credential", how="wrong", text=text)
         except grpc.RpcError as error:
-            why = in_words((isinstance(error, grpc.Call) and error.details()) or str(error))
+            why = in_words(
+                printable((isinstance(error, grpc.Call) and error.details()) or str(error))
+            )
             return Finding(what="credential", how="wrong", text=f"{who} is refused: {why}")
     text = f"{who}, until {credential.ends:%Y-%m-%d %H:%M} UTC"
     return Finding(what="credential", how="ok", text=text)

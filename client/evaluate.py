@@ -46,9 +46,11 @@ def held_out(
         reader = Reader(manifest, folder.joinpath, seed=job.seed, microbatches=train.microbatches)
         wanted = reader.needs_held_out(range(count), train.microbatch_size)
 
+        sizes = {shard.hash: shard.size_bytes for shard in manifest.shards}
+
         async def fetch(blobs: BlobClient) -> None:
             for shard in wanted:
-                await blobs.fetch_to(shard, folder / shard)
+                await blobs.fetch_to(shard, folder / shard, most_bytes=sizes[shard])
 
         transfer(access, fetch)
         return _evaluate(module, job, reader, count)

@@ -59,7 +59,7 @@ def lines(events: Iterable[RunEvent]) -> Iterator[str]:
                 steps = steps or _Steps(event)
                 steps.add(event)
             elif note:
-                first, *others = note.splitlines()
+                first, *others = note.split("\n")
                 yield _line(event.at_s - began, first)
                 yield from (" " * (_TIME + 2) + safe(line) for line in others)
     except Exception:

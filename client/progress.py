@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from ..job.words import count_of, some_of
 from ..net.interrupts import uninterrupted
@@ -58,7 +59,7 @@ def follow(run: Run, *, json: bool) -> RunState:
     finally:
         recorder.close()
         for problem in keeper.problems:
-            print(problem, file=sys.stderr)
+            print(safe(problem), file=sys.stderr)
     _show_wire(wire, json=json)
     return state
 
@@ -80,18 +81,18 @@ def _show_wire(wire: Wire, *, json: bool) -> None:
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """A table on stdout; cells are cut to the width of the terminal only on a terminal."""
     console = Console(width=None if sys.stdout.isatty() else 200)
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=Text(safe(title)), title_justify="left", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column.removesuffix("_bytes"), overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(column, row[column]) for column in columns))
+        table.add_row(*(Text(_cell(column, row[column])) for column in columns))
     console.print(table, markup=False)
 
 
 def _cell(column: str, value: Any) -> str:
     if column.endswith("_bytes"):
         return f"{value / 2**30:.1f} GiB"
-    return str(value)
+    return safe(str(value))
 
 
 def _step_line(event: RunEvent) -> str:
@@ -104,21 +105,22 @@ def _step_line(event: RunEvent) -> str:
 
 
 def note_of(event: RunEvent) -> str:
-    """What a person should read of an event that is no step; empty: nothing."""
+    """What a person should read of an event that is no step, safe to print: a plan has several
+    lines, all else one; empty: nothing."""
     match event.WhichOneof("kind"):
         case "state":
-            reason = f": {event.state.reason.text}" if event.state.reason.text else ""
+            reason = f": {safe(event.state.reason.text)}" if event.state.reason.text else ""
             return f"{Phase.Name(event.state.phase).lower()}{reason}"
         case "plan":
             cuts = [
-                f"[{s.start}, {s.stop}) on {some_of(s.holders, MOST_HOLDERS, ' + ')}"
+                f"[{s.start}, {s.stop}) on {safe(some_of(s.holders, MOST_HOLDERS, ' + '))}"
                 for s in event.plan.stages
             ]
             lines = [f"plan of term {event.term}: {count_of(len(cuts), 'stage')}"]
             lines += [f"  stage {i}: operators {cut}" for i, cut in enumerate(cuts)]
-            return "\n".join([*lines, *(f"  {reason}" for reason in event.plan.reasons)])
+            return "\n".join([*lines, *(f"  {safe(reason)}" for reason in event.plan.reasons)])
         case "note":
-            return event.note
+            return safe(event.note)
         case "checkpoint":
             return f"checkpoint after step {event.checkpoint.step}"
     return ""

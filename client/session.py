@@ -25,6 +25,7 @@ from ..job.settings import plain
 from ..net.grpc_quirks import in_words
 from ..net.identity.enroll import BrokerAwayError
 from ..net.interrupts import elsewhere
+from ..net.printable import printable
 from ..proto import broker_pb2
 from ..proto.admission_pb2 import (
     Invitation,
@@ -297,6 +298,7 @@ class Client:
         except grpc.RpcError as error:
             code = error.code().name if isinstance(error, grpc.Call) else "UNKNOWN"
             detail = (error.details() if isinstance(error, grpc.Call) else None) or str(error)
+            detail = printable(detail)
             if (translated := self._error(code, detail)) is None:
                 raise
             raise translated from None

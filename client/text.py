@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import textwrap
 from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
+
+from ..net.printable import printable
 
 __all__ = [
     "labelled",
@@ -62,8 +63,8 @@ def wrapped(text: str, columns: int, indent: str = "  ") -> Iterator[str]:
 
 
 def safe(text: str) -> str:
-    """Names come from other people's peers: what is not printable is written as an escape."""
-    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    """Names come from other people's peers: see net/printable.py."""
+    return printable(text)
 
 
 def time_text(seconds: float) -> str:

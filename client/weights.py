@@ -13,6 +13,7 @@ from torch import Tensor
 from ..net.blobs_client import BlobClient
 from ..peer.weights import WeightError, merge_blocks
 from ..proto.broker_pb2 import WeightFile
+from ..proto.common_pb2 import BlobRef
 from .access import Access
 from .records import replacing
 from .submission import transfer
@@ -32,7 +33,7 @@ def fetch(access: Access, files: Sequence[WeightFile]) -> dict[str, Tensor]:
     """
 
     async def get(blobs: BlobClient) -> list[bytes]:
-        return [await blobs.fetch(file.blob.hash) for file in files]
+        return [await _part(blobs, file.blob) for file in files]
 
     merged: dict[str, Tensor] = {}
     for part in transfer(access, get):
@@ -44,6 +45,10 @@ def fetch(access: Access, files: Sequence[WeightFile]) -> dict[str, Tensor]:
         return merge_blocks(merged)
     except WeightError as error:
         raise ExportError(str(error)) from None
+
+
+async def _part(blobs: BlobClient, part: BlobRef) -> bytes:
+    return await blobs.fetch(part.hash, most_bytes=part.size_bytes)
 
 
 def write(

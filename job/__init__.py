@@ -4,6 +4,7 @@ from .settings import SettingsError
 from .spec import Job
 from .tables import (
     LIVE,
+    MOST_MANIFEST_BYTES,
     Codec,
     Data,
     Federated,
@@ -20,6 +21,7 @@ from .training import MOST_CHOICES, MOST_MICROBATCHES, Stop, Train, Training
 __all__ = [
     "LIVE",
     "MOST_CHOICES",
+    "MOST_MANIFEST_BYTES",
     "MOST_MICROBATCHES",
     "Codec",
     "Data",

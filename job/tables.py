@@ -36,6 +36,9 @@ MOST_NAMES = 200
 """Characters of data.inputs and of data.targets, as in a manifest."""
 _CODEC = re.compile(r"[a-z]\w*(\+[a-z]\w*)*(/\d+)?(:[a-z]\w*=[\w.+-]+(,[a-z]\w*=[\w.+-]+)*)?", re.A)
 
+MOST_MANIFEST_BYTES = 64 << 20
+"""Of a data set's manifest: 300,000 shards, over a terabyte of text."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Settings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import mmap
 import os
 import re
 import time
@@ -49,14 +50,16 @@ class BlobCache:
         self.limit_bytes, self.settle_s = limit_bytes, settle_s
         self._fetch, self._alone = fetch, alone
 
-    def path(self, name: str) -> Path:
-        """Path of the whole blob with this hash. Raises BlobError, and what `fetch` raises."""
+    def path(self, name: str, most_bytes: int | None = None) -> Path:
+        """Path of the whole blob with this hash, of which no more than `most_bytes` are fetched
+        (None: the cache's limit). Raises BlobError, and what `fetch` raises."""
         if not _HASH.fullmatch(name):  # it becomes a file name: never a path of somebody's choice
             raise BlobError(f"{name[:80]!r} is not a hash: expected 64 hexadecimal digits")
         if not self._touch(name):
             with self._locked(name) as part:
                 if part is not None and not self._touch(name):
-                    self._download(name, part)
+                    most = self.limit_bytes if most_bytes is None else most_bytes
+                    self._download(name, part, min(most, self.limit_bytes))
         return self.folder / name
 
     @contextmanager
@@ -86,11 +89,23 @@ class BlobCache:
             return None
 
     def whole(self, ref: common_pb2.BlobRef) -> bytes:
-        """The blob's bytes. Raises BlobError, and what `fetch` raises."""
-        data = self.path(ref.hash).read_bytes()
-        if ref.size_bytes and len(data) != ref.size_bytes:
-            raise BlobError(f"blob {ref.hash[:12]} has {len(data)} bytes, not {ref.size_bytes}")
-        return data
+        """The blob's bytes, in memory: who calls has looked at the size that the reference says. A
+        blob of another one is not read. Raises BlobError, and what `fetch` raises."""
+        return self._sized(ref).read_bytes()
+
+    def mapped(self, ref: common_pb2.BlobRef) -> memoryview:
+        """The same without reading it: its pages come from the disk as they are looked at."""
+        path = self._sized(ref)
+        if not ref.size_bytes:
+            return memoryview(b"")
+        with open(path, "rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def _sized(self, ref: common_pb2.BlobRef) -> Path:
+        path = self.path(ref.hash, ref.size_bytes)
+        if (size := path.stat().st_size) != ref.size_bytes:
+            raise BlobError(f"blob {ref.hash[:12]} has {size} bytes, not {ref.size_bytes}")
+        return path
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """Exactly these bytes of a blob, without the rest of it. A part cannot be checked against
@@ -126,23 +141,23 @@ class BlobCache:
             return False
         return True
 
-    def _download(self, name: str, part: IO[bytes]) -> None:
+    def _download(self, name: str, part: IO[bytes], most_bytes: int) -> None:
         path = self.folder / f"{name}.part"
         try:
             try:
-                self._fill(name, part, self._fetch)
+                self._fill(name, part, self._fetch, most_bytes)
             except BlobError:
                 if self._alone is None:
                     raise
                 part.truncate(0)
-                self._fill(name, part, self._alone)
+                self._fill(name, part, self._alone, most_bytes)
         except BlobError:  # nothing of it is worth keeping
             path.unlink()
             raise
         path.replace(self.folder / name)
         self._make_room(name)
 
-    def _fill(self, name: str, part: IO[bytes], fetch: Fetch) -> None:
+    def _fill(self, name: str, part: IO[bytes], fetch: Fetch, most_bytes: int) -> None:
         """Goes on from what the part has. Raises BlobError when its content is not the name's."""
         digest = hashlib.sha256()
         part.seek(0)
@@ -150,7 +165,7 @@ class BlobCache:
             digest.update(data)
         size = part.tell()
         try:
-            for piece in self._bounded(name, fetch(name, size, 0), self.limit_bytes - size):
+            for piece in self._bounded(name, fetch(name, size, 0), most_bytes - size):
                 part.write(piece)
                 digest.update(piece)
         except Exception as error:

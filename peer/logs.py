@@ -9,6 +9,7 @@ import logging
 import sys
 
 from ..net.grpc_quirks import pass_over_broken_streams
+from ..net.printable import SafeFormatter
 
 __all__ = ["LineFormatter", "note", "to_stderr"]
 
@@ -20,16 +21,15 @@ def note(logger: logging.Logger, level: int, event: str, **fields: object) -> No
         logger.log(level, event, extra={"fields": kept})
 
 
-class LineFormatter(logging.Formatter):
+class LineFormatter(SafeFormatter):
     """See the module. Texts with blanks are quoted; a traceback follows on lines of its own."""
 
-    def format(self, record: logging.LogRecord) -> str:
+    def line(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = getattr(record, "fields", {})
         time = self.formatTime(record, "%H:%M:%S")
         parts = [f"{time} {record.levelname.lower():<7} {record.getMessage()}"]
         parts += [f"{key}={_shown(value)}" for key, value in fields.items()]
-        line = " ".join(parts)
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return " ".join(parts)
 
 
 def to_stderr(level: str) -> None:

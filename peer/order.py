@@ -8,14 +8,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..dag.convert import graph_from_bytes, lowered_from_bytes
+from ..dag.convert import MAX_GRAPH_BYTES, graph_from_bytes, lowered_from_bytes
 from ..dag.convert_plan import plan_from_proto
 from ..dag.graph import Graph, Lowered
 from ..dag.plan import PeerId, Plan, PlanError
 from ..dag.validate import validate
 from ..dag.vocabulary import planned_graph
-from ..job import Training
+from ..job import MOST_MANIFEST_BYTES, Training
 from ..proto import broker_pb2, common_pb2
+from .cache import BlobError
 from .data.manifest import Manifest
 from .snapshots import SnapshotError, SnapshotId
 from .weights import Read, Weights, WeightsFile
@@ -71,10 +72,18 @@ def order_from_assign(
     Raises ValueError (GraphError, PlanError, DataError, SettingsError) for anything
     that does not keep its rules.
     """
-    graph, core = graph_from_bytes(blob(assign.full_graph)), None
+
+    def small(ref: common_pb2.BlobRef, most_bytes: int) -> bytes:
+        if ref.size_bytes > most_bytes:
+            raise BlobError(
+                f"blob {ref.hash[:12]} has {ref.size_bytes} bytes: expected at most {most_bytes}"
+            )
+        return blob(ref)
+
+    graph, core = graph_from_bytes(small(assign.full_graph, MAX_GRAPH_BYTES)), None
     validate(graph)
     if assign.graph.hash != assign.full_graph.hash:
-        core = lowered_from_bytes(blob(assign.graph))
+        core = lowered_from_bytes(small(assign.graph, MAX_GRAPH_BYTES))
         validate(core.graph)
     plan, training = plan_from_proto(assign.plan), Training.from_json(assign.training)
     if plan.microbatch_size * len(plan.routes) != training.train.batch:
@@ -96,7 +105,7 @@ def order_from_assign(
         graph=planned_graph(graph, plan),
         core=core,
         weights=Weights(files, read),
-        manifest=Manifest.from_json(blob(assign.data)),
+        manifest=Manifest.from_json(small(assign.data, MOST_MANIFEST_BYTES)),
         training=training,
         shard=shard,
         first_step=assign.first_step,

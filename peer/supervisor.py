@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..net.local import joined, split
+from ..net.printable import printable
 from .config import DEFAULT_STATE, WAITS, JoinConfig, JoinError, PeerConfig
 from .devices import find_devices
 from .identity import seat
@@ -210,7 +211,7 @@ class _Child:
                 said = json.loads(line)
                 self.waits, wait = str(said[WAITS]), float(said["within_s"])
             except (ValueError, KeyError, TypeError):  # of a library, say
-                print(line.decode(errors="replace"), flush=True)
+                print(printable(line.decode(errors="replace")), flush=True)
         return wait
 
     def reap(self, ending: bool) -> None:
@@ -297,7 +298,7 @@ class _Supervisor:
             if child.waits != before:
                 name = f"{child.config.name}: " if len(self.children) > 1 else ""
                 print(
-                    f"draining: {name}waits for {child.waits}, at most {wait:.0f} s; "
+                    f"draining: {name}waits for {printable(child.waits)}, at most {wait:.0f} s; "
                     "Ctrl-C again leaves at once",
                     file=sys.stderr,
                 )

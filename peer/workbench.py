@@ -240,7 +240,7 @@ class Workbench:
                         wanted.snapshots,
                         self._snapshots.parts,
                         self._peer,
-                        lambda ref: (memoryview(self._cache.whole(ref)),),
+                        lambda ref: (self._cache.mapped(ref),),
                     )
                     + live,
                 )

@@ -22,6 +22,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..net.printable import printable
 from ..proto import broker_pb2
 from .trace import Mark, Span
 
@@ -324,7 +325,7 @@ class LiveView:
 
 def _plain(text: str) -> str:
     """Names come from files and from other people: what is not printable becomes a ?."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return printable(text)
 
 
 def _sparks(values: deque[float]) -> str:

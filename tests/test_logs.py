@@ -113,7 +113,7 @@ def test_it_says_what_is_not_kept_and_why_it_failed_and_nothing_unprintable() ->
     found = list(lines(events(state(FAILED, "no peers\x1b[2J"), first=7)))
     assert found == [
         "not kept any more: the first 7 events",
-        "   0:00:00  failed: no peers\\u001b[2J",
+        "   0:00:00  failed: no peers?[2J",
     ]
 
 

@@ -41,6 +41,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from ...proto.discovery_pb2 import Whereabouts
 from ..local import local_address
+from ..printable import SafeFormatter
 from . import tied
 from .process import NodeConfig
 from .record import check_multiaddr, multiaddr, newest, read
@@ -297,7 +298,9 @@ def main() -> int:
         return 0  # our owner went before it said anything
     config = NodeConfig.from_json(line)
     os.umask(0o077)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     log.setLevel(logging.INFO)
     set_parent_death_signal = 1
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)

@@ -27,6 +27,7 @@ from ...proto.admission_pb2 import Admitted, JoinRequest, RenewRequest
 from ...proto.admission_pb2_grpc import AdmissionStub
 from ..grpc_quirks import in_words
 from ..local import split
+from ..printable import printable
 from ..proxy import ProxyRefusedError, dial, proxy_options
 from .credential import Credential, load_key, pem_of, request_of
 from .names import BROKER_NAME, DOOR_NAME
@@ -189,7 +190,7 @@ def _call(
             admitted: Admitted = getattr(stub, method)(request, timeout=_CALL_S)
         except grpc.RpcError as error:
             code = error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
-            why = (error.details() if isinstance(error, grpc.Call) else "") or str(error)
+            why = printable((error.details() if isinstance(error, grpc.Call) else "") or str(error))
             if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 away = f"the broker at {address} did not answer: {in_words(why)}"
                 raise BrokerAwayError(away) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ...net.printable import printable
+
 __all__ = ["bit_rate", "cut", "figure", "percent", "plain", "seconds", "size", "start"]
 
 
@@ -60,4 +62,4 @@ def start(text: str, most: int) -> str:
 
 def plain(text: str) -> str:
     """Names come from files and from other people: what is not printable becomes a ?."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return printable(text)

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from shoal.broker.barrier import Barrier
 from shoal.broker.events import Log, Persist
-from shoal.broker.journal import Journal, JournalError
+from shoal.broker.journal import FullError, Journal, JournalError
 from shoal.broker.server import Broker, BrokerConfig
 from shoal.proto.journal_pb2 import BrokerStarted, Decision, Record
 from shoal.tests.broker.test_daemon_process import PROGRAM
@@ -34,6 +34,7 @@ class Disk:
         self.writes: list[tuple[str, int]] = []
         self.crowded = False
         self.error: Exception | None = None
+        self.full_for = ""
         self.allowed = threading.Semaphore(0)
 
     def append(self, records: Sequence[Record]) -> None:
@@ -46,6 +47,8 @@ class Disk:
         assert self.allowed.acquire(timeout=30)
         if self.error is not None:
             raise self.error
+        if how == self.full_for:
+            raise FullError("no place for that")
         self.writes.append((how, len(records)))
 
 
@@ -167,3 +170,30 @@ def test_a_journal_that_cannot_be_used_is_one_line_for_people(tmp_path: Path) ->
     last = done.stderr.strip().splitlines()[-1]
     assert "JournalError: cannot open the journal" in last
     assert "the file is damaged: put a copy in its place" in last
+
+
+async def test_a_full_disk_is_asked_again_and_nothing_is_lost(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.broker.barrier.AGAIN_S", 0.0)
+    rig.disk.error = FullError("no place")
+    rig.add(persist(1), "a")
+    await rig.write()
+    assert rig.barrier.full is not None
+    rig.add(persist(2), "b")
+    assert rig.passed == []
+    assert rig.barrier.error is None
+    rig.disk.error = None
+    await rig.write()
+    await rig.write()
+    assert rig.passed == ["a", "b"]
+    assert rig.barrier.full is None
+
+
+async def test_a_snapshot_that_finds_no_place_gives_way_to_the_records(rig: Rig) -> None:
+    rig.disk.crowded, rig.disk.full_for = True, "replace"
+    rig.add(persist(1), "a")
+    rig.disk.allowed.release()
+    await rig.write()
+    assert rig.passed == ["a"]
+    assert rig.disk.writes == [("append", 1)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
-from shoal.broker.history import BLOCK, FEW, History
+from shoal.broker.history import BLOCK, FEW, LEAST, History
 from shoal.proto.broker_pb2 import RunEvent
 
 
@@ -89,3 +91,31 @@ def test_what_an_earlier_broker_kept_is_there_again() -> None:
     assert list(again.events) == added[-3 * BLOCK :]
     assert again.add(event(0)).number == 7 * BLOCK + 3
     assert len(again) == 3 * BLOCK
+
+
+def large(number: int, size: int) -> RunEvent:
+    """One that does not become smaller when it is packed."""
+    return RunEvent(note=random.Random(number).randbytes(size // 2).hex())
+
+
+def test_large_events_are_kept_in_bytes_not_in_numbers() -> None:
+    history = History(1000, most_bytes=64 << 10)
+    for i in range(100):
+        history.add(large(i, 200_000))
+        assert history.size_bytes <= (64 << 10) + (4 << 20)
+    history.rest()
+    assert history.size_bytes <= (64 << 10) + 4 * 200_000
+    assert len(history.recent) == LEAST
+    first, events = history.read(0)
+    assert first == history.numbered - len(history) > 0
+    assert [e.number for e in history.events] == list(range(first, 100))
+    assert events[0].note == large(first, 200_000).note
+
+
+def test_a_smaller_share_lets_go_of_the_oldest_at_once() -> None:
+    history, _ = filled(100 * BLOCK, 20 * BLOCK)
+    before = len(history)
+    history.most_bytes = history.size_bytes // 8
+    history.trim()
+    assert 0 < len(history) < before
+    assert history.read(0)[0] == 20 * BLOCK - len(history)

@@ -162,7 +162,7 @@ def test_a_full_disk_keeps_what_was_there_and_says_so(path: Path) -> None:
     with Journal(path) as journal:
         pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
         journal._db.execute(f"PRAGMA max_page_count = {pages + 2}")
-        with pytest.raises(JournalError, match="is the disk full") as caught:
+        with pytest.raises(JournalError, match="the disk is full") as caught:
             journal.append([record(9), record(10, 100_000)])
         assert "\n" not in str(caught.value)
         journal._db.execute("PRAGMA max_page_count = 1000000")
@@ -204,9 +204,41 @@ def test_a_torn_write_at_the_end_leaves_what_had_been_confirmed(path: Path, tmp_
     copies = tmp_path / "copies"
     wal = path.with_name(path.name + "-wal")
     confirmed = wal.stat().st_size
+    note = path.with_name(path.name + ".last").read_bytes()
     journal.append([record(3, 10_000)])
     shutil.copytree(tmp_path, copies)
+    (copies / f"{path.name}.last").write_bytes(note)  # it is written when the fsync came back
     journal.close()
     os.truncate(copies / wal.name, confirmed + 6000)
     with Journal(copies / path.name) as again:
         assert list(again.records()) == [record(n) for n in range(3)]
+
+
+def test_a_journal_of_few_large_records_is_crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_BYTES", 100_000)
+    with Journal() as journal:
+        journal.append([record(n, 40_000) for n in range(2)])
+        assert not journal.crowded
+        journal.append([record(3, 40_000)])
+        assert journal.crowded
+        assert journal.size_bytes > 120_000
+        journal.replace([record(4, 90_000)])
+        assert not journal.crowded
+        journal.append([record(5, 100_000)])
+        assert journal.crowded
+
+
+def test_the_size_of_a_journal_is_known_again(path: Path) -> None:
+    filled(path)
+    with Journal(path) as journal:
+        assert journal.size_bytes == sum(record(n).ByteSize() for n in range(5))
+
+
+def test_what_the_disk_has_left_keeps_a_reserve(path: Path) -> None:
+    filled(path)
+    with Journal(path) as journal:
+        free = journal.free()
+        assert free is not None
+        assert free < shutil.disk_usage(path.parent).total - module.RESERVE_BYTES
+    with Journal() as journal:
+        assert journal.free() is None

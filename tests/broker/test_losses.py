@@ -150,12 +150,12 @@ def test_a_takeover_gives_the_part_to_the_new_incarnation_in_a_new_term(world) -
 def test_a_fault_of_one_peer_frees_it_and_names_peer_step_and_cause(world) -> None:
     run = world.start("a", "b")
     world.join("c")
-    reason = Reason(code="link", text="no frame came for 30 s")
-    out = world.say("a", fault=Fault(run=run, term=1, step=2, reason=reason, about="b"))
+    reason = Reason(code="memory", text="there is no more of it")
+    out = world.say("b", fault=Fault(run=run, term=1, step=2, reason=reason))
     text = world.state(run).reason.text
-    assert text.startswith("peer a reports a fault at step 2 about peer b: no frame came for 30 s;")
+    assert text.startswith("peer b reports a fault at step 2: there is no more of it;")
     assert "stage 1 -> c (from the pool)" in text
-    assert world.state(run).reason.code == "link"
+    assert world.state(run).reason.code == "memory"
     assert world.kinds(out, "b") == ["leave"]
     assert world.kinds(out, "a") == world.kinds(out, "c") == ["assign"]
     world.drained("b", run)
@@ -165,6 +165,34 @@ def test_a_fault_of_one_peer_frees_it_and_names_peer_step_and_cause(world) -> No
     assert not [i for i in beat(world, 20, "a", "b") if isinstance(i, MakePlan)]
     ask = world.only(beat(world, 15, "a", "b"), MakePlan)
     assert {o.peer for o in ask.peers} == {"a", "b"}
+
+
+def blame(world, run, by: str, about: str, term: int) -> None:
+    reason = Reason(code="link", text="no frame came for 30 s")
+    world.say(by, fault=Fault(run=run, term=term, step=2, reason=reason, about=about))
+
+
+def test_one_word_removes_nobody_but_who_spoke_it(world) -> None:
+    run = world.start("a", "honest", "evil")
+    world.join("c")
+    blame(world, run, "evil", "honest", term=1)
+    text = world.state(run).reason.text
+    assert text.startswith("peer evil reports a fault at step 2 about peer honest: no frame came")
+    assert "stage 2 -> c (from the pool)" in text
+    assert world.machine.runs[run].peers == ("a", "honest", "c")
+    world.drained("evil", run)
+    blame(world, run, "evil", "honest", term=2)  # from outside of the run, and once more
+    assert world.machine.runs[run].peers == ("a", "honest", "c")
+
+
+def test_who_two_others_do_not_hear_goes_at_once(world) -> None:
+    """Both neighbours say so in the same moment: the second word is of a term that is over."""
+    run = world.start("a", "dead", "b")
+    for peer in ("c", "d"):
+        world.join(peer)
+    blame(world, run, "a", "dead", term=1)
+    blame(world, run, "b", "dead", term=1)
+    assert "dead" not in world.machine.runs[run].peers
 
 
 def lose_again(world, run, lost: str, other: str, times: int) -> None:

@@ -231,8 +231,9 @@ async def test_one_who_watches_more_than_its_share_is_refused_and_others_watch(
 ):
     monkeypatch.setitem(CALLS, "Runs.Watch", CallLimit(of_one=3))
     async with running() as broker:
-        await broker.shell.ask(lambda request: RunSubmitted(request, make_spec(), "ann"))
-        (run,) = broker.shell.machine.runs
+        for who in ("ann", "bob"):
+            await broker.shell.ask(lambda request, who=who: RunSubmitted(request, make_spec(), who))
+        run, bobs = broker.shell.machine.runs
         async with (
             channel(broker, made(broker, Role.SUBMITTER, "ann")) as stubs,
             channel(broker, made(broker, Role.SUBMITTER, "bob")) as others,
@@ -242,7 +243,7 @@ async def test_one_who_watches_more_than_its_share_is_refused_and_others_watch(
                 assert (await call.read()).state.run == run
             code, why = await status(RunsStub(stubs).Watch(WatchRequest(run=run)).read())
             assert (code, "ann has 3 calls" in why) == ("RESOURCE_EXHAUSTED", True), why
-            assert (await RunsStub(others).Watch(WatchRequest(run=run)).read()).state.run == run
+            assert (await RunsStub(others).Watch(WatchRequest(run=bobs)).read()).state.run == bobs
 
 
 def test_calls_too_often_are_refused_until_time_has_passed():

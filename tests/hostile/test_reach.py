@@ -1,0 +1,122 @@
+"""Peers that name addresses of others, over real connections: the broker dials nothing that they
+could not reach themselves, believes certificates and no Hello, and victims stay as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from shoal.broker import reach as reaching
+from shoal.broker import services
+from shoal.net.identity.names import Role
+from shoal.net.local import joined
+from shoal.proto.broker_pb2 import BrokerMessage, Hello, PeerMessage, Profile
+from shoal.proto.broker_pb2_grpc import AttachStub
+from shoal.proto.graph_pb2 import FULL
+
+from ..broker.test_secured import channel, made, running
+
+
+@asynccontextmanager
+async def listening(host: str = "127.0.0.1") -> AsyncIterator[tuple[int, list[str]]]:
+    """A service of somebody's: its port, and who has dialled it. It answers nothing."""
+    dialled: list[str] = []
+
+    async def came(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        dialled.append(str(writer.get_extra_info("peername")))
+        writer.close()
+
+    async with await asyncio.start_server(came, host, 0) as server:
+        yield int(server.sockets[0].getsockname()[1]), dialled
+
+
+async def says(stubs: object, peer: str, address: str, boot: str = "b") -> BrokerMessage:
+    """What the broker answers to a Hello."""
+    call = AttachStub(stubs).Attach()  # type: ignore[no-untyped-call]
+    profile = Profile(name=peer, device_memory_bytes=1, operator_set=FULL)
+    hello = Hello(version=1, peer=peer, boot=boot, counter=1, profile=profile, address=address)
+    await call.write(PeerMessage(hello=hello))
+    found: BrokerMessage = await asyncio.wait_for(call.read(), 10)
+    call.cancel()
+    return found
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1", "2130706433", "[::1]"])
+async def test_a_peer_from_elsewhere_has_nothing_on_the_brokers_host_dialled(
+    host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """All tests are on one host: who calls is said to have come from another one."""
+    monkeypatch.setattr(services, "came_from", lambda peer: "9.9.9.9")
+    async with (
+        listening("::1" if host == "[::1]" else "127.0.0.1") as (port, dialled),
+        running() as broker,
+        channel(broker, made(broker, Role.PEER, "eve")) as stubs,
+    ):
+        with caplog.at_level(logging.WARNING):
+            said = await says(stubs, "eve", f"{host}:{port}")
+        assert said.HasField("welcome")
+        assert not dialled
+        assert "peer_not_dialled peer=eve" in caplog.text
+
+
+async def test_a_peer_from_here_is_dialled_here_and_known_by_the_front():
+    async with (
+        listening() as (port, dialled),
+        running() as broker,
+        channel(broker, made(broker, Role.PEER, "ann")) as stubs,
+    ):
+        assert (await says(stubs, "ann", f"127.0.0.1:{port}")).HasField("welcome")
+        assert dialled
+
+
+async def test_a_name_is_looked_up_once_and_what_was_checked_is_dialled(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A name that leads somewhere else each time it is asked for."""
+    asked: list[str] = []
+    async with listening() as (port, dialled):
+        answers = iter(["127.0.0.1", "169.254.169.254"])
+
+        async def lookup(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+            asked.append(host)
+            there = (next(answers), port)
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", there)]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
+        assert await reaching._resolved("eve", f"evil.example:{port}", "127.0.0.1") == joined(
+            "127.0.0.1", port
+        )
+        assert await reaching._resolved("eve", f"evil.example:{port}", "127.0.0.1") == ""
+        assert asked == ["evil.example"] * 2
+        assert not dialled
+
+
+async def test_a_hello_in_anothers_name_is_refused_and_the_other_is_still_dialled():
+    async with (
+        listening() as (port, dialled),
+        running() as broker,
+        channel(broker, made(broker, Role.PEER, "eve")) as evil,
+        channel(broker, made(broker, Role.PEER, "victim")) as stubs,
+    ):
+        reach = broker.secured.reach
+        reach._slots = asyncio.Semaphore(0)  # a check would wait here
+        said = await says(evil, "victim", f"127.0.0.1:{port}")
+        assert said.HasField("refused")
+        assert not reach._checking, "nobody is being checked in its name"
+        reach._slots = asyncio.Semaphore(1)
+        assert (await says(stubs, "victim", f"127.0.0.1:{port}")).HasField("welcome")
+        assert dialled
+
+
+async def test_one_peer_has_the_broker_dial_so_often(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reaching, "_IN_A_ROW", 3)
+    async with listening() as (port, dialled), running() as broker:
+        async with channel(broker, made(broker, Role.PEER, "eve")) as stubs:
+            for i in range(6):
+                await says(stubs, "eve", f"127.0.0.1:{port}", boot=f"b{i}")
+        assert 1 <= len(dialled) <= 3
