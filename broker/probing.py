@@ -5,7 +5,8 @@ Rules.
 - O(n) probes, against landmarks (`landmarks.py`). The rest of the matrix is completed
   (`scheduler/completion.py`), and the pairs that a plan would use are measured exactly (`wanted`)
   before it counts.
-- A peer takes part in one probe at a time, and sends at most `probe_bytes` for probes in an hour.
+- A peer takes part in one probe at a time, and sends for probes in an hour at most 20 s of its
+  uplink or 64 MiB, whichever is more, and never more than `probe_bytes`.
 - A peer in a run is measured only for a wanted pair, with the smallest probe, and within 1 % of its
   uplink (`Allowance`); peers end every other probe when they are assigned.
 - A probe ends when both sides reported, or when its patience is over. A pair that could not be
@@ -40,6 +41,7 @@ _PATIENCE_S = 30.0
 _GRACE_S = 5.0
 _RETRY_S = 600.0
 _ASSIGNED_S = 30.0
+_HOURLY_S, _HOURLY_BYTES = 20.0, 64 << 20
 _REFRESH_S = 600.0
 
 Pair = tuple[PeerId, PeerId]
@@ -281,7 +283,9 @@ class Probing:
         return known.takes(size_bytes, known.caps.up or self.links.uplink(member.id, now), now)
 
     def _affords(self, peer: PeerId, size_bytes: int, now: float) -> bool:
-        return self._peers[peer].affords(size_bytes, self.options.probe_bytes, now)
+        hourly = max(_HOURLY_BYTES, _HOURLY_S * self.links.uplink(peer, now))
+        most = min(self.options.probe_bytes, int(hourly))
+        return self._peers[peer].affords(size_bytes, most, now)
 
     def _start_short(
         self, members: Membership, generation: Callable[[], int], now: float

@@ -40,7 +40,7 @@ def status(broker: Broker = None, json: Json = False) -> None:
 def peers(
     links: Annotated[
         bool,
-        typer.Option("--links", help="Also what the links between them were measured to carry."),
+        typer.Option("--links", help="Also what each link was measured to carry."),
     ] = False,
     broker: Broker = None,
     json: Json = False,

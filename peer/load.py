@@ -7,15 +7,15 @@ agree tell the rate; only time does.
 
     pings    frames of 1 KiB, one after the other, before any load: the least round trip
     load     frames behind each other. On their way may be `FIRST_BYTES`, and twice what was
-             acknowledged within a round trip and 50 ms: this grows as TCP does, fills the link, and
-             falls with the rate once a bucket is empty
-    tail     max(0.5 s, 4 round trips), back from now. When its two halves carried the same within a
-             tenth, slow start and burst are over, and the load ends
+             acknowledged within a round trip and 100 ms: this grows as TCP does, fills the link,
+             and falls with the rate once a bucket is empty
+    tail     max(0.5 s, 3 round trips), back from now. When its two halves carried the same within a
+             tenth, without a pause, slow start and burst are over, and the load ends
 
-The rate is the tail's. Where the tail never became even (a policer that drops), or the bytes were
-used up before (a fast link), it is that of the later half of the bytes, which counts once twice
-`LARGEST_BURST` went: no bucket that we look for can still have been full. Fewer bytes in less time
-tell a burst and no rate.
+The rate is that of the tail's later half. Where the tail never became even (a policer that drops),
+or the bytes were used up before (a fast link), it is that of the later half of the bytes, which
+counts once twice `LARGEST_BURST` went: no bucket that we look for can still have been full. Fewer
+bytes in less time tell a burst and no rate.
 
 The burst is what arrived beyond the rate, counted from the first byte on: max over t of
 N(t) - rate · t. All times are of one clock. Acknowledgements come back on the way that is idle, so
@@ -26,25 +26,28 @@ Pure arithmetic, times are arguments.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
+from itertools import pairwise
 from typing import NamedTuple
 
 __all__ = ["LARGEST_BURST", "PING_BYTES", "Burst", "Found", "Load"]
 
 PING_BYTES = 1024
-_PINGS, _MOST_PINGS = 3, 8
+_PINGS, _MOST_PINGS = 2, 8
 _PINGS_S = 0.05
-"""More than three pings, while all of them together took no longer."""
+"""More than two pings, while all of them together took no longer."""
 
 FIRST_BYTES = 16 * 1024
 _LEAST_FRAME, _MOST_FRAME = 4 * 1024, 1024 * 1024
-_QUEUE_S = 0.05
-"""Time that the load may wait in front of the link, beside a round trip: enough that TCP and we do
-not run dry, and less than routers keep."""
-_TAIL_S, _TAIL_TRIPS = 0.5, 4.0
+_QUEUE_S = 0.1
+"""Half of the time for which the load may wait in front of the link: enough that it does not run
+dry when a process pauses, and no more than routers keep."""
+_TAIL_S, _TAIL_TRIPS = 0.5, 3.0
 """Half a second at the rate, and several round trips: TCP doubles in one of them."""
 _EVEN = 0.1
-_LEAST_ACKS = 4
+_PAUSE = 0.25
+"""Share of a tail in which nothing came at all: then nobody knows how it was divided."""
 _MOST_S, _MOST_TRIPS = 4.0, 6.0
 """A load ends after so long whatever it showed."""
 LARGEST_BURST = 4 << 20
@@ -52,7 +55,7 @@ LARGEST_BURST = 4 << 20
 smaller ones are."""
 _FASTEST_S = 1e-3
 """No burst is timed more finely."""
-_BURST_BYTES, _BURST_S, _BURST_TIMES = 12 * 1024, 0.02, 1.5
+_BURST_BYTES, _BURST_S, _BURST_TIMES = 12 * 1024, 0.005, 1.5
 """A burst has more bytes than a pause of a process explains, and goes notably faster."""
 
 
@@ -82,6 +85,7 @@ class Load:
         self.over = most_bytes < 2 * PING_BYTES
         """Whether nothing more is to be sent."""
         self._pings: list[float] = []
+        self._trip_s = math.inf  # the least of any frame
         self._ping_out = False
         self._loads = False
         self._ahead = 0  # bytes of load that are not acknowledged
@@ -116,7 +120,10 @@ class Load:
             self._ping_out = False
             if queued_at is not None:
                 self._pings.append(now - queued_at)
+                self._trip_s = min(self._trip_s, now - queued_at)
             return
+        if queued_at is not None:  # what waited in no queue is as good as a ping
+            self._trip_s = min(self._trip_s, now - queued_at)
         self._ahead -= size_bytes
         if not self._times:
             begin = now if queued_at is None else min(queued_at + self._round_trip_s, now)
@@ -141,7 +148,7 @@ class Load:
         now, total = self._times[-1], self._totals[-1]
         passed = now - self._times[0]
         if self._is_even(now):
-            rate = self._carried(now - self._tail_s, now) / self._tail_s
+            rate = self._carried(now - self._tail_s / 2, now) / (self._tail_s / 2)
         elif total >= 2 * LARGEST_BURST or passed >= _MOST_S + _MOST_TRIPS * self._round_trip_s:
             begin = self._time_of(total / 2)
             rate = (total - self._at(begin)) / max(now - begin, _FASTEST_S)
@@ -159,24 +166,28 @@ class Load:
 
     @property
     def _round_trip_s(self) -> float:
-        return min(self._pings, default=0.0)
+        return self._trip_s if math.isfinite(self._trip_s) else 0.0
 
     @property
     def _tail_s(self) -> float:
         return max(_TAIL_S, _TAIL_TRIPS * self._round_trip_s)
 
     def _latency_s(self, bytes_per_s: float) -> float:
-        """Half of the least round trip, less the time that the ping's bytes took."""
-        trip = self._round_trip_s
-        return max(trip - PING_BYTES / bytes_per_s, trip / 2) / 2
+        """Half of the least round trip, less the time that a ping's bytes took."""
+        ping = min(self._pings)
+        return min(self._trip_s, max(ping - PING_BYTES / bytes_per_s, ping / 2)) / 2
 
     def _lately(self, now: float) -> int:
         return int(self._carried(now - self._round_trip_s - _QUEUE_S, now)) if self._times else 0
 
     def _is_even(self, now: float) -> bool:
-        """Whether a tail ends now whose halves carried the same."""
+        """Whether a tail ends now whose halves carried the same, without a pause."""
         tail = self._tail_s
-        if len(self._times) <= _LEAST_ACKS or now - self._times[0] < tail:
+        if not self._times or now - self._times[0] < tail:
+            return False
+        first = bisect_right(self._times, now - tail)
+        within = [now - tail, *self._times[first:], now]
+        if max(b - a for a, b in pairwise(within)) > _PAUSE * tail:
             return False
         before = self._carried(now - tail, now - tail / 2)
         after = self._carried(now - tail / 2, now)

@@ -78,7 +78,10 @@ def test_what_is_measured_is_what_the_world_models(tmp_path, seed):
     for (a, b), (latency, rate) in links.true.items():
         found = estimate(world, a, b)
         assert found.latency_s == pytest.approx(latency, rel=0.05)
-        assert found.bytes_per_s == pytest.approx(rate, rel=0.05)
+        if 2 * latency * rate < 8 << 20:
+            assert found.bytes_per_s == pytest.approx(rate, rel=0.05)
+        else:  # it takes more bytes to fill than a probe has
+            assert 0.6 * rate < found.bytes_per_s < 1.05 * rate
 
 
 def test_a_large_pool_settles_in_linearly_many_probes(tmp_path):
