@@ -6,11 +6,12 @@ TCP shows the opposite at first: it begins slowly. So neither the first bytes no
 agree tell the rate; only time does.
 
     pings    frames of 1 KiB, one after the other, before any load: the least round trip
-    load     frames behind each other. On their way may be `FIRST_BYTES`, and twice what was
-             acknowledged within a round trip and 100 ms: this grows as TCP does, fills the link,
-             and falls with the rate once a bucket is empty
-    tail     max(0.5 s, 3 round trips), back from now. When its two halves carried the same within a
-             tenth, without a pause, slow start and burst are over, and the load ends
+    load     frames behind each other. On their way may be `FIRST_BYTES`, twice what was
+             acknowledged within a round trip, and 0.2 s of the rate up to 1 MiB: this grows as TCP
+             does, fills the link, and is little once a bucket is empty
+    tail     0.5 s, 3 round trips or 8 frames, the longest, back from now. When its halves carried
+             the same within a tenth, and so did those of the later one, without a pause, slow start
+             and burst are over, and the load ends
 
 The rate is that of the tail's later half. Where the tail never became even (a policer that drops),
 or the bytes were used up before (a fast link), it is that of the later half of the bytes, which
@@ -40,10 +41,10 @@ _PINGS_S = 0.05
 
 FIRST_BYTES = 16 * 1024
 _LEAST_FRAME, _MOST_FRAME = 4 * 1024, 1024 * 1024
-_QUEUE_S = 0.1
-"""Half of the time for which the load may wait in front of the link: enough that it does not run
-dry when a process pauses, and no more than routers keep."""
-_TAIL_S, _TAIL_TRIPS = 0.5, 3.0
+_QUEUE_S, _QUEUE_BYTES = 0.2, 1 << 20
+"""For so long the load may wait in front of the link: enough that it does not run dry when a
+process pauses, no more than routers keep, and little where a bucket was empty all at once."""
+_TAIL_S, _TAIL_TRIPS, _TAIL_FRAMES = 0.5, 3.0, 8
 """Half a second at the rate, and several round trips: TCP doubles in one of them."""
 _EVEN = 0.1
 _PAUSE = 0.25
@@ -55,7 +56,7 @@ LARGEST_BURST = 4 << 20
 smaller ones are."""
 _FASTEST_S = 1e-3
 """No burst is timed more finely."""
-_BURST_BYTES, _BURST_S, _BURST_TIMES = 12 * 1024, 0.005, 1.5
+_BURST_BYTES, _BURST_S, _BURST_TIMES, _MOST_OF_IT = 12 * 1024, 0.005, 1.5, 0.9
 """A burst has more bytes than a pause of a process explains, and goes notably faster."""
 
 
@@ -104,11 +105,11 @@ class Load:
             self.sent_bytes += PING_BYTES
             return PING_BYTES
         self._loads = True
-        lately = self._lately(now)
-        if left <= 0 or self._ahead >= FIRST_BYTES + 2 * lately:
+        window = self._window(now)
+        if left <= 0 or self._ahead >= window:
             return 0
-        # A quarter of what a window holds: enough points for a tail, few enough for a fast link.
-        size = min(max(lately // 4, _LEAST_FRAME), _MOST_FRAME, left)
+        # An eighth of a window: enough points for a tail, few enough for a fast link.
+        size = min(max(window // 8, _LEAST_FRAME), _MOST_FRAME, left)
         self._ahead += size
         self.sent_bytes += size
         return size
@@ -148,7 +149,8 @@ class Load:
         now, total = self._times[-1], self._totals[-1]
         passed = now - self._times[0]
         if self._is_even(now):
-            rate = self._carried(now - self._tail_s / 2, now) / (self._tail_s / 2)
+            half = self._tail_s(now) / 2
+            rate = self._carried(now - half, now) / half
         elif total >= 2 * LARGEST_BURST or passed >= _MOST_S + _MOST_TRIPS * self._round_trip_s:
             begin = self._time_of(total / 2)
             rate = (total - self._at(begin)) / max(now - begin, _FASTEST_S)
@@ -168,36 +170,45 @@ class Load:
     def _round_trip_s(self) -> float:
         return self._trip_s if math.isfinite(self._trip_s) else 0.0
 
-    @property
-    def _tail_s(self) -> float:
-        return max(_TAIL_S, _TAIL_TRIPS * self._round_trip_s)
+    def _tail_s(self, now: float) -> float:
+        frames = now - self._times[max(0, len(self._times) - 1 - _TAIL_FRAMES)]
+        return max(_TAIL_S, _TAIL_TRIPS * self._round_trip_s, frames)
 
     def _latency_s(self, bytes_per_s: float) -> float:
         """Half of the least round trip, less the time that a ping's bytes took."""
         ping = min(self._pings)
-        return min(self._trip_s, max(ping - PING_BYTES / bytes_per_s, ping / 2)) / 2
+        return min(self._trip_s, max(ping - PING_BYTES / bytes_per_s, ping / 10)) / 2
 
-    def _lately(self, now: float) -> int:
-        return int(self._carried(now - self._round_trip_s - _QUEUE_S, now)) if self._times else 0
+    def _window(self, now: float) -> int:
+        """Bytes that may be on their way."""
+        if not self._times:
+            return FIRST_BYTES
+        path = 2 * self._carried(now - self._round_trip_s, now)
+        queue = 2 * self._carried(now - _QUEUE_S / 2, now)
+        return FIRST_BYTES + int(path + min(queue, _QUEUE_BYTES))
 
     def _is_even(self, now: float) -> bool:
-        """Whether a tail ends now whose halves carried the same, without a pause."""
-        tail = self._tail_s
-        if not self._times or now - self._times[0] < tail:
+        """Whether a tail ends now that carried the same all the time, without a pause."""
+        if len(self._times) <= _TAIL_FRAMES:
+            return False
+        tail = self._tail_s(now)
+        if now - self._times[0] < tail:
             return False
         first = bisect_right(self._times, now - tail)
         within = [now - tail, *self._times[first:], now]
         if max(b - a for a, b in pairwise(within)) > _PAUSE * tail:
             return False
-        before = self._carried(now - tail, now - tail / 2)
-        after = self._carried(now - tail / 2, now)
-        return before > 0 and abs(after - before) <= _EVEN * max(before, after)
+        return all(
+            abs(self._carried(now - part / 2, now) - self._carried(now - part, now - part / 2))
+            <= _EVEN * self._carried(now - part, now) / 2
+            for part in (tail, tail / 2)
+        )
 
     def _burst(self, rate: float) -> Burst | None:
         begin = self._times[0]
         beyond = [n - rate * (t - begin) for t, n in zip(self._times, self._totals, strict=True)]
         most = max(beyond)
-        i = beyond.index(most)
+        i = next(i for i, n in enumerate(beyond) if n >= _MOST_OF_IT * most)
         fast = self._totals[i] / max(self._times[i] - begin, _FASTEST_S)
         if most < _BURST_BYTES + _BURST_S * rate or fast < _BURST_TIMES * rate:
             return None
