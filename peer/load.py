@@ -177,7 +177,7 @@ class Load:
     def _latency_s(self, bytes_per_s: float) -> float:
         """Half of the least round trip, less the time that a ping's bytes took."""
         ping = min(self._pings)
-        return min(self._trip_s, max(ping - PING_BYTES / bytes_per_s, ping / 10)) / 2
+        return min(self._trip_s, max(ping - PING_BYTES / bytes_per_s, ping / 20)) / 2
 
     def _window(self, now: float) -> int:
         """Bytes that may be on their way."""
