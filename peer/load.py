@@ -9,7 +9,7 @@ agree tell the rate; only time does.
     load     frames behind each other. On their way may be `FIRST_BYTES`, twice what was
              acknowledged within a round trip, and 0.2 s of the rate up to 1 MiB: this grows as TCP
              does, fills the link, and is little once a bucket is empty
-    tail     0.5 s, 3 round trips or 8 frames, the longest, back from now. When its halves carried
+    tail     0.5 s, 3 round trips or 6 frames, the longest, back from now. When its halves carried
              the same within a tenth, and so did those of the later one, without a pause, slow start
              and burst are over, and the load ends
 
@@ -44,7 +44,7 @@ _LEAST_FRAME, _MOST_FRAME = 4 * 1024, 1024 * 1024
 _QUEUE_S, _QUEUE_BYTES = 0.2, 1 << 20
 """For so long the load may wait in front of the link: enough that it does not run dry when a
 process pauses, no more than routers keep, and little where a bucket was empty all at once."""
-_TAIL_S, _TAIL_TRIPS, _TAIL_FRAMES = 0.5, 3.0, 8
+_TAIL_S, _TAIL_TRIPS, _TAIL_FRAMES = 0.5, 3.0, 6
 """Half a second at the rate, and several round trips: TCP doubles in one of them."""
 _EVEN = 0.1
 _PAUSE = 0.25
@@ -108,8 +108,8 @@ class Load:
         window = self._window(now)
         if left <= 0 or self._ahead >= window:
             return 0
-        # An eighth of a window: enough points for a tail, few enough for a fast link.
-        size = min(max(window // 8, _LEAST_FRAME), _MOST_FRAME, left)
+        # A fifth of a window: enough points for a tail, few enough for a fast link.
+        size = min(max(window // 5, _LEAST_FRAME), _MOST_FRAME, left)
         self._ahead += size
         self.sent_bytes += size
         return size

@@ -91,8 +91,8 @@ def test_the_burst_is_told_apart(burst):
     found, load, now = run(Path(1e6, 1e-3, burst, line=1e8))
     assert found.burst.size_bytes == pytest.approx(burst, rel=0.2)
     assert 1.5e6 < found.burst.bytes_per_s <= 1.1e8
-    assert load.sent_bytes < burst + 1.5e6, "no more than the burst and a second"
-    assert now < 2.0
+    assert load.sent_bytes < burst + 2e6, "no more than the burst and two seconds"
+    assert now < 2.5
 
 
 def test_a_fast_link_takes_a_fraction_of_a_second():
@@ -142,7 +142,7 @@ def test_few_bytes_tell_a_burst_and_no_rate_and_of_a_slow_link_the_rate():
 def test_a_break_begins_the_count_anew():
     load, now = Load(MOST), 0.0
     for ends in (False, True):
-        while not load.over and not (not ends and now > 0.3):
+        while not load.over and not (not ends and now > 0.1):
             sizes = []
             while size := load.next_bytes(now):
                 sizes.append(size)
