@@ -203,13 +203,13 @@ def _link_row(link: LinkState) -> dict[str, Any]:
 
 def _shown_link(row: Mapping[str, Any]) -> dict[str, str]:
     """The same for people; "": not measured, or none."""
-    from ..client.text import size_text, time_text
+    from ..client.text import safe, size_text, time_text
 
     sustained, burst = row["bytes_per_s"], row["burst_bytes_per_s"]
     fast = f"{size_text(row['burst_bytes'])} at {size_text(burst)}/s"
     return {
-        "from": row["source"],
-        "to": row["destination"],
+        "from": safe(row["source"]),
+        "to": safe(row["destination"]),
         "latency": time_text(row["latency_s"]),
         "sustained": f"{size_text(sustained)}/s" if sustained else "",
         "burst": fast if burst else "",
