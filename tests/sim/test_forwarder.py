@@ -14,7 +14,9 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -314,3 +316,24 @@ def test_commands_after_its_end_say_so() -> None:
             paths.part("a", "b")
     with pytest.raises(ClusterError):
         paths.check()
+
+
+def test_a_burst_comes_at_once_and_what_is_behind_it_at_the_rate() -> None:
+    burst, rest, rate = 300_000, 100_000, 2e5
+    n = len(NAMES)
+    bucket = replace(shaping(rate), burst=((burst,) * n,) * n)
+    with Forwarder(bucket) as paths, contextlib.ExitStack() as stack:
+        near, far = Ends(paths, stack).joined("a", "b")
+        sent = data(burst + rest, seed=5)
+        talking = threading.Thread(target=near.sendall, args=(sent,))
+        began, got, first_s = time.monotonic(), bytearray(), 0.0
+        talking.start()
+        while len(got) < len(sent):
+            got += far.recv(65536)
+            if not first_s and len(got) >= burst:
+                first_s = time.monotonic() - began
+        all_s = time.monotonic() - began
+        talking.join()
+    assert bytes(got) == sent
+    assert first_s < 0.5 * burst / rate, "as on a path without a bucket"
+    assert all_s > 0.9 * rest / rate, "as on a path without a rate"
