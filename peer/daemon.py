@@ -324,11 +324,11 @@ class Worker:
                     self._forget_sent(peer)
             case net.FrameArrived(arrived):
                 self._arrived(arrived)
-            case net.FrameAcknowledged(key=key):
+            case net.FrameAcknowledged(key=key, began_s=began_s):
                 self._spans.acknowledged(key)
                 self._unacknowledged.discard(key)
                 self._note_acknowledged()
-                self._post(e.FrameAcknowledged(key))
+                self._post(e.FrameAcknowledged(key, began_s))
 
     def _forget_sent(self, peer: str) -> None:
         self._spans.forget(peer)
