@@ -4,8 +4,8 @@ For each directed pair the newest estimate, its age and its origin. A probe's nu
 was known. Training traffic tells the rate of flows that filled the link (`peer/traffic.py`): one by
 FAR less than was believed replaces it at once, since no plan that counts on the rest can hold; any
 other moves it by an exponential mean, since what is a little less may be others' share, and what is
-more a burst. An estimate older than `MAX_AGE_S` counts as not measured. Numbers that cannot be are not
-taken, whoever says them.
+more a burst. An estimate older than `MAX_AGE_S` counts as not measured. Numbers that cannot be are
+not taken, whoever says them.
 """
 
 from __future__ import annotations

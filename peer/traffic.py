@@ -163,7 +163,7 @@ class Traffic:
         return [e.Tell(broker_pb2.PeerMessage(link=report))]
 
     def _rate(self, peer: str, near: _Neighbour, newest: int) -> tuple[float, int]:
-        """(bytes/s, of so many bytes) of the newest flows of the window; zeros: nothing is known."""
+        """(bytes/s, of so many bytes) of the window's newest flows; zeros: nothing is known."""
         assert near.since is not None
         trip_s = self._round_trips.get(peer)
         if trip_s is None:

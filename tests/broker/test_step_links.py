@@ -1,5 +1,5 @@
-"""What both ends of a link tell of a step reaches its watchers as one; and what its flows tell of the
-link corrects what was believed."""
+"""What both ends of a link tell of a step reaches its watchers as one, and what its flows tell
+corrects what was believed of it."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ neighbours behind one uplink do.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -106,7 +107,7 @@ def test_the_first_rate_is_told_within_a_step_and_the_next_ones_once_in_a_window
     sends = [(float(step), frame(step), 500_000) for step in range(60)]
     told = played(Uplink(1e6), sends)
     assert told[0][0] < 2.0
-    gaps = [b - a for (a, _), (b, _) in zip(told, told[1:], strict=False)]
+    gaps = [b - a for (a, _), (b, _) in itertools.pairwise(told)]
     assert all(gap >= WINDOW_S for gap in gaps)
     assert len(told) >= 60 / (WINDOW_S + 2)
 
@@ -119,7 +120,7 @@ def test_a_rate_by_far_another_one_is_told_before_its_window_is_over() -> None:
     first = next(at for at, r in told if r.bytes_per_s < 4e6 / FAR)
     assert first - 20.0 < 3.0
     assert rates(told)[-1] == pytest.approx(slow.rate, rel=0.01)
-    assert all(b - a >= LEAST_S for (a, _), (b, _) in zip(told, told[1:], strict=False))
+    assert all(b - a >= LEAST_S for (a, _), (b, _) in itertools.pairwise(told))
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["each its own", "queued together"])
