@@ -6,8 +6,8 @@
     hub (broker, client)  10.79.1.1 ──── 10.79.1.2  host 1 (one peer)
                           10.79.2.1 ──── 10.79.2.2  host 2 …
 
-The hub forwards between the hosts. What leaves a host passes the queueing discipline on its device, as it passes a home's router. Needs
-root, `ip` and `tc`; whatever was made is removed at the end.
+The hub forwards between the hosts. What leaves a host passes the queueing discipline on its device,
+as it passes a home's router. Needs root, `ip` and `tc`; what was made is removed at the end.
 """
 
 from __future__ import annotations

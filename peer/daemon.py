@@ -65,8 +65,9 @@ _LAST_WORDS_S = 2.0
 """For what was told and sent to leave, at the end."""
 
 
-def look(config: PeerConfig) -> broker_pb2.Profile:
-    """What this host offers with the settings. Raises ValueError for a device that is not here."""
+def look(config: PeerConfig, network: bytes = b"") -> broker_pb2.Profile:
+    """What this host offers with the settings to a network, which its authority's fingerprint
+    names. Raises ValueError for a device that is not here."""
     if config.threads:
         torch.set_num_threads(config.threads)
     return measure(
@@ -84,6 +85,7 @@ def look(config: PeerConfig) -> broker_pb2.Profile:
         data=offers(config.data),
         speeds=DEFAULT_STATE.expanduser().with_name("speeds.json"),
         stretch=config.stretch,
+        network=network,
     )
 
 
