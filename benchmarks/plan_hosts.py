@@ -19,14 +19,44 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-__all__ = ["Hosts", "Shape", "usable"]
+__all__ = ["Hosts", "usable"]
 
 _NET = "10.79"
+_PORT = 7100
+_DELAY = """
+import asyncio, sys
+at, there, port, delay = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+async def pump(reader, writer):
+    queue, loop = asyncio.Queue(), asyncio.get_running_loop()
+    room = asyncio.Semaphore(2048)
+    async def out():
+        while (item := await queue.get()) is not None:
+            if (left := item[0] - loop.time()) > 0:
+                await asyncio.sleep(left)
+            writer.write(item[1])
+            await writer.drain()
+            room.release()
+        writer.close()
+    task = asyncio.create_task(out())
+    while data := await reader.read(65536):
+        await room.acquire()
+        queue.put_nowait((loop.time() + delay, data))
+    queue.put_nowait(None)
+    await task
+async def serve(reader, writer):
+    try:
+        back, on = await asyncio.open_connection(there, port)
+        await asyncio.gather(pump(reader, on), pump(back, writer))
+    except OSError:
+        writer.close()
+async def main():
+    await (await asyncio.start_server(serve, at, port)).serve_forever()
+asyncio.run(main())
+"""
 _DRIVE = """
 import json, statistics, sys, time
 import shoal
@@ -74,22 +104,16 @@ def usable() -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """How hosts are joined. `qdisc`: of each host's device, by turns; empty: not shaped. `shared`:
-    of all that leaves the first `together` hosts, one discipline that they share."""
-
-    qdisc: tuple[str, ...] = ("",)
-
-
 class Hosts:
-    """See the module. `folder`: for logs and states. `stretch`: every peer takes so many times as
-    long as the machine does, and stands for a machine of its own; 1.0: as it is."""
+    """See the module. `qdisc`: what follows `tc qdisc add dev DEVICE root`, of the hosts by turns;
+    more lines of tc behind a semicolon, with {dev} for the device; empty: not shaped. `folder`: for
+    logs and states. `delay_s`: by how much a process at the hub delays, each way, what peers send
+    each other."""
 
     def __init__(
-        self, count: int, qdisc: Sequence[str], folder: Path, *, stretch: float = 1.0
+        self, count: int, qdisc: Sequence[str], folder: Path, *, delay_s: float = 0.0
     ) -> None:
-        self.count, self.qdisc, self.folder, self.stretch = count, tuple(qdisc), folder, stretch
+        self.count, self.qdisc, self.folder, self.delay_s = count, tuple(qdisc), folder, delay_s
         self._prefix = f"shoal-pace-{os.getpid()}"
         self._running: list[tuple[subprocess.Popen[str], IO[str]]] = []
 
@@ -140,13 +164,13 @@ class Hosts:
         """From now on what leaves the hosts passes these, by turns; an empty one is none."""
         for host in range(1, self.count + 1):
             device, text = f"in{host}", qdisc[(host - 1) % len(qdisc)]
-            tc = ["tc", "-n", self.name(host), "qdisc"]
-            subprocess.run([*tc, "del", "dev", device, "root"], capture_output=True)
-            if text:
-                subprocess.run(
-                    [*tc, "add", "dev", device, "root", *text.split()], check=True,
-                    capture_output=True, text=True,
-                )  # fmt: skip
+            tc = ["tc", "-n", self.name(host)]
+            subprocess.run([*tc, "qdisc", "del", "dev", device, "root"], capture_output=True)
+            first, *more = text.split(";")
+            lines = [f"qdisc add dev {{dev}} root {first}", *more] if text else []
+            for line in lines:
+                words = line.format(dev=device).split()
+                subprocess.run([*tc, *words], check=True, capture_output=True, text=True)
 
     def _start(self) -> None:
         flags = ("--port", "7077", "--public", f"{_NET}.1.1:7077")
@@ -154,10 +178,13 @@ class Hosts:
         assert broker.stdout is not None
         token = broker.stdout.readline().split()[-1]
         for host in range(1, self.count + 1):
-            more = ("--threads", "1", "--stretch", str(self.stretch)) if self.stretch != 1 else ()
-            more = more or ("--threads", "1")
-            flags = ("--name", f"h{host}", "--state", f"h{host}", "--device", "cpu", *more)
-            self.start(host, "join", f"{_NET}.1.1:7077", "--token", token, *flags)
+            flags = ["--name", f"h{host}", "--state", f"h{host}", "--device", "cpu"]
+            flags += ["--threads", "1"]
+            if self.delay_s:
+                at, there = f"{_NET}.{host}.1", f"{_NET}.{host}.2"
+                self._run(0, "-c", _DELAY, at, there, str(_PORT), str(self.delay_s))
+                flags += ["--port", str(_PORT), "--public", f"{at}:{_PORT}"]
+            self.start(host, "join", f"{_NET}.{host}.1:7077", "--token", token, *flags)
 
     def command(self, host: int, *arguments: str) -> list[str]:
         return ["ip", "netns", "exec", self.name(host), sys.executable, *arguments]
@@ -171,9 +198,12 @@ class Hosts:
 
     def start(self, host: int, *arguments: str) -> subprocess.Popen[str]:
         """A verb of shoal's there, until the end."""
-        log = open(self.folder / f"{host}.log", "w")  # noqa: SIM115  # closed by `end`
+        return self._run(host, "-m", "shoal.cli", *arguments)
+
+    def _run(self, host: int, *arguments: str) -> subprocess.Popen[str]:
+        log = open(self.folder / f"{host}-{len(self._running)}.log", "w")  # noqa: SIM115  # closed by `end`
         process = subprocess.Popen(
-            self.command(host, "-m", "shoal.cli", *arguments),
+            self.command(host, *arguments),
             stdout=subprocess.PIPE,
             stderr=log,
             stdin=subprocess.DEVNULL,
