@@ -4,8 +4,9 @@ For each directed pair the newest estimate, its age and its origin. A probe's nu
 was known. Training traffic tells the rate of flows that filled the link (`peer/traffic.py`): one by
 FAR less than was believed replaces it at once, since no plan that counts on the rest can hold; any
 other moves it by an exponential mean, since what is a little less may be others' share, and what is
-more a burst. An estimate older than `MAX_AGE_S` counts as not measured. Numbers that cannot be are
-not taken, whoever says them.
+more a burst. The rate is what a link goes on carrying; what it lets through before is a burst, kept
+for people, and no plan counts on it. An estimate older than `MAX_AGE_S` counts as not measured.
+Numbers that cannot be are not taken, whoever says them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from ..dag.plan import PeerId
 from ..proto.broker_pb2 import LinkState
 from .scheduler.completion import complete, shared_ends
 
-__all__ = ["MAX_AGE_S", "Caps", "Estimate", "Links", "Origin"]
+__all__ = ["MAX_AGE_S", "Burst", "Caps", "Estimate", "Links", "Origin"]
 
 MAX_AGE_S = 3600.0
 MOST_BYTES_PER_S = 1e12
@@ -40,6 +41,13 @@ ASSUMED_BYTES_PER_S = 12.5e6
 Origin = Literal["probe", "traffic"]
 
 
+class Burst(NamedTuple):
+    """The first bytes after a rest went at least so fast, so many of them; zeros: no faster."""
+
+    bytes_per_s: float
+    size_bytes: int
+
+
 @dataclass(slots=True)
 class Estimate:
     """Of one directed pair. NaN: that part was never measured."""
@@ -48,6 +56,7 @@ class Estimate:
     bytes_per_s: float
     at: float
     origin: Origin
+    burst: Burst | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +83,14 @@ class Links:
         bytes_per_s: float,
         now: float,
         origin: Origin,
+        burst: Burst | None = None,
     ) -> str:
-        """Takes a measurement; 0 stands for "not measured". Returns why it was not taken, or ""."""
+        """Takes a measurement; 0 stands for "not measured", and None for a burst that nobody looked
+        for. Returns why it was not taken, or ""."""
         for name, value, most in (
             ("latency_s", latency_s, MOST_LATENCY_S),
             ("bytes_per_s", bytes_per_s, MOST_BYTES_PER_S),
+            ("burst_bytes_per_s", burst.bytes_per_s if burst else 0.0, MOST_BYTES_PER_S),
         ):
             if not 0 <= value <= most:  # NaN too
                 return f"{name} is {value:g}: expected 0 to {most:g}"
@@ -86,13 +98,14 @@ class Links:
             return f"bytes_per_s is {bytes_per_s:g}: expected 0, or {LEAST_BYTES_PER_S:g} or more"
         if not latency_s and not bytes_per_s:
             return "it has neither a latency nor a bandwidth"
-        new = Estimate(latency_s or math.nan, bytes_per_s or math.nan, now, origin)
+        new = Estimate(latency_s or math.nan, bytes_per_s or math.nan, now, origin, burst)
         old = self.get(source, destination, now)
         if old is not None:
             weight = _TRAFFIC_WEIGHT if origin == "traffic" else 1.0
             new.latency_s = _mixed(old.latency_s, new.latency_s, weight)
             at_once = FAR * new.bytes_per_s < old.bytes_per_s  # NaN: no
             new.bytes_per_s = _mixed(old.bytes_per_s, new.bytes_per_s, 1.0 if at_once else weight)
+            new.burst = old.burst if burst is None else new.burst
         self._known.setdefault(source, {})[destination] = new
         return ""
 
@@ -135,6 +148,8 @@ class Links:
                 latency_s=_shown(e.latency_s),
                 bytes_per_s=_shown(e.bytes_per_s),
                 age_s=max(0.0, now - e.at),
+                burst_bytes_per_s=e.burst.bytes_per_s if e.burst else 0.0,
+                burst_bytes=e.burst.size_bytes if e.burst else 0,
             )
             for a, row in self._known.items()
             if a in peers

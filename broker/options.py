@@ -52,8 +52,9 @@ class BrokerOptions:
     probe_s: float = 5.0
     """How long a plan waits, after the last peer joined, for links to be measured; 0: no link ever
     is."""
-    probe_bytes: int = 64 << 20
-    """What probes may cost a peer's uplink in an hour, bytes: a dozen of the largest ones."""
+    probe_bytes: int = 512 << 20
+    """What probes may cost a peer's uplink in an hour, bytes: sixteen of the largest ones; a slow
+    uplink has less (`probing.py`)."""
 
     def __post_init__(self) -> None:
         if not self.probe_s >= 0:

@@ -10,12 +10,14 @@ from ..dag.plan import PeerId
 from .links import Caps
 from .member import Member
 
-__all__ = ["SIZES", "SMALLEST", "Allowance", "Probed"]
+__all__ = ["PROBE_BYTES", "SMALLEST_BYTES", "Allowance", "Probed"]
 
-SIZES = (1024, 1024, 1024, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
-"""Bytes of the frames of a probe; the sender stops where the bandwidth is flat."""
-SMALLEST = (1024, 1024, 1024, 16 << 10, 32 << 10)
-"""The probe of a peer that trains."""
+PROBE_BYTES = 32 << 20
+"""Of a probe at most, each way: eight times the largest bucket that is looked for (`peer/load.py`),
+and what a link of 1 Gbit/s and 130 ms there and back holds twice. Links of less than 40 MB/s tell
+their rate before, in about a second."""
+SMALLEST_BYTES = 48 << 10
+"""Of one of a peer that trains: the latency, and the rate of a slow link."""
 _HOUR_S = 3600.0
 _SHARE = 0.01
 
@@ -24,7 +26,7 @@ class Allowance:
     """What probes may take of a link that trains: in any window of W seconds at most
     `share` · bandwidth · W + one smallest probe, in bytes. A token bucket; pure accounting."""
 
-    def __init__(self, bytes_per_s: float, *, burst: int = sum(SMALLEST)) -> None:
+    def __init__(self, bytes_per_s: float, *, burst: int = SMALLEST_BYTES) -> None:
         self.rate = _SHARE * bytes_per_s
         self.burst = burst
         self._tokens = float(burst)

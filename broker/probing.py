@@ -5,11 +5,14 @@ Rules.
 - O(n) probes, against landmarks (`landmarks.py`). The rest of the matrix is completed
   (`scheduler/completion.py`), and the pairs that a plan would use are measured exactly (`wanted`)
   before it counts.
-- A peer takes part in one probe at a time, and sends at most `probe_bytes` for probes in an hour.
+- A peer takes part in one probe at a time, and sends for probes in an hour at most 20 s of its
+  uplink or 64 MiB, whichever is more, and never more than `probe_bytes`.
 - A peer in a run is measured only for a wanted pair, with the smallest probe, and within 1 % of its
   uplink (`Allowance`); peers end every other probe when they are assigned.
 - A probe ends when both sides reported, or when its patience is over. A pair that could not be
   measured is tried again after ten minutes, one that was after an hour.
+- What a link sustains counts, not what it lets through at first: a report of a burst alone leaves
+  the rate unknown.
 - All of it is soft state: nothing is journaled, and nothing here can end a run.
 """
 
@@ -25,19 +28,20 @@ from ..dag.plan import PeerId
 from ..proto.broker_pb2 import BrokerMessage, LinkReport, Probe
 from .events import Instruction, Log, SetTimer, Tell
 from .landmarks import Landmarks
-from .links import MAX_AGE_S, Links, Origin
+from .links import MAX_AGE_S, Burst, Links, Origin
 from .member import Member, clean, dial
 from .membership import Membership
 from .options import BrokerOptions
-from .probed import SIZES, SMALLEST, Probed
+from .probed import PROBE_BYTES, SMALLEST_BYTES, Probed
 
 __all__ = ["Probing"]
 
-_PATIENCE_S = 20.0
-"""For both directions: a link over a satellite takes half of it."""
+_PATIENCE_S = 30.0
+"""For both directions: most take one or two, one over a satellite that never becomes even 20."""
 _GRACE_S = 5.0
 _RETRY_S = 600.0
 _ASSIGNED_S = 30.0
+_HOURLY_S, _HOURLY_BYTES = 20.0, 64 << 20
 _REFRESH_S = 600.0
 
 Pair = tuple[PeerId, PeerId]
@@ -133,9 +137,12 @@ class Probing:
             out = [_ignored(peer, other, "the other end is no other member")]
         else:
             origin: Origin = "probe" if report.probe else "traffic"
-            why = self.links.report(peer, other, report.latency_s, report.bytes_per_s, now, origin)
+            burst = Burst(report.burst_bytes_per_s, report.burst_bytes) if report.probe else None
+            why = self.links.report(
+                peer, other, report.latency_s, report.bytes_per_s, now, origin, burst
+            )
             out = [_ignored(peer, other, why)] if why else []
-            if asked and active is not None and why:
+            if asked and active is not None and (why or not report.bytes_per_s):
                 active.failed = True
             if report.probe and not why:
                 out = [_measured(peer, other, report)]
@@ -261,10 +268,10 @@ class Probing:
                 continue
             together = one.state == "assigned" and one.run == other.run
             trains = "assigned" in (one.state, other.state)
-            sizes = SMALLEST if trains else SIZES
-            if together or not all(self._may_send(m, sum(sizes), now) for m in (one, other)):
+            most = SMALLEST_BYTES if trains else PROBE_BYTES
+            if together or not all(self._may_send(m, most, now) for m in (one, other)):
                 continue
-            out += self._start(one, other, sizes, generation, now)
+            out += self._start(one, other, most, generation, now)
         return out
 
     def _may_send(self, member: Member, size_bytes: int, now: float) -> bool:
@@ -276,7 +283,9 @@ class Probing:
         return known.takes(size_bytes, known.caps.up or self.links.uplink(member.id, now), now)
 
     def _affords(self, peer: PeerId, size_bytes: int, now: float) -> bool:
-        return self._peers[peer].affords(size_bytes, self.options.probe_bytes, now)
+        hourly = max(_HOURLY_BYTES, _HOURLY_S * self.links.uplink(peer, now))
+        most = min(self.options.probe_bytes, int(hourly))
+        return self._peers[peer].affords(size_bytes, most, now)
 
     def _start_short(
         self, members: Membership, generation: Callable[[], int], now: float
@@ -284,9 +293,8 @@ class Probing:
         out: list[Instruction] = []
         pool = [m.id for m in members.pool]
         self.landmarks.count(pool, self._reach)
-        cost = sum(SIZES)
         idle = [p for p in self.landmarks.short if p not in self._busy]
-        idle = [p for p in idle if self._affords(p, cost, now)]
+        idle = [p for p in idle if self._affords(p, PROBE_BYTES, now)]
         for peer in idle:
             if peer in self._busy:
                 continue
@@ -296,14 +304,14 @@ class Probing:
                     other != peer
                     and other not in self._peers[peer].tried
                     and members.members[other].state == "pool"
-                    and self._affords(other, cost, now)
+                    and self._affords(other, PROBE_BYTES, now)
                     and self._reach(peer, other)
                 )
 
             other = self.landmarks.partner(peer, chain(idle, pool), self._busy, open_to, now)
             if other is not None:
                 one, two = members.members[peer], members.members[other]
-                out += self._start(one, two, SIZES, generation, now)
+                out += self._start(one, two, PROBE_BYTES, generation, now)
         return out
 
     def _reach(self, a: PeerId, b: PeerId) -> bool:
@@ -313,7 +321,7 @@ class Probing:
         self,
         one: Member,
         other: Member,
-        sizes: Sequence[int],
+        most_bytes: int,
         generation: Callable[[], int],
         now: float,
     ) -> list[Instruction]:
@@ -321,13 +329,13 @@ class Probing:
         assert way is not None, f"{one.id} and {other.id} cannot reach each other"
         dialler, target, where = way
         self._number += 1
-        number, cost = self._number, sum(sizes)
+        number = self._number
         pair = (one.id, other.id)
         until = now + _PATIENCE_S + _GRACE_S
         self._active[number] = _Active(pair, until, [one.id, other.id])
         for peer in pair:
             self._busy[peer] = number
-            self._peers[peer].reserve(cost, now)
+            self._peers[peer].reserve(most_bytes, now)
         attempt = generation()
 
         def order(peer: PeerId, address: str) -> BrokerMessage:
@@ -336,7 +344,7 @@ class Probing:
                 peer=peer,
                 address=address,
                 generation=attempt,
-                sizes=sizes,
+                most_bytes=most_bytes,
                 patience_s=_PATIENCE_S,
             )
             return BrokerMessage(probe=probe)
@@ -370,6 +378,8 @@ def _measured(peer: PeerId, other: PeerId, report: LinkReport) -> Log:
         ("latency_ms", round(report.latency_s * 1e3, 3)),
         ("bytes_per_s", round(report.bytes_per_s)),
         ("size_bytes", report.size_bytes),
+        ("burst_bytes_per_s", round(report.burst_bytes_per_s)),
+        ("burst_bytes", report.burst_bytes),
     )
     return Log("link_measured", fields)
 

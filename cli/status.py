@@ -12,7 +12,7 @@ from .base import Broker, Json, app, print_json, state_row, verb
 from .owner import standing
 
 if TYPE_CHECKING:
-    from ..proto.broker_pb2 import PublicAddress
+    from ..proto.broker_pb2 import LinkState, PublicAddress
 
 __all__ = ["page", "peers", "public_line", "runs", "status"]
 
@@ -21,6 +21,7 @@ PEER_COLUMNS = (
 )
 OWNERS_COLUMNS = ("hours", "stays", "data", "closed")
 """What owners have set; shown where any has."""
+LINK_COLUMNS = ("from", "to", "latency", "sustained", "burst", "age")
 RUN_COLUMNS = ("run", "name", "phase", "step", "steps", "reason")
 
 
@@ -36,9 +37,16 @@ def status(broker: Broker = None, json: Json = False) -> None:
 
 @app.command()
 @verb
-def peers(broker: Broker = None, json: Json = False) -> None:
-    """Show who has joined and what they offer. Example: shoal peers --json"""
-    _describe(broker, json, peers=True, runs=False)
+def peers(
+    links: Annotated[
+        bool,
+        typer.Option("--links", help="Also what each link was measured to carry."),
+    ] = False,
+    broker: Broker = None,
+    json: Json = False,
+) -> None:
+    """Show who has joined and what they offer. Example: shoal peers --links"""
+    _describe(broker, json, peers=True, runs=False, links=links)
 
 
 @app.command()
@@ -128,6 +136,7 @@ def _describe(
     *,
     peers: bool,
     runs: bool,
+    links: bool = False,
     more: Mapping[str, Any] | None = None,
 ) -> None:
     from .. import client as clients
@@ -157,11 +166,13 @@ def _describe(
         for p in found.peers
     ]
     run_rows = [state_row(state) for state in found.runs]
+    link_rows = [_link_row(link) for link in found.links] if links else []
     if json:
         parts = {"peers": peer_rows} if peers else {}
         rows = {"runs": run_rows} if runs else {}
         public = {"public": _public_row(found.public)} if peers and found.HasField("public") else {}
-        print_json({**(more or {}), **parts, **rows, **public})
+        carried = {"links": link_rows} if links else {}
+        print_json({**(more or {}), **parts, **rows, **carried, **public})
         return
     from ..client.progress import print_table
 
@@ -170,8 +181,40 @@ def _describe(
     if peers:
         title = f"{count_of(len(peer_rows), 'peer')} at {client.address}"
         print_table(title, (*PEER_COLUMNS, *_used(peer_rows)), peer_rows)
+    if links:
+        shown = [_shown_link(row) for row in link_rows]
+        print_table(count_of(len(shown), "measured link"), LINK_COLUMNS, shown)
     if runs:
         print_table(f"{count_of(len(run_rows), 'run')} at {client.address}", RUN_COLUMNS, run_rows)
+
+
+def _link_row(link: LinkState) -> dict[str, Any]:
+    """What a link was measured to carry; a burst of zeros: it lets nothing through faster."""
+    return {
+        "source": link.source,
+        "destination": link.destination,
+        "latency_s": link.latency_s,
+        "bytes_per_s": link.bytes_per_s,
+        "burst_bytes_per_s": link.burst_bytes_per_s,
+        "burst_bytes": link.burst_bytes,
+        "age_s": round(link.age_s, 1),
+    }
+
+
+def _shown_link(row: Mapping[str, Any]) -> dict[str, str]:
+    """The same for people; "": not measured, or none."""
+    from ..client.text import size_text, time_text
+
+    sustained, burst = row["bytes_per_s"], row["burst_bytes_per_s"]
+    fast = f"{size_text(row['burst_bytes'])} at {size_text(burst)}/s"
+    return {
+        "from": row["source"],
+        "to": row["destination"],
+        "latency": time_text(row["latency_s"]),
+        "sustained": f"{size_text(sustained)}/s" if sustained else "",
+        "burst": fast if burst else "",
+        "age": time_text(row["age_s"]),
+    }
 
 
 def _used(rows: Sequence[Mapping[str, Any]]) -> list[str]:

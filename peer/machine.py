@@ -156,11 +156,11 @@ class PeerMachine:
             case e.LinkUp(peer, again_bytes):
                 if self.assignment:
                     self.assignment.sent_again(again_bytes)
-                out = self.probes.link(peer, True)
+                out = self.probes.link(peer, True, now)
                 return out + (self.assignment.link(peer, True, now) if self.assignment else [])
             case e.LinkDown(peer, why):
                 self._traffic.broke(peer)
-                out = self.probes.link(peer, False, why)
+                out = self.probes.link(peer, False, now, why)
                 return out + (self.assignment.link(peer, False, now) if self.assignment else [])
             case _:
                 out = self._answer(event, now)
@@ -233,7 +233,7 @@ class PeerMachine:
             case e.FrameAcknowledged():
                 return self._learn(self.probes.acknowledged(key, now))
             case e.FrameArrived():
-                return self._learn(self.probes.arrived(key))
+                return self._learn(self.probes.arrived(key, now))
             case e.FrameRefused(why=why):
                 return self.probes.refused(key, why)
 

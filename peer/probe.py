@@ -6,12 +6,10 @@ Rules.
   at the latest after `patience_s`. A link that an assignment uses is never touched: training
   traffic measures that one (`traffic.py`).
 - One direction at a time, since an acknowledgement must not wait behind bytes that go the same way:
-  the side that dials sends its frames, each after the acknowledgement of the one before, then an
-  empty frame that says so; then the other side does the same.
-- A frame takes R(n) = round trip + n / bandwidth from being queued to its acknowledgement. Sizes
-  grow; a sender stops early when the bandwidth has become flat. One that a broken connection
-  interrupted is not counted.
-- A side that was told sizes reports once: what it measured, or the problem.
+  the side that dials sends its load (`load.py`) until that has told the rate, then an empty frame
+  that says so; then the other side does the same.
+- A side that may send bytes reports once: what it measured, or the problem. What a broken
+  connection or an assignment cut short is no measurement.
 - An assignment ends every probe before anything else. While one is held, only probes of at most
   `MOST_IN_RUN_BYTES` begin.
 
@@ -22,11 +20,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
-from statistics import median
-from typing import NamedTuple
 
 from ..dag.flow import Role
 from ..dag.graph import TensorSpec
@@ -34,73 +30,22 @@ from ..dag.plan import PeerId
 from ..net.frame import FrameKey, Payload
 from ..proto import broker_pb2, common_pb2
 from . import events as e
+from .load import Load
 
-__all__ = ["MOST_IN_RUN_BYTES", "Fit", "Probes", "fit", "is_flat", "probe_payload"]
+__all__ = ["MOST_IN_RUN_BYTES", "Probes", "probe_payload"]
 
 MOST_IN_RUN_BYTES = 64 * 1024
 """What a probe may send while this peer trains; the broker spaces such probes out."""
-_MOST_FRAME_BYTES = 16 << 20
 _MOST_BYTES = 64 << 20
-_MOST_FRAMES = 64
 _MOST_PATIENCE_S = 120.0
 _MOST_PROBES = 4
 """At once; the broker asks for one."""
-_SLOTS = 2
+_SLOTS = 32
+"""Frames of a load on their way: a dozen, and those that were larger before the rate fell."""
 _RUN = "probe"
 """Stands in a frame's identity for the run; ids of runs look otherwise."""
 _FRAME, _END = "probe", "end"
-_FLAT = 0.1
 _BLOCK_BYTES = 1 << 20
-
-
-class Fit(NamedTuple):
-    """What a link carries: latency one way, s, and bytes/s."""
-
-    latency_s: float
-    bytes_per_s: float
-
-
-def fit(times: Mapping[int, Sequence[float]]) -> Fit | None:
-    """From seconds until the acknowledgement by size in bytes; None from fewer than two sizes.
-
-        R(n) = a + n / bandwidth        a: round trip, and what each frame costs besides
-
-    Medians of each size; least squares of the relative error, so that the largest size does not
-    decide alone. The acknowledgement's way back is half of the least round trip, so the latency
-    one way is a - RTT/2, and at least RTT/2. A line that does not rise (noise on a link faster than
-    these sizes can show) gives the rate of the largest size as a lower bound.
-    """
-    sizes = sorted(n for n, seen in times.items() if seen)
-    if len(sizes) < 2:
-        return None
-    ts = [max(median(times[n]), 1e-9) for n in sizes]
-    # Weighted normal equations of t = a + b n with weights 1/t^2.
-    w = [1 / t**2 for t in ts]
-    s = sum(w)
-    n_mean = sum(wi * n for wi, n in zip(w, sizes, strict=True)) / s
-    t_mean = sum(wi * t for wi, t in zip(w, ts, strict=True)) / s
-    over = sum(wi * (n - n_mean) ** 2 for wi, n in zip(w, sizes, strict=True))
-    both = sum(wi * (n - n_mean) * (t - t_mean) for wi, n, t in zip(w, sizes, ts, strict=True))
-    slope = both / over
-    if not slope * sizes[-1] > 1e-3 * ts[-1]:
-        slope = ts[-1] / sizes[-1]
-    round_trip = max(0.0, min(times[sizes[0]]) - sizes[0] * slope)
-    a = t_mean - slope * n_mean
-    return Fit(max(round_trip / 2, a - round_trip / 2), 1 / slope)
-
-
-def is_flat(times: Mapping[int, Sequence[float]]) -> bool:
-    """Whether larger frames would tell nothing new: the last two steps in size show the same
-    bandwidth within a tenth, and the bytes of the last take longer than the round trip."""
-    sizes = sorted(n for n, seen in times.items() if seen)[-3:]
-    if len(sizes) < 3:
-        return False
-    t = [median(times[n]) for n in sizes]
-    if not t[0] < t[1] < t[2] or t[2] - t[0] < t[0]:
-        return False
-    before = (sizes[1] - sizes[0]) / (t[1] - t[0])
-    now = (sizes[2] - sizes[1]) / (t[2] - t[1])
-    return abs(now - before) <= _FLAT * max(now, before)
 
 
 def probe_payload(size_bytes: int) -> Payload:
@@ -116,22 +61,27 @@ def _block() -> memoryview:
     return memoryview(random.Random("probe").randbytes(_BLOCK_BYTES))
 
 
+@dataclass(eq=False, slots=True)
+class _Sent:
+    """A frame. `queued_at`: None: not yet, or that time does not count."""
+
+    size_bytes: int
+    queued_at: float | None = None
+
+
 @dataclass(eq=False)
 class _Probe:
-    """One probe. `turn`: this side may send now. `flight`: its frame that is not acknowledged."""
+    """One probe. `turn`: this side may send now. `flight`: its frames that are not acknowledged."""
 
     number: int
     other: PeerId
-    sizes: tuple[int, ...]
+    load: Load
     dials: bool
     until: float
     turn: bool = False
     up: bool = False
-    position: int = 0
-    flight: FrameKey | None = None
-    sent_at: float | None = None  # None: not queued yet, or its time does not count
-    times: dict[int, list[float]] = field(default_factory=dict)
-    sent_bytes: int = 0
+    frames: int = 0
+    flight: dict[FrameKey, _Sent] = field(default_factory=dict)
     said_end: bool = False
     heard_end: bool = False
     reported: bool = False
@@ -160,13 +110,13 @@ class Probes:
             return []  # said twice
         problem = self._problem(order, in_use)
         if problem:
-            return [_problem_report(order.number, other, *problem)] if order.sizes else []
+            return [_problem_report(order.number, other, *problem)] if order.most_bytes else []
         out = self._end(before, "replaced", "a newer probe came") if before is not None else []
         dials = bool(order.address)
         self._active[other] = _Probe(
             number=order.number,
             other=other,
-            sizes=tuple(order.sizes),
+            load=Load(order.most_bytes),
             dials=dials,
             until=now + order.patience_s,
             turn=dials,
@@ -179,15 +129,12 @@ class Probes:
         self, order: broker_pb2.Probe, in_use: Collection[PeerId] | None
     ) -> tuple[str, str] | None:
         """(code, text) of why it cannot be done, or None."""
-        total = sum(order.sizes)
+        total = order.most_bytes
         if order.peer in ("", self._me):
             return "peer", f"{self._me} was asked to measure the link to {order.peer or 'nobody'}"
         if not 0 < order.patience_s <= _MOST_PATIENCE_S:
             text = f"patience of {order.patience_s} s: expected more than 0 and {_MOST_PATIENCE_S}"
             return "order", f"{text} at most"
-        if len(order.sizes) > _MOST_FRAMES or max(order.sizes, default=0) > _MOST_FRAME_BYTES:
-            text = f"{len(order.sizes)} frames of up to {max(order.sizes)} bytes"
-            return "order", f"{text}: at most {_MOST_FRAMES} of {_MOST_FRAME_BYTES} bytes"
         if total > _MOST_BYTES:
             return "order", f"{total} bytes to send: at most {_MOST_BYTES}"
         if in_use is not None and order.peer in in_use:
@@ -216,43 +163,38 @@ class Probes:
 
     # ------------------------------------------------------------ the link
 
-    def link(self, peer: PeerId, up: bool, why: str = "") -> list[e.Instruction]:
+    def link(self, peer: PeerId, up: bool, now: float, why: str = "") -> list[e.Instruction]:
         probe = self._active.get(peer)
         if probe is None:
             return []
         probe.up = up
         if up:
-            probe.why = "the link was too slow for two sizes"
-            return self._go_on(probe)
+            probe.why = "the link was too slow to tell its rate"
+            return self._go_on(probe, now)
         probe.why = f"the link is down: {why}"
-        probe.sent_at = None  # what is under way goes on after a pause that is none of its own
+        probe.load.broke()  # what is under way goes on after a pause that is none of its own
+        for sent in probe.flight.values():
+            sent.queued_at = None
         if probe.said_end and probe.heard_end:  # the other side was done first and hung up
             return self._end(probe)
         return []
 
     def queued(self, key: FrameKey, now: float) -> None:
         probe = self._active.get(PeerId(key.destination))
-        if probe is not None and probe.flight == key and probe.up:
-            probe.sent_at = now
+        if probe is not None and key in probe.flight and probe.up:
+            probe.flight[key].queued_at = now
 
     def acknowledged(self, key: FrameKey, now: float) -> list[e.Instruction]:
         probe = self._active.get(PeerId(key.destination))
-        if probe is None or probe.flight != key:
+        if probe is None or key not in probe.flight:
             return []
-        sent_at, probe.flight, probe.sent_at = probe.sent_at, None, None
+        sent = probe.flight.pop(key)
         if key.port == _END:
             return self._end(probe) if probe.heard_end else []
-        size = probe.sizes[probe.position]
-        if sent_at is not None:
-            probe.times.setdefault(size, []).append(now - sent_at)
-        probe.sent_bytes += size
-        probe.position += 1
-        grows = probe.position < len(probe.sizes) and probe.sizes[probe.position] != size
-        if grows and is_flat(probe.times):
-            probe.position = len(probe.sizes)
-        return self._go_on(probe)
+        probe.load.acknowledged(sent.size_bytes, sent.queued_at, now)
+        return self._go_on(probe, now)
 
-    def arrived(self, key: FrameKey) -> list[e.Instruction]:
+    def arrived(self, key: FrameKey, now: float) -> list[e.Instruction]:
         """A probe frame came; its bytes are of no use to anyone."""
         out: list[e.Instruction] = [e.Release(key)]
         probe = self._active.get(PeerId(key.source))
@@ -261,7 +203,7 @@ class Probes:
         probe.heard_end = probe.turn = True
         if probe.said_end:
             return out + self._end(probe)
-        return out + self._go_on(probe)
+        return out + self._go_on(probe, now)
 
     def refused(self, key: FrameKey, why: str) -> list[e.Instruction]:
         """A frame of ours could not be queued, or one that came is not usable."""
@@ -270,16 +212,23 @@ class Probes:
         out: list[e.Instruction] = [] if key.source == self._me else [e.Release(key)]
         return out if probe is None else out + self._end(probe, "frame", why)
 
-    def _go_on(self, probe: _Probe) -> list[e.Instruction]:
-        """The next frame, when it is this side's turn and nothing is under way."""
-        if not probe.up or not probe.turn or probe.flight is not None or probe.said_end:
+    def _go_on(self, probe: _Probe, now: float) -> list[e.Instruction]:
+        """The next frames, when it is this side's turn."""
+        if not probe.up or not probe.turn or probe.said_end:
             return []
-        sending = probe.position < len(probe.sizes)
-        port, size = (_FRAME, probe.sizes[probe.position]) if sending else (_END, 0)
-        probe.flight = FrameKey(
+        out: list[e.Instruction] = []
+        while len(probe.flight) < _SLOTS and (size := probe.load.next_bytes(now)):
+            out.append(self._frame(probe, _FRAME, size))
+        if probe.load.over:
+            probe.said_end = True
+            out += [*self._report(probe, "", ""), self._frame(probe, _END, 0)]
+        return out
+
+    def _frame(self, probe: _Probe, port: str, size_bytes: int) -> e.Instruction:
+        key = FrameKey(
             run=_RUN,
             term=probe.number,
-            step=probe.position,
+            step=probe.frames,
             role=Role.PROBE,
             microbatch=0,
             hop=0,
@@ -287,10 +236,9 @@ class Probes:
             source=self._me,
             destination=probe.other,
         )
-        probe.sent_at = None
-        probe.said_end = not sending
-        send = e.SendProbe(probe.flight, size)
-        return [send] if sending else [*self._report(probe, "", ""), send]
+        probe.frames += 1
+        probe.flight[key] = _Sent(size_bytes)
+        return e.SendProbe(key, size_bytes)
 
     # ------------------------------------------------------------ the end
 
@@ -299,20 +247,23 @@ class Probes:
         return [*self._report(probe, code, text), e.HangUp(probe.other)]
 
     def _report(self, probe: _Probe, code: str, text: str) -> list[e.Instruction]:
-        if probe.reported or not probe.sizes:
+        load = probe.load
+        if probe.reported or not load.most_bytes:
             return []
         probe.reported = True
-        found = fit(probe.times)
-        if found is None:
-            code, text = code or "short", text or "fewer than two sizes were measured"
-            return [_problem_report(probe.number, probe.other, code, text, probe.sent_bytes)]
+        found = load.found()
+        if found is None or (code and not found.bytes_per_s):
+            code, text = code or "short", text or "too few bytes came through to tell anything"
+            return [_problem_report(probe.number, probe.other, code, text, load.sent_bytes)]
         report = broker_pb2.LinkReport(
             peer=probe.other,
             probe=probe.number,
             latency_s=found.latency_s,
             bytes_per_s=found.bytes_per_s,
-            size_bytes=probe.sent_bytes,
+            size_bytes=load.sent_bytes,
         )
+        if found.burst is not None:
+            report.burst_bytes_per_s, report.burst_bytes = found.burst
         return [e.Tell(broker_pb2.PeerMessage(link=report))]
 
     def validate(self) -> None:
@@ -321,8 +272,8 @@ class Probes:
         for other, probe in self._active.items():
             assert other == probe.other != self._me
             assert math.isfinite(probe.until)
-            assert probe.sent_at is None or probe.flight is not None
-            assert not (probe.said_end and probe.sizes and not probe.reported)
+            assert len(probe.flight) <= _SLOTS + 1, "more frames than the other side takes"
+            assert not (probe.said_end and probe.load.most_bytes and not probe.reported)
 
     def __repr__(self) -> str:
         return f"<Probes {', '.join(self._active) or 'none'}>"

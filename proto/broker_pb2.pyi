@@ -364,20 +364,24 @@ class StageTime(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., visits: _Optional[int] = ..., forward_s: _Optional[float] = ..., backward_s: _Optional[float] = ...) -> None: ...
 
 class LinkReport(_message.Message):
-    __slots__ = ("peer", "probe", "latency_s", "bytes_per_s", "size_bytes", "problem")
+    __slots__ = ("peer", "probe", "latency_s", "bytes_per_s", "size_bytes", "problem", "burst_bytes_per_s", "burst_bytes")
     PEER_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    BURST_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BURST_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer: str
     probe: int
     latency_s: float
     bytes_per_s: float
     size_bytes: int
     problem: _common_pb2.Reason
-    def __init__(self, peer: _Optional[str] = ..., probe: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
+    burst_bytes_per_s: float
+    burst_bytes: int
+    def __init__(self, peer: _Optional[str] = ..., probe: _Optional[int] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., size_bytes: _Optional[int] = ..., problem: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., burst_bytes_per_s: _Optional[float] = ..., burst_bytes: _Optional[int] = ...) -> None: ...
 
 class Heard(_message.Message):
     __slots__ = ("run", "term", "peer", "up")
@@ -692,20 +696,20 @@ class Export(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
 
 class Probe(_message.Message):
-    __slots__ = ("number", "peer", "address", "generation", "sizes", "patience_s")
+    __slots__ = ("number", "peer", "address", "generation", "patience_s", "most_bytes")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
-    SIZES_FIELD_NUMBER: _ClassVar[int]
     PATIENCE_S_FIELD_NUMBER: _ClassVar[int]
+    MOST_BYTES_FIELD_NUMBER: _ClassVar[int]
     number: int
     peer: str
     address: str
     generation: int
-    sizes: _containers.RepeatedScalarFieldContainer[int]
     patience_s: float
-    def __init__(self, number: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ..., sizes: _Optional[_Iterable[int]] = ..., patience_s: _Optional[float] = ...) -> None: ...
+    most_bytes: int
+    def __init__(self, number: _Optional[int] = ..., peer: _Optional[str] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ..., patience_s: _Optional[float] = ..., most_bytes: _Optional[int] = ...) -> None: ...
 
 class Resolve(_message.Message):
     __slots__ = ("number", "data", "options", "submitter")
@@ -1122,18 +1126,22 @@ class PublicAddress(_message.Message):
     def __init__(self, address: _Optional[str] = ..., confirmed_by: _Optional[str] = ..., problem: _Optional[str] = ..., tried_by: _Optional[str] = ...) -> None: ...
 
 class LinkState(_message.Message):
-    __slots__ = ("source", "destination", "latency_s", "bytes_per_s", "age_s")
+    __slots__ = ("source", "destination", "latency_s", "bytes_per_s", "age_s", "burst_bytes_per_s", "burst_bytes")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
+    BURST_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BURST_BYTES_FIELD_NUMBER: _ClassVar[int]
     source: str
     destination: str
     latency_s: float
     bytes_per_s: float
     age_s: float
-    def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., age_s: _Optional[float] = ...) -> None: ...
+    burst_bytes_per_s: float
+    burst_bytes: int
+    def __init__(self, source: _Optional[str] = ..., destination: _Optional[str] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ..., age_s: _Optional[float] = ..., burst_bytes_per_s: _Optional[float] = ..., burst_bytes: _Optional[int] = ...) -> None: ...
 
 class PeerState(_message.Message):
     __slots__ = ("peer", "profile", "address", "run", "silent_s", "membership", "closed")

@@ -171,6 +171,7 @@ def wan_of(scenario: Scenario) -> Wan:
         ends.network,
         jitter_s=ends.jitter_s if ends.jitter_s.any() else None,
         loss=ends.loss if ends.loss.any() else None,
+        burst=ends.burst if ends.burst.any() else None,
         seed=scenario.seed,
     )
 

@@ -34,6 +34,8 @@ class Wide:
     """(N, N), a message is earlier or later by up to this."""
     loss: Floats
     """(N, N), share of packets, less than 1."""
+    burst: Floats
+    """(N, N), bytes that go at once after a rest."""
 
 
 def matrices(
@@ -46,16 +48,16 @@ def matrices(
 
 
 def wide(peers: Sequence[PeerTable], places: Mapping[str, Place], links: Sequence[Link]) -> Wide:
-    """The same with jitter and loss: between places they are those of the link that holds, inside
-    a place there are none. Raises as `matrices` does."""
+    """The same with jitter, loss and bursts: between places they are those of the link that holds,
+    inside a place there are none. Raises as `matrices` does."""
     names = list(dict.fromkeys(p.place for p in peers))
     place_index = {name: k for k, name in enumerate(names)}
     peer_index = {p.name: i for i, p in enumerate(peers)}
     stated = _stated(links, {**peer_index, **place_index})
 
-    shaky = any(link.jitter or link.loss for link in links)  # C is 4 then, else 2
+    shaky = any(link.jitter or link.loss or link.burst for link in links)  # C is 5 then, else 2
     inside = [places.get(name, Place()) for name in names]
-    between = np.zeros((4 if shaky else 2, len(names), len(names)))  # (C, K, K)
+    between = np.zeros((5 if shaky else 2, len(names), len(names)))  # (C, K, K)
     between[:2] = np.nan
     np.einsum("ckk->ck", between)[:2] = [
         [float(p.latency) for p in inside],
@@ -85,11 +87,11 @@ def wide(peers: Sequence[PeerTable], places: Mapping[str, Place], links: Sequenc
     up = np.array([float(p.up) for p in peers])
     down = np.array([float(p.down) for p in peers])
     calm = np.broadcast_to(0.0, bandwidth.shape)  # takes no memory
-    jitter_s, loss = (pairs[2], pairs[3]) if shaky else (calm, calm)
-    for array in (latency_s, bandwidth, up, down, jitter_s, loss):
+    jitter_s, loss, burst = pairs[2:] if shaky else (calm, calm, calm)
+    for array in (latency_s, bandwidth, up, down, jitter_s, loss, burst):
         array.setflags(write=False)  # one network for all who ask
     network = Network(tuple(PeerId(p.name) for p in peers), latency_s, bandwidth, up, down)
-    return Wide(network, jitter_s, loss)
+    return Wide(network, jitter_s, loss, burst)
 
 
 def _stated(links: Sequence[Link], known: Mapping[str, int]) -> dict[tuple[str, str], int]:
@@ -105,7 +107,7 @@ def _stated(links: Sequence[Link], known: Mapping[str, int]) -> dict[tuple[str, 
                 )
         for pair in link.directions:
             other = links[stated.setdefault(pair, i)]
-            for key in ("latency", "bandwidth", "jitter", "loss"):
+            for key in ("latency", "bandwidth", "jitter", "loss", "burst"):
                 new, old = getattr(link, key), getattr(other, key)
                 if not math.isclose(new, old, rel_tol=1e-9):
                     raise SettingsError(
@@ -172,4 +174,5 @@ def _beside(pairs: Floats, at: NDArray[np.int64]) -> None:
 
 
 def _numbers(link: Link) -> Floats:
-    return np.array([float(link.latency), float(link.bandwidth), float(link.jitter), link.loss])
+    sure, shaky = (link.latency, link.bandwidth), (link.jitter, link.loss, link.burst)
+    return np.array([float(number) for number in (*sure, *shaky)])

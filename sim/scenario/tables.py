@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 GBIT = Rate("1Gbit")
-MEMORY = ByteCount("4GiB")
+MEMORY, NOTHING = ByteCount("4GiB"), ByteCount("0B")
 ZERO, NEAR = Duration("0s"), Duration("1ms")
 OVERHEAD = Duration("10us")
 
@@ -152,6 +152,8 @@ class Link(Renamed):
     """One way."""
     bandwidth: Rate
     """Of each pair of peers."""
+    burst: ByteCount = NOTHING
+    """Of each pair: bytes that go at once after a rest, a token bucket filled at `bandwidth`."""
     jitter: Duration = ZERO
     """A message is earlier or later by up to this, drawn anew for each."""
     loss: float = 0.0

@@ -9,6 +9,9 @@ the one before it:
 So a loop that comes late to a flow that never ran dry takes up where it was, and neither rates nor
 delays depend on how often it comes.
 
+Where a pair has a token bucket, what finds tokens goes at the rate that uplinks and downlinks leave
+it, and the rest of a piece at the pair's.
+
 Jitter and loss are those of sim/virtual/wan.py: what begins to go on an idle flow draws its latency
 anew, and a packet that is lost comes a round trip later, with all behind it.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 import math
 import random
 
+from ..virtual.bucket import Bucket
 from ..virtual.wan import PACKET_BYTES, rounds_lost
 from .shaping import Flow, Shaping, fair_rates
 
@@ -41,6 +45,12 @@ class Pacer:
         self._waiting: dict[Flow, None] = {}
         self._leaving: dict[Flow, None] = {}  # nothing waits, and the last piece is not gone
         self._rates: dict[Flow, float] | None = None
+        self._bursting: set[Flow] = set()
+        self._buckets: dict[Flow, Bucket] = {}
+        for a, row in enumerate(shaping.burst):
+            for b, size_bytes in enumerate(row):
+                if a != b and size_bytes:
+                    self._buckets[a, b] = Bucket(size_bytes, shaping.bandwidth[a][b])
 
     def wait(self, flow: Flow, now: float) -> None:
         """Something waits on the flow, from now on unless it did before."""
@@ -60,6 +70,8 @@ class Pacer:
     def slow(self, flow: Flow, factor: float) -> None:
         """The pair has 1/factor of its bandwidth; 1: all of it again."""
         self._factors[flow] = factor
+        if (bucket := self._buckets.get(flow)) is not None:
+            bucket.bytes_per_s = self.shaping.bandwidth[flow[0]][flow[1]] / factor
         self._rates = None
 
     def due(self, flow: Flow) -> float:
@@ -74,7 +86,17 @@ class Pacer:
     def leave(self, flow: Flow, size_bytes: int, now: float) -> float:
         """So much was taken; when its last byte has left."""
         loss = self._loss(flow)
-        self._free[flow] += size_bytes / (1.0 - loss) / self.rate(flow, now)
+        sent = size_bytes / (1.0 - loss)
+        if (bucket := self._buckets.get(flow)) is not None:
+            fast = self.rate(flow, now)
+            taken = bucket.take(sent, self._free[flow])
+            self._free[flow] += taken / fast
+            sent -= taken
+            if not sent:
+                return self._free[flow]
+        self._free[flow] += sent / self.rate(flow, now)
+        if bucket is not None:
+            bucket.skip(self._free[flow])
         return self._free[flow]
 
     def delay_s(self, flow: Flow, size_bytes: int) -> float:
@@ -98,9 +120,14 @@ class Pacer:
 
     def rate(self, flow: Flow, now: float) -> float:
         """Bytes/s of a flow on which something waits."""
+        bucket = self._buckets.get(flow)
+        if bucket is not None and (bucket.there(self._free[flow]) >= 1) != (flow in self._bursting):
+            self._bursting ^= {flow}
+            self._rates = None
         gone = [f for f in self._leaving if self._free[f] <= now]
         for f in gone:
             del self._leaving[f]
         if gone or self._rates is None:
-            self._rates = fair_rates([*self._waiting, *self._leaving], self.shaping, self._factors)
+            flows = [*self._waiting, *self._leaving]
+            self._rates = fair_rates(flows, self.shaping, self._factors, self._bursting)
         return self._rates[flow]

@@ -113,7 +113,8 @@ class Pipes:
         longest_s = latency_s + _LINE_S + (net.jitter_s[a][b] if net.jitter_s else 0.0)
         if net.loss and net.loss[a][b]:
             longest_s += 4 * (latency_s + net.latency_s[b][a])
-        most = int(rate * longest_s) + _LINE_BYTES if rate < float("inf") else _MOST_LINE
+        burst = int(net.burst[a][b]) if net.burst else 0
+        most = burst + int(rate * longest_s) + _LINE_BYTES if rate < float("inf") else _MOST_LINE
         return Pipe(flow, source, sink, latency_s, most, not_before)
 
     def parted(self, a: int, b: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,14 +52,17 @@ class Shaping:
     """(N, N), what is sent is earlier or later by up to this; empty: none."""
     loss: tuple[Row, ...] = ()
     """(N, N), share of packets that are sent again, in [0, 1); empty: none."""
+    burst: tuple[Row, ...] = ()
+    """(N, N), bytes that go at once after a rest, as fast as uplink and downlink allow; empty:
+    none."""
 
     def __post_init__(self) -> None:
         count = len(self.names)
         if len(set(self.names)) != count:
             raise ValueError(f"names are {', '.join(self.names)}: expected each of them once")
-        for name in ("latency_s", "bandwidth", "jitter_s", "loss"):
+        for name in ("latency_s", "bandwidth", "jitter_s", "loss", "burst"):
             square: tuple[Row, ...] = getattr(self, name)
-            if not square and name in ("jitter_s", "loss"):
+            if not square and name in ("jitter_s", "loss", "burst"):
                 continue
             if len(square) != count or any(len(row) != count for row in square):
                 raise ValueError(f"{name}: expected {count} rows of {count} numbers")
@@ -89,6 +92,7 @@ class Shaping:
             down=tuple(map(float, network.down)),
             jitter_s=_rows(ends.jitter_s) if ends.jitter_s.any() else (),
             loss=_rows(ends.loss) if ends.loss.any() else (),
+            burst=_rows(ends.burst) if ends.burst.any() else (),
         )
 
     @classmethod
@@ -154,23 +158,30 @@ class Shaping:
             down=tuple(table["down"]),
             jitter_s=tuple(map(tuple, table["jitter_s"])),
             loss=tuple(map(tuple, table["loss"])),
+            burst=tuple(map(tuple, table["burst"])),
         )
 
 
-_FIELDS = ("names", "latency_s", "bandwidth", "up", "down", "jitter_s", "loss")
+_FIELDS = ("names", "latency_s", "bandwidth", "up", "down", "jitter_s", "loss", "burst")
 
 
 def fair_rates(
-    flows: Sequence[Flow], shaping: Shaping, factors: Mapping[Flow, float] | None = None
+    flows: Sequence[Flow],
+    shaping: Shaping,
+    factors: Mapping[Flow, float] | None = None,
+    bursting: Container[Flow] = (),
 ) -> dict[Flow, float]:
     """Bytes/s of each flow when all of them always have something to send: max-min fair over
-    pairs, uplinks and downlinks. `factors` divides the bandwidth of pairs."""
+    pairs, uplinks and downlinks. `factors` divides the bandwidth of pairs; those that are
+    `bursting` do not see it."""
     n = len(shaping.names)
     room, wanted = dict[int, float](), list[tuple[int, ...]]()
     for a, b in flows:
         pair = 2 * n + a * n + b
         room[a], room[n + b] = shaping.up[a], shaping.down[b]
         room[pair] = shaping.bandwidth[a][b] / (factors.get((a, b), 1.0) if factors else 1.0)
+        if (a, b) in bursting:
+            room[pair] = min(shaping.up[a], shaping.down[b])
         wanted.append((a, n + b, pair))
     return dict(zip(flows, max_min(wanted, room), strict=True))
 

@@ -16,6 +16,10 @@ byte:
   flows between random peers the median flow gets 2 % less than max-min gives it where all links are
   alike and 9 % less where they differ 1 : 10, the worst one a fifth; together 10 to 40 % less.
 - A message of at most one packet takes an equal share for itself and leaves the others theirs.
+- A pair may have a token bucket (`bucket.py`), filled at its bandwidth. A message takes the tokens
+  that are there when it begins: so many of its bytes leave as fast as its uplink and its downlink
+  allow, shared out with all others there (at once, where both are without limit), and the rest at
+  the pair's rate. While anything goes at that rate, the bucket stays as it is.
 - Jitter: the latency of each message is drawn evenly from latency ± jitter, not below 0.
 - Loss as delay: each packet is lost with probability p, independently. Those lost are sent again in
   the next round, a round trip later. So a message of k packets comes r round trips later with
@@ -40,6 +44,7 @@ from numpy.typing import NDArray
 
 from ...dag.network import Network
 from ...dag.play import max_min
+from .bucket import Bucket
 
 if TYPE_CHECKING:
     from .clock import Clock
@@ -66,12 +71,16 @@ def rounds_lost(packets: int, loss: float, u: float) -> int:
 
 
 class _Pair:
-    """A directed pair of peers. `ends`: its two endpoints, uplink and downlink."""
+    """A directed pair of peers. `ends`: its two endpoints, uplink and downlink. `fast`: for what
+    finds tokens in its bucket, the same without the pair's bandwidth; None: nothing else holds it
+    up."""
 
     __slots__ = (
         "alone",
         "back_s",
+        "bucket",
         "ends",
+        "fast",
         "flows",
         "held",
         "index",
@@ -85,27 +94,33 @@ class _Pair:
         self.index, self.ends, self.alone = index, ends, alone
         self.latency_s = self.back_s = self.jitter_s = self.loss = 0.0
         self.random: random.Random | None = None  # None: nothing is drawn
+        self.bucket: Bucket | None = None
+        self.fast: _Pair | None = None
         self.held: list[_Flow] | None = None  # a list while it is parted
         self.flows: dict[_Flow, None] = {}
 
 
 class _Flow:
-    """A message that leaves. `bytes_left`: at time `since`. `due`: of the last call for it."""
+    """A message that leaves. `bytes_left`: at time `since`. `due`: of the last call for it. `rest`:
+    bytes for which there were no tokens, while the others leave on `pair.fast`."""
 
-    __slots__ = ("arrived", "bytes_left", "due", "equal", "left", "pair", "rate", "since", "size")
+    __slots__ = (
+        *("arrived", "bytes_left", "due", "equal", "left", "pair", "rate", "rest", "since", "size"),
+    )
 
     def __init__(self, pair: _Pair, size: int, left: Call, arrived: Call) -> None:
         self.pair, self.size = pair, size
         self.left, self.arrived = left, arrived
         self.bytes_left = size / (1.0 - pair.loss)
-        self.rate = self.since = 0.0
+        self.rate = self.since = self.rest = 0.0
         self.due = _INF
         self.equal = False
 
 
 class Wan:
     """See the module. `network`: latency, pairs, uplinks and downlinks by name, the broker's too.
-    `jitter_s`, `loss`: (P, P), rows send; None: none. Give it to one World, or `attach` it."""
+    `jitter_s`, `loss`, `burst` (bytes): (P, P), rows send; None: none. Give it to one World, or
+    `attach` it."""
 
     def __init__(
         self,
@@ -113,10 +128,12 @@ class Wan:
         *,
         jitter_s: Floats | None = None,
         loss: Floats | None = None,
+        burst: Floats | None = None,
         seed: int = 0,
         most_exact: int = MOST_EXACT,
     ) -> None:
         self.network, self._jitter_s, self._loss = network, jitter_s, loss
+        self._burst = burst
         self._seed, self._most_exact = seed, most_exact
         self._index = {str(name): i for i, name in enumerate(network.peers)}
         self._alone = network.rates()
@@ -151,13 +168,30 @@ class Wan:
         flow = _Flow(pair, size_bytes, left, arrived)
         if pair.held is not None:
             pair.held.append(flow)
-        elif flow.bytes_left <= PACKET_BYTES:
-            busy_s = flow.bytes_left / self._equal_share(pair, 1)
+            return None
+        if pair.bucket is not None:
+            self._take_tokens(flow, pair, pair.bucket)
+        if flow.bytes_left <= PACKET_BYTES:
+            busy_s = flow.bytes_left / self._equal_share(flow.pair, 1)
             self._clock.after(busy_s + self._delay_s(flow), arrived)
             return busy_s
         else:
             self._start(flow)
         return None
+
+    def _take_tokens(self, flow: _Flow, pair: _Pair, bucket: Bucket) -> None:
+        """What finds tokens goes first, if it is more than a packet or all of the message."""
+        now = self._clock.now
+        if pair.flows:
+            bucket.skip(now)
+        there = bucket.there(now)
+        if there < flow.bytes_left and there <= PACKET_BYTES:
+            return
+        taken = bucket.take(flow.bytes_left, now)
+        if pair.fast is None:
+            flow.bytes_left -= taken
+        else:
+            flow.pair, flow.rest, flow.bytes_left = pair.fast, flow.bytes_left - taken, taken
 
     def _start(self, flow: _Flow) -> None:
         pair, clock = flow.pair, self._clock
@@ -183,6 +217,9 @@ class Wan:
 
     def _ended(self, flow: _Flow) -> None:
         """The last byte has left. The flow keeps its place while its sender says what is next."""
+        if flow.rest:
+            self._go_on(flow)
+            return
         self._ending = flow
         self._has_left(flow)
         if self._ending is flow:
@@ -191,6 +228,22 @@ class Wan:
             self._remove(flow)
             if ends or flow.pair.flows:
                 self._change(flow.pair, ends)
+
+    def _go_on(self, flow: _Flow) -> None:
+        """What found tokens has left; the rest follows at the pair's rate."""
+        fast, ends = flow.pair, self._binding(flow.pair)
+        self._remove(flow)
+        if ends or fast.flows:
+            self._change(fast, ends)
+        self._slowed(flow)
+        self._start(flow)
+
+    def _slowed(self, flow: _Flow) -> None:
+        """It has no tokens any more."""
+        i, j = flow.pair.ends
+        names = self.network.peers
+        flow.pair = self._pairs[str(names[i]), str(names[j - len(names)])]
+        flow.bytes_left, flow.rest = flow.bytes_left + flow.rest, 0.0
 
     def _has_left(self, flow: _Flow) -> None:
         self._clock.after(self._delay_s(flow), flow.arrived)
@@ -213,11 +266,15 @@ class Wan:
     def part(self, source: str, destination: str) -> None:
         pair = self._pair(source, destination)
         if pair.held is None:
-            pair.held = list(pair.flows)
-            ends = self._binding(pair)
-            for flow in pair.held:
-                self._remove(flow)
-            self._change(pair, ends)
+            pair.held = []
+            for way in (pair,) if pair.fast is None else (pair.fast, pair):
+                flows, ends = list(way.flows), self._binding(way)
+                for flow in flows:
+                    self._remove(flow)
+                    if way is pair.fast:
+                        self._slowed(flow)
+                pair.held += flows
+                self._change(way, ends)
 
     def mend(self, source: str, destination: str) -> None:
         pair = self._pair(source, destination)
@@ -237,6 +294,8 @@ class Wan:
         i, j = pair.ends
         pair.alone = float(self._alone[i, j - len(self.network)]) / factor
         self._room[pair.index] = pair.alone
+        if pair.bucket is not None:
+            pair.bucket.bytes_per_s = pair.alone
         for flow in flows:
             self._add(flow)
         self._change(pair, {**ends, **self._binding(pair)})
@@ -244,7 +303,13 @@ class Wan:
     def rates(self) -> list[tuple[tuple[str, str], float]]:
         """(pair, bytes/s) of every flow that is under way now, in the order of the pairs' first
         messages."""
-        return [(names, flow.rate) for names, pair in self._pairs.items() for flow in pair.flows]
+        return [
+            (names, flow.rate)
+            for names, pair in self._pairs.items()
+            for way in (pair, pair.fast)
+            if way is not None
+            for flow in way.flows
+        ]
 
     # ------------------------------------------------------------ pairs and endpoints
 
@@ -258,20 +323,34 @@ class Wan:
         i, j, n = self._index[source], self._index[destination], len(self.network)
         alone = float(self._alone[i, j])
         pair = _Pair(2 * n + len(self._pairs), (i, n + j), alone)
+        self._path(pair, i, j)
+        ends = min(self._room[i], self._room[n + j])
+        if self._burst is not None and self._burst[i, j] > 0 and alone < ends:
+            pair.bucket = Bucket(float(self._burst[i, j]), alone)
+            if ends < _INF:
+                # Resources below 0 are those of such pairs, beside each.
+                pair.fast = _Pair(-1 - len(self._pairs), pair.ends, ends)
+                self._path(pair.fast, i, j)
+                self._room[pair.fast.index] = ends
+        self._pairs[source, destination] = pair
+        self._room[pair.index] = alone
+        return pair
+
+    def _path(self, pair: _Pair, i: int, j: int) -> None:
+        """What every message on it meets: latency, jitter and loss."""
         pair.latency_s = float(self.network.latency_s[i, j])
         pair.back_s = float(self.network.latency_s[j, i])
         pair.jitter_s = 0.0 if self._jitter_s is None else float(self._jitter_s[i, j])
         pair.loss = 0.0 if self._loss is None else float(self._loss[i, j])
         if pair.jitter_s or pair.loss:
             if i not in self._randoms:
-                self._randoms[i] = random.Random(f"{self._seed} {source}")
+                self._randoms[i] = random.Random(f"{self._seed} {self.network.peers[i]}")
             pair.random = self._randoms[i]
-        self._pairs[source, destination] = pair
-        self._room[pair.index] = alone
-        return pair
 
     def _add(self, flow: _Flow) -> None:
         pair = flow.pair
+        if pair.bucket is not None and not pair.flows:
+            pair.bucket.take(0.0, self._clock.now)
         pair.flows[flow] = None
         for end in pair.ends:
             self._at[end][flow] = None
@@ -282,6 +361,8 @@ class Wan:
         self._settle(flow)
         flow.rate, flow.due, flow.equal = 0.0, _INF, False
         del pair.flows[flow]
+        if pair.bucket is not None and not pair.flows:
+            pair.bucket.skip(self._clock.now)
         for end in pair.ends:
             del self._at[end][flow]
             # Exactly nothing when nobody is left: rounding does not pile up.

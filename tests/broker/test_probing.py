@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from shoal.broker.events import DescribeAsked, Log, MakePlan, PlanReady, Tell
 from shoal.broker.landmarks import LINKS, Landmarks
-from shoal.broker.links import MAX_AGE_S
-from shoal.broker.probed import SIZES, SMALLEST, Allowance
+from shoal.broker.links import MAX_AGE_S, Burst
+from shoal.broker.probed import PROBE_BYTES, SMALLEST_BYTES, Allowance
 from shoal.dag.plan import PeerId
 from shoal.proto.broker_pb2 import Goodbye, LinkReport
 from shoal.proto.common_pb2 import Reason
@@ -87,7 +87,7 @@ def test_two_peers_measure_their_link_and_a_lone_one_nothing(world):
     assert (first.peer, second.peer) == ("b", "a")
     assert first.number == second.number
     assert sorted([first.address, second.address]) == ["", "a:1"] or first.address == "b:1"
-    assert tuple(first.sizes) == tuple(second.sizes) == SIZES
+    assert first.most_bytes == second.most_bytes == PROBE_BYTES
     assert first.generation == second.generation > 0
 
 
@@ -143,11 +143,11 @@ def test_a_peer_takes_part_in_one_probe_at_a_time(world):
 
 
 def test_what_probes_cost_a_peer_in_an_hour_is_bounded(make_world):
-    most = 2 * sum(SIZES)
+    most = 2 * PROBE_BYTES
     world = make_world(probe_s=5.0, probe_bytes=most)
 
     def dear(number, peer):
-        return probe(number, peer, size_bytes=sum(SIZES))
+        return probe(number, peer, size_bytes=PROBE_BYTES)
 
     sent = Counter()
     for i in range(12):
@@ -170,7 +170,7 @@ def test_an_order_that_nobody_answers_ends_by_itself(world):
     world.join("a")
     world.join("b")
     assert not world.machine.probing.settled(["a", "b"])
-    out = live(world, 30.0)
+    out = live(world, 40.0)
     assert [i for i in out if isinstance(i, Log) and i.name == "link_unmeasured"]
     assert world.machine.probing.settled(["a", "b"])
 
@@ -419,7 +419,9 @@ def test_an_assigned_peer_is_not_probed_and_its_report_of_that_is_no_failure(wor
 
 @given(
     rate=st.floats(1e3, 1e10),
-    requests=st.lists(st.tuples(st.floats(0, 100), st.integers(1, 2 * sum(SMALLEST))), max_size=60),
+    requests=st.lists(
+        st.tuples(st.floats(0, 100), st.integers(1, 2 * SMALLEST_BYTES)), max_size=60
+    ),
 )
 def test_probes_of_a_training_peer_stay_within_a_hundredth_of_its_uplink(rate, requests):
     allowance, now, granted = Allowance(rate), 0.0, []
@@ -431,7 +433,7 @@ def test_probes_of_a_training_peer_stay_within_a_hundredth_of_its_uplink(rate, r
         total = 0
         for end, size in granted[i:]:
             total += size
-            most = 0.01 * rate * (end - begin) + sum(SMALLEST)
+            most = 0.01 * rate * (end - begin) + SMALLEST_BYTES
             assert total <= most * (1 + 1e-9)
 
 
@@ -453,12 +455,66 @@ def test_wanted_pairs_of_a_training_peer_take_the_smallest_probe_and_wait_their_
         probing.wanted([pair], now)
         out = probing.advance(members, lambda: 1, now)
         told = orders(out)
-        started += [(now, sum(o.sizes)) for s, o in told if s == world.streams["a"]]
+        started += [(now, o.most_bytes) for s, o in told if s == world.streams["a"]]
         for stream, order in told:
-            if sum(order.sizes) == sum(SMALLEST):
+            if order.most_bytes == SMALLEST_BYTES:
                 me = next(p for p, s in world.streams.items() if s == stream)
                 probing.reported(PeerId(me), failed(order.number, order.peer), now)
-    assert {size for _, size in started} == {sum(SMALLEST)}
+    assert {size for _, size in started} == {SMALLEST_BYTES}
     pauses = np.diff([now for now, _ in started])
     assert len(started) > 3
-    assert (pauses >= sum(SMALLEST) / (0.01 * TRUE_RATE) - 0.11).all()
+    assert (pauses >= SMALLEST_BYTES / (0.01 * TRUE_RATE) - 0.11).all()
+
+
+# ------------------------------------------------------------ bursts and rates
+
+
+def test_what_a_link_sustains_is_planned_with_and_its_burst_is_shown(world):
+    def shaped(number, peer):
+        link = probe(number, peer)
+        link.burst_bytes_per_s, link.burst_bytes = 2e8, 1 << 17
+        return link
+
+    world.join("a")
+    serve(world, world.join("b"), shaped)
+    probing = world.machine.probing
+    (one, two) = probing.links.states(world.machine.members.members, world.now)
+    assert {one.bytes_per_s, two.bytes_per_s} == {TRUE_RATE}
+    assert (one.burst_bytes_per_s, one.burst_bytes) == (2e8, 1 << 17)
+    network = probing.network([PeerId("a"), PeerId("b")], world.now)
+    assert network.bandwidth[0, 1] == TRUE_RATE
+    world.say("a", link=LinkReport(peer="b", bytes_per_s=TRUE_RATE, size_bytes=1))
+    assert probing.links.get("a", "b", world.now).burst == (2e8, 1 << 17), "traffic tells none"
+    why = probing.links.report("a", "b", 0.1, 1e6, world.now, "probe", Burst(math.nan, 1))
+    assert why.startswith("burst_bytes_per_s is nan")
+
+
+def test_a_burst_alone_leaves_the_rate_unknown_and_the_pair_for_ten_minutes(world):
+    def burst_alone(number, peer):
+        link = probe(number, peer, rate=0.0)
+        link.burst_bytes_per_s, link.burst_bytes = 2e8, 48 << 10
+        return link
+
+    world.join("a")
+    serve(world, world.join("b"), burst_alone)
+    probing = world.machine.probing
+    assert not probing.links.is_measured("a", "b", world.now)
+    assert probing.links.get("a", "b", world.now).latency_s == TRUE_LATENCY_S
+    assert not probing.unmeasured([("a", "b")], world.now), "another try now tells as little"
+    assert not orders(live(world, 300.0))
+
+
+def test_an_hour_of_probes_is_twenty_seconds_of_a_fast_uplink(make_world):
+    """A slow one's is 64 MiB, which most of its probes take little of."""
+    for rate, most in ((1e6, 64 << 20), (1e7, 200_000_000), (1e9, 512 << 20)):
+        world = make_world(probe_s=5.0)
+        world.join("a")
+        serve(
+            world, world.join("b"), lambda number, peer, rate=rate: probe(number, peer, rate=rate)
+        )
+        known = world.machine.probing._peers[PeerId("a")]
+        known.sent.clear()
+        known.sent_bytes = 0
+        known.reserve(most - PROBE_BYTES, world.now)
+        assert world.machine.probing._affords(PeerId("a"), PROBE_BYTES, world.now)
+        assert not world.machine.probing._affords(PeerId("a"), PROBE_BYTES + 1, world.now)
