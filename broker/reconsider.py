@@ -184,8 +184,8 @@ class Reconsidering:
             network = self.probing.network(tuple(offers), now)
             why = known.promise.why(late_s, run.pairs, network, offers)
         if move is None or run.handing.errand is not None:  # it may be to pause
-            fields = (("run", run.id), ("step", step), ("why", why))
-            return [Log("plan_late", fields)] if why else []
+            late = (("run", run.id), ("step", step), ("why", why))
+            return [Log("plan_late", late)] if why else []
         known.hysteresis.moved(step, at_once=not move.lasted)
         had, plan = known.said, event.plan
         known.said = plan
