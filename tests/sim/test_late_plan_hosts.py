@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-STEPS = 40
+STEPS = 25
 JOB = """
 version = 1
 [model]
 factory = "shoal.examples.gpt:gpt"
-args = { layers = 4, width = 256, heads = 8, length = 32, dropout = 0.0 }
+args = { layers = 8, width = 256, heads = 8, length = 64, dropout = 0.0 }
 [data]
-length = 32
+length = 64
 [train]
 steps = %d
 batch = 16
@@ -50,20 +50,20 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 def test_a_run_over_links_that_became_slow_moves_within_a_few_steps(
     parts: Any, tmp_path: Path
 ) -> None:
-    with parts.Hosts(2, [""], tmp_path) as hosts:
-        hosts.train([JOB % (6, "stages = 1\npipelines = 2\nreplan = false")])
+    with parts.Hosts(4, [""], tmp_path) as hosts:
+        hosts.train([JOB % (2, "stages = 4\nreplan = false")])
         hosts.shape(["tbf rate 50mbit burst 128kb latency 200ms"])
-        began = (JOB % (STEPS, "stages = 1")).replace("[plan]", "[plan]\nreplan = true")
-        (row,) = hosts.train([began])
-    plans = [{p for _, _, ps in plan[0] for p in ps} for plan in row["plan"]]
-    if len(plans[0]) == 1:
-        pytest.skip("this machine is too busy for two replicas to be a plan at all")
-    assert [len(p) for p in plans] == [2, 1], row
+        (row,) = hosts.train([JOB % (STEPS, "replan = true")])
+    if all(len(holders) == 1 for _, _, holders in row["plan"][0][0]):
+        pytest.skip(f"auto took no replicas here, so nothing was promised too much: {row['plan']}")
+    assert len(row["plan"]) >= 2, row
     note = row["notes"][0]
     assert "promised" in note
     assert "MB/s, not" in note
     slow = [i for i, s in enumerate(row["seconds"]) if s > 1.5 * row["predicted"][0]]
-    assert max(slow) <= 12 or len(slow) <= 12, row["seconds"]
+    assert len([i for i in slow if i < 12]) >= 3
+    moved = next(i for i in range(3, STEPS) if row["seconds"][i] < 0.6 * row["seconds"][1])
+    assert moved <= 12, row["seconds"]
 
 
 def test_hosts_of_one_machine_know_that_they_are(parts: Any, tmp_path: Path) -> None:
