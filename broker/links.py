@@ -1,8 +1,10 @@
 """What the broker knows of the links between peers: soft state, from probes and training traffic.
 
 For each directed pair the newest estimate, its age and its origin. A probe's numbers replace what
-was known; training traffic moves it by an exponential mean, since a busy link shows less than it
-can carry. The rate is what a link goes on carrying; what it lets through before, a burst, is kept
+was known. Training traffic tells the rate of flows that filled the link (`peer/traffic.py`): one by
+FAR less than was believed replaces it at once, since no plan that counts on the rest can hold; any
+other moves it by an exponential mean, since what is a little less may be others' share, and what is
+more a burst. The rate is what a link goes on carrying; what it lets through before is a burst, kept
 for people, and no plan counts on it. An estimate older than `MAX_AGE_S` counts as not measured.
 Numbers that cannot be are not taken, whoever says them.
 """
@@ -26,6 +28,7 @@ __all__ = ["MAX_AGE_S", "Burst", "Caps", "Estimate", "Links", "Origin"]
 
 MAX_AGE_S = 3600.0
 MOST_BYTES_PER_S = 1e12
+FAR = 1.5
 LEAST_BYTES_PER_S = 1.0
 """A slower link says nothing but that it carries nothing: predictions over it are no numbers."""
 MOST_LATENCY_S = 60.0
@@ -100,7 +103,8 @@ class Links:
         if old is not None:
             weight = _TRAFFIC_WEIGHT if origin == "traffic" else 1.0
             new.latency_s = _mixed(old.latency_s, new.latency_s, weight)
-            new.bytes_per_s = _mixed(old.bytes_per_s, new.bytes_per_s, weight)
+            at_once = FAR * new.bytes_per_s < old.bytes_per_s  # NaN: no
+            new.bytes_per_s = _mixed(old.bytes_per_s, new.bytes_per_s, 1.0 if at_once else weight)
             new.burst = old.burst if burst is None else new.burst
         self._known.setdefault(source, {})[destination] = new
         return ""

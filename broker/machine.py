@@ -518,4 +518,5 @@ def _state(member: Member, now: float) -> PeerState:
     )
     for data in state.profile.data:
         data.ClearField("users")  # whom an owner trusts is not everybody's business
+    state.profile.ClearField("host")  # who knows it could say that it is there
     return state

@@ -5,6 +5,9 @@ Rules.
 - A run is reconsidered when it has committed EVERY steps since the last time, and at least EVERY_S
   seconds have passed. One at a time, over all runs; runs with a hand-written plan, or with
   `replan = false`, never.
+- A run whose newest steps each took BROKEN times what its plan promised (`promise.py`) is looked at
+  at once, and moved at once where what is known now explains them and another plan is better by as
+  much as ever. So links that carry less than was believed cost a few steps, not a run.
 - A plan is searched for only when something has changed since the last search: a peer that came or
   went, or a speed or a link by over CHANGED. Otherwise what was found then still stands.
 - The answer compares both plans, each with its codecs, at the speeds and links of now;
@@ -23,7 +26,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from ..dag.network import Network
-from ..dag.plan import Plan
+from ..dag.plan import PeerId, Plan
 from ..dag.speed import Speeds
 from .events import ConsiderPlan, Instruction, Log, PlanConsidered, RunId
 from .handing import Errand
@@ -31,6 +34,7 @@ from .member import Member
 from .membership import Membership
 from .placing import bad_plan
 from .probing import Probing
+from .promise import Promise
 from .runs import Run
 from .scheduler.interface import PeerOffer
 from .scheduler.replan import Hysteresis, in_parts
@@ -51,6 +55,7 @@ class _Run:
     """What is remembered of a run under one plan."""
 
     term: int
+    promise: Promise
     hysteresis: Hysteresis = field(default_factory=Hysteresis)
     looked_step: int = 0
     looked_at: float = -math.inf
@@ -61,6 +66,8 @@ class _Run:
     """What it found; None: it has not been answered, or found nothing to compare."""
     said: Plan | None = None
     """The better plan that people were told of."""
+    broken_s: float = 0.0
+    """What steps took when the last look was for their being slow; 0: it was another look."""
 
 
 class Reconsidering:
@@ -92,9 +99,28 @@ class Reconsidering:
         if known is None or known.term != run.term:
             # Moves are rare over the whole run, whatever else changes its plan.
             hysteresis = known.hysteresis if known else Hysteresis()
-            known = _Run(run.term, hysteresis, looked_step=run.committed, looked_at=now)
+            promise = self._promise(run, now)
+            known = _Run(run.term, promise, hysteresis, run.committed, now)
             self._runs[run.id] = known
+        lately_s = run.ledger.lately_s if run.ledger else None
+        known.broken_s = 0.0
+        if known.promise.broken(lately_s, run.committed):
+            assert lately_s is not None
+            known.broken_s = lately_s
+            known.promise.looked(run.committed)
+            return True
         return run.committed - known.looked_step >= EVERY and now - known.looked_at >= EVERY_S
+
+    def _promise(self, run: Run, now: float) -> Promise:
+        assert run.plan is not None
+        offers = self._offers(run)
+        network = self.probing.network(tuple(offers), now)
+        return Promise(run.plan.predicted.step_s, network, offers)
+
+    def _offers(self, run: Run) -> dict[PeerId, PeerOffer]:
+        """Of its holders, as they are known now."""
+        here = self.members.members
+        return {p: here[p].offer for p in run.parts if p in here}
 
     def _look(self, run: Run, now: float) -> list[Instruction]:
         known = self._runs[run.id]
@@ -148,24 +174,32 @@ class Reconsidering:
         assert run.plan is not None
         assert event.plan is not None
         step, remaining = run.committed, max(0, run.spec.steps - run.committed)
-        move = known.hysteresis.observe(
-            step, event.running_s, event.candidate_s, event.migration_s, remaining
-        )
+        seconds = (event.running_s, event.candidate_s, event.migration_s)
+        move, why = known.hysteresis.observe(step, *seconds, remaining), ""
+        late_s, known.broken_s = known.broken_s, 0.0
+        if move is None and late_s and known.promise.explains(event.running_s, late_s):
+            move = known.hysteresis.at_once(step, *seconds, remaining)
+        if late_s:
+            offers = self._offers(run)
+            network = self.probing.network(tuple(offers), now)
+            why = known.promise.why(late_s, run.pairs, network, offers)
         if move is None or run.handing.errand is not None:  # it may be to pause
-            return []
-        known.hysteresis.moved(step)
+            late = (("run", run.id), ("step", step), ("why", why))
+            return [Log("plan_late", late)] if why else []
+        known.hysteresis.moved(step, at_once=not move.lasted)
         had, plan = known.said, event.plan
         known.said = plan
-        fields = (("run", run.id), ("step", step), ("gain", move.gain), ("why", str(move)))
+        reason = f"{why}; {move}" if why else str(move)
+        fields = (("run", run.id), ("step", step), ("gain", move.gain), ("why", reason))
         log = Log("plan_prepared", fields)
         changes = _changes(run.plan, plan)
         if run.snapshots:
-            text = f"{move}: {changes}"
+            text = f"{reason}: {changes}"
             run.handing.stop_for(Errand(text, plan, event.pairs))
             return [log, *run.note(f"{text}, between two steps", now)]
         if had is not None and (had.stages, had.codecs) == (plan.stages, plan.codecs):
             return []  # said before
-        text = f"{move}; it would {changes}. Moving needs snapshots (recovery.ladder)"
+        text = f"{reason}; it would {changes}. Moving needs snapshots (recovery.ladder)"
         return [log, *run.note(text, now)]
 
 

@@ -14,7 +14,10 @@ from statistics import median
 from ..dag.plan import PeerId
 from ..proto.broker_pb2 import LinkUse, PeerPeak, StepDone, StepReport
 
-__all__ = ["StepLedger", "WrongStepError"]
+__all__ = ["LATELY", "StepLedger", "WrongStepError"]
+
+LATELY = 3
+"""Steps of which `lately_s` is the least."""
 
 MOST_USES = 4096
 """Links, roles and codecs that one report may tell of; the rest is not read."""
@@ -60,6 +63,14 @@ class StepLedger:
     def median_s(self) -> float | None:
         """Median seconds of the newest steps, evaluations included; None before the first."""
         return median(self._seconds) if self._seconds else None
+
+    @property
+    def lately_s(self) -> float | None:
+        """What each of the newest LATELY steps took at least; None before there are so many. The
+        first one, which has building in it, does not count."""
+        if len(self._seconds) <= LATELY:
+            return None
+        return min(self._seconds[i] for i in range(-LATELY, 0))
 
     def report(self, peer: PeerId, report: StepReport) -> bool:
         """Enters a report; False when the peer has reported this step before. Raises

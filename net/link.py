@@ -143,8 +143,8 @@ class Link:
         if len(self._acks) >= _UNREAD_ACKS:
             raise FrameError(f"{self.peer} leaves {len(self._acks)} acknowledgements unread")
         if isinstance(message, Ack):
-            key = self._outbox.acknowledge(message.number, now)
-            return [] if key is None else [FrameAcknowledged(self.peer, key)]
+            done = self._outbox.acknowledge(message.number, now)
+            return [] if done is None else [FrameAcknowledged(self.peer, *done)]
         if isinstance(message, Credit):
             self._outbox.credit(message.role, message.frames)
             return []

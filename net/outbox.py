@@ -56,7 +56,8 @@ twice as much; 4 MiB: a tenth more)."""
 
 @dataclass(slots=True)
 class _Outgoing:
-    """A frame that is not acknowledged. number 0: not announced; sent: bytes handed out."""
+    """A frame that is not acknowledged. number 0: not announced; sent: bytes handed out; began_s:
+    when the first of them were, None over a break."""
 
     key: FrameKey
     payload: Payload
@@ -64,6 +65,7 @@ class _Outgoing:
     buffers: tuple[memoryview, ...]
     number: int = 0
     sent: int = 0
+    began_s: float | None = None
 
     @property
     def header(self) -> FrameHeader:
@@ -148,9 +150,9 @@ class Outbox:
         if frames > lane.credit:
             lane.credit = frames
 
-    def acknowledge(self, number: int, now: float) -> FrameKey | None:
-        """The frame is there: it is forgotten. None for one that was acknowledged before.
-        Raises FrameError for a number that was never announced."""
+    def acknowledge(self, number: int, now: float) -> tuple[FrameKey, float | None] | None:
+        """The frame is there: it is forgotten; also when its first byte was handed out. None for
+        one that was acknowledged before. Raises FrameError for a number never announced."""
         if not 0 < number <= self._number:
             raise FrameError(
                 f"acknowledged frame {number}: only 1 to {self._number} were announced"
@@ -173,7 +175,7 @@ class Outbox:
         past[key] = None
         if len(past) > _REMEMBERED_KEYS:
             del past[next(iter(past))]
-        return key
+        return key, frame.began_s
 
     def partial(self, number: int, have: int, now: float) -> None:
         """So many bytes of a frame are there. Raises FrameError for what was never sent."""
@@ -200,10 +202,10 @@ class Outbox:
                 raise FrameError(f"the other side has {have} bytes of frame {number}: never sent")
         self._window.broke()  # so it learns nothing below, whatever the time is
         done = [
-            key
+            found[0]
             for number in list(self._unacknowledged)
             if number <= hello.announced and number not in partial
-            if (key := self.acknowledge(number, 0.0)) is not None
+            if (found := self.acknowledge(number, 0.0)) is not None
         ]
         self._requeue(partial)
         self._number = hello.announced
@@ -229,6 +231,7 @@ class Outbox:
             if lane.queue and lane.queue[0] is frame:
                 lane.queue.popleft()
             lane.queue.appendleft(frame)
+            frame.began_s = None
             if number in partial:
                 frame.sent = partial[number]
                 self._ahead += 0 if lane.window is not None else frame.sent
@@ -267,7 +270,7 @@ class Outbox:
         begins = frame.number == 0
         if begins:
             self._number += 1
-            frame.number = self._number
+            frame.number, frame.began_s = self._number, now
             lane.announced += 1
             self._unacknowledged[frame.number] = frame
         piece = self._piece(frame, lane, now) if frame.size_bytes else None

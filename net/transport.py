@@ -72,10 +72,12 @@ class FrameArrived:
 
 @immutable
 class FrameAcknowledged:
-    """The peer has the whole frame; its buffers are free again here."""
+    """The peer has the whole frame; its buffers are free again here. `began_s`: when its first byte
+    was handed to the connection, by the link's clock; None: a connection broke since."""
 
     peer: str
     key: FrameKey
+    began_s: float | None = None
 
 
 TransportEvent = LinkUp | LinkDown | LinkRefused | FrameArrived | FrameAcknowledged

@@ -68,8 +68,9 @@ _LAST_WORDS_S = 2.0
 """For what was told and sent to leave, at the end."""
 
 
-def look(config: PeerConfig) -> broker_pb2.Profile:
-    """What this host offers with the settings. Raises ValueError for a device that is not here."""
+def look(config: PeerConfig, network: bytes = b"") -> broker_pb2.Profile:
+    """What this host offers with the settings to a network, which its authority's fingerprint
+    names. Raises ValueError for a device that is not here."""
     if config.threads:
         torch.set_num_threads(config.threads)
     return measure(
@@ -87,6 +88,7 @@ def look(config: PeerConfig) -> broker_pb2.Profile:
         data=offers(config.data),
         speeds=DEFAULT_STATE.expanduser().with_name("speeds.json"),
         stretch=config.stretch,
+        network=network,
     )
 
 
@@ -331,11 +333,11 @@ class Worker:
                     self._forget_sent(peer)
             case net.FrameArrived(arrived):
                 self._arrived(arrived)
-            case net.FrameAcknowledged(key=key):
+            case net.FrameAcknowledged(key=key, began_s=began_s):
                 self._spans.acknowledged(key)
                 self._unacknowledged.discard(key)
                 self._note_acknowledged()
-                self._post(e.FrameAcknowledged(key))
+                self._post(e.FrameAcknowledged(key, began_s))
 
     def _forget_sent(self, peer: str) -> None:
         self._spans.forget(peer)

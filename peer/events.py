@@ -249,9 +249,11 @@ class FrameQueued:
 
 @immutable
 class FrameAcknowledged:
-    """The peer has the whole frame; told after its FrameQueued, once."""
+    """The peer has the whole frame; told after its FrameQueued, once. `began_s`: when its first
+    byte was handed to the link, by the clock of `handle`; None: not known, a connection broke."""
 
     key: FrameKey
+    began_s: float | None = None
 
 
 @immutable

@@ -202,7 +202,7 @@ class PeerMachine:
         if role is Role.PROBE:
             return self._probe_frame(event, key, now)
         if isinstance(event, e.FrameAcknowledged):
-            out = self._traffic.acknowledged(key, now)
+            out = self._traffic.acknowledged(key, event.began_s, now)
             return out + self.keeping.acknowledged(key) if role is Role.SNAPSHOT else out
         part = self.assignment
         if part is not None and not part.matches(key.run, key.term):

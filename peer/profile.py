@@ -11,9 +11,10 @@ goes on using the machine.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 import platform
-import socket
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 _FALLBACK_BYTES = 2 * 2**30
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def measure(
@@ -52,12 +54,14 @@ def measure(
     data: Sequence[broker_pb2.DataSet] = (),
     speeds: Path | None = None,
     stretch: float = 1.0,
+    network: bytes = b"",
 ) -> broker_pb2.Profile:
     """The profile of one device; takes about a second, and no time where the file `speeds` has
     what was measured before (peer/speeds_file.py). `memory_bytes`: the owner's limit in place of
     the share; `up_bytes_per_s`, `down_bytes_per_s` and what follows them: as the owner has set
     them, 0 or nothing where nothing is said. `stretch`: the
-    device takes so many times as long, and stands for a machine of its own.
+    device takes so many times as long, and stands for a machine of its own. `network`: that the
+    profile is for, see `host_id`.
     Raises ValueError for a device that is not here."""
     import torch
 
@@ -100,25 +104,43 @@ def measure(
         operator_set=graph_pb2.CORE if core else graph_pb2.FULL,
         software=software(),
         speeds=speeds_to_proto(found),
-        host="" if alone else host_id(),
+        host="" if alone else host_id(network),
         cores=1 if alone else os.cpu_count() or 0,
         threads=threads,
     )
 
 
-def host_id() -> str:
-    """The same for all peers on this machine, in containers too: they share its cores. A hash,
-    because the number behind it is nobody's business."""
-    for path in ("/proc/sys/kernel/random/boot_id", "/etc/machine-id"):
-        try:
-            source = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if source:
-            break
-    else:
-        source = socket.gethostname()
-    return hashlib.sha256(f"shoal host {source}".encode()).hexdigest()[:16]
+def host_id(network: bytes) -> str:
+    """The same for all peers on this machine, in containers and network namespaces too: they share
+    its cores. Of the kernel's boot, which names and addresses do not change; empty where the system
+    has no such number, and the peer counts as alone on its machine.
+
+    Keyed by it and made for one network (its authority's fingerprint): so it can neither be guessed
+    by who is not on this machine, nor be recognised in another network or after a restart."""
+    boot = _boot()
+    if not boot:
+        return ""
+    return hmac.new(boot.encode(), b"shoal host " + network, hashlib.sha256).hexdigest()[:32]
+
+
+def _boot() -> str:
+    """Random bits of this boot of the kernel; empty: none are known."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        pass
+    asked = {
+        "Darwin": ("sysctl", "-n", "kern.bootsessionuuid"),
+        "Windows": ("reg", "query", r"HKLM\SOFTWARE\Microsoft\Cryptography", "/v", "MachineGuid"),
+    }.get(platform.system())
+    if asked is None:
+        return ""
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=5.0, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    words = done.stdout.split()
+    return words[-1] if words else ""
 
 
 def speeds_to_proto(speeds: Speeds) -> broker_pb2.Speeds:

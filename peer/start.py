@@ -40,7 +40,8 @@ async def work(config: PeerConfig, started: Callable[[Worker], None] | None = No
             if credential is not None:
                 me = replace(me, peer=PeerId(credential.party.subject))
             daemon = await loaded
-            profile = await _in_thread(lambda: daemon.look(config))
+            network = credential.fingerprint if credential else b""
+            profile = await _in_thread(lambda: daemon.look(config, network))
             worker: Worker = daemon.Worker(config, me, profile, credential)
             if started is not None:
                 started(worker)

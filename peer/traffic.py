@@ -1,17 +1,35 @@
 """What the frames of a run tell about links, for free.
 
-A frame that nothing was under way before takes R(n) = round trip + n / bandwidth from being queued
-to its acknowledgement, and more when other frames join it. So over a window the least disturbed
-samples count: the least time of small frames is the round trip, the greatest rate of large ones
-the bandwidth. A rate needs a known round trip, of this window or of an earlier probe, and bytes
-that take at least a quarter of it; a snapshot's, fifty of it, since those begin slowly
-(`net/patience.py`); else nothing is said.
+A link is busy from when the first byte of a frame was handed to it until a round trip before the
+last frame's acknowledgement, as long as the next one was handed out before the one in front of it
+had arrived. Such a *flow* fills the link, so
 
-At most one report per neighbour and window. Pure: times are those of the events.
+    rate = bytes of the flow / seconds of the flow
+
+whatever waits for a credit or for the compute of the other side, which is no time of the flow's.
+Rules:
+
+- A flow counts that took at least LONG_S and a round trip: most token buckets have let their burst
+  through by then, and the latency's own error hardly matters. One with snapshots in it takes fifty
+  round trips, since those begin slowly (`net/patience.py`).
+- What goes to several neighbours at once shares this peer's uplink. Flows that were alone count
+  where they are a quarter of the bytes; else each with what left beside it, which is the rate of
+  the uplink that they share.
+- Of the flows of a window (of its last three, before it is over) the median byte's rate is told: a
+  pause of a process on the one hand and a burst on the other change few of the bytes.
+- The least time of small frames that nothing was under way before is the round trip.
+
+Without a round trip, of this window or of an earlier probe, no rate is known. A neighbour is told
+of once per window, and once in LEAST_S when its rate is the first one, or by FAR another one than
+was told last. Where several peers send to one at once, each sees its share of that one's downlink.
+
+Pure: times are those of the events, and of the links' same clock.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass, field
 
 from ..dag.flow import Role
@@ -19,23 +37,53 @@ from ..net.frame import FrameKey
 from ..proto import broker_pb2
 from . import events as e
 
-__all__ = ["WINDOW_S", "Traffic"]
+__all__ = ["FAR", "LEAST_S", "WINDOW_S", "Traffic"]
 
 WINDOW_S = 10.0
+LEAST_S = 0.5
+FAR = 1.5
+LONG_S = 0.05
+"""A bucket of 4 MiB has passed a gigabit by then, one of 128 KiB anything."""
 SMALL_BYTES = 4 * 1024
-LARGE_BYTES = 64 * 1024
-_TRIPS, _SNAPSHOT_TRIPS = 0.25, 50.0
+_ENDLESS_S = 5.0
+"""A flow that goes on for so long counts as far as it was acknowledged."""
+_TRIPS, _SNAPSHOT_TRIPS = 1.0, 50.0
 _REMEMBERED = 1024
+_MOST_FLOWS = 64
+_NEWEST = 3
+_ALONE, _ENOUGH_ALONE = 1.25, 0.25
+
+
+@dataclass(eq=False, slots=True)
+class _Flow:
+    """Times of its first and last byte. `trips`: how many round trips it has to take. `after`: what
+    went before that time was told already."""
+
+    began: float
+    until: float
+    size_bytes: int = 0
+    trips: float = _TRIPS
+    after: float = -math.inf
+
+    def within(self, other: _Flow) -> float:
+        """Bytes that went while the other one did."""
+        seconds = min(self.until, other.until) - max(self.began, other.began)
+        return self.size_bytes * seconds / (self.until - self.began) if seconds > 0 else 0.0
 
 
 @dataclass(eq=False)
 class _Neighbour:
-    under_way: dict[FrameKey, None] = field(default_factory=dict)
-    timed: tuple[FrameKey, int, float] | None = None  # (frame, bytes, when it was queued)
+    under_way: dict[FrameKey, int] = field(default_factory=dict)  # bytes
+    timed: tuple[FrameKey, float] | None = None  # a small frame, and when it was queued
+    flow: _Flow | None = None  # the newest
+    flows: deque[_Flow] = field(default_factory=lambda: deque(maxlen=_MOST_FLOWS))  # those before
     since: float | None = None  # begin of the window; None: it has no sample
     round_trip_s: float = 0.0  # least of the window; 0: none
-    bytes_per_s: float = 0.0  # greatest of the window; 0: none
-    size_bytes: int = 0  # of the samples
+    looked: float = 0.0  # when its rate was asked for last
+    told: float = 0.0  # bytes/s that were told last; 0: none in this assignment
+
+    def all_flows(self) -> list[_Flow]:
+        return [*self.flows, self.flow] if self.flow else [*self.flows]
 
 
 class Traffic:
@@ -50,56 +98,105 @@ class Traffic:
         near = self._neighbours.get(peer)
         if near is None:
             near = self._neighbours[peer] = _Neighbour()
-        if not near.under_way and (size_bytes <= SMALL_BYTES or size_bytes >= LARGE_BYTES):
-            near.timed = (key, size_bytes, now)
-        near.under_way[key] = None
+        if not near.under_way and size_bytes <= SMALL_BYTES:
+            near.timed = (key, now)
+        near.under_way[key] = size_bytes
 
-    def acknowledged(self, key: FrameKey, now: float) -> list[e.Instruction]:
+    def acknowledged(self, key: FrameKey, began_s: float | None, now: float) -> list[e.Instruction]:
+        """`began_s`: when its first byte was handed to the link; None: over a break."""
         peer = key.destination
         near = self._neighbours.get(peer)
-        if near is None or key not in near.under_way:
+        size_bytes = None if near is None else near.under_way.pop(key, None)
+        if near is None or size_bytes is None:
             return []
-        del near.under_way[key]
         if near.timed is not None and near.timed[0] == key:
-            _, size_bytes, queued_s = near.timed
-            trips = _SNAPSHOT_TRIPS if key.role is Role.SNAPSHOT else _TRIPS
-            self._sample(peer, near, size_bytes, now - queued_s, now, trips)
-            near.timed = None
-        if near.since is None or now - near.since < WINDOW_S:
+            seconds, near.timed = now - near.timed[1], None
+            if seconds > 0:
+                near.round_trip_s = min(near.round_trip_s or seconds, seconds)
+                self.know(peer, near.round_trip_s)
+                near.since = now if near.since is None else near.since
+        trip_s = self._round_trips.get(peer)
+        if trip_s is not None and began_s is not None:
+            self._flows_on(near, key.role, size_bytes, began_s, now - trip_s)
+            near.since = now if near.since is None else near.since
+        return self._told(peer, near, now)
+
+    @staticmethod
+    def _flows_on(
+        near: _Neighbour, role: Role, size_bytes: int, began_s: float, until: float
+    ) -> None:
+        flow = near.flow
+        if flow is None or began_s > flow.until:
+            if flow is not None and flow.until - flow.began >= LONG_S:
+                near.flows.append(flow)
+            near.flow = flow = _Flow(began_s, until)
+        flow.began = max(flow.after, min(flow.began, began_s))
+        flow.until = max(flow.until, until)
+        flow.size_bytes += size_bytes
+        if role is Role.SNAPSHOT:
+            flow.trips = _SNAPSHOT_TRIPS
+
+    def _told(self, peer: str, near: _Neighbour, now: float) -> list[e.Instruction]:
+        if near.since is None:
             return []
+        passed = now - near.since
+        due = passed >= WINDOW_S
+        if not due and (passed < LEAST_S or now - near.looked < LEAST_S):
+            return []
+        near.looked = now
+        rate, size_bytes = self._rate(peer, near, _MOST_FLOWS + 1 if due else _NEWEST)
+        surprises = rate > 0 and not near.told / FAR < rate < near.told * FAR
+        if not due and not surprises:
+            return []
+        near.told = rate or near.told
+        latency_s = near.round_trip_s / 2
+        near.since, near.round_trip_s = None, 0.0
+        if not rate and not latency_s:
+            return []
+        flow = near.flow
+        if flow is not None and near.under_way and flow.until - flow.began >= _ENDLESS_S:
+            near.flows.append(flow)  # it is told; what goes on counts from here
+            near.flow = _Flow(flow.until, flow.until, 0, flow.trips, flow.until)
         report = broker_pb2.LinkReport(
-            peer=peer,
-            latency_s=near.round_trip_s / 2,
-            bytes_per_s=near.bytes_per_s,
-            size_bytes=near.size_bytes,
+            peer=peer, latency_s=latency_s, bytes_per_s=rate, size_bytes=size_bytes
         )
-        near.since, near.round_trip_s, near.bytes_per_s, near.size_bytes = None, 0.0, 0.0, 0
         return [e.Tell(broker_pb2.PeerMessage(link=report))]
 
-    def _sample(
-        self,
-        peer: str,
-        near: _Neighbour,
-        size_bytes: int,
-        seconds: float,
-        now: float,
-        trips: float,
-    ) -> None:
-        """`trips`: how many round trips a rate's bytes have to take."""
-        if seconds <= 0:
-            return
-        if size_bytes <= SMALL_BYTES:
-            near.round_trip_s = min(near.round_trip_s or seconds, seconds)
-            self.know(peer, near.round_trip_s)
-        else:
-            round_trip = near.round_trip_s or self._round_trips.get(peer, 0.0)
-            alone = seconds - round_trip
-            if not round_trip or alone < trips * round_trip:
-                return
-            near.bytes_per_s = max(near.bytes_per_s, size_bytes / alone)
-        near.size_bytes += size_bytes
-        if near.since is None:
-            near.since = now
+    def _rate(self, peer: str, near: _Neighbour, newest: int) -> tuple[float, int]:
+        """(bytes/s, of so many bytes) of the window's newest flows; zeros: nothing is known."""
+        assert near.since is not None
+        trip_s = self._round_trips.get(peer)
+        if trip_s is None:
+            return 0.0, 0
+        others = [
+            flow
+            for name, other in self._neighbours.items()
+            if name != peer
+            for flow in other.all_flows()
+        ]
+        alone: list[tuple[float, int]] = []
+        every: list[tuple[float, int]] = []
+        for flow in near.all_flows():
+            seconds = flow.until - flow.began
+            if flow is near.flow and near.under_way and seconds < _ENDLESS_S:
+                continue  # what of it has left and was not acknowledged would be missing
+            if flow.until < near.since - trip_s or seconds < max(LONG_S, flow.trips * trip_s):
+                continue
+            together = flow.size_bytes + sum(other.within(flow) for other in others)
+            shared = together > _ALONE * flow.size_bytes
+            sample = ((together if shared else flow.size_bytes) / seconds, flow.size_bytes)
+            every.append(sample)
+            alone += [] if shared else [sample]
+        every, alone = every[-newest:], alone[-newest:]
+        found = alone if _bytes(alone) >= _ENOUGH_ALONE * _bytes(every) else every
+        if not found:
+            return 0.0, 0
+        half, seen = _bytes(found) / 2, 0
+        for rate, size_bytes in sorted(found):
+            seen += size_bytes
+            if seen >= half:
+                return rate, _bytes(found)
+        raise AssertionError("a median that is not there")
 
     def know(self, peer: str, round_trip_s: float) -> None:
         """A round trip that was measured, here or by a probe."""
@@ -110,9 +207,13 @@ class Traffic:
 
     def broke(self, peer: str) -> None:
         """A connection broke: what is under way goes on after a pause that is none of its own."""
-        if peer in self._neighbours:
-            self._neighbours[peer].timed = None
+        if near := self._neighbours.get(peer):
+            near.timed = near.flow = None
 
     def clear(self) -> None:
         """The assignment is over, its links are hung up."""
         self._neighbours.clear()
+
+
+def _bytes(flows: list[tuple[float, int]]) -> int:
+    return sum(size_bytes for _, size_bytes in flows)

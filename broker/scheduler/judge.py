@@ -249,21 +249,41 @@ class Judge:
         return structure, play(structure.program, seconds, part, self.hosts(peers))
 
     def hosts(self, peers: Sequence[int]) -> Hosts | None:
-        """Machines that several of the peers share; None: there is none."""
+        """Machines that several of the peers share; None: there is none.
+
+        Of what peers say of one machine the most cores count, and nobody has more threads than
+        that: who lies on a machine takes from the others as much as one who computes there, at
+        most. A peer whose device is another one keeps a core busy with handing it work."""
         named: dict[str, int] = {}
         host: list[int] = []
         cores: list[float] = []
+        busy: list[float] = []  # share that a thread keeps while all cores compute
+        feeding: dict[str, int] = {}
         for p in peers:
             offer = self.offers[p]
             shared = bool(offer.host and offer.threads and offer.cores)
             key = f"host {offer.host}" if shared else f"peer {offer.peer}"
+            if offer.host and not offer.threads:
+                feeding[f"host {offer.host}"] = feeding.get(f"host {offer.host}", 0) + 1
             if key not in named:
                 named[key] = len(cores)
-                cores.append(offer.cores if shared else 0.0)
+                cores.append(0.0)
+                busy.append(0.0)
             host.append(named[key])
+            if shared:
+                cores[named[key]] = max(cores[named[key]], offer.cores)
+                busy[named[key]] = max(busy[named[key]], offer.pace.busy)
         if not any(cores):
             return None
-        return Hosts(tuple(host), tuple(self.offers[p].threads for p in peers), tuple(cores))
+        threads = [
+            min(offer.threads, max(1, round(cores[h] / busy[h]))) if cores[h] else offer.threads
+            for h, offer in zip(host, (self.offers[p] for p in peers), strict=True)
+        ]
+        for key, count in feeding.items():
+            if key in named:
+                most = cores[named[key]]
+                cores[named[key]] = max(most - count, min(most, 1.0))
+        return Hosts(tuple(host), tuple(threads), tuple(cores))
 
     def crossing_bytes(self, position: int) -> int:
         """Of the values made before a position and read behind it, for one microbatch."""

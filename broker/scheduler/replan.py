@@ -11,6 +11,10 @@ Rules:
 - After a move nothing is decided for STEPS steps, after the next one for twice as long, and so on:
   a network that swings makes moves rarer, not plans restless.
 
+A plan that takes far longer than it promised need not wait for a gain to last: its prediction was
+wrong, not noisy. `at_once` decides by one comparison, for the same gain, if it pays as well over
+what remains; at most AT_ONCE times in a run, each time after twice as many steps as before.
+
 The move itself happens at a snapshot boundary, a few stages at a time (`in_parts`).
 """
 
@@ -24,11 +28,24 @@ from ...dag.graph import Graph
 from ...dag.network import Network
 from ...dag.plan import PeerId, Plan
 
-__all__ = ["FACTOR", "LEAST_GAIN", "STEPS", "Hysteresis", "Move", "in_parts", "migration"]
+__all__ = [
+    "AT_ONCE",
+    "AT_ONCE_STEPS",
+    "FACTOR",
+    "LEAST_GAIN",
+    "STEPS",
+    "Hysteresis",
+    "Move",
+    "in_parts",
+    "migration",
+]
 
 LEAST_GAIN = 0.10
 STEPS = 50
 FACTOR = 3.0
+AT_ONCE = 3
+AT_ONCE_STEPS = 8
+"""Between two moves at once, at least; then twice as many."""
 SMOOTHING = 20.0
 """Steps over which a gain is smoothed: one of ±20 % noise leaves 3 % then."""
 
@@ -41,10 +58,13 @@ class Move:
     saved_s: float
     """Over the remaining steps."""
     migration_s: float
+    lasted: bool = True
+    """Whether the gain did, or the plan was too slow to wait for that."""
 
     def __str__(self) -> str:
+        lasting = f" for {STEPS} steps" if self.lasted else ""
         return (
-            f"another plan is {self.gain:.0%} faster for {STEPS} steps and saves "
+            f"another plan is {self.gain:.0%} faster{lasting} and saves "
             f"{self.saved_s:.3g} s until the end, moving takes {self.migration_s:.3g} s"
         )
 
@@ -60,6 +80,9 @@ class Hysteresis:
     quiet_until: int = 0
     moves: int = 0
     last_step: int = field(default=-1)
+    at_once_moves: int = 0
+    at_once_from: int = 0
+    """The step from which on another move at once may be decided."""
 
     def observe(
         self, step: int, running_s: float, candidate_s: float, migration_s: float, remaining: int
@@ -89,8 +112,24 @@ class Hysteresis:
             return None
         return Move(gain, saved, migration_s)
 
-    def moved(self, step: int) -> None:
+    def at_once(
+        self, step: int, running_s: float, candidate_s: float, migration_s: float, remaining: int
+    ) -> Move | None:
+        """As `observe`, for a plan that takes far longer than it promised, and whose prediction has
+        been corrected since. Remembers nothing."""
+        if self.at_once_moves >= AT_ONCE or step < self.at_once_from:
+            return None
+        gain = 1 - candidate_s / running_s
+        saved = gain * running_s * remaining
+        if gain < LEAST_GAIN or saved <= FACTOR * migration_s:
+            return None
+        return Move(gain, saved, migration_s, lasted=False)
+
+    def moved(self, step: int, *, at_once: bool = False) -> None:
         """The run has changed to the candidate: what was known of gains is void."""
+        if at_once:
+            self.at_once_from = step + AT_ONCE_STEPS * 2**self.at_once_moves
+            self.at_once_moves += 1
         self.quiet_until = step + STEPS * 2**self.moves
         self.moves += 1
         self.smooth = self.since = None

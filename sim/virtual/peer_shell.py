@@ -175,7 +175,7 @@ class PeerShell:
 
     def _transported(self, event: TransportEvent) -> None:
         if isinstance(event, FrameAcknowledged):
-            self.handle(p.FrameAcknowledged(event.key))
+            self.handle(p.FrameAcknowledged(event.key, event.began_s))
         elif isinstance(event, FrameArrived):
             self._arrived(event.arrived)
         else:

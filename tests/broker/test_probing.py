@@ -266,9 +266,9 @@ def test_training_traffic_moves_an_estimate_and_a_probe_replaces_it(world):
     world.join("a")
     serve(world, world.join("b"))
     links = world.machine.probing.links
-    world.say("a", link=probe(0, "b", latency_s=0.0, rate=1e6))
+    world.say("a", link=probe(0, "b", latency_s=0.0, rate=0.8 * TRUE_RATE))
     first = links.get("a", "b", world.now)
-    assert first.bytes_per_s == pytest.approx(0.7 * TRUE_RATE + 0.3 * 1e6)
+    assert first.bytes_per_s == pytest.approx((0.7 + 0.3 * 0.8) * TRUE_RATE)
     assert first.latency_s == TRUE_LATENCY_S, "what was not measured stays"
     for _ in range(40):
         world.say("a", link=probe(0, "b", latency_s=0.0, rate=1e6))

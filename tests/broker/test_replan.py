@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.scheduler.replan import (
+    AT_ONCE,
+    AT_ONCE_STEPS,
     FACTOR,
     LEAST_GAIN,
     STEPS,
@@ -148,3 +150,29 @@ def test_a_move_goes_a_few_stages_at_a_time() -> None:
     assert in_parts(old, new, 1) == [("c",), ("b",)]
     assert in_parts(old, new, 2) == [("c", "b")]
     assert in_parts(old, old) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.01, 100), st.floats(0.01, 2.0), st.floats(0, 1e4)),
+        min_size=1,
+        max_size=300,
+    )
+)
+def test_a_run_moves_at_once_a_few_times_only_and_ever_more_rarely(
+    seen: list[tuple[float, float, float]],
+) -> None:
+    """Whatever is predicted, step after step: never to and fro."""
+    hysteresis, moves = Hysteresis(), []
+    for step, (running_s, share, migration_s) in enumerate(seen):
+        remaining = len(seen) - step
+        move = hysteresis.at_once(step, running_s, running_s * share, migration_s, remaining)
+        if move:
+            assert 1 - share >= LEAST_GAIN * 0.999
+            assert move.saved_s > FACTOR * migration_s
+            assert "for 50 steps" not in str(move)
+            hysteresis.moved(step, at_once=True)
+            moves.append(step)
+    assert len(moves) <= AT_ONCE
+    gaps = [b - a for a, b in itertools.pairwise(moves)]
+    assert all(gap >= AT_ONCE_STEPS * 2**i for i, gap in enumerate(gaps))

@@ -1,11 +1,15 @@
-"""What both ends of a link tell of a step reaches its watchers as one."""
+"""What both ends of a link tell of a step reaches its watchers as one, and what its flows tell
+corrects what was believed of it."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from shoal.broker.links import FAR, Links
 from shoal.broker.steps import MOST_LINKS, StepLedger
 from shoal.proto.broker_pb2 import LinkUse, StepReport
 
@@ -71,3 +75,31 @@ def test_a_committed_step_has_bytes_sent_again_and_peaks_that_are_new() -> None:
         [("a", 50), ("b", 70)],
         [("a", 60)],
     ]
+
+
+# ------------------------------------------------------------ what steps tell of links
+
+
+def believed(*reports: tuple[float, str]) -> float:
+    """Bytes/s of a link after reports of it, a second apart."""
+    links = Links()
+    for now, (rate, origin) in enumerate(reports):
+        assert not links.report("a", "b", 0.01, rate, float(now), origin)
+    found = links.get("a", "b", 100.0)
+    assert found is not None
+    return found.bytes_per_s
+
+
+def test_flows_that_show_far_less_than_a_probe_correct_it_at_once() -> None:
+    assert believed((150e6, "probe"), (6.2e6, "traffic")) == 6.2e6
+    assert believed((150e6, "traffic"), (6.2e6, "traffic")) == 6.2e6
+
+
+@given(st.floats(1.0, 1e9), st.floats(1.0, 1e9))
+def test_other_flows_move_the_estimate_by_a_part_of_the_way(before: float, now: float) -> None:
+    """So a burst that looks like a fast link is believed slowly, and a share hardly."""
+    found = believed((before, "probe"), (now, "traffic"))
+    if now * FAR < before:
+        assert found == now
+    else:
+        assert found == pytest.approx(0.7 * before + 0.3 * now)

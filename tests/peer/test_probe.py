@@ -16,7 +16,6 @@ from shoal.net.frame import FrameKey
 from shoal.peer import events as e
 from shoal.peer.machine import PeerMachine
 from shoal.peer.probe import probe_payload
-from shoal.peer.traffic import WINDOW_S, Traffic
 from shoal.proto import broker_pb2
 
 ME, OTHER = PeerId("me"), PeerId("other")
@@ -341,88 +340,3 @@ def test_events_in_any_order_keep_the_rules(seed):
         if part is not None and part is peer.machine.assignment and part.alive:
             assert not [i for i in of(out, e.HangUp) if i.peer in part.peers]
             assert not [i for i in of(out, e.Dial) if i.peer in part.peers]
-
-
-# ------------------------------------------------------------ training traffic
-
-
-def frame(step, size=1 << 20, port="h", to=OTHER):
-    return FrameKey("r-1", 1, step, Role.ACTIVATION, 0, 1, port, ME, to), size
-
-
-def told(out):
-    return [i.message.link for i in out]
-
-
-def test_frames_of_a_run_tell_latency_and_bandwidth_once_per_window():
-    traffic, now, found = Traffic(), 0.0, []
-    for step in range(400):
-        for key, size in (frame(step, 64), frame(step, port="g")):
-            traffic.queued(key, size, now)
-            now += 0.04 + size / 1e7
-            found += told(traffic.acknowledged(key, now))
-    assert len(found) == pytest.approx(now / WINDOW_S, abs=1.5)
-    for report in found:
-        assert report.probe == 0
-        assert report.latency_s == pytest.approx(0.02, rel=0.01)
-        assert report.bytes_per_s == pytest.approx(1e7, rel=0.01)
-
-
-def test_a_frame_behind_others_is_no_sample_and_the_best_one_counts():
-    traffic, now, found = Traffic(), 0.0, []
-    traffic.know(OTHER, 0.04)
-    for step in range(200):
-        first, second = frame(step), frame(step, port="g")
-        traffic.queued(*first, now)
-        traffic.queued(*second, now)
-        now += 0.04 + 2**20 / 1e7 * (1 if step % 3 else 2)
-        found += told(traffic.acknowledged(first[0], now))
-        now += 2**20 / 1e7
-        found += told(traffic.acknowledged(second[0], now))
-    assert found
-    assert all(r.bytes_per_s == pytest.approx(1e7, rel=0.01) for r in found)
-    assert all(r.latency_s == 0 for r in found), "no small frame: not measured"
-
-
-def test_without_a_round_trip_or_over_a_break_nothing_is_said():
-    traffic, now = Traffic(), 0.0
-    for step in range(40):
-        key, size = frame(step)
-        traffic.queued(key, size, now)
-        now += 1.0
-        assert not traffic.acknowledged(key, now)
-    traffic.know(OTHER, 0.01)
-    for step in range(40, 80):
-        key, size = frame(step)
-        traffic.queued(key, size, now)
-        traffic.broke(OTHER)
-        now += 1.0
-        assert not traffic.acknowledged(key, now)
-    traffic.clear()
-    assert not traffic.acknowledged(frame(79)[0], now)
-
-
-def test_small_frames_between_far_peers_say_nothing_of_the_bandwidth():
-    traffic, now, found = Traffic(), 0.0, []
-    traffic.know(OTHER, 0.5)
-    for step in range(40):
-        key, size = frame(step, 65536)
-        traffic.queued(key, size, now)
-        now += 0.5 + size / 1e9
-        found += told(traffic.acknowledged(key, now))
-    assert not found
-
-
-@pytest.mark.parametrize(("trips", "says"), [(10, False), (100, True)])
-def test_a_snapshot_tells_the_bandwidth_when_it_takes_many_round_trips(trips, says):
-    """It begins slowly, so as not to be in the way; a short one never gets all of the link."""
-    traffic, now, found = Traffic(), 0.0, []
-    traffic.know(OTHER, 0.04)
-    size = int(trips * 0.04 * 1e7)
-    for step in range(40):
-        key = frame(step)[0]._replace(role=Role.SNAPSHOT)
-        traffic.queued(key, size, now)
-        now += 0.04 + size / 1e7
-        found += told(traffic.acknowledged(key, now))
-    assert bool(found) == says
-    assert all(r.bytes_per_s == pytest.approx(1e7, rel=0.01) for r in found)

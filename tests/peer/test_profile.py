@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import threading
 from pathlib import Path
 
@@ -40,11 +41,53 @@ def test_a_profile_has_speeds_by_class_and_says_which_machine_it_is(measured: Pa
     assert found.speeds.special_bytes_per_s < found.speeds.memory_bytes_per_s
     assert 0 < found.speeds.call_s < 1e-2
     assert (found.cores, found.threads) == (os.cpu_count(), torch.get_num_threads())
-    assert len(found.host) == 16
     assert profile.measure("cpu", name="b", speeds=measured).host == found.host
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    if boot.exists():
-        assert boot.read_text().strip() not in str(found)
+
+
+@pytest.fixture
+def boot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    path = tmp_path / "boot_id"
+    path.write_text("3dfc3cc4-0b53-47f7-98fb-c643d3571e2b\n")
+    monkeypatch.setattr(profile, "_BOOT", path)
+    return path
+
+
+def test_a_machine_is_known_by_its_boot_in_one_network_only(boot: Path) -> None:
+    here = profile.host_id(b"net")
+    assert len(here) == 32
+    assert here == profile.host_id(b"net")
+    assert here != profile.host_id(b"other"), "it could be recognised elsewhere"
+    assert boot.read_text()[:8] not in here
+    boot.write_text("11111111-0b53-47f7-98fb-c643d3571e2b\n")
+    assert here != profile.host_id(b"net")
+
+
+def test_neither_a_name_nor_an_address_says_which_machine_it_is(
+    boot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = profile.host_id(b"net")
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    monkeypatch.setattr("platform.node", lambda: "another")
+    assert profile.host_id(b"net") == here
+    boot.unlink()
+    monkeypatch.setattr("platform.system", lambda: "Plan9")
+    assert profile.host_id(b"net") == "", "where nothing is known it is alone"
+
+
+@pytest.mark.parametrize(
+    ("system", "said"),
+    [("Darwin", "AB-CD\n"), ("Windows", "\n  MachineGuid    REG_SZ    ab-cd\n\n")],
+)
+def test_other_systems_are_asked_for_theirs(
+    boot: Path, monkeypatch: pytest.MonkeyPatch, system: str, said: str
+) -> None:
+    boot.unlink()
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr(
+        profile.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, stdout=said)
+    )
+    assert profile._boot() == said.split()[-1]
+    assert len(profile.host_id(b"net")) == 32
 
 
 def test_the_owners_limit_replaces_the_share(measured: Path) -> None:
