@@ -40,6 +40,7 @@ from ..proto.common_pb2 import Reason
 from .datasets import DataSets
 from .decided import Decided
 from .events import (
+    PLANNER,
     Answer,
     CloseStream,
     DataAsked,
@@ -86,6 +87,10 @@ __all__ = ["MOST_MESSAGE_BYTES", "BrokerMachine"]
 
 MOST_MESSAGE_BYTES = 64 * 1024
 """Longest message of a peer: none carries more than names, numbers and one reason."""
+
+
+MOST_INTERRUPTED = 2
+"""Ends of the broker's process in which one run was being planned: once is a power cut."""
 
 
 class BrokerMachine:
@@ -195,6 +200,12 @@ class BrokerMachine:
         self.data.started(starts)
         out: list[Instruction] = []
         for run in self.runs.values():
+            if run.interrupted >= MOST_INTERRUPTED and not run.ended:
+                text = (
+                    f"the broker ended {run.interrupted} times while it planned this run, and does "
+                    "not plan it again: submit it again, in parts that need less memory"
+                )
+                out += run.fail(PLANNER, text, self.members, now)
             out += run.resume(now)
             for peer in run.returning.away:
                 self.members.expected[peer] = self._holding(run)

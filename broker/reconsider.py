@@ -59,6 +59,8 @@ class _Run:
     """Of the last search."""
     found: PlanConsidered | None = None
     """What it found; None: it has not been answered, or found nothing to compare."""
+    off: bool = False
+    """Whether looking had to be ended, and would be again."""
     said: Plan | None = None
     """The better plan that people were told of."""
 
@@ -91,9 +93,11 @@ class Reconsidering:
         known = self._runs.get(run.id)
         if known is None or known.term != run.term:
             # Moves are rare over the whole run, whatever else changes its plan.
-            hysteresis = known.hysteresis if known else Hysteresis()
-            known = _Run(run.term, hysteresis, looked_step=run.committed, looked_at=now)
+            hysteresis, off = (known.hysteresis, known.off) if known else (Hysteresis(), False)
+            known = _Run(run.term, hysteresis, looked_step=run.committed, looked_at=now, off=off)
             self._runs[run.id] = known
+        if known.off:
+            return False
         return run.committed - known.looked_step >= EVERY and now - known.looked_at >= EVERY_S
 
     def _look(self, run: Run, now: float) -> list[Instruction]:
@@ -136,6 +140,9 @@ class Reconsidering:
         if known.term != run.term or not run.running:
             return []  # it was about a plan that is no longer the run's
         told = (event.running_s, event.candidate_s)
+        if event.given_up:
+            known.off = True
+            return run.note(f"no better plan is looked for any more: {event.given_up}", now)
         if event.plan is None or not all(0 < s < math.inf for s in told):
             return []
         if problem := bad_plan(event.plan, event.pairs):

@@ -284,7 +284,7 @@ class RunsService:
 
     async def preview(self, spec: RunSpec, caller: Party | None) -> PreviewAnswer:
         wanted: PreviewWanted = await self._shell.ask(lambda request: PreviewAsked(request, spec))
-        return await self._shell.preview(wanted)
+        return await self._shell.preview(wanted, caller.subject if caller else "")
 
     async def resolve(self, wanted: DataRequest, caller: Party | None) -> DataAnswer:
         by = caller.subject if caller else ""
