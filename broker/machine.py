@@ -79,7 +79,6 @@ from .probing import Probing
 from .reconsider import Reconsidering
 from .runs import Run
 from .sets import MOST_SNAPSHOTS
-from .speeds import speeds_of
 from .terms import NEVER
 from .wish import SpecError, read_spec
 
@@ -444,7 +443,7 @@ class BrokerMachine:
         offers = tuple(m.offer for m in pool)
         network = self.probing.network([m.id for m in pool], now)
         states = tuple(_state(m, now) for m in pool)
-        notes = tuple(clean(text) for m in pool for text in speeds_of(m.profile)[1])
+        notes = tuple(clean(text) for m in pool for text in m.odd)
         return Answer(request, PreviewWanted(spec, states, offers, network, notes))
 
     def _describe(self, now: float) -> Description:

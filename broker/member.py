@@ -51,6 +51,7 @@ class Member:
     correction: Correction = field(default_factory=Correction)
     manifests: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # Of its own data, by hash, with the inputs of the model that it keeps.
+    odd: tuple[str, ...] = ()  # What of its profile's numbers could not be taken as it is.
     answers: dict[tuple[str, str, str], Resolved | None] = field(default_factory=dict)
     # What it said of its data, by the way of reading it; None: asked, see datasets.py.
 
