@@ -22,7 +22,7 @@ from ..dag.network import Network
 from ..dag.plan import PeerId, Plan, PlanError, Spare, Visit
 from ..dag.validate import validate
 from ..dag.vocabulary import planned_graph
-from ..job.words import count_of, some_of
+from ..job.words import count_of, size_text, some_of
 from .events import ConsiderPlan, MakePlan, PlanConsidered, PlanFailed, PlanReady
 from .leaving_out import LeftOut, without_culprits
 from .placing import bad_plan
@@ -92,6 +92,7 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     form = planned_graph(_bound(graph, plan.microbatch_size), plan)
     plan.validate(len(form.operators))
     if by_hand:
+        _check_memory(ask, form, plan)
         plan = _with_codecs(ask, form, plan)
     local = _kept(ask, form, plan)
     core = [str(o) for o in ask.peers if o.operator_set == "core" and o.peer in plan.peers]
@@ -136,17 +137,37 @@ def _kept(ask: MakePlan, form: Graph, plan: Plan) -> tuple[str, ...]:
     return local
 
 
+def _check_memory(ask: MakePlan, form: Graph, plan: Plan) -> None:
+    """Raises PlanError for a hand-written plan that takes more memory of a peer than its owner
+    offers, by what the broker's own plans are judged with."""
+    judge = _judge(ask, form, plan)
+    offers = {o.peer: o for o in ask.peers}
+    for peer, needed in judge.plan_bytes(plan).items():
+        offered = offers[peer].device_memory_bytes
+        if needed > offered:
+            raise PlanError(
+                f"its stages take {size_text(needed)} of {offers[peer]}, which offers "
+                f"{size_text(offered)}: short by {size_text(needed - offered)}; give it fewer "
+                "operators, smaller microbatches, or recompute"
+            )
+
+
+def _judge(ask: MakePlan, form: Graph, plan: Plan) -> Judge:
+    """Of a hand-written plan."""
+    options, count = read_spec(ask.spec).options, len(plan.routes)
+    request = PlanRequest(
+        form, ask.peers, count, plan.microbatch_size, options=options, links=ask.network
+    )
+    return Judge(request)
+
+
 def _with_codecs(ask: MakePlan, form: Graph, plan: Plan) -> Plan:
     """A hand-written plan with the codecs that the job asks for, where it has none of its own."""
     if plan.codecs or len(plan.peers) < 2:
         return plan
-    options = read_spec(ask.spec).options
-    if not options.codecs.asked:
+    if not read_spec(ask.spec).options.codecs.asked:
         return plan
-    count, size = len(plan.routes), plan.microbatch_size
-    return with_codecs(
-        Judge(PlanRequest(form, ask.peers, count, size, options=options, links=ask.network)), plan
-    )
+    return with_codecs(_judge(ask, form, plan), plan)
 
 
 def _bound(graph: Graph, size: int) -> Graph:

@@ -152,7 +152,11 @@ def test_a_plan_by_hand_gives_the_data_to_nobody_whatever_the_spec_claims(world)
         spec.plan.stages[0].stop = spec.plan.stages[1].start = cut
         spec.plan.stages[1].stop = len(graph.operators)
         kept = ((spec.data.hash, ("x",)),)
-        offers = (PeerOffer(PeerId(owner), manifests=kept), PeerOffer(PeerId(stranger)))
+        memory = 2**30
+            offers = (
+                PeerOffer(PeerId(owner), device_memory_bytes=memory, manifests=kept),
+                PeerOffer(PeerId(stranger), device_memory_bytes=memory),
+            )
         ask = MakePlan(RunId("r"), 1, spec, offers, None)
         if owner == "a":
             assert make_plan(ask, graph).local == ("x",)

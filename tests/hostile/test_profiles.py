@@ -22,7 +22,7 @@ from shoal.broker.scheduler.interface import NoPlan, PeerOffer, PlanRequest
 from shoal.broker.scheduler.planners import plan as by_name
 from shoal.dag.convert import graph_to_bytes
 from shoal.dag.plan import PeerId, Plan
-from shoal.proto.broker_pb2 import LinkReport, Profile, Ready, Speeds, StageTime, StepReport
+from shoal.proto.broker_pb2 import LinkReport, Profile, Speeds, StageTime, StepReport
 from shoal.tests.broker.conftest import World, make_plan, make_spec
 from shoal.tests.broker.test_planning import make_graph, offers
 
@@ -44,8 +44,8 @@ def numbers(message: Any) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries(found)
 
 
-def world() -> World:
-    return World(BrokerMachine("broker-1", BrokerOptions(probe_s=5.0)))
+def world(probe_s: float = 5.0) -> World:
+    return World(BrokerMachine("broker-1", BrokerOptions(probe_s=probe_s)))
 
 
 def honest(world: World, *names: str) -> None:
@@ -97,24 +97,19 @@ def test_no_profile_keeps_others_from_being_planned(
 def test_no_report_of_a_step_makes_a_peer_one_that_cannot_be_planned_with(
     report: dict[str, Any], stage: dict[str, Any], again: int
 ) -> None:
-    found = world()
+    found = world(probe_s=0.0)
     honest(found, "a", "b")
-    run, out = found.submit(make_spec(steps=50, plan={"stages": 2}))
-    out += found.wait(10.0)
-    ask = [i for i in out if isinstance(i, MakePlan)][-1]
-    made = answer(ask, graph_to_bytes(make_graph()))
-    assert isinstance(made, PlanReady)
-    found.handle(made)
-    for peer in ("a", "b"):
-        found.say(peer, ready=Ready(run=run, term=1))
+    run = found.start("a", "b", steps=50)
     for step in range(again):
         told = {**report, "run": run, "term": 1, "step": step}
         found.say("a", step=StepReport(**told, stages=[StageTime(**{**stage, "stage": 0})]))
         found.report("b", run, step)
     assert found.machine.runs[run].committed == again
     assert all(math.isfinite(m.offer.pace.product) for m in found.machine.members.members.values())
-    again_ask = replace(ask, peers=tuple(m.offer for m in found.machine.members.members.values()))
-    assert isinstance(answer(again_ask, graph_to_bytes(make_graph())), PlanReady)
+    spec = make_spec(plan={"scheduler": "op-fence"})
+    peers = tuple(m.offer for m in found.machine.members.members.values())
+    ask = MakePlan(RunId("r"), 1, spec, peers)
+    assert isinstance(answer(ask, graph_to_bytes(make_graph())), PlanReady)
 
 
 # ---------------------------------------------------------------- the second line
