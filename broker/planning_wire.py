@@ -64,7 +64,14 @@ _SPEEDS = (
     ("special", "special_bytes_per_s"),
     *((name, name) for name in ("call_s", "error", "busy", "slowed")),
 )
-_PLAIN = ("peer", "name", "place", "device_memory_bytes", "host_memory_bytes", "flops_per_s")
+_PLAIN: tuple[str, ...] = (
+    "peer",
+    "name",
+    "place",
+    "device_memory_bytes",
+    "host_memory_bytes",
+    "flops_per_s",
+)
 _PLAIN += ("operator_set", "reachable", "learned", "host", "cores", "threads")
 
 

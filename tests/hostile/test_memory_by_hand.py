@@ -41,9 +41,8 @@ def test_a_run_that_passes_what_the_owner_offers_is_stopped_at_the_peer(
     assert one.assignment is not None
     most = one.assignment._memory_bytes
     assert most, "this peer offers something"
-    one.handle(e.DataReady("r", 1, 0), 1.0)
     held = int(STOP_AT * most) + over
-    done = e.Computed("r", 1, 0, Action.parse("F0"), e.Result(0.1, held))
+    done = e.Computed("r", 1, 0, Action.parse("F0@0"), e.Result(0.1, held))
     faults = told(one.handle(done, 1.0), "fault")
     assert [f.reason.code for f in faults] == ["memory"] * over
     if over:
