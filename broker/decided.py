@@ -96,6 +96,8 @@ class Decided:
                 started = decision.started
                 self.starts, self.submitted = started.number, started.submitted
                 self.clock_s = max(self.clock_s, started.at_s)
+                for run in self.runs.values():
+                    run.broker_started()
             case "added":
                 self._add(decision.added)
             case "happened":
@@ -141,6 +143,7 @@ class Decided:
             for since in kept.renamed
         }
         run.restored(kept.state, plan, kept.peaks, kept.checkpoints, names)
+        run.interrupted = kept.interrupted
 
     def snapshot(self) -> Iterator[Record]:
         """Records that give this state when they are applied to an empty one: one with the
@@ -166,6 +169,7 @@ def _kept(run: Run) -> RunKept:
         numbered=run.history.numbered,
         peaks=run.ledger.peaks if run.ledger is not None else (),
         checkpoints=run.checkpoints.kept,
+        interrupted=run.interrupted,
         renamed=[
             RenamedSince(term=term, holders=[Renamed(old=a, to=b) for a, b in names.items()])
             for term, names in run.names.items()

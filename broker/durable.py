@@ -69,6 +69,8 @@ class DurableRun:
         before began to change places; 0: neither."""
         self.pausing = False
         """Whether it is to stop between two steps and be put aside until somebody resumes it."""
+        self.interrupted = 0
+        """Starts of the broker that found it being planned, since it last got a plan."""
         self.history = History(options.kept_events)
         self.ledger: StepLedger | None = None  # Of the newest term that was RUNNING.
         self.checkpoints = Checkpoints(wish.output.every, wish.output.keep)
@@ -123,6 +125,10 @@ class DurableRun:
             pausing=self.pausing,
         )
 
+    def broker_started(self) -> None:
+        """Another process of the broker has begun."""
+        self.interrupted += self.phase == WAITING and self.reason.code == "planning"
+
     # ------------------------------------------------------------ events for watchers
 
     def watched(self, start: int) -> Watched:
@@ -152,6 +158,7 @@ class DurableRun:
             for renamed in event.renamed:
                 self._took_over(PeerId(renamed.old), PeerId(renamed.to))
             self.term, self.plan = event.term, plan or plan_from_proto(event.plan)
+            self.interrupted = 0
             self.peers = self.plan.peers
             self.plan_bytes = event.plan.ByteSize()
         elif kind == "state":

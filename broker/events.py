@@ -191,6 +191,10 @@ class WatchAsked:
     by: str = ""
 
 
+PLANNER = "planner"
+"""The code of a run whose planning crashed its process, or passed a limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanReady:
     """`pairs`: who exchanges frames with whom; empty: every pair of the plan's peers. `local`:
@@ -205,7 +209,8 @@ class PlanReady:
 
 @dataclass(frozen=True, slots=True)
 class PlanFailed:
-    """`code` "peers" or "memory" may heal when others are in the pool; others never do.
+    """`code` "peers" or "memory" may heal when others are in the pool; others never do. PLANNER:
+    planning itself had to be ended.
     `short_bytes`: of device memory; 0: not known, or another thing is short."""
 
     run: RunId
@@ -227,6 +232,8 @@ class PlanConsidered:
     migration_s: float = 0.0
     plan: Plan | None = None
     pairs: tuple[tuple[PeerId, PeerId], ...] = ()
+    given_up: str = ""
+    """Why comparing them was ended, as it would be again; empty: it was not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from ..proto.common_pb2 import Reason
 from .datasets import DataSets
 from .decided import Decided
 from .events import (
+    PLANNER,
     Answer,
     CloseStream,
     DataAsked,
@@ -83,7 +84,6 @@ from .reconsider import Reconsidering
 from .runs import Run
 from .sets import MOST_SNAPSHOTS
 from .space import make_room, outnumbered
-from .speeds import speeds_of
 from .terms import NEVER
 from .wish import SpecError, read_spec
 
@@ -93,6 +93,10 @@ MOST_MESSAGE_BYTES = 64 * 1024
 """Longest message of a peer: none carries more than names, numbers and one reason."""
 _WITHOUT_SHARE = ("", OWNER)
 """Submitters who may have all runs: where nobody has an identity, and the broker's own user."""
+
+
+MOST_INTERRUPTED = 2
+"""Ends of the broker's process in which one run was being planned: once is a power cut."""
 
 
 class BrokerMachine:
@@ -204,6 +208,12 @@ class BrokerMachine:
         self.data.started(starts)
         out: list[Instruction] = []
         for run in self.runs.values():
+            if run.interrupted >= MOST_INTERRUPTED and not run.ended:
+                text = (
+                    f"the broker ended {run.interrupted} times while it planned this run, and does "
+                    "not plan it again: submit it again, in parts that need less memory"
+                )
+                out += run.fail(PLANNER, text, self.members, now)
             out += run.resume(now)
             for peer in run.returning.away:
                 self.members.expected[peer] = self._holding(run)
@@ -461,7 +471,7 @@ class BrokerMachine:
         offers = tuple(m.offer_to(by) for m in pool)
         network = self.probing.network([m.id for m in pool], now)
         states = tuple(_state(m, now) for m in pool)
-        notes = tuple(clean(text) for m in pool for text in speeds_of(m.profile)[1])
+        notes = tuple(clean(text) for m in pool for text in m.odd)
         return Answer(request, PreviewWanted(spec, states, offers, network, notes))
 
     def _describe(self, now: float) -> Description:

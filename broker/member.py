@@ -54,6 +54,7 @@ class Member:
     correction: Correction = field(default_factory=Correction)
     manifests: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     # Of its own data, by who asked and hash, with the inputs of the model that it keeps.
+    odd: tuple[str, ...] = ()  # What of its profile's numbers could not be taken as it is.
     answers: dict[tuple[str, str, str], Resolved | None] = field(default_factory=dict)
     # What it said of its data, by the way of reading it; None: asked, see datasets.py.
 

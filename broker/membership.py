@@ -40,6 +40,7 @@ from ..proto.broker_pb2 import (
     Welcome,
 )
 from ..proto.common_pb2 import Reason
+from .bounds import sound
 from .events import CloseStream, Instruction, Log, RunId, SetTimer, StreamId, Tell
 from .member import Member, clean, problem_of
 from .options import BrokerOptions
@@ -210,6 +211,7 @@ class Membership:
         self._joins += 1
         profile = Profile()
         profile.CopyFrom(hello.profile)
+        odd = sound(profile)
         member = Member(
             id=peer,
             stream=stream,
@@ -222,6 +224,7 @@ class Membership:
             correction=self._claims[peer].correction,
             stays_until=now + profile.stay_s if profile.stay_s > 0 else math.inf,
             closed=_cleaned(hello.closed) if hello.HasField("closed") else None,
+            odd=(*odd, *speeds_of(profile)[1]),
         )
         member.state = member.free
         self.members[peer] = member
@@ -239,8 +242,8 @@ class Membership:
                 "peer_joined", (("peer", peer), ("name", profile.name), ("counter", hello.counter))
             ),
             *(
-                Log("speeds_odd", (("peer", peer), ("why", clean(text))), "warning")
-                for text in speeds_of(profile)[1]
+                Log("profile_odd", (("peer", peer), ("why", clean(text))), "warning")
+                for text in member.odd
             ),
             Tell(stream, BrokerMessage(welcome=welcome)),
             self.timer_of(member),

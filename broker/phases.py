@@ -54,6 +54,7 @@ from ..proto.broker_pb2 import (
 )
 from ..proto.common_pb2 import Reason
 from ..proto.journal_pb2 import Decision
+from .bounds import sound_report
 from .events import Instruction, Log, RunId, SetTimer, Tell
 from .handing import PAUSE
 from .member import Member, clean
@@ -200,6 +201,7 @@ class Phases(Terms):
         if stale:
             return stale
         assert self.ledger is not None, self
+        sound_report(report)
         if report.step + 1 == self.spec.steps:
             self._finished[member.id] = None
         try:

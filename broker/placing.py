@@ -11,6 +11,8 @@ Rules.
 - A plan waits until the links of the peers that it could use are measured, but at most `probe_s`
   after the last of them joined or the run could first be planned. A plan that would use pairs
   nobody measured has them measured, once, and is made again.
+- When planning a run had to be ended (it crashed its process, or passed a limit), its owner's
+  runs come behind those of all others for LAST_S, whatever their priority.
 - Dial generations only grow, over all runs, probes and starts of the broker.
 - After a restart nothing is planned for one lease: peers that attach again shall be planned with.
 """
@@ -24,7 +26,7 @@ from dataclasses import fields
 from ..dag.convert_plan import plan_from_proto, plan_to_proto
 from ..dag.plan import PeerId, Plan, PlanError
 from .datasets import lacks_data
-from .events import Instruction, Log, MakePlan, PlanFailed, PlanReady, RunId, SetTimer
+from .events import PLANNER, Instruction, Log, MakePlan, PlanFailed, PlanReady, RunId, SetTimer
 from .lacking import Lack
 from .member import Member, dial
 from .membership import Membership
@@ -33,6 +35,10 @@ from .runs import Run
 from .waiting import Offered, Waits, by_hand, consider, in_order, suited
 
 __all__ = ["Placing", "bad_plan"]
+
+LAST_S = 3600.0
+"""How long others' runs come first when planning one of an owner's had to be ended: with all that
+planning may take, each of theirs costs everybody minutes."""
 
 
 class Placing:
@@ -49,6 +55,7 @@ class Placing:
         self._placed = (-1, -1, -1)  # What `place` saw last.
         self._patience: dict[RunId, float] = {}  # Until when a run waits for probes.
         self._refined: dict[RunId, None] = {}  # Runs whose plan asked for exact links already.
+        self._last: dict[str, float] = {}  # Owners whose runs come last, until when.
         self._lacks: dict[RunId, Lack] = {}  # Runs that no plan was found for, and why.
         self._wake_at = math.inf  # When the first such wait is over.
         self._begins_at = -math.inf  # When the first plan may be made.
@@ -82,7 +89,8 @@ class Placing:
         runs = list(runs)
         out: list[Instruction] = []
         ahead: Run | None = None  # A run that nobody behind it may overtake.
-        for run in in_order(r for r in runs if not r.ended and not r.active):
+        last = {owner for owner, until in self._last.items() if now < until}
+        for run in in_order((r for r in runs if not r.ended and not r.active), last):
             if run.paused:
                 continue
             if self.draining:
@@ -234,6 +242,8 @@ class Placing:
         heals = event.code in ("peers", "memory")
         others = any(m.id not in run.offered for m in suited(run, self.members, now))
         gives_up = run.wish.recovery.when_short == "fail" and not others
+        if event.code == PLANNER:
+            self._last[run.owner] = now + LAST_S
         if not heals or gives_up or (run.wish.wanted and not run.term):
             return run.fail(event.code, event.reason, self.members, now)
         self._lacks[run.id] = Lack(run.offered, event.code, event.reason, event.short_bytes)

@@ -1,11 +1,12 @@
 """Carrying out MakePlan and ConsiderPlan: from a serialised graph and offers to their answers.
 
-Both shells call `answer`; it is slow (it runs every operator on fake tensors) and belongs in a
-thread. It imports torch, so import it where it is needed.
+The simulated worlds call `answer` and `consider` in their own process, the broker in another one
+(`planner.py`): they run every operator of a stranger's graph on fake tensors. They import torch.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,10 +18,14 @@ from ..dag.convert_plan import plan_from_proto
 from ..dag.cut import cut, tied_groups
 from ..dag.flow import Flow
 from ..dag.graph import Graph, GraphError
-from ..dag.plan import PeerId, Plan, PlanError, Visit
+from ..dag.network import Network
+from ..dag.plan import PeerId, Plan, PlanError, Spare, Visit
 from ..dag.validate import validate
 from ..dag.vocabulary import planned_graph
+from ..job.words import count_of, size_text, some_of
 from .events import ConsiderPlan, MakePlan, PlanConsidered, PlanFailed, PlanReady
+from .leaving_out import LeftOut, without_culprits
+from .placing import bad_plan
 from .request import data_that_stays, plan_request
 from .scheduler.carried import Carried
 from .scheduler.coded import with_codecs
@@ -30,7 +35,9 @@ from .scheduler.planners import plan as by_name
 from .scheduler.replan import migration
 from .wish import read_spec
 
-__all__ = ["answer", "consider", "frame_pairs", "make_plan", "warm_up"]
+__all__ = ["answer", "consider", "frame_pairs", "make_plan", "warm_up", "with_left_out"]
+
+log = logging.getLogger(__name__)
 
 
 def warm_up() -> None:
@@ -39,15 +46,31 @@ def warm_up() -> None:
 
 
 def answer(ask: MakePlan, graph_bytes: bytes, planner: Planner = by_name) -> PlanReady | PlanFailed:
-    """The event that answers a MakePlan, whatever the graph is."""
+    """The event that answers a MakePlan, whatever graph and offers are. Raises MemoryError."""
     try:
-        return make_plan(ask, graph_from_bytes(graph_bytes), planner)
+        graph = graph_from_bytes(graph_bytes)
+
+        def make(peers: tuple[PeerOffer, ...], network: Network | None) -> PlanReady:
+            ready = make_plan(replace(ask, peers=peers, network=network), graph, planner)
+            if problem := bad_plan(ready.plan, ready.pairs):
+                by_hand = ask.spec.HasField("plan") and ask.before is None
+                raise PlanError(problem) if by_hand else ValueError(problem)
+            return ready
+
+        ready, left = without_culprits(make, ask.peers, ask.network)
+        return replace(ready, plan=with_left_out(ready.plan, left)) if left else ready
     except NoPlan as error:
         return PlanFailed(ask.run, ask.version, error.reason, error.code, error.short_bytes)
     except PlanError as error:
         return PlanFailed(ask.run, ask.version, f"the plan of the run: {error}", "plan")
     except GraphError as error:
         return PlanFailed(ask.run, ask.version, f"the graph of the run: {error}", "graph")
+    except MemoryError:
+        raise
+    except Exception as error:  # a planner's bug must not leave a run waiting forever
+        log.exception("plan_crashed run=%s", ask.run)
+        text = f"planning crashed: {type(error).__name__}: {error}"
+        return PlanFailed(ask.run, ask.version, text, "internal")
 
 
 def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanReady:
@@ -69,6 +92,7 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
     form = planned_graph(_bound(graph, plan.microbatch_size), plan)
     plan.validate(len(form.operators))
     if by_hand:
+        _check_memory(ask, form, plan)
         plan = _with_codecs(ask, form, plan)
     local = _kept(ask, form, plan)
     core = [str(o) for o in ask.peers if o.operator_set == "core" and o.peer in plan.peers]
@@ -113,17 +137,37 @@ def _kept(ask: MakePlan, form: Graph, plan: Plan) -> tuple[str, ...]:
     return local
 
 
+def _check_memory(ask: MakePlan, form: Graph, plan: Plan) -> None:
+    """Raises PlanError for a hand-written plan that takes more memory of a peer than its owner
+    offers, by what the broker's own plans are judged with."""
+    judge = _judge(ask, form, plan)
+    offers = {o.peer: o for o in ask.peers}
+    for peer, needed in judge.plan_bytes(plan).items():
+        offered = offers[peer].device_memory_bytes
+        if needed > offered:
+            raise PlanError(
+                f"its stages take {size_text(needed)} of {offers[peer]}, which offers "
+                f"{size_text(offered)}: short by {size_text(needed - offered)}; give it fewer "
+                "operators, smaller microbatches, or recompute"
+            )
+
+
+def _judge(ask: MakePlan, form: Graph, plan: Plan) -> Judge:
+    """Of a hand-written plan."""
+    options, count = read_spec(ask.spec).options, len(plan.routes)
+    request = PlanRequest(
+        form, ask.peers, count, plan.microbatch_size, options=options, links=ask.network
+    )
+    return Judge(request)
+
+
 def _with_codecs(ask: MakePlan, form: Graph, plan: Plan) -> Plan:
     """A hand-written plan with the codecs that the job asks for, where it has none of its own."""
     if plan.codecs or len(plan.peers) < 2:
         return plan
-    options = read_spec(ask.spec).options
-    if not options.codecs.asked:
+    if not read_spec(ask.spec).options.codecs.asked:
         return plan
-    count, size = len(plan.routes), plan.microbatch_size
-    return with_codecs(
-        Judge(PlanRequest(form, ask.peers, count, size, options=options, links=ask.network)), plan
-    )
+    return with_codecs(_judge(ask, form, plan), plan)
 
 
 def _bound(graph: Graph, size: int) -> Graph:
@@ -133,8 +177,29 @@ def _bound(graph: Graph, size: int) -> Graph:
     return validate(graph).bind(size)
 
 
+def with_left_out(plan: Plan, left: LeftOut) -> Plan:
+    """The plan, with who was left out of the offers and why."""
+    if not left:
+        return plan
+    spares = tuple(Spare(peer, why) for peer, why in left.items())
+    text = f"{count_of(len(left), 'peer')} left out, as no plan can be made with them: "
+    return replace(
+        plan, spares=(*plan.spares, *spares), reasons=(*plan.reasons, text + some_of(list(left)))
+    )
+
+
 def consider(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner = by_name) -> PlanConsidered:
-    """The event that answers a ConsiderPlan."""
+    """The event that answers a ConsiderPlan. Raises MemoryError."""
+    try:
+        return _considered(ask, graph_bytes, planner)
+    except MemoryError:
+        raise
+    except Exception:  # the run goes on under its plan
+        log.exception("plan_not_considered run=%s", ask.run)
+        return PlanConsidered(ask.run, ask.version)
+
+
+def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> PlanConsidered:
     graph = graph_from_bytes(graph_bytes)
     wish = read_spec(ask.spec)
     offered = {o.peer for o in ask.peers}

@@ -1,7 +1,7 @@
 """What would run where, and why: the plan that a run would get, with what people ask next.
 
-The same request and planner as for a run; nothing is started and nothing is kept. Slow: it belongs
-in a thread.
+The same request and planner as for a run; nothing is started and nothing is kept. Slow, and runs
+the operators of a stranger's graph: the broker has it made in another process (`planner.py`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from ..dag.convert import graph_from_bytes
 from ..dag.convert_plan import plan_to_proto
 from ..dag.cost import cost, stage_cost
 from ..dag.graph import Graph, GraphError
+from ..dag.network import Network
 from ..dag.plan import Alternative, Plan, PlanError
 from ..dag.vocabulary import planned_graph
 from ..job.words import some_of
 from ..proto.broker_pb2 import OperatorSpan, PreviewAnswer
 from ..proto.common_pb2 import Reason
 from .events import PreviewWanted
+from .leaving_out import without_culprits
+from .placing import bad_plan
+from .planning import with_left_out
 from .request import plan_request
 from .risk import work_at_risk
 from .scheduler.alternatives import ALONE, REPLICAS, alone, replicas
-from .scheduler.interface import NoPlan, PlanRequest
+from .scheduler.interface import NoPlan, PeerOffer, PlanRequest
 from .scheduler.judge import Judge
 from .scheduler.planners import plan as make
 from .wish import SpecError, read_spec
@@ -64,9 +68,19 @@ def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
             "some with `shoal join`, or wait for a run's end",
             "peers",
         )
-    request = plan_request(wanted.spec, wish, graph, wanted.offers, wanted.network)
-    plan = make(request)
-    others = _compared(request)
+
+    def planned(
+        offers: tuple[PeerOffer, ...], network: Network | None
+    ) -> tuple[PlanRequest, Plan, list[Alternative]]:
+        request = plan_request(wanted.spec, wish, graph, offers, network)
+        plan = make(request)
+        if problem := bad_plan(plan, ()):
+            raise ValueError(problem)
+        return request, plan, _compared(request)
+
+    found, left = without_culprits(planned, wanted.offers, wanted.network)
+    request, plan, others = found
+    plan = with_left_out(plan, left)
     kept = [a for a in plan.predicted.alternatives if a.name not in (ALONE, REPLICAS)]
     plan = replace(plan, predicted=replace(plan.predicted, alternatives=(*others, *kept)))
     risk = work_at_risk(request, graph, plan, wish.recovery)

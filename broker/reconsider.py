@@ -64,6 +64,8 @@ class _Run:
     """Of the last search."""
     found: PlanConsidered | None = None
     """What it found; None: it has not been answered, or found nothing to compare."""
+    off: bool = False
+    """Whether looking had to be ended, and would be again."""
     said: Plan | None = None
     """The better plan that people were told of."""
     broken_s: float = 0.0
@@ -98,12 +100,14 @@ class Reconsidering:
         known = self._runs.get(run.id)
         if known is None or known.term != run.term:
             # Moves are rare over the whole run, whatever else changes its plan.
-            hysteresis = known.hysteresis if known else Hysteresis()
+            hysteresis, off = (known.hysteresis, known.off) if known else (Hysteresis(), False)
             promise = self._promise(run, now)
-            known = _Run(run.term, promise, hysteresis, run.committed, now)
+            known = _Run(run.term, promise, hysteresis, run.committed, now, off=off)
             self._runs[run.id] = known
-        lately_s = run.ledger.lately_s if run.ledger else None
         known.broken_s = 0.0
+        if known.off:
+            return False
+        lately_s = run.ledger.lately_s if run.ledger else None
         if known.promise.broken(lately_s, run.committed):
             assert lately_s is not None
             known.broken_s = lately_s
@@ -162,6 +166,9 @@ class Reconsidering:
         if known.term != run.term or not run.running:
             return []  # it was about a plan that is no longer the run's
         told = (event.running_s, event.candidate_s)
+        if event.given_up:
+            known.off = True
+            return run.note(f"no better plan is looked for any more: {event.given_up}", now)
         if event.plan is None or not all(0 < s < math.inf for s in told):
             return []
         if problem := bad_plan(event.plan, event.pairs):

@@ -37,6 +37,7 @@ from .events import DrainAsked, StopAsked
 from .journal import open_journal
 from .machine import BrokerMachine
 from .options import BrokerOptions
+from .planner import PlannerLimits
 from .public import PublicAddress
 from .secured import Secured
 from .services import add_services, server_options
@@ -87,6 +88,8 @@ class BrokerConfig:
     """Of the decisions."""
     limits: BlobLimits = field(default_factory=BlobLimits)
     """Of the blobs."""
+    planner: PlannerLimits = field(default_factory=PlannerLimits)
+    """Of the processes that plan."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -177,7 +180,7 @@ class Broker:
                 self._journal.close()
                 raise
         machine = BrokerMachine(_broker_id(config.state), options, boot=boot, decided=decided)
-        self.shell = Shell(machine, self.blobs, self._tasks, self._journal)
+        self.shell = Shell(machine, self.blobs, self._tasks, self._journal, config.planner)
         self._server = grpc.aio.server(options=server_options())
         try:
             port = await (self._listen_insecurely() if config.insecure else self._listen())

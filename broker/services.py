@@ -327,7 +327,7 @@ class RunsService:
         wanted: PreviewWanted = await self._shell.ask(
             lambda request: PreviewAsked(request, spec, by)
         )
-        return await self._shell.preview(wanted)
+        return await self._shell.preview(wanted, by)
 
     async def resolve(self, wanted: DataRequest, caller: Party | None) -> DataAnswer:
         by = caller.subject if caller else ""

@@ -3,7 +3,8 @@
     Attach stream, client call, timer, finished plan  ->  event  ->  machine  ->  instructions
 
 Everything runs on one event loop; events are handled one after the other (`Shell.post`), and only
-planning and the disk are in threads. What was decided is in the journal before anybody hears of it
+the disk is in threads, and planning in processes of its own (`planner.py`), as it runs operators of
+strangers. What was decided is in the journal before anybody hears of it
 (`barrier.py`). Every stream has a bounded queue: a peer that does not read
 loses its stream, and nobody else notices.
 """
@@ -11,7 +12,6 @@ loses its stream, and nobody else notices.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import time
 from collections import Counter, deque
@@ -25,6 +25,7 @@ from ..proto.common_pb2 import Reason
 from .barrier import Barrier
 from .blobs import BlobError, BlobStore
 from .events import (
+    PLANNER,
     Answer,
     CloseStream,
     ConsiderPlan,
@@ -55,6 +56,8 @@ from .events import (
 from .journal import Journal, JournalError
 from .machine import BrokerMachine
 from .needed import Sweeper
+from .planner import CrowdedError, EndedError, Planner, PlannerLimits
+from .planning_wire import Asked, Told, answer_from_bytes, ask_to_bytes
 
 __all__ = ["OUTBOX_MESSAGES", "Outbox", "RejectedError", "Shell"]
 
@@ -122,6 +125,7 @@ class Shell:
         blobs: BlobStore,
         tasks: asyncio.TaskGroup,
         journal: Journal,
+        limits: PlannerLimits | None = None,
     ) -> None:
         self.machine = machine
         self.blobs = blobs
@@ -147,7 +151,7 @@ class Shell:
         self.disk = ThreadPoolExecutor(4, "shoal-broker-disk")
         self.sweeper = Sweeper(blobs, machine.runs.values, self.disk)
         self._sweeping = self._loop.create_task(self.sweeper.keep())
-        self._planner = ThreadPoolExecutor(1, "shoal-broker-plan")
+        self._planner = Planner(limits)
         self.post(Started())
 
     @property
@@ -291,75 +295,88 @@ class Shell:
         self.post(TimerFired(name))
 
     def warm_up(self) -> None:
-        """Loads what planning needs, once, beside everything else: seconds of importing torch that
+        """Starts what planning needs, once, beside everything else: seconds of importing torch that
         the first run need not wait for."""
         if not self._warm:
             self._warm = True
-            self._planner.submit(_load_planning)
+            self._planner.warm_up()
 
     async def _plan(self, ask: MakePlan) -> None:
-        answer = await self._loop.run_in_executor(self._planner, self._planned, ask)
-        self.post(answer)
+        began = time.monotonic()
+
+        def wanted() -> bool:
+            run = self.machine.runs.get(ask.run)
+            return run is not None and run.asked == ask.version
+
+        try:
+            answer = await self._told(ask, self._owner(ask.run), wanted)
+        except BlobError as error:
+            text = f"the graph of the run: {error.reason}: upload it before the run is submitted"
+            answer = PlanFailed(ask.run, ask.version, text, "graph")
+        except EndedError as error:
+            answer = PlanFailed(ask.run, ask.version, str(error), PLANNER)
+        except Exception as error:  # a bug of ours must not leave a run waiting forever
+            log.exception("plan_crashed run=%s", ask.run)
+            text = f"planning crashed: {type(error).__name__}: {error}"
+            answer = PlanFailed(ask.run, ask.version, text, "internal")
+        if isinstance(answer, PlanReady | PlanFailed):  # else nobody waits for it any more
+            log.info("plan_made run=%s seconds=%.2f", ask.run, time.monotonic() - began)
+            self.post(answer)
 
     async def _consider(self, ask: ConsiderPlan) -> None:
-        self.post(await self._loop.run_in_executor(self._planner, self._considered, ask))
-
-    def _considered(self, ask: ConsiderPlan) -> PlanConsidered:
+        answer: Told | None = None
         try:
-            graph = self.blobs.get(ask.spec.graph.hash, MAX_GRAPH_BYTES)
-            from .planning import consider
-
-            return consider(ask, graph)
+            answer = await self._told(ask, self._owner(ask.run))
+        except EndedError as error:
+            answer = PlanConsidered(ask.run, ask.version, given_up=str(error))
         except Exception:  # the run goes on under its plan
             log.exception("plan_not_considered run=%s", ask.run)
-            return PlanConsidered(ask.run, ask.version)
+        if not isinstance(answer, PlanConsidered):
+            answer = PlanConsidered(ask.run, ask.version)
+        self.post(answer)
 
-    async def preview(self, wanted: PreviewWanted) -> PreviewAnswer:
-        """What the planner would do; waits its turn behind the plans of runs."""
-        return await self._loop.run_in_executor(self._planner, self._previewed, wanted)
-
-    def _previewed(self, wanted: PreviewWanted) -> PreviewAnswer:
+    async def preview(self, wanted: PreviewWanted, by: str = "") -> PreviewAnswer:
+        """What the planner would do, for a subject; waits its turn. Raises RejectedError."""
         try:
-            graph = self.blobs.get(wanted.spec.graph.hash, MAX_GRAPH_BYTES)
+            answer = await self._told(wanted, by)
         except BlobError as error:
             text = f"the graph: {error.reason}: upload it before the preview is asked for"
             return PreviewAnswer(reason=Reason(code="graph", text=text))
-        from .preview import preview_bytes
-
-        return preview_bytes(wanted, graph)
-
-    def _planned(self, ask: MakePlan) -> PlanReady | PlanFailed:
-        # In the planner's thread.
-        began = time.monotonic()
-        try:
-            graph = self.blobs.get(ask.spec.graph.hash, MAX_GRAPH_BYTES)
-            from . import planning
-
-            answer = planning.answer(ask, graph)
-        except BlobError as error:
-            text = f"the graph of the run: {error.reason}: upload it before the run is submitted"
-            return PlanFailed(ask.run, ask.version, text, "graph")
-        except Exception as error:  # a planner's bug must not leave a run waiting forever
-            log.exception("plan_crashed run=%s", ask.run)
-            text = f"planning crashed: {type(error).__name__}: {error}"
-            return PlanFailed(ask.run, ask.version, text, "internal")
-        log.info("plan_made run=%s seconds=%.2f", ask.run, time.monotonic() - began)
+        except EndedError as error:
+            text = str(error).replace("planning this run", "planning this")
+            return PreviewAnswer(reason=Reason(code=PLANNER, text=text))
+        except CrowdedError as error:
+            raise RejectedError(Reject(RequestId(""), "RESOURCE_EXHAUSTED", str(error))) from None
+        assert isinstance(answer, PreviewAnswer), "it was not dropped"
         return answer
 
+    async def _told(
+        self, ask: Asked, by: str, wanted: Callable[[], bool] = lambda: True
+    ) -> Told | None:
+        """What a planning process answers; None when it is not wanted any more. Raises BlobError,
+        EndedError, CrowdedError."""
+        graph = ask.spec.graph.hash
+
+        def request() -> bytes:  # in the planner's thread
+            return ask_to_bytes(ask, self.blobs.get(graph, MAX_GRAPH_BYTES))
+
+        answer = await self._planner.ask(by, graph, request, wanted)
+        return None if answer is None else answer_from_bytes(ask, answer)
+
+    def _owner(self, run: RunId) -> str:
+        found = self.machine.runs.get(run)
+        return "" if found is None else found.owner
+
     def close(self) -> None:
-        """Ends timers and threads; a plan that is being made is waited for and dropped."""
+        """Ends timers, threads and planning processes; a plan that is being made is dropped."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
         self._alive.cancel()
         self._sweeping.cancel()
         self._barrier.close()
-        self._planner.shutdown(wait=True, cancel_futures=True)
+        self._planner.close()
         self.disk.shutdown(wait=True, cancel_futures=True)
-
-
-def _load_planning() -> None:
-    importlib.import_module(f"{__package__}.planning").warm_up()
 
 
 def _log(entry: Log) -> None:

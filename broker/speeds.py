@@ -30,6 +30,8 @@ MOST_CALL_S = 0.1
 LEAST_BUSY = 0.1
 MOST_FACTOR = 16.0
 """A peer is taken to be at most so many times slower, or faster, than it says."""
+MOST_SLOWED = 1e3
+"""Times that a peer may say it was slowed down by: simulated peers are."""
 MEMORY = 5
 """Steps of which the median counts."""
 ENOUGH = 3
@@ -82,11 +84,11 @@ def speeds_of(profile: Profile) -> tuple[Speeds, tuple[str, ...]]:
         kept = MOST_CALL_S if call_s > MOST_CALL_S else 0.0
         notes.append(f"{who} reports {call_s:g} s for each kernel: {kept:g} s are taken")
         call_s = kept
-    error = error if math.isfinite(error) and error >= 0 else 0.0
+    error = min(error, MOST_FACTOR) if error >= 0 else 0.0
     busy = profile.speeds.busy
     busy = busy if LEAST_BUSY <= busy <= 1 else 1.0  # NaN and 0: nothing is known
     slowed = profile.speeds.slowed
-    slowed = slowed if 1 <= slowed < math.inf else 1.0
+    slowed = min(slowed, MOST_SLOWED) if slowed >= 1 else 1.0
     return Speeds(**taken, call_s=call_s, error=error, busy=busy, slowed=slowed), tuple(notes)
 
 

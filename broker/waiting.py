@@ -7,7 +7,7 @@ they will join.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..dag.plan import PeerId
@@ -34,9 +34,10 @@ class Waits:
     blocks: bool
 
 
-def in_order(runs: Iterable[Run]) -> list[Run]:
-    """Runs in the order in which they get peers."""
-    return sorted(runs, key=lambda run: (-run.wish.priority, run.number))
+def in_order(runs: Iterable[Run], last: Container[str] = ()) -> list[Run]:
+    """Runs in the order in which they get peers; `last`: owners whose runs come behind all
+    others."""
+    return sorted(runs, key=lambda run: (run.owner in last, -run.wish.priority, run.number))
 
 
 def consider(run: Run, members: Membership, now: float) -> Offered | Waits:

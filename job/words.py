@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["count_of", "some_of"]
+__all__ = ["count_of", "size_text", "some_of"]
 
 
 def count_of(count: int, what: str) -> str:
@@ -17,3 +17,12 @@ def some_of(names: Sequence[str], most: int = 4, between: str = ", ") -> str:
     """The first of the names, and how many more there are: "a, b, c, d and 3 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return between.join(names[:most]) + more
+
+
+def size_text(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"

@@ -16,6 +16,8 @@
   one, and the transport dials again. Only when it stays down for `link_s` is
   the broker told, with the peer that it is about; so too when no action could run for `stall_s`
   (or 20 steps, when that is longer). What follows is the broker's decision.
+- What is held on the device is looked at after each action: a run that passes what the owner offers
+  ends here, whatever its plan said.
 - A step that is on hold is not begun: parts are handed over there, under the next term's plan.
 - Weights asked for in mid-run are copied after the update of the step; a failed upload is tried
   again after the next one. At the end it is tried `export_tries` times, then it is a failure.
@@ -34,6 +36,7 @@ from enum import Enum
 
 from ..dag.flow import Role, Transfer
 from ..dag.plan import PeerId
+from ..job.words import size_text
 from ..net.frame import FrameKey
 from ..proto import broker_pb2, common_pb2
 from . import events as e
@@ -43,6 +46,9 @@ from .step import Steps, Verdict
 
 __all__ = ["Assignment", "Patience", "Phase"]
 
+STOP_AT = 1.1
+"""Times what the owner offers at which a run is stopped: plans foresee what is held to a tenth, and
+none within the offer is stopped for an estimate that was short."""
 _MOST_TEXT = 2000
 """Characters of a fault's reason, as the broker keeps them."""
 
@@ -303,6 +309,13 @@ class Assignment:
 
     def computed(self, event: e.Computed, now: float) -> list[e.Instruction]:
         assert self.steps
+        held, most = event.result.peak_bytes, self._memory_bytes
+        if most and held > STOP_AT * most:
+            return self.fail(
+                "memory",
+                f"the stages held {size_text(held)} on the device in step {self.step}, this peer "
+                f"offers {size_text(most)}: give it fewer operators or smaller microbatches",
+            )
         steps = self.steps
         done = steps.finish(event.action, event.result, now)
         out: list[e.Instruction] = [e.SendFrame(k) for k in done.sends]

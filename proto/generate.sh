@@ -7,5 +7,5 @@ out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 "${PYTHON:-python}" -m grpc_tools.protoc -Ishoal/proto=proto --python_out="$out" \
   --pyi_out="$out" --grpc_python_out="$out" \
-  shoal/proto/{common,graph,peer,broker,admission,discovery,journal}.proto
+  shoal/proto/{common,graph,peer,broker,admission,discovery,journal,planning}.proto
 mv "$out"/shoal/proto/* "${1:-proto}"

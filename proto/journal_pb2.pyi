@@ -66,7 +66,7 @@ class RunForgotten(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class RunKept(_message.Message):
-    __slots__ = ("added", "state", "plan", "events", "numbered", "peaks", "checkpoints", "renamed")
+    __slots__ = ("added", "state", "plan", "events", "numbered", "peaks", "checkpoints", "renamed", "interrupted")
     ADDED_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class RunKept(_message.Message):
     PEAKS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
+    INTERRUPTED_FIELD_NUMBER: _ClassVar[int]
     added: RunAdded
     state: _broker_pb2.RunState
     plan: _broker_pb2.Plan
@@ -83,7 +84,8 @@ class RunKept(_message.Message):
     peaks: _containers.RepeatedCompositeFieldContainer[_broker_pb2.PeerPeak]
     checkpoints: _containers.RepeatedCompositeFieldContainer[_broker_pb2.Checkpoint]
     renamed: _containers.RepeatedCompositeFieldContainer[RenamedSince]
-    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., state: _Optional[_Union[_broker_pb2.RunState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ...) -> None: ...
+    interrupted: int
+    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., state: _Optional[_Union[_broker_pb2.RunState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ..., interrupted: _Optional[int] = ...) -> None: ...
 
 class RenamedSince(_message.Message):
     __slots__ = ("term", "holders")

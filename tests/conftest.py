@@ -2,7 +2,9 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 # Workers are as many as cores, and tensors are tiny: a second thread of a worker only waits for the
@@ -19,3 +21,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "automation"))
 # processes that tests interrupt must not inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_warm_planner() -> Iterator[None]:
+    """Brokers of this process share what imports torch to plan: seconds for each of them else."""
+    from shoal.broker.planning_children import SHARING
+
+    with SHARING.shared():
+        yield

@@ -28,11 +28,10 @@ import numpy as np
 
 from ...dag.plan import Alternative
 from ...dag.speed import Work
-from ...job.words import some_of
+from ...job.words import size_text, some_of
 from .candidate import Candidate, Share
 from .interface import PeerOffer
 from .judge import Judge
-from .shortage import size_text
 
 __all__ = ["ALONE", "HOST_LINK_BYTES_PER_S", "LOCAL_STEPS", "REPLICAS", "alone", "replicas"]
 

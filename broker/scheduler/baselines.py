@@ -27,12 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.plan import Plan, ScheduleName, Spare
-from ...job.words import some_of
+from ...job.words import size_text, some_of
 from .candidate import Candidate, Share
 from .interface import NoPlan, PlanRequest
 from .judge import Judge
 from .pathcut import Path, least_bottleneck, possible, soonest_fill
-from .shortage import recomputes, refuse_impossible, shortage, size_text
+from .shortage import recomputes, refuse_impossible, shortage
 
 __all__ = ["CHUNKS", "equal_compute", "uniform"]
 

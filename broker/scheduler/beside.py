@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from ...job.words import size_text
 from .candidate import Candidate, Pipeline, Share
 from .interface import NoPlan
 from .judge import Judge
 from .moves import even_pipeline
 from .search import Space
-from .shortage import size_text
 
 __all__ = ["no_plan_beside", "seeds_beside"]
 

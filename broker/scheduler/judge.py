@@ -137,14 +137,19 @@ class Judge:
     def device_bytes(self, candidate: Candidate) -> dict[int, int]:
         """Peak bytes on the device of every peer of the candidate: all its stages stand and keep,
         and one of them computes (dag/memory.py)."""
-        structure = self.structure(candidate)
+        return dict(zip(candidate.peers, self._bytes(self.structure(candidate)), strict=True))
+
+    def plan_bytes(self, plan: Plan) -> dict[PeerId, int]:
+        """The same for every peer of a plan of the request's graph, whoever made it."""
+        return dict(zip(plan.peers, self._bytes(self.structure_of(plan)), strict=True))
+
+    def _bytes(self, structure: Structure) -> list[int]:
+        """By peer of the structure."""
         memory, slots, plan = self.memory, self._slots, structure.plan
         stages = [memory.stage(s.start, s.stop, s.recompute) for s in plan.stages]
         shared = [len(s.holders) > 1 for s in plan.stages]
-        found = {}
-        for peer, held, moments in zip(
-            candidate.peers, structure.wiring.held, structure.wiring.moments, strict=True
-        ):
+        found = []
+        for held, moments in zip(structure.wiring.held, structure.wiring.moments, strict=True):
             after = max(
                 *(stages[k].update for k in held),
                 sum(stages[k].exchange for k in held if shared[k]),
@@ -154,7 +159,7 @@ class Judge:
                 + sum(n * stages[i].kept for i, n in zip(held, live, strict=True))
                 for k, live in moments
             )
-            found[peer] = sum(stages[k].standing(slots) for k in held) + max(most, after)
+            found.append(sum(stages[k].standing(slots) for k in held) + max(most, after))
         return found
 
     def stage_bytes(

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...dag.plan import Spare
+from ...job.words import size_text
 from .candidate import Candidate, Share
 from .interface import NoPlan
 from .judge import Judge
 from .moves import guess, with_pipeline
 from .search import weight
-from .shortage import MOST_OPERATORS, fitting, recomputes, shortage, size_text
+from .shortage import MOST_OPERATORS, fitting, recomputes, shortage
 
 __all__ = ["no_plan", "spare_reasons", "stage_reasons", "with_peer"]
 

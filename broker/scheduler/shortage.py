@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.plan import ScheduleName
-from ...job.words import some_of
+from ...job.words import size_text, some_of
 from .candidate import Candidate, Share
 from .interface import NoPlan, PeerOffer, PlanRequest
 from .judge import Judge
 
-__all__ = ["fitting", "recomputes", "refuse_impossible", "shortage", "size_text"]
+__all__ = ["fitting", "recomputes", "refuse_impossible", "shortage"]
 
 MOST_OPERATORS = 512
 """Up to which what is short is looked for between all positions."""
@@ -167,12 +167,3 @@ def _cuts(lows: Sequence[NDArray[np.int64]]) -> list[int] | None:
 
 def _memories(offers: Sequence[PeerOffer], most: int = 8) -> str:
     return some_of([f"{o} {size_text(o.device_memory_bytes)}" for o in offers], most)
-
-
-def size_text(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"

@@ -35,6 +35,7 @@ from shoal.broker.events import (
 )
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
+from shoal.broker.planning_children import SHARING
 from shoal.broker.validate import validate
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
@@ -244,6 +245,12 @@ class World:
 
     def drained(self, peer: str, run: RunId) -> list[Instruction]:
         return self.say(peer, drained=Drained(run=run))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_planner(one_warm_planner: None) -> None:
+    """Scripted peers send no heartbeats: none waits out its lease while torch is imported."""
+    SHARING.get().wait(lambda: False)
 
 
 @pytest.fixture

@@ -160,7 +160,10 @@ def test_a_plan_by_hand_gives_the_data_to_nobody_whatever_the_spec_claims(world)
         spec.plan.stages[0].stop = spec.plan.stages[1].start = cut
         spec.plan.stages[1].stop = len(graph.operators)
         kept = ((spec.data.hash, ("x",)),)
-        offers = (PeerOffer(PeerId(owner), manifests=kept), PeerOffer(PeerId(stranger)))
+        offers = (
+            PeerOffer(PeerId(owner), device_memory_bytes=2**30, manifests=kept),
+            PeerOffer(PeerId(stranger), device_memory_bytes=2**30),
+        )
         ask = MakePlan(RunId("r"), 1, spec, offers, None)
         if owner == "a":
             assert make_plan(ask, graph).local == ("x",)

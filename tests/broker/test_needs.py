@@ -11,7 +11,8 @@ from shoal.broker.scheduler.auto import auto
 from shoal.broker.scheduler.cases import random_case
 from shoal.broker.scheduler.interface import NoPlan
 from shoal.broker.scheduler.judge import Judge
-from shoal.broker.scheduler.shortage import fitting, shortage, size_text
+from shoal.broker.scheduler.shortage import fitting, shortage
+from shoal.job.words import size_text
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -1,0 +1,251 @@
+"""What a stranger's graph does to the process that plans it ends that run and nothing else: not the
+broker, not the runs beside it, and not the next start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from shoal.broker.events import MakePlan, PlanFailed, Started
+from shoal.broker.machine import MOST_INTERRUPTED
+from shoal.broker.planner import Planner, PlannerLimits
+from shoal.broker.planning_children import SHARING, Children, EndedError
+from shoal.broker.planning_process import FAILED as FAILED_STATUS
+from shoal.broker.planning_process import OVER_MEMORY
+from shoal.broker.server import Broker
+from shoal.dag.convert import graph_to_bytes
+from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, Size, TensorSpec
+from shoal.proto.broker_pb2 import FAILED, PreviewAnswer, RunState, WatchRequest
+from shoal.proto.broker_pb2_grpc import RunsStub
+from shoal.tests.broker.conftest import World, make_world
+from shoal.tests.broker.test_server import Peer, running, stored_spec, submit, tiny_graph, until
+
+__all__ = ["make_world"]
+
+QUICK = PlannerLimits(wall_s=60.0, cpu_s=60, memory_bytes=1 << 30, waiting=4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_planner(one_warm_planner: None) -> None:
+    """Scripted peers send no heartbeats: none waits out its lease while torch is imported."""
+    SHARING.get().wait(lambda: False)
+
+
+def output(*shape: Any) -> Output:
+    return Output(TensorSpec(shape, "float32"), True)
+
+
+def graph(operators: tuple[Operator, ...], *parameters: Parameter, **inputs: TensorSpec) -> bytes:
+    found = tuple(Input(name, spec) for name, spec in inputs.items())
+    return graph_to_bytes(Graph(found, parameters, (), operators, loss="loss"))
+
+
+def long_graph(operators: int) -> bytes:
+    """Costs seconds to read and plan, as many kinds of operators as it has."""
+    row = (output(Size(1), 3),)
+    reads = (Ref("in:x"), Ref("param:w"))
+    made = [Operator("o0", "aten.linear.default", reads, (), row)]
+    for i in range(1, operators):
+        args = (Ref(f"o{i - 1}"), float(i))
+        made.append(Operator(f"o{i}", "aten.mul.Scalar", args, (), row))
+    made.append(Operator("loss", "aten.sum.default", (Ref(made[-1].name),), (), (output(),)))
+    weight = Parameter("w", TensorSpec((3, 3), "float32"))
+    return graph(tuple(made), weight, x=TensorSpec((Size(1), 3), "float32"))
+
+
+def small_gru() -> bytes:
+    """A recurrent layer whose weights are far too small for what it says it computes."""
+    names = ("a", "b", "c", "d")
+    weights = tuple(Parameter(n, TensorSpec((3, 2), "float32")) for n in names)
+    read = tuple(Ref(f"param:{n}") for n in names)
+    args = (Ref("in:x"), Ref("in:h"), read, True, 1, 0.0, False, False, True)
+    made = (output(Size(1), 4, 8), output(1, Size(1), 8))
+    return graph(
+        (
+            Operator("g", "aten.gru.input", args, (), made, True),
+            Operator("loss", "aten.sum.default", (Ref("g.0"),), (), (output(),)),
+        ),
+        *weights,
+        x=TensorSpec((Size(1), 4, 8), "float32"),
+        h=TensorSpec((1, Size(1), 8), "float32"),
+    )
+
+
+async def planned(broker: Broker) -> int:
+    """The process that plans now."""
+    children = broker.shell._planner._children
+    await until(lambda: bool(children.pids))
+    return children.pids[-1]
+
+
+async def end_of(channel: grpc.aio.Channel, run: str) -> RunState:
+    events = [e async for e in RunsStub(channel).Watch(WatchRequest(run=run))]
+    return events[-1].state
+
+
+@asynccontextmanager
+async def beside(peer: Peer, channel: grpc.aio.Channel) -> AsyncIterator[None]:
+    """Whatever happens inside, an honest run is planned and given to its peer afterwards."""
+    yield
+    run = await submit(channel, await stored_spec(channel, tiny_graph()))
+    while not (message := await peer.read()).HasField("assign"):
+        assert message is not None
+    assert message.assign.run == run
+
+
+# ---------------------------------------------------------------- over real connections
+
+
+async def test_a_graph_that_crashes_its_planner_fails_its_run_and_no_other(tmp_path: Path) -> None:
+    async with running(state=tmp_path, planner=QUICK) as (broker, channel):
+        peer = Peer(channel, "a")
+        await peer.join()
+        async with beside(peer, channel):
+            run = await submit(channel, await stored_spec(channel, long_graph(2000)))
+            os.kill(await planned(broker), signal.SIGSEGV)
+            state = await end_of(channel, run)
+            assert (state.phase, state.reason.code) == (FAILED, "planner")
+            assert "signal 11 (SIGSEGV)" in state.reason.text
+            assert "is not planned again" in state.reason.text
+    async with running(state=tmp_path, planner=QUICK) as (broker, channel):
+        assert (await end_of(channel, run)).reason.code == "planner"  # and nobody plans it
+        assert not broker.shell._planner._children.pids
+
+
+async def test_a_recurrent_layer_with_small_weights_does_not_reach_the_broker() -> None:
+    async with running(planner=QUICK) as (_, channel):
+        peer = Peer(channel, "a")
+        await peer.join()
+        async with beside(peer, channel):
+            run = await submit(channel, await stored_spec(channel, small_gru()))
+            assert (await end_of(channel, run)).phase == FAILED
+
+
+async def test_planning_that_takes_too_long_is_stopped_and_says_how_long_it_had() -> None:
+    limits = PlannerLimits(wall_s=0.5, cpu_s=60)
+    async with running(planner=limits) as (broker, channel):
+        peer = Peer(channel, "a")
+        await peer.join()
+        spec = await stored_spec(channel, long_graph(20_000))
+        run = await submit(channel, spec)
+        state = await end_of(channel, run)
+        assert (state.phase, state.reason.code) == (FAILED, "planner")
+        assert "stopped after 0.5 s on the clock" in state.reason.text
+        answer: PreviewAnswer = await RunsStub(channel).Preview(spec)
+        assert answer.reason.code == "planner"
+        assert "planning this was stopped after 0.5 s" in answer.reason.text
+        assert not broker.shell._planner._children.pids
+
+
+async def test_planning_that_takes_too_much_memory_is_stopped_and_says_how_much_it_had() -> None:
+    async with running(planner=PlannerLimits(memory_bytes=16 << 20)) as (_, channel):
+        peer = Peer(channel, "a")
+        await peer.join()
+        run = await submit(channel, await stored_spec(channel, long_graph(6000)))
+        state = await end_of(channel, run)
+        assert (state.phase, state.reason.code) == (FAILED, "planner")
+        assert "more than 16 MiB of memory" in state.reason.text
+
+
+async def test_a_planner_that_somebody_else_ended_is_asked_once_more() -> None:
+    """As the kernel does where the machine's memory is short: the run is not to blame."""
+    async with running(planner=QUICK) as (broker, channel):
+        peer = Peer(channel, "a")
+        await peer.join()
+        run = await submit(channel, await stored_spec(channel, long_graph(200)))
+        os.kill(await planned(broker), signal.SIGKILL)
+        message = await peer.read()
+        assert message is not None
+        assert message.assign.run == run
+
+
+# ---------------------------------------------------------------- limits, as processes keep them
+
+
+@pytest.fixture
+def children() -> Iterator[Children]:
+    made = Children(PlannerLimits(cpu_s=1, wall_s=60.0))
+    yield made
+    made.stop()
+    made.close()
+
+
+def test_cpu_seconds_end_a_process_that_nobody_looks_at(children: Children) -> None:
+    from shoal.broker.events import RunId
+    from shoal.broker.planning_wire import ask_to_bytes
+    from shoal.broker.scheduler.interface import PeerOffer
+    from shoal.dag.plan import PeerId
+    from shoal.tests.broker.conftest import make_spec
+
+    offer = PeerOffer(PeerId("a"), "a", device_memory_bytes=2**30)
+    ask = MakePlan(RunId("r"), 1, make_spec(), (offer,))
+    with pytest.raises(EndedError, match="stopped after 1 s of CPU"):
+        children.ask("g", ask_to_bytes(ask, long_graph(20_000)), lambda: False)
+
+
+def test_an_exit_status_is_told_as_what_it_means(children: Children) -> None:
+    assert "more than 2 GiB" in str(children._why(OVER_MEMORY << 8))
+    assert "a bug of shoal" in str(children._why(FAILED_STATUS << 8))
+    assert "signal 6 (SIGABRT)" in str(children._why(signal.SIGABRT))
+    assert not children._why(signal.SIGKILL).blame
+    assert not children._why(None).blame
+
+
+async def test_who_asks_for_much_waits_behind_those_who_ask_for_little() -> None:
+    planner, order = Planner(PlannerLimits()), list[str]()
+
+    def asked(name: str) -> bytes:
+        order.append(name)
+        raise EndedError(name)  # never gets to a process
+
+    async def ask(subject: str, name: str) -> None:
+        with pytest.raises(EndedError):
+            await planner.ask(subject, "g", lambda: asked(name))
+
+    try:
+        many = [ask("hostile", f"h{i}") for i in range(5)]
+        await asyncio.gather(*many, ask("a", "a"), ask("b", "b"))
+    finally:
+        planner.close()
+    assert order == ["h0", "a", "b", "h1", "h2", "h3", "h4"]
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def test_a_run_that_the_broker_died_of_twice_is_not_planned_a_third_time(make_world: Any) -> None:
+    world: World = make_world()
+    world.handle(Started())
+    world.join("a")
+    run, out = world.submit()
+    world.only(out, MakePlan)
+    for _ in range(MOST_INTERRUPTED - 1):
+        world.restart()
+        world.join("a")
+        world.only(world.wait(world.machine.options.lease_s), MakePlan)
+    world.restart()
+    state = world.state(run)
+    assert (state.phase, state.reason.code) == (FAILED, "planner")
+    assert f"ended {MOST_INTERRUPTED} times while it planned this run" in state.reason.text
+
+
+def test_whose_planning_had_to_be_ended_comes_behind_everybody_else(make_world: Any) -> None:
+    from shoal.broker.events import RunSubmitted
+
+    world: World = make_world()
+    world.join("a")
+    spec = world.spec(priority=9)
+    out = world.handle(RunSubmitted(world.request(), spec, "hostile"))
+    first = world.only(out, MakePlan)
+    world.handle(RunSubmitted(world.request(), spec, "hostile"))
+    world.handle(RunSubmitted(world.request(), world.spec(), "honest"))
+    out = world.handle(PlanFailed(first.run, first.version, "it crashed", "planner"))
+    assert world.machine.runs[world.only(out, MakePlan).run].owner == "honest"
