@@ -33,7 +33,7 @@ from .graph import Graph, Operator
 from .infer import python_arg
 from .operators import resolve, takes_key
 
-__all__ = ["StageModule", "build"]
+__all__ = ["StageModule", "build", "run_operator"]
 
 _reshape = torch.ops.aten.reshape.default
 _RESHAPES: dict[str, tuple[Callable[..., Any], int]] = {
@@ -101,6 +101,24 @@ def build(
     return StageModule(module, module.forward, takes, random, tuple(gives))
 
 
+def run_operator(
+    op: Operator, values: Mapping[str, Tensor], device: torch.device, key: int = 0
+) -> list[Any]:
+    """The results of one operator of a bound graph, as a stage runs it: nothing is checked."""
+    function, count = _function(op.target)
+    args = [python_arg(a, dict(values), device) for a in op.args[:count]]
+    kwargs = {k: python_arg(a, dict(values), device) for k, a in op.kwargs}
+    if takes_key(op.target):
+        kwargs["key"] = key
+    result = function(*args, **kwargs)
+    return list(result) if op.returns_tuple else [result]
+
+
+def _function(target: str) -> tuple[Callable[..., Any], int | None]:
+    """What runs an operator here, and how many of its arguments it takes (None: all)."""
+    return _RESHAPES.get(target) or (resolve(target), None)
+
+
 def _is_attribute(value: str) -> bool:
     return value.startswith(("param:", "buffer:"))
 
@@ -126,11 +144,8 @@ def _add(
     """Adds one operator, and the picking of those of its results that are used."""
     args = tuple(python_arg(a, nodes, device) for a in op.args)
     kwargs = {k: python_arg(a, nodes, device) for k, a in op.kwargs}
-    if op.target in _RESHAPES:
-        function, count = _RESHAPES[op.target]
-        args = args[:count]
-    else:
-        function = resolve(op.target)
+    function, count = _function(op.target)
+    args = args[:count]
     if takes_key(op.target):
         kwargs["key"] = key
     node = built.create_node("call_function", function, args, kwargs, name=f"op_{op.name}")

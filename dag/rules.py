@@ -1,0 +1,125 @@
+"""What an operator's arguments must be, where its kernels trust their caller (design I7).
+
+torch checks most calls itself; some kernels read and write by what they were told, though: beyond a
+bias of one element, a gate that is missing, in a mode that does not exist. Meta tensors, which tell
+the shapes of results, do not notice. And some operators give one result for every row of a
+tensor, or run a loop of Python's over one, so that a few bytes of graph cost gigabytes. So before an
+operator is called, whether on meta tensors or on real ones, `check` looks at its arguments:
+
+- how many results it gives is known from its arguments, and is what the graph says;
+- an argument whose name is in `CHOICES` is one of few values;
+- the rule of its own in `RULES`, if there is one, holds.
+
+The rules were found by `benchmarks/fuzz_operators.py`, which calls every operator with arguments that
+pass here in memory between guard pages. A new operator needs calls to begin with there, and a rule
+here as soon as one of those misbehaves.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from .graph import Arg, Graph, GraphError, Operator, Ref, TensorSpec
+from .operators import resolve, takes_key
+from .rules_table import CHOICES, RESULTS, RULES, STEPS, Broken
+
+__all__ = ["MAX_GRAPH_STEPS", "MAX_RESULTS", "MAX_STEPS", "check", "check_graph"]
+
+MAX_RESULTS = 1 << 14
+"""Of one operator. A sequence cut into its tokens, a mixture into its experts: some thousands."""
+
+MAX_STEPS = 1 << 16
+"""Of the loops inside of one operator: 8,000 time steps of four layers in both directions."""
+
+MAX_GRAPH_STEPS = 1 << 18
+"""Of all loops of a graph's operators: as operators, twice what a graph may have."""
+
+
+def check(op: Operator, specs: Mapping[str, TensorSpec]) -> None:
+    """Raises GraphError when the arguments of an operator of a bound graph break a rule. `specs` has
+    what the operator reads. To be asked before the operator is called in any way."""
+    _steps(op, specs)
+
+
+def check_graph(graph: Graph) -> None:
+    """`check` for every operator of a bound graph, as its specs say, and for their loops together."""
+    if "rules" in graph.found:
+        return
+    total = 0
+    for op in graph.operators:
+        total += _steps(op, graph.spec)
+        if total > MAX_GRAPH_STEPS:
+            raise GraphError(
+                f"up to operator {op.name} ({op.target}) the graph has {total} steps in loops within "
+                f"its operators: expected at most {MAX_GRAPH_STEPS}; make sequences shorter"
+            )
+    graph.found["rules"] = True
+
+
+def _steps(op: Operator, specs: Mapping[str, TensorSpec]) -> int:
+    """Checks, and returns how often the loop inside runs."""
+    try:
+        return _checked(op, specs)
+    except Broken as broken:
+        reads = ", ".join(repr(specs[v]) for v in op.reads)
+        raise GraphError(f"operator {op.name} ({op.target}) on {reads}: {broken}") from None
+
+
+def _checked(op: Operator, specs: Mapping[str, TensorSpec]) -> int:
+    given = _given(op, specs)
+    count = RESULTS[op.target](given) if op.target in RESULTS else _signature(op.target).results
+    if op.outputs and count != len(op.outputs):
+        raise Broken(f"it gives {count} results, the graph says {len(op.outputs)}")
+    if count > MAX_RESULTS:
+        raise Broken(f"it gives {count} results: expected at most {MAX_RESULTS}")
+    steps = STEPS[op.target](given) if op.target in STEPS else 0
+    if steps > MAX_STEPS:
+        raise Broken(f"it is a loop of {steps} steps: expected at most {MAX_STEPS}")
+    for name, choices in CHOICES.items():
+        if name in given and given[name] not in choices:
+            expected = ", ".join(map(repr, choices))
+            raise Broken(f"{name} is {given[name]!r}: expected one of {expected}")
+    if op.target in RULES:
+        RULES[op.target](given)
+    return steps
+
+
+class _Signature(NamedTuple):
+    names: tuple[str, ...]
+    defaults: dict[str, Any]
+    results: int
+
+
+@cache
+def _signature(target: str) -> _Signature:
+    if takes_key(target):
+        found = inspect.signature(resolve(target)).parameters.values()
+        names = tuple(p.name for p in found if p.kind != p.KEYWORD_ONLY)
+        return _Signature(names, {}, 1)
+    schema = resolve(target)._schema  # type: ignore[attr-defined]
+    names = tuple(a.name for a in schema.arguments)
+    defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    return _Signature(names, defaults, len(schema.returns))
+
+
+def _given(op: Operator, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
+    """Arguments by their names in the operator's schema; those left out have their defaults."""
+    names, defaults, _ = _signature(op.target)
+    if len(op.args) > len(names):
+        raise Broken(f"it takes {len(names)} arguments, the graph gives {len(op.args)}")
+    found = dict(defaults)
+
+    def value(arg: Arg) -> Any:
+        if isinstance(arg, Ref):
+            return specs[arg.value]
+        return tuple(value(a) for a in arg) if isinstance(arg, tuple) else arg
+
+    positional = dict(zip(names, op.args, strict=False))
+    for name, arg in (*positional.items(), *op.kwargs):
+        found[name] = value(arg)
+    if len(positional.keys() | dict(op.kwargs).keys()) != len(op.args) + len(op.kwargs):
+        raise Broken("an argument is given twice")
+    return found
