@@ -18,6 +18,8 @@ extern void __libc_free(void *);
 enum { PAGE = 4096 };
 static const size_t ARENA = (size_t)1 << 38; /* reserved, never used twice */
 
+static const size_t MOST = (size_t)1 << 28; /* of one block */
+
 static char *arena, *next;
 static unsigned char fill = 0x3f;
 static int lock;
@@ -34,7 +36,7 @@ struct block {
 int posix_memalign(void **result, size_t alignment, size_t size) {
     size_t rounded = (size + alignment - 1) / alignment * alignment;
     size_t pages = (rounded + PAGE - 1) / PAGE * PAGE;
-    if (alignment > PAGE || rounded < size || pages > ARENA / 8) return ENOMEM;
+    if (alignment > PAGE || rounded < size || pages > MOST) return ENOMEM;
     while (__atomic_exchange_n(&lock, 1, __ATOMIC_ACQUIRE)) {}
     if (arena == NULL)
         next = arena = mmap(NULL, ARENA, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

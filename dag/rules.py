@@ -6,6 +6,7 @@ the shapes of results, do not notice. And some operators give one result for eve
 tensor, or run a loop of Python's over one, so that a few bytes of graph cost gigabytes. So before an
 operator is called, whether on meta tensors or on real ones, `check` looks at its arguments:
 
+- each argument is of the kind that the schema names: torch takes any number for a dtype;
 - how many results it gives is known from its arguments, and is what the graph says;
 - an argument whose name is in `CHOICES` is one of few values;
 - the rule of its own in `RULES`, if there is one, holds.
@@ -22,7 +23,17 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from .graph import Arg, Graph, GraphError, Operator, Ref, TensorSpec
+from .graph import (
+    Arg,
+    Device,
+    Dtype,
+    Graph,
+    GraphError,
+    MemoryFormat,
+    Operator,
+    Ref,
+    TensorSpec,
+)
 from .operators import resolve, takes_key
 from .rules_table import CHOICES, RESULTS, RULES, STEPS, Broken
 
@@ -88,7 +99,8 @@ def _checked(op: Operator, specs: Mapping[str, TensorSpec]) -> int:
 
 
 class _Signature(NamedTuple):
-    names: tuple[str, ...]
+    kinds: dict[str, str]
+    """By the name of each argument, in order, what it is, as torch writes it."""
     defaults: dict[str, Any]
     results: int
 
@@ -97,19 +109,57 @@ class _Signature(NamedTuple):
 def _signature(target: str) -> _Signature:
     if takes_key(target):
         found = inspect.signature(resolve(target)).parameters.values()
-        names = tuple(p.name for p in found if p.kind != p.KEYWORD_ONLY)
-        return _Signature(names, {}, 1)
+        return _Signature({p.name: _OWN[p.annotation] for p in found if p.name != "key"}, {}, 1)
     schema = resolve(target)._schema  # type: ignore[attr-defined]
-    names = tuple(a.name for a in schema.arguments)
+    kinds = {a.name: str(a.real_type) for a in schema.arguments}
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    return _Signature(names, defaults, len(schema.returns))
+    return _Signature(kinds, defaults, len(schema.returns))
+
+
+_OWN = {
+    "Tensor": "Tensor",
+    "Tensor | None": "Optional[Tensor]",
+    "float": "float",
+    "float | None": "Optional[float]",
+    "int": "int",
+    "bool": "bool",
+    "Sequence[int]": "List[int]",
+    "torch.dtype": "ScalarType",
+    "torch.device | str": "Device",
+}
+"""Annotations of Shoal's own random operators (random.py), as torch would write them."""
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    # torch makes a tensor of a number.
+    "Tensor": (TensorSpec, bool, int, float),
+    "number": (bool, int, float),
+    "float": (bool, int, float),
+    "int": (bool, int),
+    "bool": (bool,),
+    "str": (str,),
+    "ScalarType": (Dtype,),
+    "MemoryFormat": (MemoryFormat,),
+    "Device": (Device,),
+    "Layout": (),
+}
+
+
+def _is(kind: str, value: Any) -> bool:
+    if kind.startswith("Optional["):
+        return value is None or _is(kind[9:-1], value)
+    if kind.startswith("List["):
+        item = kind[5:-1]
+        if isinstance(value, tuple):
+            return all(_is(item, v) for v in value)
+        return item in ("int", "float") and _is(item, value)  # one number for every dimension
+    return isinstance(value, _KINDS[kind])
 
 
 def _given(op: Operator, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
     """Arguments by their names in the operator's schema; those left out have their defaults."""
-    names, defaults, _ = _signature(op.target)
-    if len(op.args) > len(names):
-        raise Broken(f"it takes {len(names)} arguments, the graph gives {len(op.args)}")
+    kinds, defaults, _ = _signature(op.target)
+    if len(op.args) > len(kinds):
+        raise Broken(f"it takes {len(kinds)} arguments, the graph gives {len(op.args)}")
     found = dict(defaults)
 
     def value(arg: Arg) -> Any:
@@ -117,9 +167,12 @@ def _given(op: Operator, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
             return specs[arg.value]
         return tuple(value(a) for a in arg) if isinstance(arg, tuple) else arg
 
-    positional = dict(zip(names, op.args, strict=False))
-    for name, arg in (*positional.items(), *op.kwargs):
+    for name, arg in (*zip(kinds, op.args, strict=False), *op.kwargs):
+        if name not in kinds:
+            raise Broken(f"it takes no argument {name!r}: expected {', '.join(kinds)}")
         found[name] = value(arg)
-    if len(positional.keys() | dict(op.kwargs).keys()) != len(op.args) + len(op.kwargs):
+        if not _is(kinds[name], found[name]):
+            raise Broken(f"{name} is {found[name]!r}: expected {kinds[name]}")
+    if {name for name, _ in op.kwargs} & set(list(kinds)[: len(op.args)]):
         raise Broken("an argument is given twice")
     return found

@@ -186,8 +186,9 @@ def _per_channel(given: Given, names: Sequence[str], channels: int) -> None:
 
 def _channels(given: Given) -> int:
     spec = _tensor(given, "input")
-    _need(spec.is_floating, f"input is {spec!r}: expected floating numbers")
-    return _rank(spec, "input", 2)[1]
+    channels = _rank(spec, "input", 2)[1]
+    _need(spec.is_floating and spec.elements > 0, f"input is {spec!r}: expected one float or more")
+    return channels
 
 
 @_rule("aten._native_batch_norm_legit_functional.default aten._native_batch_norm_legit_no_training.default")
