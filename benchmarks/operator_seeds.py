@@ -165,13 +165,12 @@ _same(
     (f(5, 4), (i(3, high=5), i(3, high=4))),
     (f(5, 4, 3), (None, i(2, 3, high=4))),
 )
-_same("index.Tensor", (f(5, 4), (b(5, 4),)))
 _same("index_add index_copy", (f(5, 4), 0, i(3, high=5), f(3, 4)), (f(5, 4), 1, i(2, high=4), f(5, 2)))
 _same(
     "index_put _unsafe_index_put",
     (f(5, 4), (i(3, high=5),), f(3, 4)),
     (f(5, 4), (i(3, high=5), i(3, high=4)), f(3), True),
-    (f(5, 4), (b(5, 4),), f()),
+    (f(5, 4), (None, i(3, high=4)), f()),
 )
 _same("index_select", (f(5, 4), 0, i(3, high=5)), (f(5, 4), 1, i(3, high=4)))
 _same("index_fill.int_Scalar", (f(5, 4), 0, i(3, high=5), 1.5))

@@ -7,7 +7,8 @@ their input, or the numbers in it.
   explicit strides, read the wrong elements. `reshape` is a view wherever `view` works and copies
   only elsewhere.
 - The fused weight norm reads its arguments, and the gradient in its backward, as if they were contiguous.
-- Batch norms read weight, bias and statistics as if they were contiguous. One by running statistics has two more results, which are as long as the channels or empty,
+- Batch and group norms read weight, bias and statistics as if they were contiguous. One by running
+  statistics has two more results, which are as long as the channels or empty,
   by device; here they are zeros, as long as meta tensors say.
 - Grid sampling on a CPU turns a place that is not finite, or far off, into an index, and reads there.
 
@@ -65,6 +66,11 @@ def _batch_norm_without_statistics(source: Tensor, *args: Any) -> tuple[Tensor, 
     return made
 
 
+def _group_norm(source: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    made: tuple[Tensor, ...] = _aten.native_group_norm.default(source, *_dense(args[:2]), *args[2:])
+    return made
+
+
 def _dense(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Nothing is copied where they are contiguous already."""
     return [t if t is None else t.contiguous() for t in tensors]
@@ -98,6 +104,7 @@ _STAND_INS: dict[str, tuple[Callable[..., Any], int | None]] = {
     "aten._native_batch_norm_legit_functional.default": (_batch_norm, None),
     "aten._native_batch_norm_legit.no_stats": (_batch_norm_without_statistics, None),
     "aten._native_batch_norm_legit_no_training.default": (_batch_norm_evaluated, None),
+    "aten.native_group_norm.default": (_group_norm, None),
     "aten._weight_norm.default": (_weight_norm, None),
     "aten._weight_norm_interface.default": (_weight_norm_interface, None),
     "aten.grid_sampler.default": (_grid_sampler, None),
