@@ -104,7 +104,9 @@ def _told(rows: list[dict[str, Any]]) -> list[Figure]:
     for row in rows:
         for fault in row["faults"]:
             faulty.add(row["operator"])
-            print(f"FAULT {fault['kind']} (--case {fault['case']}): {fault['text']}\n  {fault['call']}")
+            print(
+                f"FAULT {fault['kind']} (--case {fault['case']}): {fault['text']}\n  {fault['call']}"
+            )
     cases = sum(total.values())
     taken = {n: 1 - f["refused"] / sum(f.values()) for n, f in by_name.items()}
     return [
@@ -122,7 +124,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rows", type=Path, metavar="FILE", help="keeps rows, and goes on from them")
+    parser.add_argument(
+        "--rows", type=Path, metavar="FILE", help="keeps rows, and goes on from them"
+    )
     parser.add_argument("--case", type=int, help="one case of one operator, in this process")
     given = parser.parse_args()
     names = fnmatch.filter(sorted(SEEDS), given.operators)

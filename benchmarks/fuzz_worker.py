@@ -123,7 +123,9 @@ def _run(
             taken = torch.autograd.grad(roots, leaves, kind, allow_unused=True, retain_graph=True)
             for gradient, leaf in zip(taken, leaves, strict=True):
                 if gradient is not None and spec_of(gradient) != spec_of(leaf):
-                    raise Faulty("spec", f"a gradient is {spec_of(gradient)!r} of {spec_of(leaf)!r}")
+                    raise Faulty(
+                        "spec", f"a gradient is {spec_of(gradient)!r} of {spec_of(leaf)!r}"
+                    )
             found += [_bytes(g) for g in taken]
     return found
 
@@ -135,7 +137,9 @@ def _bytes(tensor: Any) -> bytes:
     return bytes(plain.view(torch.uint8).numpy().data) if plain.numel() else b""
 
 
-def run_cases(target: str, seed: int, first: int, count: int, device: torch.device) -> dict[str, Any]:
+def run_cases(
+    target: str, seed: int, first: int, count: int, device: torch.device
+) -> dict[str, Any]:
     """The row of an operator: outcomes counted, and examples of faults with their case."""
     outcomes: Counter[str] = Counter()
     faults: list[dict[str, Any]] = []

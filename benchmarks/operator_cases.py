@@ -32,7 +32,21 @@ VALUES = ("normal", "normal", "wild", "zeros", "equal", "unit")
 
 INTS = (0, 1, -1, 2, 3, -2, 4, 5, 7, 16, 100, -100, 2**31 - 1, 2**31, -(2**31), 2**40, -(2**40))
 INTS += (2**62, 2**63 - 1, -(2**63))
-FLOATS = (0.0, -1.0, 1.0, 0.5, 2.0, math.nan, math.inf, -math.inf, 1e-30, 1e30, -1e30, 1e300, 1e-300)
+FLOATS = (
+    0.0,
+    -1.0,
+    1.0,
+    0.5,
+    2.0,
+    math.nan,
+    math.inf,
+    -math.inf,
+    1e-30,
+    1e30,
+    -1e30,
+    1e300,
+    1e-300,
+)
 TEXTS = ("none", "tanh", "floor", "trunc", "sum", "mean", "prod", "amax", "amin", "constant")
 TEXTS += ("reflect", "replicate", "circular", "same", "valid", "left", "right", "", "x" * 40)
 TEXTS += ("i,j->ij", "ij,kl->", "ii,jk->k", "...i,ij->...j", "ij->ji", "i,i,i->i", "i->ii", "->")
@@ -53,7 +67,8 @@ class Case:
 
     def __repr__(self) -> str:
         given = ", ".join(
-            f"{n}={TensorSpec(k.shape, k.dtype)!r}/{k.layout}/{k.values}" for n, k in self.likes.items()
+            f"{n}={TensorSpec(k.shape, k.dtype)!r}/{k.layout}/{k.values}"
+            for n, k in self.likes.items()
         )
         return f"{self.operator!r} where {given}"
 
@@ -210,7 +225,9 @@ def _changed(value: Any, rng: random.Random) -> Any:
         return MemoryFormat(rng.choice(("contiguous_format", "preserve_format", "channels_last")))
     if value is None:
         given = (True, rng.choice(INTS), rng.choice(FLOATS), (2,), (1, 1), (0.5, 2.0), "sum")
-        return rng.choice((*given, Dtype(rng.choice(list(ITEM_BYTES))), Like((4,)), Like(()), Like((3, 4))))
+        return rng.choice(
+            (*given, Dtype(rng.choice(list(ITEM_BYTES))), Like((4,)), Like(()), Like((3, 4)))
+        )
     return value
 
 
@@ -304,7 +321,11 @@ def _filled(shape: list[int], like: Like, generator: torch.Generator) -> Tensor:
         return torch.ones(shape, dtype=dtype)
     if dtype.is_floating_point:
         made = torch.empty(shape, dtype=torch.float64)
-        made = made.uniform_(generator=generator) if like.values == "unit" else made.normal_(generator=generator)
+        made = (
+            made.uniform_(generator=generator)
+            if like.values == "unit"
+            else made.normal_(generator=generator)
+        )
         made = made.to(dtype)
         wild = torch.tensor([math.nan, math.inf, -math.inf, 1e30, -1e30, 0.0, -1.0, 1e-30, 1e5])
     else:
@@ -312,8 +333,21 @@ def _filled(shape: list[int], like: Like, generator: torch.Generator) -> Tensor:
         ends = torch.iinfo(dtype) if dtype != torch.bool else None
         low, high = (ends.min, ends.max) if ends else (0, 1)
         wild = torch.tensor(
-            [v for v in (-1, -2, like.high, like.high + 1, -like.high - 1, 2**31, low, high, high // 8)
-             if low <= v <= high]
+            [
+                v
+                for v in (
+                    -1,
+                    -2,
+                    like.high,
+                    like.high + 1,
+                    -like.high - 1,
+                    2**31,
+                    low,
+                    high,
+                    high // 8,
+                )
+                if low <= v <= high
+            ]
         )
     if like.values == "wild" and made.numel():
         chosen = wild.to(dtype)[torch.randint(len(wild), shape, generator=generator)]

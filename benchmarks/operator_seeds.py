@@ -165,7 +165,9 @@ _same(
     (f(5, 4), (i(3, high=5), i(3, high=4))),
     (f(5, 4, 3), (None, i(2, 3, high=4))),
 )
-_same("index_add index_copy", (f(5, 4), 0, i(3, high=5), f(3, 4)), (f(5, 4), 1, i(2, high=4), f(5, 2)))
+_same(
+    "index_add index_copy", (f(5, 4), 0, i(3, high=5), f(3, 4)), (f(5, 4), 1, i(2, high=4), f(5, 2))
+)
 _same(
     "index_put _unsafe_index_put",
     (f(5, 4), (i(3, high=5),), f(3, 4)),
@@ -175,11 +177,18 @@ _same(
 _same("index_select", (f(5, 4), 0, i(3, high=5)), (f(5, 4), 1, i(3, high=4)))
 _same("index_fill.int_Scalar", (f(5, 4), 0, i(3, high=5), 1.5))
 _same("one_hot", (i(3, 4, high=5), 5))
-_same("scatter.src scatter_add", (f(3, 4), 1, i(3, 2, high=4), f(3, 2)), (f(3, 4), 0, i(2, 4), f(2, 4)))
+_same(
+    "scatter.src scatter_add",
+    (f(3, 4), 1, i(3, 2, high=4), f(3, 2)),
+    (f(3, 4), 0, i(2, 4), f(2, 4)),
+)
 _same("scatter.value", (f(3, 4), 1, i(3, 2, high=4), 1.5))
 _same(
     "scatter_reduce.two",
-    *((f(3, 4), 1, i(3, 2, high=4), f(3, 2), how) for how in ("sum", "prod", "mean", "amax", "amin")),
+    *(
+        (f(3, 4), 1, i(3, 2, high=4), f(3, 2), how)
+        for how in ("sum", "prod", "mean", "amax", "amin")
+    ),
 )
 _same("sort", (f(3, 4), 0, True))
 _same("sort.stable", (f(3, 4), {"stable": True, "dim": 0}))
@@ -274,7 +283,11 @@ _same(
 _same("_softmax _log_softmax", (f(2, 3, 4), 1, False))
 _same("softmax.int log_softmax.int", (f(2, 3, 4), 1))
 _same("layer_norm", (f(2, 3, 4), (3, 4), f(3, 4), f(3, 4)), (f(2, 4), (4,)))
-_same("native_layer_norm", (f(2, 3, 4), (3, 4), f(3, 4), f(3, 4), 1e-5), (f(2, 4), (4,), None, None, 1e-5))
+_same(
+    "native_layer_norm",
+    (f(2, 3, 4), (3, 4), f(3, 4), f(3, 4), 1e-5),
+    (f(2, 4), (4,), None, None, 1e-5),
+)
 _same("group_norm", (f(2, 6, 4, 5), 3, f(6), f(6)), (f(2, 6), 2))
 _same(
     "native_group_norm",
@@ -323,7 +336,11 @@ _same(
     (f(2, 3, 4, 5), (6, 8), True, None),
     (f(2, 3, 4, 5), None, False, (1.5, 1.6)),
 )
-_same("grid_sampler", (f(2, 3, 4, 5), f(2, 6, 7, 2), 0, 0, False), (f(2, 3, 4, 5, 6), f(2, 3, 2, 2, 3), 1, 1, True))
+_same(
+    "grid_sampler",
+    (f(2, 3, 4, 5), f(2, 6, 7, 2), 0, 0, False),
+    (f(2, 3, 4, 5, 6), f(2, 3, 2, 2, 3), 1, 1, True),
+)
 _same(
     "grid_sampler_2d",
     *((f(2, 3, 4, 5), f(2, 6, 7, 2), how, pad, False) for how in (0, 1, 2) for pad in (0, 1, 2)),
@@ -332,7 +349,9 @@ _same("im2col", (f(2, 3, 6, 7), (2, 3), (1, 2), (1, 0), (2, 1)))
 _same("col2im", (f(2, 18, 8), (6, 7), (2, 3), (1, 2), (1, 0), (2, 2)))
 
 
-def _layer(gates: int, inputs: int, hidden: int, layers: int, ways: int, bias: bool) -> tuple[Like, ...]:
+def _layer(
+    gates: int, inputs: int, hidden: int, layers: int, ways: int, bias: bool
+) -> tuple[Like, ...]:
     """The weights of a recurrent layer, as torch.nn has them."""
     found: list[Like] = []
     for layer in range(layers):
@@ -347,12 +366,42 @@ for _name, _gates in (("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)):
     _same(
         f"{_name}.input",
         (f(5, 2, 3), f(4, 2, 4), _layer(_gates, 3, 4, 2, 2, True), True, 2, 0.0, True, True, False),
-        (f(2, 5, 3), f(1, 2, 4), _layer(_gates, 3, 4, 1, 1, False), False, 1, 0.0, False, False, True),
+        (
+            f(2, 5, 3),
+            f(1, 2, 4),
+            _layer(_gates, 3, 4, 1, 1, False),
+            False,
+            1,
+            0.0,
+            False,
+            False,
+            True,
+        ),
     )
 _same(
     "lstm.input",
-    (f(5, 2, 3), (f(4, 2, 4), f(4, 2, 4)), _layer(4, 3, 4, 2, 2, True), True, 2, 0.0, True, True, False),
-    (f(2, 5, 3), (f(1, 2, 4), f(1, 2, 4)), _layer(4, 3, 4, 1, 1, False), False, 1, 0.0, False, False, True),
+    (
+        f(5, 2, 3),
+        (f(4, 2, 4), f(4, 2, 4)),
+        _layer(4, 3, 4, 2, 2, True),
+        True,
+        2,
+        0.0,
+        True,
+        True,
+        False,
+    ),
+    (
+        f(2, 5, 3),
+        (f(1, 2, 4), f(1, 2, 4)),
+        _layer(4, 3, 4, 1, 1, False),
+        False,
+        1,
+        0.0,
+        False,
+        False,
+        True,
+    ),
     (  # with a projection of the hidden state to two
         f(5, 2, 3),
         (f(1, 2, 2), f(1, 2, 4)),
@@ -372,7 +421,11 @@ _same(
 )
 _same("nll_loss nll_loss_nd", (f(5, 4), i(5, high=4), f(4)), (f(5, 4), i(5, high=4), None, 0))
 _same("nll_loss_forward", (f(5, 4), i(5, high=4), f(4), 1, -100), (f(4), i(high=4), None, 2, 1))
-_same("nll_loss2d", (f(2, 4, 3, 5), i(2, 3, 5, high=4), f(4)), (f(2, 4, 3, 5), i(2, 3, 5, high=4), None, 0))
+_same(
+    "nll_loss2d",
+    (f(2, 4, 3, 5), i(2, 3, 5, high=4), f(4)),
+    (f(2, 4, 3, 5), i(2, 3, 5, high=4), None, 0),
+)
 _same("nll_loss_nd", (f(2, 4, 3, 5), i(2, 3, 5, high=4), f(4)))
 _same(
     "nll_loss2d_forward",
@@ -389,12 +442,19 @@ _same("poisson_nll_loss", (f(3, 4), f(3, 4), True, True, 1e-8, 1))
 _same("shoal.dropout.default shoal.feature_dropout.default", (f(2, 3, 4), 0.3, 0))
 _same("shoal.bernoulli_like.default", (Like((3, 4), values="unit"), 0))
 _same("shoal.bernoulli.default", ((3, 4), 0.3, 0, {"dtype": Dtype("float32"), "device": Device()}))
-_same("shoal.rand.default shoal.randn.default", ((3, 4), 0, {"dtype": Dtype("float32"), "device": Device()}))
-_same("shoal.exponential.default", ((3, 4), 1.5, 0, {"dtype": Dtype("float32"), "device": Device()}))
+_same(
+    "shoal.rand.default shoal.randn.default",
+    ((3, 4), 0, {"dtype": Dtype("float32"), "device": Device()}),
+)
+_same(
+    "shoal.exponential.default", ((3, 4), 1.5, 0, {"dtype": Dtype("float32"), "device": Device()})
+)
 _same(
     "shoal.attention.default",
     (f(2, 3, 5, 4), f(2, 3, 6, 4), f(2, 3, 6, 4), None, 0.2, False, None, False, 0),
     (f(2, 3, 5, 4), f(2, 3, 6, 4), f(2, 3, 6, 4), b(2, 1, 5, 6), 0.2, True, 0.5, False, 0),
     (f(2, 4, 5, 4), f(2, 2, 6, 4), f(2, 2, 6, 7), f(5, 6), 0.2, False, None, True, 0),
 )
-_same("clone contiguous _to_copy", (f(2, 3, 4, 5), {"memory_format": MemoryFormat("channels_last")}))
+_same(
+    "clone contiguous _to_copy", (f(2, 3, 4, 5), {"memory_format": MemoryFormat("channels_last")})
+)

@@ -16,7 +16,16 @@ from .graph import Arg, Device, Dtype, Graph, GraphError, MemoryFormat, Operator
 from .operators import resolve, takes_key
 from .rules import check
 
-__all__ = ["Inferred", "call", "infer", "infer_operator", "outside", "results_of", "spec_of", "with_grads"]
+__all__ = [
+    "Inferred",
+    "call",
+    "infer",
+    "infer_operator",
+    "outside",
+    "results_of",
+    "spec_of",
+    "with_grads",
+]
 
 Inferred = dict[str, tuple[TensorSpec, bool]]
 """Value → (bound spec, whether autograd could send a gradient through it)."""

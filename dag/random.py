@@ -44,7 +44,6 @@ _M1, _M2, _M3 = 0x7FEB352D, 0x846CA68B - 2**32, 0x2C1B3C6D  # odd, spread the bi
 _LEVELS = 1 << 16
 
 
-
 class Table:
     """Per device premix(0), premix(1), …, as long as the longest mask so far needed. Whoever runs
     random operators again and again holds it (`table`); with the last holder it is gone."""

@@ -154,9 +154,7 @@ def _unrolled(given: Given) -> int:
     return max(sizes)
 
 
-STEPS |= {
-    f"aten.{name}.input": _time_steps for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-} | {
+STEPS |= {f"aten.{name}.input": _time_steps for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")} | {
     "aten._trilinear.default": _unrolled,
     "aten.bilinear.default": lambda g: max((1, *_tensor(g, "weight").sizes)),
     "aten.diff.default": lambda g: min(_int(g, "n"), _size(g)),
@@ -191,7 +189,9 @@ def _channels(given: Given) -> int:
     return channels
 
 
-@_rule("aten._native_batch_norm_legit_functional.default aten._native_batch_norm_legit_no_training.default")
+@_rule(
+    "aten._native_batch_norm_legit_functional.default aten._native_batch_norm_legit_no_training.default"
+)
 def _batch_norm(given: Given) -> None:
     names = ("weight", "bias", "running_mean", "running_var")
     _tensor(given, "running_mean"), _tensor(given, "running_var")
@@ -257,7 +257,12 @@ def _gated(given: Given, gates: int, states: Sequence[TensorSpec]) -> None:
     hidden = _rank(states[-1], "hx", 3, 3)[2]
     out = _rank(states[0], "hx", 3, 3)[2]
     for i, state in enumerate(states):
-        _shape(state, f"hx {i}", (layers * ways, batch, (out, hidden)[i == len(states) - 1]), spec.dtype)
+        _shape(
+            state,
+            f"hx {i}",
+            (layers * ways, batch, (out, hidden)[i == len(states) - 1]),
+            spec.dtype,
+        )
     _need(hidden > 0 and out > 0, "hx has no elements: expected a hidden size of at least 1")
     weights: list[tuple[int, ...]] = []
     for layer in range(layers):
@@ -265,7 +270,10 @@ def _gated(given: Given, gates: int, states: Sequence[TensorSpec]) -> None:
             weights += [(gates * hidden, out * ways if layer else wide), (gates * hidden, out)]
             weights += [(gates * hidden,)] * 2 if biases else []
             weights += [(out, hidden)] if out != hidden else []
-        _need(len(weights) <= len(given.get("params") or ()), "params has too few tensors for its layers")
+        _need(
+            len(weights) <= len(given.get("params") or ()),
+            "params has too few tensors for its layers",
+        )
     params = _tensors(given, "params", len(weights))
     for i, (found, shape) in enumerate(zip(params, weights, strict=True)):
         _shape(found, f"params {i}", shape, spec.dtype)
@@ -335,7 +343,9 @@ def _upsampled(given: Given) -> None:
     spec = _tensor(given, "self")
     sizes, out = spec.sizes[2:], _ints(given, "output_size")
     scales = [given[n] for n in ("scales", "scales_h", "scales_w") if n in given]
-    _need(len(sizes) == len(out) == len(scales), f"self is {spec!r}, output_size has {len(out)} sizes")
+    _need(
+        len(sizes) == len(out) == len(scales), f"self is {spec!r}, output_size has {len(out)} sizes"
+    )
     for size, made, scale in zip(sizes, out, scales, strict=True):
         if scale is not None:
             _scale(scale)
@@ -352,7 +362,9 @@ def _scale(scale: Any) -> None:
 def _upsampled_by(given: Given) -> None:
     _tensor(given, "input")
     sizes, scales = given.get("output_size"), given.get("scale_factors")
-    _need((sizes is None) != (scales is None), "expected output_size or scale_factors, and not both")
+    _need(
+        (sizes is None) != (scales is None), "expected output_size or scale_factors, and not both"
+    )
     for scale in scales or ():
         _scale(scale)
 
@@ -360,6 +372,20 @@ def _upsampled_by(given: Given) -> None:
 for _name in ("nearest1d", "nearest2d", "bilinear2d", "bicubic2d"):
     RULES[f"aten.upsample_{_name}.default"] = _upsampled
     RULES[f"aten.upsample_{_name}.vec"] = _upsampled_by
+
+
+@_rule("aten.pixel_unshuffle.default")
+def _something(given: Given) -> None:
+    """Of nothing its kernel makes another shape than meta tensors tell."""
+    spec = _tensor(given, "self")
+    _need(spec.elements > 0, f"self is {spec!r}: expected one element or more")
+
+
+@_rule("aten.huber_loss.default aten.soft_margin_loss.default")
+def _one_dtype(given: Given) -> None:
+    """Of two their kernels make another dtype than meta tensors tell."""
+    spec, target = _tensor(given, "self"), _tensor(given, "target")
+    _need(spec.dtype == target.dtype, f"target is {target!r}: expected {spec.dtype}, as self is")
 
 
 @_rule("aten._reshape_alias.default")

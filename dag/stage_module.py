@@ -34,6 +34,7 @@ from .stand_ins import function_of
 
 __all__ = ["StageModule", "build", "run_operator"]
 
+
 @dataclass(frozen=True, slots=True)
 class StageModule:
     """Operators [start, stop) as one function: `run(*values in the order of takes[, key])` returns

@@ -10,6 +10,7 @@ their input, or the numbers in it.
 - Batch and group norms read weight, bias and statistics as if they were contiguous. One by running
   statistics has two more results, which are as long as the channels or empty,
   by device; here they are zeros, as long as meta tensors say.
+- The median along a dimension that was expanded gives what lay in memory before.
 - Grid sampling on a CPU turns a place that is not finite, or far off, into an index, and reads there.
 
 On honest values each gives what the operator itself gives, up to rounding.
@@ -71,6 +72,11 @@ def _group_norm(source: Tensor, *args: Any) -> tuple[Tensor, ...]:
     return made
 
 
+def _median(source: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
+    made: tuple[Tensor, Tensor] = _aten.median.dim(source.contiguous(), *how)
+    return made
+
+
 def _dense(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Nothing is copied where they are contiguous already."""
     return [t if t is None else t.contiguous() for t in tensors]
@@ -104,6 +110,7 @@ _STAND_INS: dict[str, tuple[Callable[..., Any], int | None]] = {
     "aten._native_batch_norm_legit_functional.default": (_batch_norm, None),
     "aten._native_batch_norm_legit.no_stats": (_batch_norm_without_statistics, None),
     "aten._native_batch_norm_legit_no_training.default": (_batch_norm_evaluated, None),
+    "aten.median.dim": (_median, None),
     "aten.native_group_norm.default": (_group_norm, None),
     "aten._weight_norm.default": (_weight_norm, None),
     "aten._weight_norm_interface.default": (_weight_norm_interface, None),

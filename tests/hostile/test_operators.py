@@ -118,7 +118,9 @@ EXPLOITS: dict[str, tuple[tuple[Operator, dict[str, TensorSpec]], str]] = {
         "weight is",
     ),
     "group norm told of more": (
-        call("native_group_norm.default", floats(2, 6, 4), None, None, 2, 6, 400, 3, 1e-5, results=3),
+        call(
+            "native_group_norm.default", floats(2, 6, 4), None, None, 2, 6, 400, 3, 1e-5, results=3
+        ),
         r"\(2, 6, 400\): expected \(2, 6, 4\)",
     ),
     "small g": (call("_weight_norm.default", floats(300, 40), floats(1, 1), 0), "g is"),
@@ -194,7 +196,9 @@ def _renamed(arg: Arg, names: dict[str, str]) -> Arg:
     return tuple(_renamed(a, names) for a in arg) if isinstance(arg, tuple) else arg
 
 
-@pytest.mark.parametrize("what", ["leak of 56 MB", "small g", "weights of no LSTM", "strides beyond"])
+@pytest.mark.parametrize(
+    "what", ["leak of 56 MB", "small g", "weights of no LSTM", "strides beyond"]
+)
 def test_a_stage_of_it_is_not_built(what: str) -> None:
     """The peer looks again, whatever its broker said; also where only the evaluation has it."""
     op, specs = EXPLOITS[what][0]
@@ -330,7 +334,9 @@ def test_every_operator_has_calls_to_begin_with_and_rules_are_for_listed_ones(pa
 
 
 @pytest.mark.timeout(600)  # of a busy machine; 30 s of a processor
-def test_a_sample_of_calls_of_every_operator_reaches_nothing_else(part: Any, tmp_path: Path) -> None:
+def test_a_sample_of_calls_of_every_operator_reaches_nothing_else(
+    part: Any, tmp_path: Path
+) -> None:
     fuzz = part("fuzz_operators")
     library = fuzz.guard(tmp_path) if shutil.which("cc") else None
     orders = "".join(f"{target} 7 0 10\n" for target in sorted(FULL | CORE))
