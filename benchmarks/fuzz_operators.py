@@ -1,14 +1,16 @@
 """Calls every operator on the allow-lists with arguments that validation lets pass, and looks for
-what no such call may do: reach beyond a tensor, give what nobody wrote, end the process, or not end.
+what no such call may do: reach beyond a tensor, give what nobody wrote, end the process, or not
+end.
 
-    python benchmarks/fuzz_operators.py [--cases N] [--operators GLOB] [--seed N] [--workers N] [--device cuda]
+    python benchmarks/fuzz_operators.py [--cases N] [--operators GLOB] [--seed N] …
 
-Without arguments, 500 cases for each operator by two processes. Cases begin with a call that works and
-change it (operator_cases.py). Rules and torch's shape functions refuse many; the rest runs forward and
-backward, twice, on memory between guard pages (guard.c, for which a C compiler is needed), whose
-unwritten bytes differ between the runs (fuzz_worker.py). Rows are kept in --rows FILE, by operator and
-seed: started again, it goes on; a fault is printed with the call that shows it. The exit code is 1 if there is
-one. `--case N` runs one case of one operator here, and prints it.
+Without arguments, 500 cases for each operator by two processes. Cases begin with a call that works
+and change it (operator_cases.py). Rules and torch's shape functions refuse many; the rest runs
+forward and backward, twice, on memory between guard pages (guard.c, for which a C compiler is
+needed), whose unwritten bytes differ between the runs (fuzz_worker.py). Rows are kept in --rows
+FILE, by operator and seed: started again, it goes on; a fault is printed with the call that shows
+it. The exit code is 1 if there is one. `--case N` runs one case of one operator here, and prints
+it.
 
 On CUDA there are no guard pages: what counts there is what CUDA reports, and results of two runs.
 """
@@ -104,9 +106,8 @@ def _told(rows: list[dict[str, Any]]) -> list[Figure]:
     for row in rows:
         for fault in row["faults"]:
             faulty.add(row["operator"])
-            print(
-                f"FAULT {fault['kind']} (--case {fault['case']}): {fault['text']}\n  {fault['call']}"
-            )
+            print(f"FAULT {fault['kind']} (--case {fault['case']}): {fault['text']}")
+            print(f"  {fault['call']}")
     cases = sum(total.values())
     taken = {n: 1 - f["refused"] / sum(f.values()) for n, f in by_name.items()}
     return [

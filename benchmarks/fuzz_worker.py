@@ -1,8 +1,8 @@
 """Runs the cases of operators in processes of its own: part of benchmarks/fuzz_operators.py.
 
-Reads lines `TARGET SEED FIRST COUNT` and answers each with one line of JSON, a row. Cases are run in
-children, with limits on memory and time; a case that ends its child is named by what it wrote last.
-What counts as a fault of an operator whose arguments were accepted:
+Reads lines `TARGET SEED FIRST COUNT` and answers each with one line of JSON, a row. Cases are run
+in children, with limits on memory and time; a case that ends its child is named by what it wrote
+last. What counts as a fault of an operator whose arguments were accepted:
 
     crash       a signal: an access beyond a tensor (memory is guarded, see guard.c) or an abort
     endless     more than LIMIT_S seconds of the processor
@@ -34,17 +34,18 @@ from shoal.dag.graph import GraphError, TensorSpec
 from shoal.dag.infer import results_of, spec_of
 from shoal.dag.stage_module import run_operator
 
-__all__ = ["Faulty", "attempt", "run_cases"]
+__all__ = ["FaultError", "attempt", "run_cases"]
 
 LIMIT_S = 5.0
 ROOM_BYTES = 2 << 30
 ARENA_BYTES = 1 << 38  # of guard.c
 MOST_ELEMENTS = 1 << 16
-"""Of a result. A case with more is run only where its memory cannot be had anyway (2^31 elements)."""
+"""Of a result. A case with more is run only where its memory cannot be had anyway (2^31
+elements)."""
 KEEP = 3  # examples of each kind of fault
 
 
-class Faulty(Exception):
+class FaultError(Exception):
     """An accepted call that misbehaves; `kind` as in the module's text."""
 
     def __init__(self, kind: str, text: str) -> None:
@@ -67,7 +68,7 @@ def accepted(case: Case) -> tuple[list[tuple[TensorSpec, bool] | None], tuple[st
 
 
 def attempt(case: Case, device: torch.device) -> str:
-    """Runs a case and returns what happened; raises Faulty."""
+    """Runs a case and returns what happened; raises FaultError."""
     try:
         results, grads = accepted(case)
     except GraphError:
@@ -84,11 +85,12 @@ def attempt(case: Case, device: torch.device) -> str:
             seen.append(_run(case, results, grads, device))
         except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
             if "CUDA" in str(error) and "out of memory" not in str(error):
-                raise Faulty("crash", str(error)[:200]) from None
+                raise FaultError("crash", str(error)[:200]) from None
             return "raised"
     if seen[0] != seen[1]:
         at = [i for i, (a, b) in enumerate(zip(*seen, strict=True)) if a != b]
-        raise Faulty("unwritten", f"of {len(results)} results and the gradients behind them: {at}")
+        raise FaultError("unwritten", f"of {len(results)} results and the gradients behind them:
+        {at}")
     return "ran"
 
 
@@ -112,7 +114,8 @@ def _run(
     for i, (result, said) in enumerate(zip(made, results, strict=True)):
         got = spec_of(result) if isinstance(result, Tensor) else None
         if got != (said and said[0]):
-            raise Faulty("spec", f"result {i} is {got!r}, meta tensors said {said and said[0]!r}")
+            raise FaultError("spec", f"result {i} is {got!r}, meta tensors said {said and
+            said[0]!r}")
     roots = [r for r in made if isinstance(r, Tensor) and r.requires_grad]
     leaves = [values[n] for n in grads]
     found = [_bytes(r) for r in made]
@@ -123,7 +126,7 @@ def _run(
             taken = torch.autograd.grad(roots, leaves, kind, allow_unused=True, retain_graph=True)
             for gradient, leaf in zip(taken, leaves, strict=True):
                 if gradient is not None and spec_of(gradient) != spec_of(leaf):
-                    raise Faulty(
+                    raise FaultError(
                         "spec", f"a gradient is {spec_of(gradient)!r} of {spec_of(leaf)!r}"
                     )
             found += [_bytes(g) for g in taken]
@@ -182,8 +185,8 @@ def _child(
 ) -> None:
     """Ends the process. Writes the number of the case into shared memory before running it, at the
     end what was found, with its length in front."""
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # torch's warnings, of which there are thousands
-    os.dup2(sys.stderr.fileno(), 2)
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # torch's warnings, of which there are
+    thousands os.dup2(sys.stderr.fileno(), 2)
     room = ROOM_BYTES + ARENA_BYTES + _virtual_bytes()
     resource.setrlimit(resource.RLIMIT_AS, (room, room))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -195,7 +198,7 @@ def _child(
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         try:
             outcomes[attempt(draw(target, seed, index), device)] += 1
-        except Faulty as fault:
+        except FaultError as fault:
             outcomes[fault.kind] += 1
             if sum(f["kind"] == fault.kind for f in faults) < KEEP:
                 faults.append({"kind": fault.kind, "case": index, "text": str(fault)})

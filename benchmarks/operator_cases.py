@@ -1,8 +1,9 @@
 """Calls of an operator made from its seeds by changing them: part of benchmarks/fuzz_operators.py.
 
 Random garbage is refused by torch's own shape functions and tests nothing. So each case begins with
-a call that works (operator_seeds.py), of which one to three things change: a size, everywhere or in one
-place, a dtype, a layout, what is in a tensor, a number, a text, a list, an argument that is absent.
+a call that works (operator_seeds.py), of which one to three things change: a size, everywhere or in
+one place, a dtype, a layout, what is in a tensor, a number, a text, a list, an argument that is
+absent.
 """
 
 from __future__ import annotations

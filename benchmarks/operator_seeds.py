@@ -1,4 +1,5 @@
-"""Calls that each operator takes, from which the fuzzer starts: part of benchmarks/fuzz_operators.py.
+"""Calls that each operator takes, from which the fuzzer starts: part of
+benchmarks/fuzz_operators.py.
 
 Every operator on the allow-lists has one or more here (`tests/hostile/test_operators.py` counts
 them), so whoever adds an operator adds a line. Shapes are small, and sizes that mean different

@@ -47,8 +47,8 @@ def python_arg(arg: Arg, values: dict[str, Any], device: torch.device) -> Any:
 
 
 def call(op: Operator, values: dict[str, Any], device: torch.device, key: int = 0) -> list[Any]:
-    """The results of one operator of a bound graph, as a list. Raises GraphError where its arguments
-    break a rule (rules.py); nothing has run then."""
+    """The results of one operator of a bound graph, as a list. Raises GraphError where its
+    arguments break a rule (rules.py); nothing has run then."""
     check(op, {v: spec_of(values[v]) for v in op.reads})
     args = [python_arg(a, values, device) for a in op.args]
     kwargs = {k: python_arg(a, values, device) for k, a in op.kwargs}

@@ -3,17 +3,17 @@
 torch checks most calls itself; some kernels read and write by what they were told, though: beyond a
 bias of one element, a gate that is missing, in a mode that does not exist. Meta tensors, which tell
 the shapes of results, do not notice. And some operators give one result for every row of a
-tensor, or run a loop of Python's over one, so that a few bytes of graph cost gigabytes. So before an
-operator is called, whether on meta tensors or on real ones, `check` looks at its arguments:
+tensor, or run a loop of Python's over one, so that a few bytes of graph cost gigabytes. So before
+an operator is called, whether on meta tensors or on real ones, `check` looks at its arguments:
 
 - each argument is of the kind that the schema names: torch takes any number for a dtype;
 - how many results it gives is known from its arguments, and is what the graph says;
 - an argument whose name is in `CHOICES` is one of few values;
 - the rule of its own in `RULES`, if there is one, holds.
 
-The rules were found by `benchmarks/fuzz_operators.py`, which calls every operator with arguments that
-pass here in memory between guard pages. A new operator needs calls to begin with there, and a rule
-here as soon as one of those misbehaves.
+The rules were found by `benchmarks/fuzz_operators.py`, which calls every operator with arguments
+that pass here in memory between guard pages. A new operator needs calls to begin with there, and a
+rule here as soon as one of those misbehaves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .graph import (
     TensorSpec,
 )
 from .operators import resolve, takes_key
-from .rules_table import CHOICES, RESULTS, RULES, STEPS, Broken
+from .rules_table import CHOICES, RESULTS, RULES, STEPS, RuleError
 
 __all__ = ["MAX_GRAPH_STEPS", "MAX_RESULTS", "MAX_STEPS", "check", "check_graph"]
 
@@ -50,13 +50,14 @@ MAX_GRAPH_STEPS = 1 << 18
 
 
 def check(op: Operator, specs: Mapping[str, TensorSpec]) -> None:
-    """Raises GraphError when the arguments of an operator of a bound graph break a rule. `specs` has
-    what the operator reads. To be asked before the operator is called in any way."""
+    """Raises GraphError when the arguments of an operator of a bound graph break a rule. `specs`
+    has what the operator reads. To be asked before the operator is called in any way."""
     _steps(op, specs)
 
 
 def check_graph(graph: Graph) -> None:
-    """`check` for every operator of a bound graph, as its specs say, and for their loops together."""
+    """`check` for every operator of a bound graph, as its specs say, and for their loops
+    together."""
     if "rules" in graph.found:
         return
     total = 0
@@ -64,8 +65,8 @@ def check_graph(graph: Graph) -> None:
         total += _steps(op, graph.spec)
         if total > MAX_GRAPH_STEPS:
             raise GraphError(
-                f"up to operator {op.name} ({op.target}) the graph has {total} steps in loops within "
-                f"its operators: expected at most {MAX_GRAPH_STEPS}; make sequences shorter"
+                f"up to operator {op.name} ({op.target}) the graph has {total} steps in "
+                f"loops within its operators: expected at most {MAX_GRAPH_STEPS}; make sequences shorter"
             )
     graph.found["rules"] = True
 
@@ -74,7 +75,7 @@ def _steps(op: Operator, specs: Mapping[str, TensorSpec]) -> int:
     """Checks, and returns how often the loop inside runs."""
     try:
         return _checked(op, specs)
-    except Broken as broken:
+    except RuleError as broken:
         reads = ", ".join(repr(specs[v]) for v in op.reads)
         raise GraphError(f"operator {op.name} ({op.target}) on {reads}: {broken}") from None
 
@@ -83,16 +84,16 @@ def _checked(op: Operator, specs: Mapping[str, TensorSpec]) -> int:
     given = _given(op, specs)
     count = RESULTS[op.target](given) if op.target in RESULTS else _signature(op.target).results
     if op.outputs and count != len(op.outputs):
-        raise Broken(f"it gives {count} results, the graph says {len(op.outputs)}")
+        raise RuleError(f"it gives {count} results, the graph says {len(op.outputs)}")
     if count > MAX_RESULTS:
-        raise Broken(f"it gives {count} results: expected at most {MAX_RESULTS}")
+        raise RuleError(f"it gives {count} results: expected at most {MAX_RESULTS}")
     steps = STEPS[op.target](given) if op.target in STEPS else 0
     if steps > MAX_STEPS:
-        raise Broken(f"it is a loop of {steps} steps: expected at most {MAX_STEPS}")
+        raise RuleError(f"it is a loop of {steps} steps: expected at most {MAX_STEPS}")
     for name, choices in CHOICES.items():
         if name in given and given[name] not in choices:
             expected = ", ".join(map(repr, choices))
-            raise Broken(f"{name} is {given[name]!r}: expected one of {expected}")
+            raise RuleError(f"{name} is {given[name]!r}: expected one of {expected}")
     if op.target in RULES:
         RULES[op.target](given)
     return steps
@@ -159,7 +160,7 @@ def _given(op: Operator, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
     """Arguments by their names in the operator's schema; those left out have their defaults."""
     kinds, defaults, _ = _signature(op.target)
     if len(op.args) > len(kinds):
-        raise Broken(f"it takes {len(kinds)} arguments, the graph gives {len(op.args)}")
+        raise RuleError(f"it takes {len(kinds)} arguments, the graph gives {len(op.args)}")
     found = dict(defaults)
 
     def value(arg: Arg) -> Any:
@@ -169,10 +170,10 @@ def _given(op: Operator, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
 
     for name, arg in (*zip(kinds, op.args, strict=False), *op.kwargs):
         if name not in kinds:
-            raise Broken(f"it takes no argument {name!r}: expected {', '.join(kinds)}")
+            raise RuleError(f"it takes no argument {name!r}: expected {', '.join(kinds)}")
         found[name] = value(arg)
         if not _is(kinds[name], found[name]):
-            raise Broken(f"{name} is {found[name]!r}: expected {kinds[name]}")
+            raise RuleError(f"{name} is {found[name]!r}: expected {kinds[name]}")
     if {name for name, _ in op.kwargs} & set(list(kinds)[: len(op.args)]):
-        raise Broken("an argument is given twice")
+        raise RuleError("an argument is given twice")
     return found

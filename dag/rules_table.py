@@ -1,6 +1,6 @@
-"""The table of `rules.py`: by operator, what its arguments must be, how many results it gives, and how
-often a loop inside it runs. A rule gets its arguments by their names in the schema, tensors as specs,
-and raises Broken. Nothing is known of them before: a number may stand where a tensor should."""
+"""The table of `rules.py`: by operator, what its arguments must be, how many results it gives, and
+how often a loop inside it runs. A rule gets its arguments by their names in the schema, tensors as specs,
+and raises RuleError. Nothing is known of them before: a number may stand where a tensor should."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from .graph import TensorSpec
 
-__all__ = ["CHOICES", "RESULTS", "RULES", "STEPS", "Broken"]
+__all__ = ["CHOICES", "RESULTS", "RULES", "STEPS", "RuleError"]
 
 
-class Broken(ValueError):
+class RuleError(ValueError):
     """A rule that a call breaks: what was expected and what came."""
 
 
@@ -47,20 +47,20 @@ def _rule(names: str) -> Callable[[Callable[[Given], None]], Callable[[Given], N
 
 def _need(holds: bool, what: str) -> None:
     if not holds:
-        raise Broken(what)
+        raise RuleError(what)
 
 
 def _tensor(given: Given, name: str) -> TensorSpec:
     value = given.get(name)
     if not isinstance(value, TensorSpec):
-        raise Broken(f"{name} is {value!r}: expected a tensor")
+        raise RuleError(f"{name} is {value!r}: expected a tensor")
     return value
 
 
 def _tensors(given: Given, name: str, count: int | None = None) -> tuple[TensorSpec, ...]:
     value = given.get(name)
     if not isinstance(value, tuple) or not all(isinstance(v, TensorSpec) for v in value):
-        raise Broken(f"{name}: expected a list of tensors")
+        raise RuleError(f"{name}: expected a list of tensors")
     _need(count in (None, len(value)), f"{name} has {len(value)} tensors: expected {count}")
     return value
 
@@ -69,7 +69,7 @@ def _int(given: Given, name: str, least: int | None = None) -> int:
     value = given.get(name)
     if type(value) is not int or (least is not None and value < least):
         more = "" if least is None else f" of at least {least}"
-        raise Broken(f"{name} is {value!r}: expected an integer{more}")
+        raise RuleError(f"{name} is {value!r}: expected an integer{more}")
     return value
 
 
@@ -77,14 +77,14 @@ def _ints(given: Given, name: str) -> tuple[int, ...]:
     value = given.get(name)
     value = (value,) if type(value) is int else value
     if not isinstance(value, tuple | list) or not all(type(v) is int for v in value):
-        raise Broken(f"{name} is {value!r}: expected a list of integers")
+        raise RuleError(f"{name} is {value!r}: expected a list of integers")
     return tuple(value)
 
 
 def _flag(given: Given, name: str) -> bool:
     value = given.get(name)
     if type(value) is not bool:
-        raise Broken(f"{name} is {value!r}: expected true or false")
+        raise RuleError(f"{name} is {value!r}: expected true or false")
     return value
 
 
@@ -190,7 +190,8 @@ def _channels(given: Given) -> int:
 
 
 @_rule(
-    "aten._native_batch_norm_legit_functional.default aten._native_batch_norm_legit_no_training.default"
+    "aten._native_batch_norm_legit_functional.default "
+    "aten._native_batch_norm_legit_no_training.default"
 )
 def _batch_norm(given: Given) -> None:
     names = ("weight", "bias", "running_mean", "running_var")

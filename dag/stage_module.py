@@ -57,8 +57,8 @@ def build(
 ) -> StageModule:
     """The operators [start, stop) of a bound graph. `tensors` holds every parameter and buffer that
     they read, by value name (`param:…`, `buffer:…`); they become attributes, not copies. What is in
-    `gives` and not made here (a result that is a data input) is passed through. Raises GraphError for
-    an operator whose arguments break a rule (rules.py)."""
+    `gives` and not made here (a result that is a data input) is passed through. Raises GraphError
+    for an operator whose arguments break a rule (rules.py)."""
     assert graph.batch is not None, "a stage is built from a bound graph"
     operators = graph.operators[start:stop]
     made = {value for op in operators for value in op.values}

@@ -1,17 +1,19 @@
-"""What a stage runs in the place of operators whose kernels trust what no shape tells: the strides of
-their input, or the numbers in it.
+"""What a stage runs in the place of operators whose kernels trust what no shape tells: the strides
+of their input, or the numbers in it.
 
 - `view` and its kin become `reshape`. A tensor that crossed a link is contiguous, whatever strides
   it had with its producer. What follows may then be strided where the captured model had it
   contiguous (a transpose undone by another, with the cut between), and `view` would fail or, given
   explicit strides, read the wrong elements. `reshape` is a view wherever `view` works and copies
   only elsewhere.
-- The fused weight norm reads its arguments, and the gradient in its backward, as if they were contiguous.
+- The fused weight norm reads its arguments, and the gradient in its backward, as if they were
+  contiguous.
 - Batch and group norms read weight, bias and statistics as if they were contiguous. One by running
   statistics has two more results, which are as long as the channels or empty,
   by device; here they are zeros, as long as meta tensors say.
 - The median along a dimension that was expanded gives what lay in memory before.
-- Grid sampling on a CPU turns a place that is not finite, or far off, into an index, and reads there.
+- Grid sampling on a CPU turns a place that is not finite, or far off, into an index, and reads
+  there.
 
 On honest values each gives what the operator itself gives, up to rounding.
 """

@@ -60,8 +60,8 @@ class Trial:
 
 
 def trial(op: Operator, reads: Sequence[Like]) -> Trial:
-    """Runs the operator, given the layouts of `op.reads`; to be called under a FakeTensorMode. Raises
-    GraphError where it breaks a rule, or makes other results than the graph says."""
+    """Runs the operator, given the layouts of `op.reads`; to be called under a FakeTensorMode.
+    Raises GraphError where it breaks a rule, or makes other results than the graph says."""
     inputs: dict[str, Tensor] = {}
     for name, like in zip(op.reads, reads, strict=True):
         tensor = torch.empty_strided(like.shape, like.strides, dtype=getattr(torch, like.dtype))

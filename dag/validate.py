@@ -73,8 +73,8 @@ def _operators(graph: Graph, known: set[str]) -> None:
             raise GraphError(f"embedding {op.name} has a sparse gradient: expected sparse=False")
         if not op.outputs or (len(op.outputs) != 1 and not op.returns_tuple):
             raise GraphError(
-                f"operator {op.name} has {len(op.outputs)} results, and a tuple is {op.returns_tuple}: "
-                "expected one result, or a tuple of one or more"
+                f"operator {op.name} has {len(op.outputs)} results and "
+                f"returns_tuple={op.returns_tuple}: expected one result, or a tuple of one or more"
             )
         if takes_key(op.target):
             number = op.args[-1] if op.args else None

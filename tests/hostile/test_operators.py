@@ -1,5 +1,5 @@
-"""Operators that are allowed, called with arguments made to harm: each is refused before it runs, by
-broker and peer alike, or runs without reading what is not its own (docs/security.md)."""
+"""Operators that are allowed, called with arguments made to harm: each is refused before it runs,
+by broker and peer alike, or runs without reading what is not its own (docs/security.md)."""
 
 from __future__ import annotations
 
@@ -25,17 +25,15 @@ from shoal.dag.cut import cut
 from shoal.dag.execute import StageExecutor
 from shoal.dag.graph import (
     Arg,
-    Dtype,
     Graph,
     GraphError,
     Input,
     Operator,
     Output,
-    Parameter,
     Ref,
     TensorSpec,
 )
-from shoal.dag.infer import infer, results_of
+from shoal.dag.infer import results_of
 from shoal.dag.operators import CORE, FULL
 from shoal.dag.random import table
 from shoal.dag.rules import MAX_GRAPH_STEPS, MAX_RESULTS, MAX_STEPS, check, check_graph
@@ -360,10 +358,11 @@ def test_the_fuzzer_sees_what_it_is_there_for(part: Any, tmp_path: Path) -> None
     library = fuzz.guard(tmp_path) if shutil.which("cc") else None
     code = (
         "import torch, fuzz_worker as w; from operator_seeds import Like\n"
-        "from operator_cases import Case; from shoal.dag import stand_ins as s; from shoal.dag.graph "
-        "import Operator, Ref\n"
+        "from operator_cases import Case; from shoal.dag import stand_ins as s\n"
+        "from shoal.dag.graph import Operator, Ref\n"
         "del s._STAND_INS['aten._weight_norm_interface.default']\n"
-        "op = Operator('op', 'aten._weight_norm_interface.default', (Ref('v'), Ref('g'), 0), (), (), True)\n"
+        "name = 'aten._weight_norm_interface.default'\n"
+        "op = Operator('op', name, (Ref('v'), Ref('g'), 0), (), (), True)\n"
         "likes = {'v': Like((64, 64, 2), layout='expanded'), 'g': Like((64, 1, 1))}\n"
         "print(w.attempt(Case(op, likes), torch.device('cpu')))\n"
     )
