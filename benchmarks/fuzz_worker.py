@@ -40,8 +40,7 @@ LIMIT_S = 5.0
 ROOM_BYTES = 2 << 30
 ARENA_BYTES = 1 << 38  # of guard.c
 MOST_ELEMENTS = 1 << 16
-"""Of a result. A case with more is run only where its memory cannot be had anyway (2^31
-elements)."""
+"""Of a result. With more, a case is run only where that memory cannot be had (2^31 elements)."""
 KEEP = 3  # examples of each kind of fault
 
 
@@ -89,8 +88,9 @@ def attempt(case: Case, device: torch.device) -> str:
             return "raised"
     if seen[0] != seen[1]:
         at = [i for i, (a, b) in enumerate(zip(*seen, strict=True)) if a != b]
-        raise FaultError("unwritten", f"of {len(results)} results and the gradients behind them:
-        {at}")
+        raise FaultError(
+            "unwritten", f"of {len(results)} results and the gradients behind them: {at}"
+        )
     return "ran"
 
 
@@ -114,8 +114,9 @@ def _run(
     for i, (result, said) in enumerate(zip(made, results, strict=True)):
         got = spec_of(result) if isinstance(result, Tensor) else None
         if got != (said and said[0]):
-            raise FaultError("spec", f"result {i} is {got!r}, meta tensors said {said and
-            said[0]!r}")
+            raise FaultError(
+                "spec", f"result {i} is {got!r}, meta tensors said {said and said[0]!r}"
+            )
     roots = [r for r in made if isinstance(r, Tensor) and r.requires_grad]
     leaves = [values[n] for n in grads]
     found = [_bytes(r) for r in made]
@@ -185,8 +186,8 @@ def _child(
 ) -> None:
     """Ends the process. Writes the number of the case into shared memory before running it, at the
     end what was found, with its length in front."""
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # torch's warnings, of which there are
-    thousands os.dup2(sys.stderr.fileno(), 2)
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # torch's warnings, of which there are thousands
+    os.dup2(sys.stderr.fileno(), 2)
     room = ROOM_BYTES + ARENA_BYTES + _virtual_bytes()
     resource.setrlimit(resource.RLIMIT_AS, (room, room))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -66,7 +66,8 @@ def check_graph(graph: Graph) -> None:
         if total > MAX_GRAPH_STEPS:
             raise GraphError(
                 f"up to operator {op.name} ({op.target}) the graph has {total} steps in "
-                f"loops within its operators: expected at most {MAX_GRAPH_STEPS}; make sequences shorter"
+                f"loops within its operators: expected at most "
+                f"{MAX_GRAPH_STEPS}; make sequences shorter"
             )
     graph.found["rules"] = True
 
