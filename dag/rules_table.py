@@ -1,6 +1,7 @@
 """The table of `rules.py`: by operator, what its arguments must be, how many results it gives, and
 how often a loop inside it runs. A rule gets its arguments by their names in the schema, tensors as
-specs, and raises RuleError. Nothing is known of them before: a number may stand where a tensor should."""
+specs, and raises RuleError. Nothing is known of them before: a number may stand where a tensor
+should."""
 
 from __future__ import annotations
 
