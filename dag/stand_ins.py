@@ -11,6 +11,8 @@ of their input, or the numbers in it.
 - Batch and group norms read weight, bias and statistics as if they were contiguous. One by running
   statistics has two more results, which are as long as the channels or empty,
   by device; here they are zeros, as long as meta tensors say.
+- Statistics of a layer norm in half precision are in float32, as meta tensors say: on a CPU they
+  may be in half precision.
 - The median along a dimension that was expanded gives what lay in memory before.
 - Grid sampling on a CPU turns a place that is not finite, or far off, into an index, and reads
   there.
@@ -79,6 +81,13 @@ def _median(source: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
     return made
 
 
+def _layer_norm(source: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    made = _aten.native_layer_norm.default(source, *args)
+    if source.dtype not in (torch.float16, torch.bfloat16):
+        return (*made,)
+    return (made[0], made[1].float(), made[2].float())
+
+
 def _dense(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Nothing is copied where they are contiguous already."""
     return [t if t is None else t.contiguous() for t in tensors]
@@ -113,6 +122,7 @@ _STAND_INS: dict[str, tuple[Callable[..., Any], int | None]] = {
     "aten._native_batch_norm_legit.no_stats": (_batch_norm_without_statistics, None),
     "aten._native_batch_norm_legit_no_training.default": (_batch_norm_evaluated, None),
     "aten.median.dim": (_median, None),
+    "aten.native_layer_norm.default": (_layer_norm, None),
     "aten.native_group_norm.default": (_group_norm, None),
     "aten._weight_norm.default": (_weight_norm, None),
     "aten._weight_norm_interface.default": (_weight_norm_interface, None),
