@@ -11,8 +11,8 @@ of their input, or the numbers in it.
 - Batch and group norms read weight, bias and statistics as if they were contiguous. One by running
   statistics has two more results, which are as long as the channels or empty,
   by device; here they are zeros, as long as meta tensors say.
-- Statistics of a layer norm in half precision are in float32, as meta tensors say: on a CPU they
-  may be in half precision.
+- Statistics of layer and group norms have the dtype that meta tensors say, float32 and that of the
+  input: on a CPU it may be another.
 - The median along a dimension that was expanded gives what lay in memory before.
 - Grid sampling on a CPU turns a place that is not finite, or far off, into an index, and reads
   there.
@@ -72,8 +72,8 @@ def _batch_norm_without_statistics(source: Tensor, *args: Any) -> tuple[Tensor, 
 
 
 def _group_norm(source: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    made: tuple[Tensor, ...] = _aten.native_group_norm.default(source, *_dense(args[:2]), *args[2:])
-    return made
+    made = _aten.native_group_norm.default(source, *_dense(args[:2]), *args[2:])
+    return (made[0], made[1].to(source.dtype), made[2].to(source.dtype))
 
 
 def _median(source: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
