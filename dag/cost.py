@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .graph import Graph, Operator, Ref
 from .operators import takes_key
+from .rules import check_graph
 from .speed import FLOPS_PER_BYTE, Work
 from .trial import Lies, Like, Trial, trial
 
@@ -86,9 +87,11 @@ class StageCost:
 
 
 def cost(graph: Graph) -> tuple[OperatorCost, ...]:
-    """The cost of every operator of a bound graph, in its order; found once for a graph."""
+    """The cost of every operator of a bound graph, in its order; found once for a graph.
+    Raises GraphError for one that breaks a rule (rules.py)."""
     assert graph.batch is not None, "costs are those of a bound graph"
     if "costs" not in graph.found:
+        check_graph(graph)
         ledger = _Ledger(graph)
         # Constants that random operators keep between calls may be real tensors.
         with FakeTensorMode(allow_non_fake_inputs=True):

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from .evaluation import evaluation as evaluation_form
 from .graph import Graph, TensorSpec
-from .random import step_key
+from .random import step_key, table
 from .saved import SavedTensors
 from .stage_module import StageModule, build
 
@@ -113,6 +113,7 @@ class StageExecutor:
         self.device = torch.device(device)
         self._graph = graph
         self._seed = seed
+        self._masks = table()  # held, so that masks find it in the next step
         self._operators = operators or (stage.start, stage.stop)
         self._evaluation = evaluation
         self.recompute = recompute

@@ -14,8 +14,18 @@ from torch import Tensor
 
 from .graph import Arg, Device, Dtype, Graph, GraphError, MemoryFormat, Operator, Ref, TensorSpec
 from .operators import resolve, takes_key
+from .rules import check
 
-__all__ = ["Inferred", "call", "infer", "infer_operator", "outside", "results_of", "with_grads"]
+__all__ = [
+    "Inferred",
+    "call",
+    "infer",
+    "infer_operator",
+    "outside",
+    "results_of",
+    "spec_of",
+    "with_grads",
+]
 
 Inferred = dict[str, tuple[TensorSpec, bool]]
 """Value → (bound spec, whether autograd could send a gradient through it)."""
@@ -37,13 +47,20 @@ def python_arg(arg: Arg, values: dict[str, Any], device: torch.device) -> Any:
 
 
 def call(op: Operator, values: dict[str, Any], device: torch.device, key: int = 0) -> list[Any]:
-    """The results of one operator of a bound graph, as a list."""
+    """The results of one operator of a bound graph, as a list. Raises GraphError where its
+    arguments break a rule (rules.py); nothing has run then."""
+    check(op, {v: spec_of(values[v]) for v in op.reads})
     args = [python_arg(a, values, device) for a in op.args]
     kwargs = {k: python_arg(a, values, device) for k, a in op.kwargs}
     if takes_key(op.target):
         kwargs["key"] = key
     result = resolve(op.target)(*args, **kwargs)
     return list(result) if op.returns_tuple else [result]
+
+
+def spec_of(tensor: Tensor) -> TensorSpec:
+    """The bound spec of a tensor."""
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
 def _meta(spec: TensorSpec, grad: bool) -> Tensor:
@@ -86,6 +103,8 @@ def results_of(op: Operator, known: Inferred) -> list[tuple[TensorSpec, bool] | 
     try:
         with torch.enable_grad():
             results = call(op, values, torch.device("meta"))
+    except GraphError:
+        raise
     except Exception as error:  # any failure of torch's shape functions is the graph's fault
         raise GraphError(
             f"operator {op.name} ({op.target}) does not take "
@@ -101,8 +120,7 @@ def results_of(op: Operator, known: Inferred) -> list[tuple[TensorSpec, bool] | 
 def _described(result: Any) -> tuple[TensorSpec, bool] | None:
     if not isinstance(result, Tensor):
         return None
-    spec = TensorSpec(tuple(result.shape), str(result.dtype).removeprefix("torch."))
-    return spec, result.requires_grad
+    return spec_of(result), result.requires_grad
 
 
 def with_grads(graph: Graph, inferred: Inferred) -> Graph:

@@ -26,6 +26,7 @@ from .convert_args import arg_of, is_plain, target_of
 from .graph import Arg, Graph, GraphError, Lowered, Operator, Output, Ref, TensorSpec, map_arg
 from .infer import Inferred, call, outside, results_of, with_grads
 from .operators import allowed
+from .rules import check_graph
 
 __all__ = ["lower"]
 
@@ -58,6 +59,7 @@ def lower(graph: Graph) -> Lowered:
     """
     if graph.batch is None:
         raise GraphError("lowering needs a bound graph: call graph.bind(microbatch size) first")
+    check_graph(graph)
     recipes: dict[Any, _Recipe] = {}
     wanted = {v for op in graph.operators for v in op.reads} | set(graph.results)
     known = outside(graph)

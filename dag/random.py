@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 __all__ = [
     "OPERATORS",
+    "Table",
     "attention",
     "bernoulli",
     "bernoulli_like",
@@ -35,13 +37,27 @@ __all__ = [
     "rand",
     "randn",
     "step_key",
+    "table",
 ]
 
 _M1, _M2, _M3 = 0x7FEB352D, 0x846CA68B - 2**32, 0x2C1B3C6D  # odd, spread the bits well
 _LEVELS = 1 << 16
 
-_premixed: dict[torch.device, Tensor] = {}
-"""Per device premix(0), premix(1), …, as long as the longest mask so far needed."""
+
+class Table:
+    """Per device premix(0), premix(1), …, as long as the longest mask so far needed. Whoever runs
+    random operators again and again holds it (`table`); with the last holder it is gone."""
+
+    def __init__(self) -> None:
+        self.words: dict[torch.device, Tensor] = {}
+
+
+_tables: weakref.WeakValueDictionary[str, Table] = weakref.WeakValueDictionary()
+
+
+def table() -> Table:
+    """The one that there is, or a new one; without a holder nothing is kept between calls."""
+    return _tables.setdefault("the one", Table())
 
 
 def step_key(seed: int, step: int, microbatch: int) -> int:
@@ -61,15 +77,16 @@ def _word(key: int, operator: int) -> int:
 def _premix(count: int, device: torch.device) -> Tensor:
     # Where only shapes are computed, no real tensor may come in and no other one be kept.
     shapes_only = device.type == "meta" or _get_current_dispatch_mode() is not None
-    kept = None if shapes_only else _premixed.get(device)
+    shared = None if shapes_only else _tables.get("the one")
+    kept = shared.words.get(device) if shared else None
     if kept is not None and kept.numel() >= count:
         return kept[:count]
     x = torch.arange(count, dtype=torch.int32, device=device)
     x = (x ^ ((x >> 16) & 0xFFFF)) * _M1
     x = (x ^ ((x >> 15) & 0x1FFFF)) * _M2
     x = x ^ ((x >> 16) & 0xFFFF)
-    if not shapes_only:
-        _premixed[device] = x
+    if shared:
+        shared.words[device] = x
     return x
 
 

@@ -6,11 +6,8 @@ specs are checked once, when a tensor arrives (`execute.check_spec`).
 
 Two things differ from the operators as they stand in the graph:
 
-- `view` and its kin become `reshape`. A tensor that crossed a link is contiguous, whatever strides
-  it had with its producer. What follows may then be strided where the captured model had it
-  contiguous (a transpose undone by another, with the cut between), and `view` would fail or, given
-  explicit strides, read the wrong elements. `reshape` is a view wherever `view` works and copies
-  only elsewhere.
+- Operators whose kernels trust strides or numbers are run by what stands in their place
+  (stand_ins.py): `view` becomes `reshape`.
 - Random operators get the microbatch's key as keyword `key`.
 
 fx runs what it generates, so nothing that a graph from the network says may become code (I7). The
@@ -31,19 +28,11 @@ from torch import Tensor, fx, nn
 
 from .graph import Graph, Operator
 from .infer import python_arg
-from .operators import resolve, takes_key
+from .operators import takes_key
+from .rules import check
+from .stand_ins import function_of
 
-__all__ = ["StageModule", "build"]
-
-_reshape = torch.ops.aten.reshape.default
-_RESHAPES: dict[str, tuple[Callable[..., Any], int]] = {
-    "aten.view.default": (_reshape, 2),
-    "aten._unsafe_view.default": (_reshape, 2),
-    "aten._reshape_alias.default": (_reshape, 2),
-    "aten.view_as.default": (torch.ops.aten.reshape_as.default, 2),
-}
-"""What stands for operators that trust the strides of their input, and how many of their arguments
-it takes."""
+__all__ = ["StageModule", "build", "run_operator"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +57,8 @@ def build(
 ) -> StageModule:
     """The operators [start, stop) of a bound graph. `tensors` holds every parameter and buffer that
     they read, by value name (`param:…`, `buffer:…`); they become attributes, not copies. What is in
-    `gives` and not made here (a result that is a data input) is passed through."""
+    `gives` and not made here (a result that is a data input) is passed through. Raises GraphError
+    for an operator whose arguments break a rule (rules.py)."""
     assert graph.batch is not None, "a stage is built from a bound graph"
     operators = graph.operators[start:stop]
     made = {value for op in operators for value in op.values}
@@ -91,6 +81,7 @@ def build(
 
     live = {v for op in operators for v in op.reads} | set(gives)
     for op in operators:
+        check(op, graph.spec)
         _add(built, op, nodes, live, key, device)
     built.output(tuple(nodes[value] for value in gives))
 
@@ -99,6 +90,19 @@ def build(
     module.graph.owning_module = None
     # The bound forward: `module(...)` would add a wrapper and the hooks of nn.Module to each call.
     return StageModule(module, module.forward, takes, random, tuple(gives))
+
+
+def run_operator(
+    op: Operator, values: Mapping[str, Tensor], device: torch.device, key: int = 0
+) -> list[Any]:
+    """The results of one operator of a bound graph, as a stage runs it: nothing is checked."""
+    function, count = function_of(op.target)
+    args = [python_arg(a, dict(values), device) for a in op.args[:count]]
+    kwargs = {k: python_arg(a, dict(values), device) for k, a in op.kwargs}
+    if takes_key(op.target):
+        kwargs["key"] = key
+    result: Any = function(*args, **kwargs)
+    return list(result) if op.returns_tuple else [result]
 
 
 def _is_attribute(value: str) -> bool:
@@ -126,11 +130,8 @@ def _add(
     """Adds one operator, and the picking of those of its results that are used."""
     args = tuple(python_arg(a, nodes, device) for a in op.args)
     kwargs = {k: python_arg(a, nodes, device) for k, a in op.kwargs}
-    if op.target in _RESHAPES:
-        function, count = _RESHAPES[op.target]
-        args = args[:count]
-    else:
-        function = resolve(op.target)
+    function, count = function_of(op.target)
+    args = args[:count]
     if takes_key(op.target):
         kwargs["key"] = key
     node = built.create_node("call_function", function, args, kwargs, name=f"op_{op.name}")

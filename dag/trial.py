@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from .count import OPERATOR, Counter, nodes, storage_bytes
-from .graph import Operator
-from .infer import call
+from .graph import GraphError, Operator
+from .infer import call, spec_of
 from .operators import takes_key
 from .speed import Work
 
@@ -60,7 +60,8 @@ class Trial:
 
 
 def trial(op: Operator, reads: Sequence[Like]) -> Trial:
-    """Runs the operator, given the layouts of `op.reads`; to be called under a FakeTensorMode."""
+    """Runs the operator, given the layouts of `op.reads`; to be called under a FakeTensorMode.
+    Raises GraphError where it breaks a rule, or makes other results than the graph says."""
     inputs: dict[str, Tensor] = {}
     for name, like in zip(op.reads, reads, strict=True):
         tensor = torch.empty_strided(like.shape, like.strides, dtype=getattr(torch, like.dtype))
@@ -76,6 +77,9 @@ def trial(op: Operator, reads: Sequence[Like]) -> Trial:
     backward = Counter(random, later=True, follow=True)
     with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor), forward:
         results: list[Tensor | None] = call(op, inputs, torch.device("cpu"))
+    for value, made, output in zip(op.values, results, op.outputs, strict=True):
+        if made is not None and output.spec not in (None, spec_of(made)):
+            raise GraphError(f"{value}: the graph says {output.spec!r}, it is {spec_of(made)!r}")
     roots = [
         t
         for t, output in zip(results, op.outputs, strict=True)

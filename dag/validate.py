@@ -71,9 +71,10 @@ def _operators(graph: Graph, known: set[str]) -> None:
             any(op.args[4:]) or dict(op.kwargs).get("sparse")
         ):
             raise GraphError(f"embedding {op.name} has a sparse gradient: expected sparse=False")
-        if len(op.outputs) != 1 and not op.returns_tuple:
+        if not op.outputs or (len(op.outputs) != 1 and not op.returns_tuple):
             raise GraphError(
-                f"operator {op.name} has {len(op.outputs)} results and returns no tuple"
+                f"operator {op.name} has {len(op.outputs)} results and "
+                f"returns_tuple={op.returns_tuple}: expected one result, or a tuple of one or more"
             )
         if takes_key(op.target):
             number = op.args[-1] if op.args else None

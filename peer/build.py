@@ -5,7 +5,7 @@ here, before anything runs."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -16,8 +16,9 @@ from ..dag.cut import cut, tied_groups
 from ..dag.evaluation import evaluation
 from ..dag.execute import SpecError, StageExecutor
 from ..dag.flow import Flow
-from ..dag.graph import Graph, GraphError, Lowered, TensorSpec
+from ..dag.graph import Graph, GraphError, Lowered, Operator, TensorSpec
 from ..dag.infer import infer_operator
+from ..dag.rules import check_graph
 from ..dag.schedule import Action, Kind, shares_gradient
 from .codings import Codings
 from .data.reader import Reader
@@ -130,6 +131,7 @@ def build_work(
     of the order do not fit together. `clock` gives the seconds of codecs."""
     plan = order.plan.validate(len(order.graph.operators))
     graph = order.graph.bind(plan.microbatch_size)
+    check_graph(graph)
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
     flow = Flow(plan, stages, tied_groups(graph, stages))
     mine = [stages[k] for k in plan.stages_of(order.peer)]
@@ -141,7 +143,9 @@ def build_work(
         within = (stage.start, stage.stop)
         if core:
             within = (core.start[stage.start], core.start[stage.stop])
-        _check_specs(core.graph if core else graph, within)
+        form = core.graph if core else graph
+        _check_specs(form, within, form.operators)
+        _check_specs(form, within, evaluation(form).operators)
         executor = StageExecutor(
             core.graph if core else graph,
             stage,
@@ -218,17 +222,24 @@ def _checked_core(core: Lowered, graph: Graph) -> Lowered:
                     f"the core form makes {value} as {form.spec[value]!r}, "
                     f"expected {graph.spec[value]!r}"
                 )
+    check_graph(form)
     return Lowered(form, core.start)
 
 
-def _check_specs(graph: Graph, within: tuple[int, int]) -> None:
+def _check_specs(graph: Graph, within: tuple[int, int], operators: Sequence[Operator]) -> None:
     """Raises GraphError when operators do not make what the graph says: whatever runs afterwards
-    trusts the specs, and kernels with wrong shapes can crash the process."""
+    trusts the specs, and kernels with wrong shapes can crash the process. `operators` are those of
+    the graph, or of its evaluation form, of which those that differ are looked at, and what is read
+    of theirs."""
     trained = {f"param:{p.name}" for p in graph.parameters if p.trainable} | graph.grads
     known = {value: (spec, value in trained) for value, spec in graph.spec.items()}
-    for op in graph.operators[slice(*within)]:
+    training = operators is graph.operators
+    read = {v for op in operators for v in op.reads} | set(graph.results)
+    for own, op in list(zip(graph.operators, operators, strict=True))[slice(*within)]:
+        if not training and (own.target, own.args, own.kwargs) == (op.target, op.args, op.kwargs):
+            continue
         for value, (spec, _) in infer_operator(op, known):
-            if spec != graph.spec.get(value):
+            if spec != graph.spec.get(value) and (training or value in read):
                 raise GraphError(
                     f"{value}: the graph says {graph.spec.get(value)!r}, it is {spec!r}"
                 )

@@ -90,7 +90,7 @@ def world(target: str, shapes, further) -> Graph:
     else:
         args += further
     single = target.split(".")[1] not in ("chunk", "unbind", "var_mean")
-    probe = Operator("y", target, args, (), (Output(None),), returns_tuple=not single)
+    probe = Operator("y", target, args, (), (), returns_tuple=not single)
     values = {f"param:{p.name}": torch.empty(p.spec.shape) for p in parameters}
     results = call(probe, values, CPU)
     outputs = tuple(Output(TensorSpec(tuple(r.shape), "float32")) for r in results)
