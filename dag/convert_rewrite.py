@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .capture_errors import CaptureError, line_of
+from .capture_errors import CaptureError, line_of, refused
 
 __all__ = ["Rewrite", "rewrite"]
 
@@ -115,9 +115,10 @@ def _histogram(node: Node) -> Rewrite:
     bins = _arg(node, 1, "bins", 100)
     low, high = _arg(node, 2, "min", 0), _arg(node, 3, "max", 0)
     if not low < high:
-        raise CaptureError(
-            f"{line_of(node)}\n  the range of this histogram depends on its values: give histc a "
-            "min and a max"
+        raise refused(
+            line_of(node),
+            "the range of this histogram depends on its values",
+            "give histc a min and a max",
         )
     return Rewrite("shoal.histogram.default", (node.args[0], bins, float(low), float(high)))
 
@@ -126,14 +127,16 @@ def _grouped_mm(node: Node) -> Rewrite:
     x, weight = (a.meta["val"] for a in node.args[:2] if isinstance(a, Node))
     ends, made = _arg(node, 2, "offs", None), node.meta["val"]
     if (x.dim(), weight.dim()) != (2, 3) or ends is None or _arg(node, 3, "bias", None) is not None:
-        raise CaptureError(
-            f"{line_of(node)}\n  of grouped products, rows (S, K) times a matrix for each group "
-            "(E, K, N) with offsets and without bias can be captured"
+        raise refused(
+            line_of(node),
+            "this form of a grouped product cannot be captured",
+            "write rows (S, K) times a matrix for each group (E, K, N), with offsets, without bias",
         )
     if made.dtype != x.dtype:
-        raise CaptureError(
-            f"{line_of(node)}\n  this grouped product of {x.dtype} gives {made.dtype}: leave out "
-            "out_dtype, and write .to(…) behind it"
+        raise refused(
+            line_of(node),
+            f"this grouped product of {x.dtype} gives {made.dtype}",
+            "leave out out_dtype, and write .to(…) behind it",
         )
     return Rewrite("shoal.grouped_mm.default", (node.args[0], node.args[1], ends))
 
