@@ -5,7 +5,7 @@
 #
 # Each version gets an environment of its own, with everything else as constraints.txt pins it, and
 # runs tests/dag, tests/compression and tests/test_examples.py. PyPI's wheels for Linux bring CUDA
-# along, and torch does not load without: 2 to 3 GB to download and 6 to 8 GB of disk for each,
+# along, and torch does not load without: 3 to 4 GB to download and 5 to 8 GB of disk for each,
 # removed again unless --keep names a folder. Ends with 1 when a test fails; the table says which.
 set -euo pipefail
 
@@ -19,7 +19,7 @@ while [ $# -gt 0 ]; do
     *) versions+=("$1"); shift ;;
   esac
 done
-[ ${#versions[@]} -gt 0 ] || versions=(2.9.0 2.11.0 2.14.1)
+[ ${#versions[@]} -gt 0 ] || versions=(2.10.0 2.11.0 2.14.1)
 if [ -n "$work" ]; then mkdir -p "$work"; else
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
@@ -35,7 +35,7 @@ one() { # VERSION FOLDER: an environment, the tests, and their counts as one JSO
     return 1
   fi
   local installed=$SECONDS
-  (cd "$root" && PYTHONDONTWRITEBYTECODE=1 nice -n 10 "$python" -m pytest -q -n 1 -p no:cacheprovider \
+  (cd "$root" && PYTHONDONTWRITEBYTECODE=1 nice -n 10 "$python" -m pytest -q -n 1 -o timeout=1200 -p no:cacheprovider \
     --junitxml "$folder/tests.xml" tests/dag tests/compression tests/test_examples.py \
     > "$folder/tests.log" 2>&1) || true
   "$python" - "$folder" $((installed - started)) $((SECONDS - installed)) <<'PY'
