@@ -63,6 +63,7 @@ def main() -> int:
         start(folder, "broker", "broker", "--insecure", "--host", "127.0.0.1", "--port", port)
     ]
     try:
+        answers(address, running[0])
         running += [
             start(
                 folder, name, "join", address, "--insecure", "--name", name, "--device", device,
@@ -104,6 +105,17 @@ def start(folder: Path, name: str, *command: str) -> subprocess.Popen[bytes]:
             [sys.executable, "-m", "shoal.cli", *command, "--state", str(folder / f"{name}-state")],
             stdout=log, stderr=subprocess.STDOUT, cwd=folder,
         )  # fmt: skip
+
+
+def answers(address: str, broker: subprocess.Popen[bytes]) -> None:
+    """Waits until the broker listens, or has ended."""
+    host, _, port = address.partition(":")
+    while broker.poll() is None:
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+            return
+        except OSError:  # not yet: the first import of torch may take a minute
+            time.sleep(0.2)
 
 
 def loss_of(line: str) -> float | None:
