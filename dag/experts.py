@@ -48,7 +48,7 @@ def grouped_mm(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     for end in asked:
         sizes.append(max(0, min(end, rows) - start))
         start += sizes[-1]
-    *parts, rest = x.split([*sizes, rows - start])
+    *parts, rest = x.split_with_sizes([*sizes, rows - start])
     # One part a matrix, empty ones too: so every gradient is there. `unbind` gathers those of the
     # weight in one piece, which a selection of each matrix would not.
     made = [part @ matrix for part, matrix in zip(parts, weight.unbind(), strict=True)]
