@@ -1,7 +1,8 @@
 """What cannot be captured, said in the words of the user's own module.
 
 `explain` turns what torch.export raised into a CaptureError that names the Python construct, the
-file and line, and what to write instead.
+file and line, and what to write instead. A line of an installed library is not the user's to
+write: there it says which setting avoids the line, or that the model is not supported.
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ from functools import cache
 import torch
 from torch.fx import Node
 
-__all__ = ["PLACE", "CaptureError", "Place", "explain", "line_of", "place_of", "user_place"]
+__all__ = [
+    "PLACE",
+    "CaptureError",
+    "Place",
+    "explain",
+    "line_of",
+    "place_of",
+    "refused",
+    "user_place",
+]
 
 PLACE = "shoal_line"
 """Key under which a node's `custom` metadata has `FILE:LINE: CODE` (capture_places.py)."""
@@ -33,6 +43,41 @@ Place = tuple[str, int, str]
 
 class CaptureError(ValueError):
     """A model that cannot become a graph; the message says where and what to write instead."""
+
+
+def refused(where: str, reason: str, advice: str) -> CaptureError:
+    """The error for a line (`line_of`): why it cannot be captured, and what the user can do. The
+    `advice` is how to write the line, and is for a line of the user's own."""
+    library = re.search(r"(?:site|dist)-packages[/\\](\w+)(.*?):\d+: (.*)", where)
+    if library:
+        advice = _without_writing(library[1], library[2], library[3])
+    return CaptureError(f"{where}\n  {reason}: {advice}")
+
+
+def _without_writing(library: str, file: str, code: str) -> str:
+    """What helps against a line of code in `file` of an installed library."""
+    if library != "transformers":
+        return (
+            f"this line is {library}'s, not yours: use another layer in its place, or a copy of "
+            "this one in your own file, changed there"
+        )
+    family = re.search(r"models[/\\](\w+)", file)
+    name = f"this model family ({family[1]})" if family else "a model that needs this line"
+    if re.search("expert|moe|top_k", code + file):
+        return (
+            'set experts_implementation to "grouped_mm" (in [model] args or in from_pretrained; '
+            'of a live model: model.set_experts_implementation("grouped_mm")); if that is set, '
+            f"{name} is not supported: docs/job.md names those that are"
+        )
+    if re.search("attention|attn|mask", code + file):
+        return (
+            'set attn_implementation to "sdpa" or "eager" (in [model] args or in from_pretrained); '
+            f"if that is set, {name} is not supported: docs/job.md names those that are"
+        )
+    return (
+        f"{name} is not supported: docs/job.md names those that are; a setting of its config may "
+        "avoid this line, and a copy of its modeling file as your own factory may be changed"
+    )
 
 
 @cache
@@ -146,26 +191,28 @@ def explain(error: BaseException, batch_place: Place | None = None) -> CaptureEr
         elif re.search(r"^(el)?if\b|^assert\b|^while\b", code):
             construct = "a branch on the batch size"
         rule = re.search(r"satisfy the generated guard (.+)", str(error))
-        return CaptureError(
-            f"{_text(batch_place)}\n  {construct} {how}"
-            + (f" (it needs {_rule(rule[1])})" if rule and not what else "")
-            + ": a microbatch may have any size. Write it for a batch dimension of any size "
-            "(x.shape[0], -1 in view), with tensor operations over the whole batch"
+        return refused(
+            _text(batch_place),
+            f"{construct} {how}" + (f" (it needs {_rule(rule[1])})" if rule and not what else ""),
+            "a microbatch may have any size. Write it for a batch dimension of any size "
+            "(x.shape[0], -1 in view), with tensor operations over the whole batch",
         )
     if "GuardOnDataDependentSymNode" in names or "DataDependent" in "".join(names):
         construct, advice = _construct(place[2] if place else "")
-        return CaptureError(
-            f"{_text(place)}\n  {construct} needs values that are known only at run time: {advice}"
+        return refused(
+            _text(place), f"{construct} needs values that are known only at run time", advice
         )
     if place is not None:
         for pattern, construct, advice in _HINTS[:3]:
             if re.search(pattern, place[2]):
-                return CaptureError(
-                    f"{_text(place)}\n  {construct} cannot be captured: {advice} "
-                    f"({type(error).__name__}: {_first_line(error)})"
+                return refused(
+                    _text(place),
+                    f"{construct} cannot be captured",
+                    f"{advice} ({type(error).__name__}: {_first_line(error)})",
                 )
-    return CaptureError(
-        f"{_text(place)}\n  forward raised {type(error).__name__} while it was captured: "
-        f"{_first_line(error)}; if it runs without Shoal, write this line with torch operations "
-        "that do not depend on the values in a tensor"
+    return refused(
+        _text(place),
+        f"forward raised {type(error).__name__} while it was captured ({_first_line(error)})",
+        "if it runs without Shoal, write this line with torch operations that do not depend on "
+        "the values in a tensor",
     )

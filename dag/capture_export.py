@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.traceback import preserve_node_meta
 from torch.utils.checkpoint import CheckpointFunction
 
-from .capture_errors import CaptureError, Place, explain, line_of, user_place
+from .capture_errors import CaptureError, Place, explain, line_of, refused, user_place
 from .capture_places import Notes, Watch
 from .convert_args import name_of
 from .operators import allowed
@@ -238,27 +238,31 @@ def _own_gradients() -> Iterator[None]:
                 "gradient_checkpointing_disable())"
             )
         if not cls.__module__.startswith("torch."):  # torch's own (checkpoint) change no gradient
-            raise CaptureError(
-                f"{_here()}\n  torch.autograd.Function {cls.__name__} has a backward of its own, "
-                "which a graph of operators cannot hold: write the forward so that autograd gives "
-                "this gradient, e.g. x + (y - x).detach() for a straight-through estimate"
+            raise refused(
+                _here(),
+                f"torch.autograd.Function {cls.__name__} has a backward of its own, which a graph "
+                "of operators cannot hold",
+                "write the forward so that autograd gives this gradient, e.g. x + (y - x).detach() "
+                "for a straight-through estimate",
             )
         return apply.__get__(None, cls)(*args, **kwargs)
 
     def hooked(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         if _is_users(sys._getframe(1)):
-            raise CaptureError(
-                f"{_here()}\n  a hook changes the gradient of a tensor, which a graph of operators "
-                "cannot hold: write the forward so that autograd gives this gradient, e.g. "
-                "x + (y - x).detach()"
+            raise refused(
+                _here(),
+                "a hook changes the gradient of a tensor, which a graph of operators cannot hold",
+                "write the forward so that autograd gives this gradient, e.g. x + (y - x).detach()",
             )
         return hook(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     def entered(mode: Any, *args: Any, **kwargs: Any) -> None:
         if _is_users(sys._getframe(1)):
-            raise CaptureError(
-                f"{_here()}\n  torch.inference_mode() is not seen by the capture, and gradients "
-                "would go through what is in it: use torch.no_grad()"
+            raise refused(
+                _here(),
+                "torch.inference_mode() is not seen by the capture, and gradients would go through "
+                "what is in it",
+                "use torch.no_grad()",
             )
         inference(mode, *args, **kwargs)
 
@@ -368,9 +372,10 @@ def _check_no_grad(body: GraphModule, outer: Node) -> None:
         if node.op != "call_function":
             continue
         if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and node.args[0]:
-            raise CaptureError(
-                f"{line_of(node)}\n  torch.enable_grad() inside torch.no_grad() cannot be "
-                "captured: move it out of the no_grad region"
+            raise refused(
+                line_of(node),
+                "torch.enable_grad() inside torch.no_grad() cannot be captured",
+                "move it out of the no_grad region",
             )
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.is_mutable:
@@ -379,9 +384,10 @@ def _check_no_grad(body: GraphModule, outer: Node) -> None:
         inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
         sources = [s for n, s in zip(inputs, outer.args[2:], strict=True) if _memory(n) == changed]
         if sources and all(isinstance(s, Node) and s.op != "placeholder" for s in sources):
-            raise CaptureError(
-                f"{line_of(node)}\n  an in-place operator under torch.no_grad() changes a tensor "
-                "made outside of it: write it out of place, or change a copy (.clone())"
+            raise refused(
+                line_of(node),
+                "an in-place operator under torch.no_grad() changes a tensor made outside of it",
+                "write it out of place, or change a copy (.clone())",
             )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from .capture_errors import CaptureError, line_of
+from .capture_errors import CaptureError, line_of, refused
 from .graph import ITEM_BYTES, Arg, Device, Dim, Dtype, MemoryFormat, Size, TensorSpec
 
 __all__ = [
@@ -60,17 +60,19 @@ def size_of(value: Any, node: Node) -> Dim | float | bool:
     if isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, torch.SymBool):
-        raise CaptureError(
-            f"{line_of(node)}\n  a condition on the batch size cannot be captured: a microbatch "
-            "may have any size"
+        raise refused(
+            line_of(node),
+            "a condition on the batch size cannot be captured",
+            "a microbatch may have any size",
         )
     expression = value.node.expr
     symbols = sorted(expression.free_symbols, key=str)
     if any(str(s).startswith(("u", "zuf", "zf")) for s in symbols):
-        raise CaptureError(
-            f"{line_of(node)}\n  a size or number that depends on data cannot be "
-            "captured: keep shapes fixed, e.g. torch.where or a mask instead of x[mask], "
-            "nonzero() or .item()"
+        raise refused(
+            line_of(node),
+            "a size or number that depends on data cannot be captured",
+            "keep shapes fixed, e.g. torch.where or a mask instead of x[mask], nonzero() or "
+            ".item()",
         )
 
     def at(batch: int) -> Any:
@@ -79,9 +81,10 @@ def size_of(value: Any, node: Node) -> Dim | float | bool:
     plus = 2 * at(1) - at(2)
     times = at(2) - at(1)
     if any(at(b) != times * b + plus for b in _PROBES) or times != int(times) or plus != int(plus):
-        raise CaptureError(
-            f"{line_of(node)}\n  the size or number {expression} is not times·b + plus for batch "
-            "size b: pad to a fixed size, or divide tensors instead of sizes"
+        raise refused(
+            line_of(node),
+            f"the size or number {expression} is not times·b + plus for batch size b",
+            "pad to a fixed size, or divide tensors instead of sizes",
         )
     return Size(int(times), int(plus)) if times != 0 else int(plus)
 

@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from . import operators
-from .capture_errors import CaptureError, line_of
+from .capture_errors import CaptureError, line_of, refused
 from .capture_export import PREFIX, Exported
 from .convert_args import arg_of, is_plain, module_of, size_of, spec_of
 from .convert_rewrite import Rewrite, rewrite
@@ -235,15 +235,11 @@ def _refuse(node: Node, target: str) -> None:
     """Raises CaptureError for an operator that no peer may run."""
     if operators.allowed(target, "full"):
         return
-    tag = getattr(torch.Tag, "nondeterministic_seeded", None)
-    what = f"operator {target} is not on the allow-list: write it with other torch operators"
-    if tag in getattr(node.target, "tags", ()):
-        what = (
-            f"random operator {target} has no counter-based form: use dropout, torch.rand, "
-            "torch.randn or torch.bernoulli"
-        )
+    reason = f"operator {target} is not on the allow-list"
+    advice = "write it with other torch operators"
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        reason = f"random operator {target} has no counter-based form"
+        advice = "use dropout, torch.rand, torch.randn or torch.bernoulli"
     elif target in ("aten.item.default", "aten._local_scalar_dense.default"):
-        what = "`.item()` makes a Python number of a tensor: keep the value a tensor"
-    elif "empty" in target:
-        what = f"{target} returns uninitialised memory: use torch.zeros or torch.full"
-    raise CaptureError(f"{line_of(node)}\n  {what}")
+        reason, advice = "`.item()` makes a Python number of a tensor", "keep the value a tensor"
+    raise refused(line_of(node), reason, advice)

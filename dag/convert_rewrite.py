@@ -1,8 +1,10 @@
 """Which fx nodes become another operator of the graph than they are.
 
-Random operators become Shoal's own, whose masks are counter-based (dag/random.py). A view becomes
-a reshape: whether a view is possible depends on strides, and a tensor that crossed a link has lost
-its own.
+Random operators become Shoal's own, whose masks are counter-based (dag/random.py), and so do those
+that route tokens to experts (dag/experts.py). A view becomes a reshape: whether a view is possible
+depends on strides, and a tensor that crossed a link has lost its own. Uninitialised memory becomes
+zeros: a model that fills it before it reads it sees no difference, and no other reads anything of a
+peer's.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .capture_errors import CaptureError, line_of
+from .capture_errors import CaptureError, line_of, refused
 
 __all__ = ["Rewrite", "rewrite"]
 
@@ -92,13 +94,51 @@ def _copy(node: Node) -> Rewrite:
     return Rewrite("aten._to_copy.default", (node.args[1],), {"dtype": target.dtype})
 
 
-def _fill(node: Node) -> Rewrite:
-    value = node.meta["val"]
+def _filled(node: Node, value: Any) -> Rewrite:
+    made = node.meta["val"]
     return Rewrite(
         "aten.full.default",
-        (tuple(value.shape), node.args[1]),
-        {"dtype": value.dtype, "device": value.device},
+        (tuple(made.shape), value),
+        {"dtype": made.dtype, "device": made.device},
     )
+
+
+def _fill(node: Node) -> Rewrite:
+    return _filled(node, node.args[1])
+
+
+def _empty(node: Node) -> Rewrite:
+    return _filled(node, False if node.meta["val"].dtype == torch.bool else 0)
+
+
+def _histogram(node: Node) -> Rewrite:
+    bins = _arg(node, 1, "bins", 100)
+    low, high = _arg(node, 2, "min", 0), _arg(node, 3, "max", 0)
+    if not low < high:
+        raise refused(
+            line_of(node),
+            "the range of this histogram depends on its values",
+            "give histc a min and a max",
+        )
+    return Rewrite("shoal.histogram.default", (node.args[0], bins, float(low), float(high)))
+
+
+def _grouped_mm(node: Node) -> Rewrite:
+    x, weight = (a.meta["val"] for a in node.args[:2] if isinstance(a, Node))
+    ends, made = _arg(node, 2, "offs", None), node.meta["val"]
+    if (x.dim(), weight.dim()) != (2, 3) or ends is None or _arg(node, 3, "bias", None) is not None:
+        raise refused(
+            line_of(node),
+            "this form of a grouped product cannot be captured",
+            "write rows (S, K) times a matrix for each group (E, K, N), with offsets, without bias",
+        )
+    if made.dtype != x.dtype:
+        raise refused(
+            line_of(node),
+            f"this grouped product of {x.dtype} gives {made.dtype}",
+            "leave out out_dtype, and write .to(…) behind it",
+        )
+    return Rewrite("shoal.grouped_mm.default", (node.args[0], node.args[1], ends))
 
 
 def _recurrent(node: Node) -> Rewrite | None:
@@ -148,6 +188,14 @@ _REWRITES: dict[Any, Callable[[Node], Rewrite | None]] = {
     aten.native_dropout.default: _native_dropout,
     aten.mul.Tensor: _feature_dropout,
     aten.scaled_dot_product_attention.default: _attention,
+    aten.empty.memory_format: _empty,
+    aten.empty_like.default: _empty,
+    aten.empty_permuted.default: _empty,
+    aten.empty_strided.default: _empty,
+    aten.new_empty.default: _empty,
+    aten.new_empty_strided.default: _empty,
+    aten.histc.default: _histogram,
+    aten._grouped_mm.default: _grouped_mm,
     aten.copy.default: _copy,
     aten.fill.Tensor: _copy,
     aten.fill.Scalar: _fill,
@@ -169,9 +217,15 @@ _REWRITES: dict[Any, Callable[[Node], Rewrite | None]] = {
 }
 
 
+_FOREIGN: dict[str, Callable[[Node], Rewrite | None]] = {
+    "transformers.grouped_mm_fallback.default": _grouped_mm,
+}
+"""Operators of other libraries, which are there only when these are imported."""
+
+
 def rewrite(node: Node) -> Rewrite:
     """How the node is written in the graph: as itself, if nothing else is known of it."""
-    known = _REWRITES.get(node.target)
+    known = _REWRITES.get(node.target) or _FOREIGN.get(str(node.target))
     found = known(node) if known else None
     if found is not None:
         return found

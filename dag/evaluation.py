@@ -7,7 +7,6 @@ statistics, recurrent layers run without their training flag.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from . import norm
@@ -20,6 +19,13 @@ __all__ = ["EvaluationError", "check_evaluation", "evaluation"]
 _NO_TRAINING = "aten._native_batch_norm_legit_no_training.default"
 _RECURRENT = frozenset(f"aten.{n}.input" for n in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
 _DROPOUT = frozenset({"shoal.dropout.default", "shoal.feature_dropout.default"})
+_SAME_ELEMENTS = frozenset(
+    {f"aten.{name}.default" for name in ("_reshape_alias", "_unsafe_view", "alias", "clone")}
+    | {f"aten.{name}.default" for name in ("contiguous", "lift_fresh_copy", "reshape", "squeeze")}
+    | {f"aten.{name}.default" for name in ("unsqueeze", "view", "view_as")}
+    | {"aten.flatten.using_ints", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unflatten.int"}
+)
+"""Copies and views with the elements of their first argument, in its order."""
 
 
 class EvaluationError(GraphError):
@@ -68,34 +74,48 @@ def _evaluated(op: Operator, factors: dict[str, float], operator_set: OperatorSe
 _Line = tuple[str, tuple[Arg, ...], tuple[tuple[str, Arg], ...]]
 
 
-def _lines(graph: Graph) -> Iterator[tuple[Operator, _Line]]:
-    """Each operator with what it does, free of the names that the tracer chose."""
+def _lines(graph: Graph) -> tuple[list[tuple[Operator, _Line]], list[Arg]]:
+    """Each operator with what it does, free of the names that the tracer chose, and the results.
+
+    A value with the elements of another one is that one in another shape, and no operator: which
+    copies and views there are depends on the version of torch, and in eval mode a dropout is one.
+    """
     names: dict[str, str] = {}
+    shapes = graph.spec
 
     def plain(arg: Arg) -> Arg:
         return Ref(names.get(arg.value, arg.value)) if isinstance(arg, Ref) else arg
 
-    for number, op in enumerate(graph.operators):
-        names |= {v: f"{number}.{i}" for i, v in enumerate(op.values)}
+    lines: list[tuple[Operator, _Line]] = []
+    roots: dict[str, str] = {}
+    for op in graph.operators:
+        first = op.args[0] if op.args else None
+        if op.target in _SAME_ELEMENTS and isinstance(first, Ref):
+            root = roots[op.name] = roots.get(first.value, first.value)
+            shape = shapes[op.name].shape
+            same = shape == shapes[root].shape
+            names[op.name] = names.get(root, root) + ("" if same else f" as {shape}")
+            continue
+        number = len(lines)
         args = tuple(map_arg(a, plain) for a in op.args)
         kwargs = {k: map_arg(a, plain) for k, a in op.kwargs}
+        names |= {v: f"{number}.{i}" for i, v in enumerate(op.values)}
         if takes_key(op.target):
             args = args[:-1]  # the operator's number
         if op.target == "aten.scaled_dot_product_attention.default":
             defaults: tuple[Arg, ...] = (None, 0.0, False)
             args = (*args, *defaults[len(args) - 3 :])
             kwargs = {"scale": None, "enable_gqa": False} | kwargs
-        # Dropout in eval mode is either.
-        plain_copy = op.target == "aten.clone.default" and not kwargs
-        target = "aten.alias.default" if plain_copy else op.target
-        yield op, (target, args, tuple(sorted(kwargs.items())))
+        lines.append((op, (op.target, args, tuple(sorted(kwargs.items())))))
+    results = (graph.loss, graph.weight, *(value for _, value in graph.metrics))
+    return lines, [plain(Ref(value)) for value in results]
 
 
 def check_evaluation(graph: Graph, captured: Graph) -> None:
     """Raises EvaluationError unless `evaluation(graph)` is, operator by operator, `captured`: the
     module exported in eval mode."""
-    derived = list(_lines(simplify(evaluation(graph))))
-    exported = list(_lines(simplify(captured)))
+    derived, our_results = _lines(simplify(evaluation(graph)))
+    exported, their_results = _lines(simplify(captured))
     for (ours, our_line), (theirs, their_line) in zip(derived, exported, strict=False):
         if our_line != their_line:
             where = f"module {theirs.module or ours.module!r}"
@@ -126,4 +146,9 @@ def check_evaluation(graph: Graph, captured: Graph) -> None:
         raise EvaluationError(
             f"the model returns other entries in eval mode: expected {ours_out[1]}, got "
             f"{theirs_out[1]}"
+        )
+    if our_results != their_results:
+        raise EvaluationError(
+            "the model returns other values as its loss, weight or metrics in eval mode: let "
+            "forward do the same in both modes, apart from dropout and batch norm"
         )

@@ -43,6 +43,10 @@ RANDOM = frozenset(
 )
 """Shoal's own: random operators whose masks are counter-based (dag/random.py)."""
 
+EXPERTS = frozenset({"shoal.grouped_mm.default", "shoal.histogram.default"})
+"""Shoal's own: the routing of mixtures of experts, in place of kernels that trust the offsets they
+are given (dag/experts.py)."""
+
 _POINTWISE = """
 abs acos acosh add.Tensor add.Scalar asin asinh atan atanh atan2 bitwise_and.Tensor
 bitwise_and.Scalar bitwise_not bitwise_or.Tensor bitwise_or.Scalar bitwise_xor.Tensor
@@ -117,7 +121,7 @@ binary_cross_entropy_with_logits kl_div soft_margin_loss cosine_embedding_loss
 triplet_margin_loss margin_ranking_loss poisson_nll_loss hinge_embedding_loss
 """
 
-FULL = _names(_POINTWISE, _SHAPE, _INDEX, _CREATE, _REDUCE, _MATRIX, _NETWORK) | RANDOM
+FULL = _names(_POINTWISE, _SHAPE, _INDEX, _CREATE, _REDUCE, _MATRIX, _NETWORK) | RANDOM | EXPERTS
 """What a captured graph may contain."""
 
 CORE = (
@@ -150,6 +154,7 @@ upsample_bilinear2d upsample_bicubic2d grid_sampler_2d col2im reshape
 """
     )
     | RANDOM
+    | EXPERTS
 )
 """Core ATen and Shoal's own: what the lowering yields, all of it differentiable."""
 
@@ -180,9 +185,9 @@ def resolve(target: str) -> Callable[..., Any]:
         check(target, "full")
     namespace, name, overload = target.split(".")
     if namespace == "shoal":
-        from . import random
+        from . import experts, random
 
-        return random.OPERATORS[name]
+        return (random.OPERATORS | experts.OPERATORS)[name]
     import torch
 
     try:

@@ -25,7 +25,7 @@ LOWER = _aten(
     conv_transpose1d conv_transpose2d.input conv_transpose3d.input convolution einsum gru.input
     gru_cell linear lstm.input lstm_cell matmul mm mv rnn_relu.input rnn_tanh.input
     scaled_dot_product_attention prelu"""
-) | {"shoal.attention.default"}
+) | {"shoal.attention.default", "shoal.grouped_mm.default"}
 """Run in bfloat16: matrix products."""
 
 HIGHER = _aten(

@@ -47,8 +47,11 @@ def test_there_is_an_example_of_every_kind() -> None:
     assert set(JOBS) >= {
         "encoder_decoder",
         "gpt_bytes",
+        "hf_deepseek_v3",
         "hf_gpt2",
         "hf_llama",
+        "hf_mixtral",
+        "hf_qwen3_moe",
         "moe",
         "resnet_digits",
         "unet",

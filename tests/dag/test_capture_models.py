@@ -5,6 +5,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import pytest
 import torch
@@ -213,6 +214,37 @@ def _llama() -> nn.Module:
     return LlamaForCausalLM(config)
 
 
+def _experts(family: str, **config: Any) -> Callable[[], nn.Module]:
+    """A small mixture of experts of Hugging Face's, two experts for each token."""
+
+    def make() -> nn.Module:
+        import transformers
+
+        common: dict[str, Any] = {
+            **{"num_hidden_layers": 1, "hidden_size": 8, "intermediate_size": 8, "vocab_size": 20},
+            **{"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 8},
+            **{"num_experts_per_tok": 2, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0},
+        }
+        made = getattr(transformers, f"{family}Config")(**common, **config)
+        return getattr(transformers, f"{family}ForCausalLM")(made)
+
+    return make
+
+
+EXPERTS = {
+    "mixtral": _experts("Mixtral", num_local_experts=4),
+    "qwen3_moe": _experts("Qwen3Moe", num_experts=4, moe_intermediate_size=4, head_dim=4),
+    "olmoe": _experts("Olmoe", num_experts=4),
+    "gpt_oss": _experts("GptOss", num_local_experts=4, head_dim=4, sliding_window=3),
+    "deepseek_v3": _experts(
+        "DeepseekV3",
+        **{"moe_intermediate_size": 4, "n_routed_experts": 8, "n_group": 2, "topk_group": 1},
+        **{"first_k_dense_replace": 0, "q_lora_rank": 4, "kv_lora_rank": 4},
+        **{"qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4},
+    ),
+}
+
+
 def _words(b: int, *names: str, length: int = 6, words: int = 20) -> Batch:
     return {name: torch.randint(0, words, (b, length)) for name in names}
 
@@ -257,6 +289,7 @@ CASES = {
     "in_place": Case(InPlace, lambda b: {"x": torch.randn(b, 4)}),
     "gpt2": Case(_gpt2, lambda b: _words(b, "input_ids", "labels")),
     "llama": Case(_llama, lambda b: _words(b, "input_ids", "labels")),
+    **{n: Case(make, lambda b: _words(b, "input_ids", "labels")) for n, make in EXPERTS.items()},
 }
 
 
@@ -372,7 +405,21 @@ def test_every_cut_of_the_core_form_has_the_ports_of_the_full_one(case: Case) ->
             assert (value in lowered.graph.grads) == (value in graph.grads)
 
 
-@pytest.mark.parametrize("name", ["gpt", "convnet"])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_grouped_experts_equal_the_plain_loop_over_them(name: str) -> None:
+    case = CASES[name]
+    graph = case.captured.graph.bind(3)
+    assert sum(op.target == "shoal.grouped_mm.default" for op in graph.operators) == 2
+    values = run(graph, case.captured.tensors, case.other)
+    values[graph.loss].backward()
+    module = copy.deepcopy(case.module)
+    module.set_experts_implementation("eager")  # type: ignore[operator]  # Hugging Face's
+    loss, grads, _ = eager(module, case.other)
+    torch.testing.assert_close(values[graph.loss], loss, rtol=1e-6, atol=1e-6)
+    assert_grads(graph, values, grads, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt", "convnet", "mixtral"])
 def test_bf16_is_close_to_autocast(name: str) -> None:
     case = CASES[name]
     captured = capture(case.module, case.batch(4), dtype="bf16")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shoal.dag import random
+from shoal.dag import experts, random
 from shoal.dag.operators import CORE, FULL, OperatorError, allowed, check, resolve, takes_key
 
 
@@ -14,7 +14,7 @@ def test_every_listed_operator_resolves() -> None:
 
 def test_no_listed_operator_changes_its_arguments() -> None:
     for target in FULL | CORE:
-        if not takes_key(target):
+        if not target.startswith("shoal."):
             assert not resolve(target)._schema.is_mutable, target
 
 
@@ -23,7 +23,7 @@ def test_no_listed_operator_is_random_unless_it_takes_a_key() -> None:
     recurrent = {f"aten.{n}.input" for n in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
     attention = {"aten.scaled_dot_product_attention.default"}
     for target in (FULL | CORE) - recurrent - attention:
-        if not takes_key(target):
+        if not target.startswith("shoal."):
             assert torch.Tag.nondeterministic_seeded not in resolve(target).tags, target
 
 
@@ -34,6 +34,9 @@ def test_no_listed_operator_is_random_unless_it_takes_a_key() -> None:
         "aten.add_.Tensor",
         "aten.item.default",
         "aten.empty.memory_format",
+        "aten._grouped_mm.default",
+        "aten.histc.default",
+        "transformers.grouped_mm_fallback.default",
         "aten.as_strided.default",
         "aten.set_.source_Storage",
         "aten.native_dropout.default",
@@ -60,10 +63,12 @@ def test_core_has_no_composite_operator() -> None:
         check("aten.linear.default", "core")
 
 
-def test_random_operators_are_shoals_own() -> None:
+def test_random_operators_and_those_of_experts_are_shoals_own() -> None:
     assert resolve("shoal.dropout.default") is random.dropout
     assert takes_key("shoal.dropout.default")
     assert not takes_key("aten.linear.default")
-    assert {t for t in FULL if t.startswith("shoal.")} == {
-        f"shoal.{name}.default" for name in random.OPERATORS
-    }
+    assert resolve("shoal.grouped_mm.default") is experts.grouped_mm
+    assert not takes_key("shoal.grouped_mm.default")
+    own = random.OPERATORS.keys() | experts.OPERATORS.keys()
+    for listed in (FULL, CORE):
+        assert {t for t in listed if t.startswith("shoal.")} == {f"shoal.{n}.default" for n in own}

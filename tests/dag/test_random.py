@@ -187,6 +187,7 @@ def test_shapes_can_be_inferred_after_and_before_real_masks() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_masks_are_the_same_on_a_gpu() -> None:
     x = torch.ones(N)
     assert torch.equal(

@@ -45,8 +45,18 @@ SMALL: dict[str, dict[str, Any]] = {
         }
     },
     "hf_llama": {"args": {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 24}},
+    "hf_mixtral": {"args": {"hidden_size": 16, "intermediate_size": 16}},
+    "hf_qwen3_moe": {"args": {"hidden_size": 16, "moe_intermediate_size": 8, "head_dim": 4}},
+    "hf_deepseek_v3": {
+        "args": {
+            **{"hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 8},
+            **{"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "v_head_dim": 4},
+        }
+    },
 }
 """By example: factory arguments and train keys that make it small and deterministic."""
+FEW = dict.fromkeys(("hf_mixtral", "hf_qwen3_moe", "hf_deepseek_v3"), 4)
+"""Stages of the plan that is always tried, where they are not three."""
 
 
 def small_job(name: str, folder: Path) -> Job:
@@ -140,10 +150,13 @@ def check(exact: Any, equal_training: Any, name: str, stages: int, seed: int) ->
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "stages",
-    [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 7))],
+    ("name", "stages"),
+    [
+        pytest.param(name, n, marks=() if n == FEW.get(name, 3) else pytest.mark.slow)
+        for name in sorted(SMALL)
+        for n in (2, 3, 4, 7)
+    ],
 )
-@pytest.mark.parametrize("name", sorted(SMALL))
 def test_a_plan_gives_the_plain_loops_losses_and_weights(exact, equal_training, name, stages):
     check(exact, equal_training, name, stages, seed=0)
 
