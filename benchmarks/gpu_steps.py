@@ -53,7 +53,7 @@ def mixtral(width: int, layers: int) -> nn.Module:
     config = MixtralConfig(
         hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, vocab_size=256,
         num_attention_heads=8, num_key_value_heads=4, num_local_experts=8, num_experts_per_tok=2,
-        max_position_embeddings=128, loss_type="ForCausalLM",
+        max_position_embeddings=128,
     )  # fmt: skip
     return MixtralForCausalLM(config)
 

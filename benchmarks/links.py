@@ -130,7 +130,8 @@ class Bench:
             flags = ("--name", name, "--state", str(self.folder / name), "--device", "cpu")
             flags += ("--threads", "1", "--port", str(PORT), "--public", public)
             peers.append(self._shoal(name, "join", f"{CORE}:7077", "--token", self._token, *flags))
-        until, found = time.monotonic() + 90.0, {}
+        until = time.monotonic() + 90.0
+        found: dict[str, float] = {}
         while time.monotonic() < until and not found:
             time.sleep(0.5)
             found = self._link()

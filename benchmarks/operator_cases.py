@@ -20,7 +20,7 @@ from operator_seeds import SEEDS, Like
 from torch import Tensor
 
 from shoal.dag.graph import ITEM_BYTES, Arg, Device, Dtype, MemoryFormat, Operator, Ref, TensorSpec
-from shoal.dag.operators import resolve, takes_key
+from shoal.dag.operators import is_own, resolve
 
 __all__ = ["Case", "draw", "tensor_of"]
 
@@ -31,8 +31,8 @@ second element of its rows out, `offset` starts behind others. All occur within 
 VALUES = ("normal", "normal", "wild", "zeros", "equal", "unit")
 """`wild`: indices out of range, NaN, infinities, numbers at the ends of the dtype."""
 
-INTS = (0, 1, -1, 2, 3, -2, 4, 5, 7, 16, 100, -100, 2**31 - 1, 2**31, -(2**31), 2**40, -(2**40))
-INTS += (2**62, 2**63 - 1, -(2**63))
+INTS: tuple[int, ...] = (0, 1, -1, 2, 3, -2, 4, 5, 7, 16, 100, -100)
+INTS += (2**31 - 1, 2**31, -(2**31), 2**40, -(2**40), 2**62, 2**63 - 1, -(2**63))
 FLOATS = (
     0.0,
     -1.0,
@@ -48,7 +48,8 @@ FLOATS = (
     1e300,
     1e-300,
 )
-TEXTS = ("none", "tanh", "floor", "trunc", "sum", "mean", "prod", "amax", "amin", "constant")
+TEXTS: tuple[str, ...] = ("none", "tanh", "floor", "trunc", "sum", "mean", "prod", "amax", "amin")
+TEXTS += ("constant",)
 TEXTS += ("reflect", "replicate", "circular", "same", "valid", "left", "right", "", "x" * 40)
 TEXTS += ("i,j->ij", "ij,kl->", "ii,jk->k", "...i,ij->...j", "ij->ji", "i,i,i->i", "i->ii", "->")
 SIZES = (0, 0, 1, 1, 2, 3, 4, 5, 6, 8, 9, 12, 17, 33)
@@ -97,7 +98,7 @@ def draw(target: str, seed: int, index: int) -> Case:
 
 def _parameters(target: str) -> list[tuple[str, Any, bool]]:
     """Name, default and whether by keyword only; the executor's own `key` is left out."""
-    if takes_key(target):
+    if is_own(target):
         found = inspect.signature(resolve(target)).parameters.values()
         return [(p.name, p.default, p.kind == p.KEYWORD_ONLY) for p in found if p.name != "key"]
     schema = resolve(target)._schema  # type: ignore[attr-defined]
@@ -163,7 +164,7 @@ def _case(target: str, arguments: dict[str, Any]) -> Case:
 
 
 def _several(target: str) -> bool:
-    if takes_key(target):
+    if is_own(target):
         return False
     returns = resolve(target)._schema.returns  # type: ignore[attr-defined]
     return len(returns) > 1 or str(returns[0].type) == "List[Tensor]"

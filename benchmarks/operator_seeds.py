@@ -456,6 +456,8 @@ _same(
     (f(2, 3, 5, 4), f(2, 3, 6, 4), f(2, 3, 6, 4), b(2, 1, 5, 6), 0.2, True, 0.5, False, 0),
     (f(2, 4, 5, 4), f(2, 2, 6, 4), f(2, 2, 6, 7), f(5, 6), 0.2, False, None, True, 0),
 )
+_same("shoal.grouped_mm.default", (f(6, 4), f(3, 4, 5), i(3, high=7)), (f(2, 4), f(1, 4, 5), i(1)))
+_same("shoal.histogram.default", (f(5, 4), 8, -1.0, 1.0), (i(7, high=4), 4, 0.0, 3.0))
 _same(
     "clone contiguous _to_copy", (f(2, 3, 4, 5), {"memory_format": MemoryFormat("channels_last")})
 )

@@ -173,17 +173,25 @@ class Hosts:
                 subprocess.run([*tc, *words], check=True, capture_output=True, text=True)
 
     def _start(self) -> None:
-        flags = ("--port", "7077", "--public", f"{_NET}.1.1:7077")
-        broker = self.start(0, "broker", "--state", "broker", *flags)
+        public = ("--port", "7077", "--public", f"{_NET}.1.1:7077")
+        broker = self.start(0, "broker", "--state", "broker", *public)
         assert broker.stdout is not None
         token = broker.stdout.readline().split()[-1]
         for host in range(1, self.count + 1):
-            flags = ["--name", f"h{host}", "--state", f"h{host}", "--device", "cpu"]
-            flags += ["--threads", "1"]
+            flags: tuple[str, ...] = (
+                "--name",
+                f"h{host}",
+                "--state",
+                f"h{host}",
+                "--device",
+                "cpu",
+                "--threads",
+                "1",
+            )
             if self.delay_s:
                 at, there = f"{_NET}.{host}.1", f"{_NET}.{host}.2"
                 self._run(0, "-c", _DELAY, at, there, str(_PORT), str(self.delay_s))
-                flags += ["--port", str(_PORT), "--public", f"{at}:{_PORT}"]
+                flags += ("--port", str(_PORT), "--public", f"{at}:{_PORT}")
             self.start(host, "join", f"{_NET}.{host}.1:7077", "--token", token, *flags)
 
     def command(self, host: int, *arguments: str) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 
-__all__ = ["CORE", "FULL", "OperatorError", "allowed", "check", "resolve", "takes_key"]
+__all__ = ["CORE", "FULL", "OperatorError", "allowed", "check", "is_own", "resolve", "takes_key"]
 
 Set = Literal["full", "core"]
 
@@ -170,6 +170,11 @@ def check(target: str, operator_set: Set) -> None:
             f"operator {target} is not on the {operator_set!r} allow-list, so no peer runs it: "
             "write the model with another operator (shoal.dag.operators lists those allowed)"
         )
+
+
+def is_own(target: str) -> bool:
+    """Whether the operator is a function of Shoal's and has no schema of torch's."""
+    return target.startswith("shoal.")
 
 
 def takes_key(target: str) -> bool:

@@ -5,6 +5,7 @@ over several numbers of the data. The products are listed, by what their argumen
 
 - linear, matmul, mm, bmm, mv, dot, addmm, addbmm, baddbmm, addmv: the two factors, either of which
   may be the weights; what is added is not multiplied.
+- a grouped product of rows that are routed to experts: the rows, times matrices that are weights.
 - einsum: an operand of weights and another operand, over the letters that both have and the result
   has not.
 - convolutions: the input, over its channels of one group and the positions of the kernel that can
@@ -111,6 +112,13 @@ def _linear(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
         yield b, left[-1], math.prod(left[:-1])
 
 
+def _grouped(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
+    """(rows, k) and, for each group of rows, one (k, m) of (groups, k, m)."""
+    a, b = _value(_arg(op, 0, "x")), _value(_arg(op, 1, "weight"))
+    if a in specs and b in specs and _sides(a, b, weights)[0]:
+        yield a, specs[a].sizes[-1], specs[b].sizes[-1]
+
+
 def _einsum(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
     text, operands = _arg(op, 0, "equation"), _arg(op, 1, "tensors")
     if not isinstance(text, str) or not isinstance(operands, tuple):
@@ -188,6 +196,7 @@ def _recurrent(op: Operator, specs: Specs, weights: Collection[str]) -> Factors:
 _PRODUCTS: dict[str, Callable[[Operator, Specs, Collection[str]], Factors]] = {
     "aten.linear.default": _linear,
     "aten.einsum.default": _einsum,
+    "shoal.grouped_mm.default": _grouped,
     "aten.bilinear.default": _bilinear,
     **{f"aten.{n}.default": _matmul(0) for n in ("matmul", "mm", "bmm", "mv", "dot")},
     **{f"aten.{n}.default": _matmul(1) for n in ("addmm", "addbmm", "baddbmm", "addmv")},

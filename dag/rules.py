@@ -34,7 +34,7 @@ from .graph import (
     Ref,
     TensorSpec,
 )
-from .operators import resolve, takes_key
+from .operators import is_own, resolve
 from .rules_table import CHOICES, RESULTS, RULES, STEPS, RuleError
 
 __all__ = ["MAX_GRAPH_STEPS", "MAX_RESULTS", "MAX_STEPS", "check", "check_graph"]
@@ -109,7 +109,7 @@ class _Signature(NamedTuple):
 
 @cache
 def _signature(target: str) -> _Signature:
-    if takes_key(target):
+    if is_own(target):
         found = inspect.signature(resolve(target)).parameters.values()
         return _Signature({p.name: _OWN[p.annotation] for p in found if p.name != "key"}, {}, 1)
     schema = resolve(target)._schema  # type: ignore[attr-defined]
@@ -129,7 +129,7 @@ _OWN = {
     "torch.dtype": "ScalarType",
     "torch.device | str": "Device",
 }
-"""Annotations of Shoal's own random operators (random.py), as torch would write them."""
+"""Annotations of Shoal's own operators (random.py, experts.py), as torch would write them."""
 
 _KINDS: dict[str, tuple[type, ...]] = {
     # torch makes a tensor of a number.

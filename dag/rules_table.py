@@ -159,6 +159,7 @@ STEPS |= {f"aten.{name}.input": _time_steps for name in ("lstm", "gru", "rnn_tan
     "aten._trilinear.default": _unrolled,
     "aten.bilinear.default": lambda g: max((1, *_tensor(g, "weight").sizes)),
     "aten.diff.default": lambda g: min(_int(g, "n"), _size(g)),
+    "shoal.grouped_mm.default": lambda g: _rank(_tensor(g, "weight"), "weight", 3, 3)[0],
 }
 
 
