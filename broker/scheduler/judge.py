@@ -154,11 +154,12 @@ class Judge:
                 *(stages[k].update for k in held),
                 sum(stages[k].exchange for k in held if shared[k]),
             )
-            most = max(
+            computed = (
                 stages[k].transient
                 + sum(n * stages[i].kept for i, n in zip(held, live, strict=True))
                 for k, live in moments
             )
+            most = max(computed, default=0)  # a holder may be on no route
             found.append(sum(stages[k].standing(slots) for k in held) + max(most, after))
         return found
 
