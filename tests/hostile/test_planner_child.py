@@ -4,7 +4,9 @@ broker, not the runs beside it, and not the next start."""
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -14,18 +16,33 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from shoal.broker.events import MakePlan, PlanFailed, Started
+from shoal.broker.events import MakePlan, PlanFailed, RunId, Started
 from shoal.broker.machine import MOST_INTERRUPTED
 from shoal.broker.planner import Planner, PlannerLimits
+from shoal.broker.planning import answer
 from shoal.broker.planning_children import SHARING, Children, EndedError
 from shoal.broker.planning_process import FAILED as FAILED_STATUS
 from shoal.broker.planning_process import OVER_MEMORY
+from shoal.broker.scheduler.interface import PeerOffer
 from shoal.broker.server import Broker
-from shoal.dag.convert import graph_to_bytes
-from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, Size, TensorSpec
+from shoal.dag.convert import graph_from_bytes, graph_to_bytes
+from shoal.dag.cost import cost
+from shoal.dag.graph import (
+    Graph,
+    GraphError,
+    Input,
+    Operator,
+    Output,
+    Parameter,
+    Ref,
+    Size,
+    TensorSpec,
+)
+from shoal.dag.plan import PeerId
+from shoal.dag.rules_table import RULES
 from shoal.proto.broker_pb2 import FAILED, PreviewAnswer, RunState, WatchRequest
 from shoal.proto.broker_pb2_grpc import RunsStub
-from shoal.tests.broker.conftest import World, make_world
+from shoal.tests.broker.conftest import World, make_spec, make_world
 from shoal.tests.broker.test_server import Peer, running, stored_spec, submit, tiny_graph, until
 
 __all__ = ["make_world"]
@@ -61,10 +78,15 @@ def long_graph(operators: int) -> bytes:
     return graph(tuple(made), weight, x=TensorSpec((Size(1), 3), "float32"))
 
 
-def small_gru() -> bytes:
-    """A recurrent layer whose weights are far too small for what it says it computes."""
+def small_gru(*sizes: tuple[int, ...]) -> bytes:
+    """A recurrent layer of weights of these sizes. In those that stand for none there is a row in
+    place of three gates: torch cuts each in three, gets one, and reads behind the end of what it
+    got. Whoever calls it dies of signal 11, with shapes alone too."""
     names = ("a", "b", "c", "d")
-    weights = tuple(Parameter(n, TensorSpec((3, 2), "float32")) for n in names)
+    sizes = sizes or ((1, 8), (1, 8), (1,), (1,))
+    weights = tuple(
+        Parameter(n, TensorSpec(s, "float32")) for n, s in zip(names, sizes, strict=True)
+    )
     read = tuple(Ref(f"param:{n}") for n in names)
     args = (Ref("in:x"), Ref("in:h"), read, True, 1, 0.0, False, False, True)
     made = (output(Size(1), 4, 8), output(1, Size(1), 8))
@@ -126,7 +148,38 @@ async def test_a_recurrent_layer_with_small_weights_does_not_reach_the_broker() 
         await peer.join()
         async with beside(peer, channel):
             run = await submit(channel, await stored_spec(channel, small_gru()))
-            assert (await end_of(channel, run)).phase == FAILED
+            state = await end_of(channel, run)
+            assert (state.phase, state.reason.code) == (FAILED, "graph")
+            assert "operator g (aten.gru.input)" in state.reason.text
+
+
+def test_without_its_rule_that_layer_ends_whoever_looks_at_its_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So there is a reason for the rule, and for planning in a process of its own."""
+    made = graph_from_bytes(small_gru()).bind(2)
+    with pytest.raises(GraphError, match=r"operator g \(aten.gru.input\)"):
+        cost(made)
+    monkeypatch.delitem(RULES, "aten.gru.input")
+    child = os.fork()
+    if not child:
+        faulthandler.disable()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        cost(made)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
+
+
+def test_an_operator_whose_backward_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes of its results are well: only the trial of what it costs goes backward."""
+    monkeypatch.delitem(RULES, "aten.gru.input")
+    made = small_gru((24, 8), (1, 8), (24,), (24,))
+    spec = make_spec()
+    offer = PeerOffer(PeerId("a"), "a", device_memory_bytes=2**30)
+    failed = answer(MakePlan(RunId("r"), 1, spec, (offer,)), made)
+    assert isinstance(failed, PlanFailed)
+    assert failed.code == "graph"
+    assert "operator g (aten.gru.input) does not run forward and backward on" in failed.reason
 
 
 async def test_planning_that_takes_too_long_is_stopped_and_says_how_long_it_had() -> None:
@@ -179,11 +232,7 @@ def children() -> Iterator[Children]:
 
 
 def test_cpu_seconds_end_a_process_that_nobody_looks_at(children: Children) -> None:
-    from shoal.broker.events import RunId
     from shoal.broker.planning_wire import ask_to_bytes
-    from shoal.broker.scheduler.interface import PeerOffer
-    from shoal.dag.plan import PeerId
-    from shoal.tests.broker.conftest import make_spec
 
     offer = PeerOffer(PeerId("a"), "a", device_memory_bytes=2**30)
     ask = MakePlan(RunId("r"), 1, make_spec(), (offer,))
