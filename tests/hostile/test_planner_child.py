@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import fcntl
 import os
 import resource
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +22,7 @@ from shoal.broker.events import MakePlan, PlanFailed, RunId, Started
 from shoal.broker.machine import MOST_INTERRUPTED
 from shoal.broker.planner import Planner, PlannerLimits
 from shoal.broker.planning import answer
-from shoal.broker.planning_children import SHARING, Children, EndedError
+from shoal.broker.planning_children import SHARING, Children, EndedError, _readable
 from shoal.broker.planning_process import FAILED as FAILED_STATUS
 from shoal.broker.planning_process import OVER_MEMORY
 from shoal.broker.scheduler.interface import PeerOffer
@@ -238,6 +240,31 @@ def test_cpu_seconds_end_a_process_that_nobody_looks_at(children: Children) -> N
     ask = MakePlan(RunId("r"), 1, make_spec(), (offer,))
     with pytest.raises(EndedError, match="stopped after 1 s of CPU"):
         children.ask("g", ask_to_bytes(ask, long_graph(20_000)), lambda: False)
+
+
+def test_a_broker_with_thousands_of_open_connections_can_plan() -> None:
+    """Whoever opens them would have every run of others fail else."""
+    ours, theirs = socket.socketpair()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    try:
+        with ours, theirs, socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD, 2000)) as high:
+            assert not _readable(high, 0.0)
+            theirs.sendall(b"x")
+            assert _readable(high, 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_warm_process_that_lost_step_is_replaced(children: Children) -> None:
+    """An answer that comes late is not taken for the answer to another order."""
+    warm = SHARING.get()
+    os.kill(warm._process.pid, signal.SIGSTOP)
+    warm._control.settimeout(0.05)
+    assert warm.ended(1, 0.0) is None
+    assert not warm.alive
+    children.warm_up()
+    assert children._warm is not warm
 
 
 def test_an_exit_status_is_told_as_what_it_means(children: Children) -> None:
