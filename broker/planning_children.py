@@ -116,7 +116,7 @@ class Children:
 
     def _wait(self, child: _Child, until: float, dropped: Callable[[], bool]) -> None:
         """Returns when it has something to say. Raises TimeoutError, DroppedError."""
-        while not select.select([child.socket], (), (), _LOOK_S)[0]:
+        while not _readable(child.socket, _LOOK_S):
             if self._closed or dropped():
                 raise DroppedError
             if time.monotonic() > until:
@@ -234,7 +234,7 @@ class Warm:
         """Returns when it can fork. Raises EndedError, DroppedError."""
         until = time.monotonic() + _READY_S
         with self._lock:
-            while not (self._is_ready or select.select([self._control], (), (), _LOOK_S)[0]):
+            while not (self._is_ready or _readable(self._control, _LOOK_S)):
                 if dropped():
                     raise DroppedError
                 if time.monotonic() > until:
@@ -260,7 +260,7 @@ class Warm:
             self._control.sendall(ORDER.pack(b"F", mebibytes, limits.cpu_s))
             told, descriptors, _, _ = socket.recv_fds(self._control, ORDER.size, 1)
         if len(told) < ORDER.size or not descriptors:
-            self._process.kill()
+            self._end()
             raise EndedError("the process that plans has ended, or cannot fork", blame=False)
         return _Child(ORDER.unpack(told)[1], socket.socket(fileno=descriptors[0]))
 
@@ -269,14 +269,20 @@ class Warm:
         with contextlib.suppress(OSError), self._lock:
             self._control.sendall(ORDER.pack(b"E", pid, int(within_s * 1e3)))
             told = exactly(self._control, ORDER.size)
-            return None if told is None else int(ORDER.unpack(told)[2])
+            if told is not None:
+                return int(ORDER.unpack(told)[2])
+        self._end()  # an answer that came late would be taken for that to another order
         return None
 
     def close(self) -> None:
         """Its children end with it."""
+        self._end()
+        self._control.close()
+
+    def _end(self) -> None:
+        """Waits for it, too: until then it would count as alive."""
         self._process.kill()
         self._process.wait()
-        self._control.close()
 
 
 class Sharing:
@@ -290,7 +296,10 @@ class Sharing:
     def get(self) -> Warm:
         if not self._keeps:
             return Warm()
-        if self._kept is None or not self._kept.alive:
+        if self._kept is not None and not self._kept.alive:
+            self._kept.close()
+            self._kept = None
+        if self._kept is None:
             self._kept = Warm()
         return self._kept
 
@@ -311,6 +320,14 @@ class Sharing:
 
 
 SHARING = Sharing()
+
+
+def _readable(where: socket.socket, within_s: float) -> bool:
+    """Whether there is something to read, or the end. Not by `select`, which takes no descriptor
+    above 1,023: a broker of many peers has more."""
+    waits = select.poll()
+    waits.register(where, select.POLLIN)
+    return bool(waits.poll(within_s * 1e3))
 
 
 def _name(number: int) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "call",
     "infer",
     "infer_operator",
+    "no_memory",
     "outside",
     "results_of",
     "spec_of",
@@ -63,6 +64,11 @@ def spec_of(tensor: Tensor) -> TensorSpec:
     return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
+def no_memory(error: Exception) -> bool:
+    """Whether torch says so that there was no memory left, which is no fault of what it ran."""
+    return isinstance(error, RuntimeError) and "bad_alloc" in str(error)
+
+
 def _meta(spec: TensorSpec, grad: bool) -> Tensor:
     made = torch.empty(spec.sizes, dtype=getattr(torch, spec.dtype), device="meta")
     return made.requires_grad_(grad and spec.is_floating)
@@ -98,14 +104,16 @@ def infer_operator(op: Operator, known: Inferred) -> Iterator[tuple[str, tuple[T
 
 def results_of(op: Operator, known: Inferred) -> list[tuple[TensorSpec, bool] | None]:
     """Spec and gradient of each result of an operator of a bound graph; None for an absent one.
-    Raises GraphError where the operator does not run."""
+    Raises GraphError where the operator does not run, MemoryError."""
     values: dict[str, Any] = {v: _meta(*known[v]) for v in op.reads}
     try:
         with torch.enable_grad():
             results = call(op, values, torch.device("meta"))
-    except GraphError:
+    except (GraphError, MemoryError):
         raise
     except Exception as error:  # any failure of torch's shape functions is the graph's fault
+        if no_memory(error):
+            raise MemoryError(str(error)) from error
         raise GraphError(
             f"operator {op.name} ({op.target}) does not take "
             f"{', '.join(repr(known[v][0]) for v in op.reads)}: {error}"

@@ -38,8 +38,7 @@ from numpy.typing import NDArray
 from .cost import OperatorCost
 from .graph import Graph, Operator
 from .plan import Plan
-from .program import Program
-from .schedule import Kind
+from .schedule import Action, Kind
 
 __all__ = ["MemoryModel", "Moments", "StageMemory", "live_moments"]
 
@@ -81,27 +80,25 @@ Moments = tuple[tuple[int, tuple[int, ...]], ...]
 """(stage that computes, live microbatches of each stage of its peer, in the plan's order)."""
 
 
-def live_moments(program: Program, plan: Plan, backward: Sequence[bool]) -> tuple[Moments, ...]:
-    """By peer of a training step: the moments of its forwards and backwards, that microbatch
-    included; only those with more live ones of some stage than every other moment of the same stage
-    has. `backward`: whether a stage has one."""
-    found: list[Moments] = []
-    for i, peer in enumerate(program.peers):
-        held = plan.stages_of(peer)
-        place = {k: at for at, k in enumerate(held)}
-        live = [0] * len(held)
-        seen: dict[int, dict[tuple[int, ...], None]] = {k: {} for k in held}
-        for action in program.actions[program.first[i] : program.first[i + 1]]:
-            k = action.stage
-            if action.kind is Kind.FORWARD:
-                live[place[k]] += 1
-                seen[k][tuple(live)] = None
-                live[place[k]] -= not backward[k]
-            elif action.kind is Kind.BACKWARD:
-                seen[k][tuple(live)] = None
-                live[place[k]] -= 1
-        found.append(tuple((k, n) for k in held for n in _surpassed_by_none(list(seen[k]))))
-    return tuple(found)
+def live_moments(
+    actions: Sequence[Action], held: Sequence[int], backward: Sequence[bool]
+) -> Moments:
+    """Of a peer's list for a training step (`held`: its stages): the moments of its forwards and
+    backwards, that microbatch included; only those with more live ones of some stage than every
+    other moment of the same stage has. `backward`: whether a stage of the plan has one."""
+    place = {k: at for at, k in enumerate(held)}
+    live = [0] * len(held)
+    seen: dict[int, dict[tuple[int, ...], None]] = {k: {} for k in held}
+    for action in actions:
+        k = action.stage
+        if action.kind is Kind.FORWARD:
+            live[place[k]] += 1
+            seen[k][tuple(live)] = None
+            live[place[k]] -= not backward[k]
+        elif action.kind is Kind.BACKWARD:
+            seen[k][tuple(live)] = None
+            live[place[k]] -= 1
+    return tuple((k, n) for k in held for n in _surpassed_by_none(list(seen[k])))
 
 
 def _surpassed_by_none(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -173,6 +170,24 @@ class MemoryModel:
         if key not in self._known:
             self._known[key] = self._find(*key)
         return self._known[key]
+
+    def peer_bytes(self, plan: Plan, held: Sequence[int], moments: Moments, slots: int) -> int:
+        """Peak bytes on a peer that holds these stages of a plan: all of them stand and keep, and
+        one of them computes."""
+        found = {}
+        for k in held:
+            slot = plan.stages[k]
+            found[k] = self.stage(slot.start, slot.stop, slot.recompute)
+        after = max(
+            *(found[k].update for k in held),
+            sum(found[k].exchange for k in held if len(plan.stages[k].holders) > 1),
+        )
+        computed = (
+            found[k].transient + sum(n * found[i].kept for i, n in zip(held, live, strict=True))
+            for k, live in moments
+        )
+        most = max(computed, default=0)  # a holder may be on no route
+        return sum(found[k].standing(slots) for k in held) + max(most, after)
 
     def _find(self, start: int, stop: int, recompute: bool) -> StageMemory:
         held = {value: size for reads in self._reads[start:stop] for value, size in reads}

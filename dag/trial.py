@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from .count import OPERATOR, Counter, nodes, storage_bytes
-from .graph import GraphError, Operator
-from .infer import call, spec_of
+from .graph import GraphError, Operator, TensorSpec
+from .infer import call, no_memory, spec_of
 from .operators import takes_key
 from .speed import Work
 
@@ -61,7 +61,23 @@ class Trial:
 
 def trial(op: Operator, reads: Sequence[Like]) -> Trial:
     """Runs the operator, given the layouts of `op.reads`; to be called under a FakeTensorMode.
-    Raises GraphError where it breaks a rule, or makes other results than the graph says."""
+    Raises GraphError where it breaks a rule, does not run, or makes other results than the graph
+    says; MemoryError."""
+    try:
+        return _run(op, reads)
+    except (GraphError, MemoryError):
+        raise
+    except Exception as error:  # any failure of torch's shape functions is the graph's fault
+        if no_memory(error):
+            raise MemoryError(str(error)) from error
+        specs = ", ".join(repr(TensorSpec(like.shape, like.dtype)) for like in reads)
+        raise GraphError(
+            f"operator {op.name} ({op.target}) does not run forward and backward on {specs}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _run(op: Operator, reads: Sequence[Like]) -> Trial:
     inputs: dict[str, Tensor] = {}
     for name, like in zip(op.reads, reads, strict=True):
         tensor = torch.empty_strided(like.shape, like.strides, dtype=getattr(torch, like.dtype))

@@ -44,11 +44,11 @@ from .keeping import Keeping
 from .reports import MOST_BYTES, Reports, heaviest
 from .step import Steps, Verdict
 
-__all__ = ["Assignment", "Patience", "Phase"]
+__all__ = ["STOP_AT", "Assignment", "Patience", "Phase"]
 
 STOP_AT = 1.1
-"""Times what the owner offers at which a run is stopped: plans foresee what is held to a tenth, and
-none within the offer is stopped for an estimate that was short."""
+"""Times what the owner offers beyond which stages are not built, and a run is stopped: plans
+foresee what is held to a tenth, and none within the offer is stopped for a short estimate."""
 _MOST_TEXT = 2000
 """Characters of a fault's reason, as the broker keeps them."""
 
@@ -177,7 +177,7 @@ class Assignment:
         return steps.unchanged if codecs else steps.unapplied
 
     def _build(self) -> e.Build:
-        return e.Build(self.run, self.term, self._assign, self.keeping.resumed)
+        return e.Build(self.run, self.term, self._assign, self.keeping.resumed, self._memory_bytes)
 
     def build_failed(self, code: str, why: str) -> list[e.Instruction]:
         spoilt = self.keeping.spoilt(why) if code == "snapshot" else []

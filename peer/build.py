@@ -23,6 +23,7 @@ from ..dag.schedule import Action, Kind, shares_gradient
 from .codings import Codings
 from .data.reader import Reader
 from .exchange import Exchange, Held, Wire
+from .offer import check_memory
 from .optimizer import StageOptimizer
 from .order import BuildOrder
 from .store import Store
@@ -128,12 +129,14 @@ def build_work(
     order: BuildOrder, device: torch.device, clock: Callable[[], float] = time.perf_counter
 ) -> Work:
     """Raises ValueError (PlanError, GraphError, SpecError, WeightError, CodecError) when the parts
-    of the order do not fit together. `clock` gives the seconds of codecs."""
+    of the order do not fit together, OfferError when they take too much memory. `clock` gives the
+    seconds of codecs."""
     plan = order.plan.validate(len(order.graph.operators))
     graph = order.graph.bind(plan.microbatch_size)
     check_graph(graph)
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
     flow = Flow(plan, stages, tied_groups(graph, stages))
+    check_memory(order, graph, flow)
     mine = [stages[k] for k in plan.stages_of(order.peer)]
     _check_data(graph, order, {name for stage in mine for name in stage.inputs})
     weights = _Starting(order.weights, graph)

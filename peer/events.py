@@ -427,6 +427,8 @@ class Build:
     assign: broker_pb2.Assign
     snapshots: tuple[SnapshotId, ...] = ()
     """Those to go on from; empty: the starting weights."""
+    memory_bytes: int = 0
+    """That the owner offers on the device; 0: whatever there is."""
 
 
 @immutable

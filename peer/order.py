@@ -55,6 +55,8 @@ class BuildOrder:
     rebuilt: tuple[PeerId, ...] = ()
     """Peers that make their stages anew: `resumed` is what others gave for that then, or what was
     in the stages."""
+    memory_bytes: int = 0
+    """That the owner offers on the device; 0: whatever there is."""
 
 
 def order_from_assign(
@@ -65,9 +67,11 @@ def order_from_assign(
     read: Read,
     shard: Callable[[str], Path],
     parts: tuple[tuple[memoryview, ...], ...] = (),
+    memory_bytes: int = 0,
 ) -> BuildOrder:
     """Reads an assignment. `blob` gives a whole verified blob, `read` a byte range of one; both may
-    fetch, and block. `parts`: of the snapshots to go on from (`resumed`).
+    fetch, and block. `parts`: of the snapshots to go on from (`resumed`). `memory_bytes`: what the
+    owner offers on the device; 0: whatever there is.
 
     Raises ValueError (GraphError, PlanError, DataError, SettingsError) for anything
     that does not keep its rules.
@@ -113,6 +117,7 @@ def order_from_assign(
         renamed={r.old: r.to for r in assign.resume.renamed},
         lossless_snapshots=assign.lossless_snapshots,
         rebuilt=tuple(map(PeerId, assign.resume.rebuilt)),
+        memory_bytes=memory_bytes,
     )
 
 

@@ -30,6 +30,7 @@ from . import events as e
 from .cache import BlobCache, BlobError
 from .device import TorchDevice
 from .lane import Lane
+from .offer import OfferError
 from .optimizer import warm_up
 from .order import order_from_assign, resumed
 from .own_data import Catalogue
@@ -243,6 +244,7 @@ class Workbench:
                         lambda ref: (self._cache.mapped(ref),),
                     )
                     + live,
+                    memory_bytes=wanted.memory_bytes,
                 )
                 return self._device.build(order)
 
@@ -295,7 +297,7 @@ def said_of(error: Exception) -> str:
 def code_of(error: Exception, otherwise: str) -> str:
     """A word for programs: what failed at this peer, which another need not have ("host": its disk
     or its files); `otherwise` for what would fail anywhere."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if isinstance(error, MemoryError | torch.OutOfMemoryError | OfferError):
         return "memory"
     if isinstance(error, SnapshotError):
         return "snapshot"

@@ -145,23 +145,11 @@ class Judge:
 
     def _bytes(self, structure: Structure) -> list[int]:
         """By peer of the structure."""
-        memory, slots, plan = self.memory, self._slots, structure.plan
-        stages = [memory.stage(s.start, s.stop, s.recompute) for s in plan.stages]
-        shared = [len(s.holders) > 1 for s in plan.stages]
-        found = []
-        for held, moments in zip(structure.wiring.held, structure.wiring.moments, strict=True):
-            after = max(
-                *(stages[k].update for k in held),
-                sum(stages[k].exchange for k in held if shared[k]),
-            )
-            computed = (
-                stages[k].transient
-                + sum(n * stages[i].kept for i, n in zip(held, live, strict=True))
-                for k, live in moments
-            )
-            most = max(computed, default=0)  # a holder may be on no route
-            found.append(sum(stages[k].standing(slots) for k in held) + max(most, after))
-        return found
+        wiring = structure.wiring
+        return [
+            self.memory.peer_bytes(structure.plan, held, moments, self._slots)
+            for held, moments in zip(wiring.held, wiring.moments, strict=True)
+        ]
 
     def stage_bytes(
         self, start: int, stop: int, live: int, shared: int = 0, recompute: bool = False

@@ -101,8 +101,11 @@ class Wiring:
             action_row,
             tuple(kinds),
             _ends(program, action_row, message_row),
-            tuple(plan.stages_of(peer) for peer in program.peers),
-            live_moments(program, plan, [s.has_backward for s in stages]),
+            held := tuple(plan.stages_of(peer) for peer in program.peers),
+            tuple(
+                live_moments(flow.actions(peer), own, [s.has_backward for s in stages])
+                for peer, own in zip(program.peers, held, strict=True)
+            ),
         )
 
     def ends(self, sizes: Sequence[float]) -> NDArray[np.float64]:

@@ -101,7 +101,10 @@ def test_a_right_graph_is_returned_itself() -> None:
         (replace(graph(), operator_set="core"), "var_mean: .*'core' allow-list"),
         (with_op(0, outputs=(Output(TensorSpec((3,), "complex64")),)), "mul has dtype 'complex64'"),
         (with_op(0, outputs=(Output(TensorSpec((-3,), "float32")),)), "size is negative"),
-        (with_op(0, outputs=(Output(X), Output(X))), "2 results and returns_tuple=False: expected one"),
+        (
+            with_op(0, outputs=(Output(X), Output(X))),
+            "2 results and returns_tuple=False: expected one",
+        ),
         (with_op(1, args=(Ref("mul"), 0.1)), "number 0.1 as its last argument"),
         (replace(graph().bind(2), inputs=graph().inputs), "graph bound to batch 2"),
         (replace(graph(), loss="mul"), "the loss mul is .*expected a floating scalar"),

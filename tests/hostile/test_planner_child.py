@@ -4,8 +4,12 @@ broker, not the runs beside it, and not the next start."""
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import fcntl
 import os
+import resource
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,18 +18,33 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from shoal.broker.events import MakePlan, PlanFailed, Started
+from shoal.broker.events import MakePlan, PlanFailed, RunId, Started
 from shoal.broker.machine import MOST_INTERRUPTED
 from shoal.broker.planner import Planner, PlannerLimits
-from shoal.broker.planning_children import SHARING, Children, EndedError
+from shoal.broker.planning import answer
+from shoal.broker.planning_children import SHARING, Children, EndedError, _readable
 from shoal.broker.planning_process import FAILED as FAILED_STATUS
 from shoal.broker.planning_process import OVER_MEMORY
+from shoal.broker.scheduler.interface import PeerOffer
 from shoal.broker.server import Broker
-from shoal.dag.convert import graph_to_bytes
-from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, Size, TensorSpec
+from shoal.dag.convert import graph_from_bytes, graph_to_bytes
+from shoal.dag.cost import cost
+from shoal.dag.graph import (
+    Graph,
+    GraphError,
+    Input,
+    Operator,
+    Output,
+    Parameter,
+    Ref,
+    Size,
+    TensorSpec,
+)
+from shoal.dag.plan import PeerId
+from shoal.dag.rules_table import RULES
 from shoal.proto.broker_pb2 import FAILED, PreviewAnswer, RunState, WatchRequest
 from shoal.proto.broker_pb2_grpc import RunsStub
-from shoal.tests.broker.conftest import World, make_world
+from shoal.tests.broker.conftest import World, make_spec, make_world
 from shoal.tests.broker.test_server import Peer, running, stored_spec, submit, tiny_graph, until
 
 __all__ = ["make_world"]
@@ -61,10 +80,15 @@ def long_graph(operators: int) -> bytes:
     return graph(tuple(made), weight, x=TensorSpec((Size(1), 3), "float32"))
 
 
-def small_gru() -> bytes:
-    """A recurrent layer whose weights are far too small for what it says it computes."""
+def small_gru(*sizes: tuple[int, ...]) -> bytes:
+    """A recurrent layer of weights of these sizes. In those that stand for none there is a row in
+    place of three gates: torch cuts each in three, gets one, and reads behind the end of what it
+    got. Whoever calls it dies of signal 11, with shapes alone too."""
     names = ("a", "b", "c", "d")
-    weights = tuple(Parameter(n, TensorSpec((3, 2), "float32")) for n in names)
+    sizes = sizes or ((1, 8), (1, 8), (1,), (1,))
+    weights = tuple(
+        Parameter(n, TensorSpec(s, "float32")) for n, s in zip(names, sizes, strict=True)
+    )
     read = tuple(Ref(f"param:{n}") for n in names)
     args = (Ref("in:x"), Ref("in:h"), read, True, 1, 0.0, False, False, True)
     made = (output(Size(1), 4, 8), output(1, Size(1), 8))
@@ -126,7 +150,38 @@ async def test_a_recurrent_layer_with_small_weights_does_not_reach_the_broker() 
         await peer.join()
         async with beside(peer, channel):
             run = await submit(channel, await stored_spec(channel, small_gru()))
-            assert (await end_of(channel, run)).phase == FAILED
+            state = await end_of(channel, run)
+            assert (state.phase, state.reason.code) == (FAILED, "graph")
+            assert "operator g (aten.gru.input)" in state.reason.text
+
+
+def test_without_its_rule_that_layer_ends_whoever_looks_at_its_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So there is a reason for the rule, and for planning in a process of its own."""
+    made = graph_from_bytes(small_gru()).bind(2)
+    with pytest.raises(GraphError, match=r"operator g \(aten.gru.input\)"):
+        cost(made)
+    monkeypatch.delitem(RULES, "aten.gru.input")
+    child = os.fork()
+    if not child:
+        faulthandler.disable()
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        cost(made)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
+
+
+def test_an_operator_whose_backward_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes of its results are well: only the trial of what it costs goes backward."""
+    monkeypatch.delitem(RULES, "aten.gru.input")
+    made = small_gru((24, 8), (1, 8), (24,), (24,))
+    spec = make_spec()
+    offer = PeerOffer(PeerId("a"), "a", device_memory_bytes=2**30)
+    failed = answer(MakePlan(RunId("r"), 1, spec, (offer,)), made)
+    assert isinstance(failed, PlanFailed)
+    assert failed.code == "graph"
+    assert "operator g (aten.gru.input) does not run forward and backward on" in failed.reason
 
 
 async def test_planning_that_takes_too_long_is_stopped_and_says_how_long_it_had() -> None:
@@ -179,16 +234,37 @@ def children() -> Iterator[Children]:
 
 
 def test_cpu_seconds_end_a_process_that_nobody_looks_at(children: Children) -> None:
-    from shoal.broker.events import RunId
     from shoal.broker.planning_wire import ask_to_bytes
-    from shoal.broker.scheduler.interface import PeerOffer
-    from shoal.dag.plan import PeerId
-    from shoal.tests.broker.conftest import make_spec
 
     offer = PeerOffer(PeerId("a"), "a", device_memory_bytes=2**30)
     ask = MakePlan(RunId("r"), 1, make_spec(), (offer,))
     with pytest.raises(EndedError, match="stopped after 1 s of CPU"):
         children.ask("g", ask_to_bytes(ask, long_graph(20_000)), lambda: False)
+
+
+def test_a_broker_with_thousands_of_open_connections_can_plan() -> None:
+    """Whoever opens them would have every run of others fail else."""
+    ours, theirs = socket.socketpair()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    try:
+        with ours, theirs, socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD, 2000)) as high:
+            assert not _readable(high, 0.0)
+            theirs.sendall(b"x")
+            assert _readable(high, 1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_warm_process_that_lost_step_is_replaced(children: Children) -> None:
+    """An answer that comes late is not taken for the answer to another order."""
+    warm = SHARING.get()
+    os.kill(warm._process.pid, signal.SIGSTOP)
+    warm._control.settimeout(0.05)
+    assert warm.ended(1, 0.0) is None
+    assert not warm.alive
+    children.warm_up()
+    assert children._warm is not warm
 
 
 def test_an_exit_status_is_told_as_what_it_means(children: Children) -> None:
