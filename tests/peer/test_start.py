@@ -20,7 +20,7 @@ def test_a_stop_does_not_wait_for_a_device_that_does_not_answer(
 ) -> None:
     asked, answers = threading.Event(), threading.Event()
 
-    def look(config: PeerConfig) -> Any:
+    def look(config: PeerConfig, network: bytes) -> Any:
         asked.set()
         answers.wait()
 
