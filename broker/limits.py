@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from ..net.identity.names import OWNER, Party, Role
 from .admission import AdmissionError
 from .knocks import Knocks
-from .wish import MOST_SPEC_BYTES
 
 __all__ = ["CALLS", "MOST_MESSAGE_BYTES", "MOST_PIECE_BYTES", "CallLimit", "Shares"]
 
@@ -31,8 +30,8 @@ MOST_PIECE_BYTES = 4 << 20
 """Of a blob, in one message; clients send 1 MiB."""
 MOST_MESSAGE_BYTES = MOST_PIECE_BYTES + 1024
 """That gRPC begins to take at all: what is longer is refused by its first five bytes."""
-_SPEC_BYTES = 2 * MOST_SPEC_BYTES
-"""A spec up to twice too large is read, to be refused with what to do instead (`wish.py`)."""
+_SPEC_BYTES = MOST_PIECE_BYTES
+"""A spec that is a third too large is read, to be refused with what to do instead (`wish.py`)."""
 _READING = 2
 """Messages of calls that are read at once of one subject."""
 _MOST_SUBJECTS = 10_000

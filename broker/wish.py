@@ -24,9 +24,9 @@ __all__ = ["HASH", "Batching", "SpecError", "Wish", "check_size", "read_spec"]
 HASH = re.compile(r"[0-9a-f]{64}")
 """SHA-256 as it is written in every BlobRef."""
 
-MOST_SPEC_BYTES = 2 << 20
+MOST_SPEC_BYTES = 3 << 20
 """A spec has 2 to 20 KB. A checkpoint of 1,000 holders adds 150 KB, and a plan that was written by
-hand 25 bytes for each visit: 8,000 microbatches over eight peers."""
+hand 21 to 25 bytes for each visit: 32,768 microbatches over four peers take 2.7 MiB."""
 MOST_JOB_BYTES = 256 << 10
 """Of its job as JSON, and that of its checkpoint: a few KB, with a table of a model's arguments."""
 MOST_SIZE = 2**31

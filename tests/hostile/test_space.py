@@ -55,7 +55,7 @@ async def test_a_spec_that_is_larger_than_any_honest_one_is_refused_and_leaves_n
     tmp_path: Path,
 ):
     async with broker(tmp_path) as found, submitter(found) as (runs, blob):
-        huge = spec(blob, 9 * MIB)
+        huge = spec(blob, 7 * MIB // 2)
         for _ in range(4):
             code, why = await status(runs.Submit(huge))
             assert code == "INVALID_ARGUMENT"
