@@ -84,11 +84,11 @@ def speeds_of(profile: Profile) -> tuple[Speeds, tuple[str, ...]]:
         kept = MOST_CALL_S if call_s > MOST_CALL_S else 0.0
         notes.append(f"{who} reports {call_s:g} s for each kernel: {kept:g} s are taken")
         call_s = kept
-    error = min(error, MOST_FACTOR) if error >= 0 else 0.0
+    error = min(error, MOST_FACTOR) if 0 <= error < math.inf else 0.0
     busy = profile.speeds.busy
     busy = busy if LEAST_BUSY <= busy <= 1 else 1.0  # NaN and 0: nothing is known
     slowed = profile.speeds.slowed
-    slowed = min(slowed, MOST_SLOWED) if slowed >= 1 else 1.0
+    slowed = min(slowed, MOST_SLOWED) if 1 <= slowed < math.inf else 1.0
     return Speeds(**taken, call_s=call_s, error=error, busy=busy, slowed=slowed), tuple(notes)
 
 
