@@ -77,8 +77,12 @@ def test_a_neighbour_who_knows_the_weights_would_read_the_data_and_gets_no_such_
         spec.plan.stages[0].stop = spec.plan.stages[1].start = cut
         spec.plan.stages[1].stop = len(graph.operators)
         offers = (
-            PeerOffer(PeerId("clinic"), manifests=((spec.data.hash, ("x",)),)),
-            PeerOffer(PeerId("stranger")),
+            PeerOffer(
+                PeerId("clinic"),
+                device_memory_bytes=1 << 20,
+                manifests=((spec.data.hash, ("x",)),),
+            ),
+            PeerOffer(PeerId("stranger"), device_memory_bytes=1 << 20),
         )
         ask = MakePlan(RunId("r"), 1, spec, offers, None)
         if may:
