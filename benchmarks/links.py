@@ -101,7 +101,9 @@ class Bench:
 
     def _shoal(self, host: str, *arguments: str) -> subprocess.Popen[str]:
         command = (PYTHON, "-m", "shoal.cli", *arguments)
-        return self.hosts.start(host, *command, log=self.folder / f"{host}.log", **self._own)
+        log = self.folder / f"{host}.log"
+        started: subprocess.Popen[str] = self.hosts.start(host, *command, log=log, **self._own)
+        return started
 
     def delayed(self, host: str, port: int, delay_s: float) -> str:
         """The address under which others reach a port of a host."""
@@ -127,7 +129,8 @@ class Bench:
         peers = []
         for name in ("a", "b"):
             public = self.delayed(name, PORT, case.delay_s)
-            flags = ("--name", name, "--state", str(self.folder / name), "--device", "cpu")
+            flags: tuple[str, ...] = ("--name", name, "--state", str(self.folder / name))
+            flags += ("--device", "cpu")
             flags += ("--threads", "1", "--port", str(PORT), "--public", public)
             peers.append(self._shoal(name, "join", f"{CORE}:7077", "--token", self._token, *flags))
         until = time.monotonic() + 90.0
