@@ -196,7 +196,12 @@ def main() -> None:
         folder.mkdir(exist_ok=True, parents=True)
         bench = Bench(hosts, folder)
         chosen = [c for c in CASES if options.only == c.name]
-        for case in chosen or [c for c in CASES if options.only in c.name]:
+        chosen = chosen or [c for c in CASES if options.only in c.name]
+        if not chosen:
+            parser.error(
+                f"no case {options.only!r}: expected one of {', '.join(c.name for c in CASES)}"
+            )
+        for case in chosen:
             rows = bench.measure(case, options.repeat)
             rate, off = errors(rows)
             rates.append(abs(rate))
