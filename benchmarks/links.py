@@ -198,9 +198,8 @@ def main() -> None:
         chosen = [c for c in CASES if options.only == c.name]
         chosen = chosen or [c for c in CASES if options.only in c.name]
         if not chosen:
-            parser.error(
-                f"no case {options.only!r}: expected one of {', '.join(c.name for c in CASES)}"
-            )
+            names = ", ".join(c.name for c in CASES)
+            parser.error(f"no case {options.only!r}: expected one of {names}")
         for case in chosen:
             rows = bench.measure(case, options.repeat)
             rate, off = errors(rows)
