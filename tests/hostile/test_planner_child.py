@@ -49,6 +49,7 @@ from shoal.tests.broker.test_server import Peer, running, stored_spec, submit, t
 
 __all__ = ["make_world"]
 
+SURVIVED, BROKEN = 0, 3
 QUICK = PlannerLimits(wall_s=60.0, cpu_s=60, memory_bytes=1 << 30, waiting=4)
 
 
@@ -165,11 +166,18 @@ def test_without_its_rule_that_layer_ends_whoever_looks_at_its_cost(
     monkeypatch.delitem(RULES, "aten.gru.input")
     child = os.fork()
     if not child:
-        faulthandler.disable()
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        cost(made)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
+        status = SURVIVED
+        try:
+            faulthandler.disable()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            cost(made)
+        except BaseException:
+            status = BROKEN
+        finally:
+            os._exit(status)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    # What lies behind the end decides: mostly no memory at all, sometimes torch's own state.
+    assert ended == BROKEN or ended in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 
 
 def test_an_operator_whose_backward_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
