@@ -214,7 +214,8 @@ class Phases(Terms):
             return self.fail("protocol", f"peer {member.label} reported {error}", members, now)
         assert self.plan is not None, self
         if (expected := self._by_peer.expected.get(member.id)) is not None:
-            member.correction.report(report, expected.compute_s, expected.learned)
+            most_s = self._by_peer.most_compute_s
+            member.correction.report(report, expected.compute_s, expected.learned, most_s)
         self._since = now
         out: list[Instruction] = []
         before = self.committed

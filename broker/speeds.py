@@ -38,6 +38,9 @@ ENOUGH = 3
 """Steps before anything is corrected."""
 WEIGHT = 0.2
 """Of the newest in the exponential mean."""
+LEAST_SHARE = 0.25
+"""Of the compute of the plan's busiest peer. What a peer with less takes hangs on what no class of
+work counts: a peer of one embedding seemed 3 times faster than it is in everything else."""
 
 _CLASSES = (
     ("product", "product_flops_per_s", MOST_FLOPS_PER_S, "FLOP/s"),
@@ -121,11 +124,16 @@ class Correction:
         weight = 1.0 if self.steps == ENOUGH else WEIGHT
         self.factor = math.exp(now + weight * (median(self._recent) - now))
 
-    def report(self, report: StepReport, predicted_s: float, learned: float) -> None:
+    def report(
+        self, report: StepReport, predicted_s: float, learned: float, most_s: float = 0.0
+    ) -> None:
         """A step's report, and the compute seconds of the plan, which was made when the factor was
-        `learned`; 0: with another peer in its place, of which nothing is learned. The first step
-        warms up and does not count; nor does a report without its stages' times."""
+        `learned`; 0: with another peer in its place, of which nothing is learned. `most_s`: those
+        of the plan's busiest peer. The first step warms up and does not count; nor does a report
+        without its stages' times, or of a peer that has next to nothing to do."""
         if report.step == 0 or not report.stages or not learned:
+            return
+        if predicted_s < LEAST_SHARE * most_s:
             return
         measured_s = sum(t.forward_s + t.backward_s for t in report.stages) + report.update_s
         self.observe(measured_s, predicted_s / learned)

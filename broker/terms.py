@@ -72,7 +72,8 @@ _LOSSES = 4096
 
 
 class _ByPeer:
-    """What a plan has for each holder. slots: the spans of its stages; expected: by the plan."""
+    """What a plan has for each holder. slots: the spans of its stages; expected: by the plan;
+    most_compute_s: of the busiest."""
 
     def __init__(self, plan: Plan | None) -> None:
         self.slots: dict[PeerId, list[tuple[int, int]]] = {}
@@ -80,6 +81,7 @@ class _ByPeer:
             for holder in stage.holders:
                 self.slots.setdefault(holder, []).append((stage.start, stage.stop))
         self.expected = {p.peer: p for p in plan.predicted.peers} if plan else {}
+        self.most_compute_s = max((p.compute_s for p in self.expected.values()), default=0.0)
 
 
 class Terms(DurableRun):

@@ -7,8 +7,9 @@ agree tell the rate; only time does.
 
     pings    frames of 1 KiB, one after the other, before any load: the least round trip
     load     frames behind each other. On their way may be `FIRST_BYTES`, twice what was
-             acknowledged within a round trip, and 0.2 s of the rate up to 1 MiB: this grows as TCP
-             does, fills the link, and is little once a bucket is empty
+             acknowledged within a round trip, and 0.2 s of the rate up to 1 MiB, or 4 MiB of a rate
+             that lasts: this grows as TCP does, fills the link, and is little once a bucket is
+             empty
     tail     0.5 s, 3 round trips or 6 frames, the longest, back from now. When its halves carried
              the same within a tenth, and so did those of the later one, without a pause, slow start
              and burst are over, and the load ends
@@ -35,15 +36,19 @@ from typing import NamedTuple
 __all__ = ["LARGEST_BURST", "PING_BYTES", "Burst", "Found", "Load"]
 
 PING_BYTES = 1024
-_PINGS, _MOST_PINGS = 2, 8
-_PINGS_S = 0.05
-"""More than two pings, while all of them together took no longer."""
+_PINGS, _MOST_PINGS = 3, 16
+_PINGS_S = 0.25
+"""More than three pings, while all of them together took no longer: the least of few still has
+some milliseconds in it that processes paused."""
 
 FIRST_BYTES = 16 * 1024
 _LEAST_FRAME, _MOST_FRAME = 4 * 1024, 1024 * 1024
 _QUEUE_S, _QUEUE_BYTES = 0.2, 1 << 20
 """For so long the load may wait in front of the link: enough that it does not run dry when a
 process pauses, no more than routers keep, and little where a bucket was empty all at once."""
+_LONG_QUEUE_BYTES = 4 << 20
+"""Where the rate of a whole second is behind it: beside a stream that keeps a router's queue full,
+1 MiB got 0.4 of 200 Mbit/s in place of its half."""
 _TAIL_S, _TAIL_TRIPS, _TAIL_FRAMES = 0.5, 3.0, 6
 """Half a second at the rate, and several round trips: TCP doubles in one of them."""
 _EVEN = 0.1
@@ -185,7 +190,8 @@ class Load:
             return FIRST_BYTES
         path = 2 * self._carried(now - self._round_trip_s, now)
         queue = 2 * self._carried(now - _QUEUE_S / 2, now)
-        return FIRST_BYTES + int(path + min(queue, _QUEUE_BYTES))
+        lasting = min(_QUEUE_S * self._carried(now - 1.0, now), _LONG_QUEUE_BYTES)
+        return FIRST_BYTES + int(path + min(queue, max(_QUEUE_BYTES, lasting)))
 
     def _is_even(self, now: float) -> bool:
         """Whether a tail ends now that carried the same all the time, without a pause."""

@@ -151,6 +151,16 @@ def test_a_correction_is_of_the_peers_own_speeds_whatever_the_plan_was_made_with
     assert first.steps == 9  # nothing is known of its stages
 
 
+def test_a_peer_with_next_to_nothing_to_do_is_not_corrected_by_it() -> None:
+    correction = Correction()
+    for step in range(10):
+        correction.report(report(step, 0.02), predicted_s=0.1, learned=1.0, most_s=1.0)
+    assert correction.factor == 1.0
+    for step in range(10):
+        correction.report(report(step, 0.2), predicted_s=0.4, learned=1.0, most_s=1.0)
+    assert correction.factor == pytest.approx(0.5)
+
+
 def hello(boot: str, counter: int, **speeds: float) -> Hello:
     profile = Profile(
         name="a", operator_set=FULL, device_memory_bytes=1, speeds=Wire(**WIRE | speeds),
