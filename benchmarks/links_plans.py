@@ -6,8 +6,9 @@ namespaces, real processes, `auto`'s plan against four fixed ones.
 Each shape trains the same job under every plan; a row has the step that was predicted before it
 began and the median of the measured ones. Rows are kept in a file as they come, and what is there
 is not measured again. All four peers share this machine's cores, which the planner knows (the
-kernel's boot id), so the models are such that links decide. A short run before the first makes the
-peers' speeds known as they are in a pool that has trained before; --cold leaves it out.
+kernel's boot id), so the models are such that links decide. A short run before the first, of the
+whole model on each peer, makes their speeds known as they are in a pool that has trained before;
+--cold leaves it out.
 
 plan_regret_worst              over shapes: the step of auto's plan over that of the best plan
 plan_prediction_error_worst    over shapes: |predicted / measured - 1| of auto's plan
@@ -27,7 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plan_hosts import Hosts, usable
+from namespaces import usable
+from plan_hosts import Pool
 from table import Figure, arguments, report
 
 __all__ = ["CASES", "PLANS", "Case", "figures", "job"]
@@ -43,6 +45,8 @@ PLANS = {
     "2 replicas": "stages = 1\npipelines = 2",
     "alone": "stages = 1\npipelines = 1",
 }
+_WARM_UP = "stages = 1\npipelines = 4"
+"""Every peer computes the whole model."""
 _JOB = """\
 version = 1
 name = "links"
@@ -66,10 +70,10 @@ replan = false
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A shape of the hosts' uplinks (`plan_hosts.Hosts`), and the model that is trained there."""
+    """Lines of tc for the hosts' uplinks, by turns, and the model that is trained there."""
 
     name: str
-    qdisc: tuple[str, ...]
+    uplinks: tuple[tuple[str, ...], ...]
     delay_s: float = 0.0
     layers: int = 8
     width: int = 256
@@ -78,13 +82,16 @@ class Case:
     microbatch: int = 4
 
 
-def _tbf(mbit: int, burst: str) -> str:
-    return f"tbf rate {mbit}mbit burst {burst} latency 200ms"
+def _tbf(mbit: int, burst: str) -> tuple[str, ...]:
+    return (f"qdisc add dev eth root tbf rate {mbit}mbit burst {burst} latency 200ms",)
 
 
-def _htb(mbit: int) -> str:
+def _htb(mbit: int) -> tuple[str, ...]:
     limit = f"htb rate {mbit}mbit ceil {mbit}mbit burst 64k"
-    return f"handle 1: htb default 1;class add dev {{dev}} parent 1: classid 1:1 {limit}"
+    return (
+        "qdisc add dev eth root handle 1: htb default 1",
+        f"class add dev eth parent 1: classid 1:1 {limit}",
+    )
 
 
 CASES = (
@@ -107,19 +114,19 @@ def job(case: Case, plan: str, steps: int = STEPS) -> str:
         batch=case.batch,
         microbatch=case.microbatch,
         steps=steps,
-        plan=PLANS[plan],
+        plan=PLANS.get(plan, _WARM_UP),
     )
 
 
 def measured(case: Case, wanted: Sequence[str], *, cold: bool) -> Iterator[dict[str, Any]]:
     """A row for each of the plans."""
     with tempfile.TemporaryDirectory() as folder:
-        hosts = Hosts(HOSTS, case.qdisc, Path(folder), delay_s=case.delay_s)
-        with hosts:
+        pool = Pool(HOSTS, case.uplinks, Path(folder), delay_s=case.delay_s)
+        with pool:
             if not cold:
-                hosts.train([job(case, "4 stages", 5)])
+                pool.train([job(case, "warm up", 5)])
             for plan in wanted:
-                (row,) = hosts.train([job(case, plan)])
+                (row,) = pool.train([job(case, plan)])
                 yield {
                     "case": case.name,
                     "plan": plan,

@@ -1,4 +1,4 @@
-"""Hosts in network namespaces of their own, on one bridge: what links.py measures over.
+"""Hosts in network namespaces of their own, on one bridge, for links.py and links_plans.py.
 
     core  10.78.0.1 ──┬── a  10.78.0.2        `tc` shapes what a host sends
                       ├── b  10.78.0.3        delay is added by a process in core, since not every
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,12 +21,26 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["CORE", "PYTHON", "Hosts"]
+__all__ = ["CORE", "PYTHON", "Hosts", "usable"]
 
 CORE = "10.78.0.1"
 PYTHON = sys.executable
 _PIECE = 64 * 1024
 _PINGS = 20
+
+
+def usable() -> str:
+    """Why namespaces cannot be made here; empty: they can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "needs Linux and root"
+    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+    if missing:
+        return f"needs {' and '.join(missing)}"
+    name = f"links-try-{os.getpid()}"
+    if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
+        return "may not make network namespaces"
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
+    return ""
 
 
 class Hosts:

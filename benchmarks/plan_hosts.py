@@ -1,62 +1,24 @@
-"""Hosts as network namespaces of this machine, shaped by the kernel as real networks shape them.
+"""A broker and peers on hosts with shaped uplinks (`namespaces.py`), and jobs that run there.
 
-    with Hosts(4, "tbf rate 50mbit burst 128kb latency 200ms", folder) as hosts:
-        rows = hosts.train([JOB, …])
+    with Pool(4, [[TBF_50MBIT]], folder) as pool:
+        rows = pool.train([JOB, …])
 
-    hub (broker, client)  10.79.1.1 ──── 10.79.1.2  host 1 (one peer)
-                          10.79.2.1 ──── 10.79.2.2  host 2 …
-
-The hub forwards between the hosts. What leaves a host passes the queueing discipline on its device,
-as it passes a home's router. Needs root, `ip` and `tc`; what was made is removed at the end.
+The broker and the client are in the core, each peer on a host of its own, as it would be at home.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any
+from typing import Any, Self
 
-__all__ = ["Hosts", "usable"]
+from namespaces import CORE, PYTHON, Hosts
 
-_NET = "10.79"
+__all__ = ["Pool"]
+
 _PORT = 7100
-_DELAY = """
-import asyncio, sys
-at, there, port, delay = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
-async def pump(reader, writer):
-    queue, loop = asyncio.Queue(), asyncio.get_running_loop()
-    room = asyncio.Semaphore(2048)
-    async def out():
-        while (item := await queue.get()) is not None:
-            if (left := item[0] - loop.time()) > 0:
-                await asyncio.sleep(left)
-            writer.write(item[1])
-            await writer.drain()
-            room.release()
-        writer.close()
-    task = asyncio.create_task(out())
-    while data := await reader.read(65536):
-        await room.acquire()
-        queue.put_nowait((loop.time() + delay, data))
-    queue.put_nowait(None)
-    await task
-async def serve(reader, writer):
-    try:
-        back, on = await asyncio.open_connection(there, port)
-        await asyncio.gather(pump(reader, on), pump(back, writer))
-    except OSError:
-        writer.close()
-async def main():
-    await (await asyncio.start_server(serve, at, port)).serve_forever()
-asyncio.run(main())
-"""
 _DRIVE = """
 import json, statistics, sys, time
 import shoal
@@ -90,176 +52,83 @@ for path in sys.argv[2:]:
 """
 
 
-def usable() -> str:
-    """Why namespaces cannot be made here; empty: they can."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        return "needs Linux and root"
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if missing:
-        return f"needs {' and '.join(missing)}"
-    name = f"shoal-try-{os.getpid()}"
-    if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
-        return "may not make network namespaces"
-    subprocess.run(["ip", "netns", "del", name], capture_output=True)
-    return ""
-
-
-class Hosts:
-    """See the module. `qdisc`: what follows `tc qdisc add dev DEVICE root`, of the hosts by turns;
-    more lines of tc behind a semicolon, with {dev} for the device; empty: not shaped. `folder`: for
-    logs and states. `delay_s`: by how much a process at the hub delays, each way, what peers send
-    each other."""
+class Pool:
+    """See the module. `uplinks`: lines of tc for what hosts send, by turns; no line: not shaped.
+    `folder`: for logs and states. `delay_s`: by how much a process in the core delays, each way,
+    what peers send each other."""
 
     def __init__(
-        self, count: int, qdisc: Sequence[str], folder: Path, *, delay_s: float = 0.0
+        self, count: int, uplinks: Sequence[Sequence[str]], folder: Path, *, delay_s: float = 0.0
     ) -> None:
-        self.count, self.qdisc, self.folder, self.delay_s = count, tuple(qdisc), folder, delay_s
-        self._prefix = f"shoal-pace-{os.getpid()}"
-        self._running: list[tuple[subprocess.Popen[str], IO[str]]] = []
-
-    def name(self, host: int) -> str:
-        """0: the hub."""
-        return f"{self._prefix}-{host}"
-
-    def __enter__(self) -> Hosts:
-        try:
-            self._make()
-            self._start()
-        except BaseException:
-            self.end()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.end()
-
-    def _ip(self, *arguments: str) -> None:
-        subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
-
-    def _in(self, host: int, *arguments: str) -> None:
-        self._ip("-n", self.name(host), *arguments)
-
-    def _make(self) -> None:
-        for host in range(self.count + 1):
-            self._ip("netns", "add", self.name(host))
-            self._in(host, "link", "set", "lo", "up")
-        forward = ["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"]
-        subprocess.run(["ip", "netns", "exec", self.name(0), *forward], check=True)
-        for host in range(1, self.count + 1):
-            inside, outside = f"in{host}", f"up{host}"
-            self._in(0, "link", "add", outside, "type", "veth", "peer", "name", inside)
-            self._in(0, "link", "set", inside, "netns", self.name(host))
-            for where, device, end in ((0, outside, 1), (host, inside, 2)):
-                self._in(where, "addr", "add", f"{_NET}.{host}.{end}/24", "dev", device)
-                self._in(where, "link", "set", device, "up")
-            self._in(host, "route", "add", "default", "via", f"{_NET}.{host}.1")
-        self.shape(self.qdisc)
-
-    def shape(self, qdisc: Sequence[str]) -> None:
-        """From now on what leaves the hosts passes these, by turns; an empty one is none."""
-        for host in range(1, self.count + 1):
-            device, text = f"in{host}", qdisc[(host - 1) % len(qdisc)]
-            tc = ["tc", "-n", self.name(host)]
-            subprocess.run([*tc, "qdisc", "del", "dev", device, "root"], capture_output=True)
-            first, *more = text.split(";")
-            lines = [f"qdisc add dev {{dev}} root {first}", *more] if text else []
-            for line in lines:
-                words = line.format(dev=device).split()
-                subprocess.run([*tc, *words], check=True, capture_output=True, text=True)
-
-    def _start(self) -> None:
-        public = ("--port", "7077", "--public", f"{_NET}.1.1:7077")
-        broker = self.start(0, "broker", "--state", "broker", *public)
-        assert broker.stdout is not None
-        token = broker.stdout.readline().split()[-1]
-        for host in range(1, self.count + 1):
-            flags: tuple[str, ...] = (
-                "--name",
-                f"h{host}",
-                "--state",
-                f"h{host}",
-                "--device",
-                "cpu",
-                "--threads",
-                "1",
-            )
-            if self.delay_s:
-                at, there = f"{_NET}.{host}.1", f"{_NET}.{host}.2"
-                self._run(0, "-c", _DELAY, at, there, str(_PORT), str(self.delay_s))
-                flags += ("--port", str(_PORT), "--public", f"{at}:{_PORT}")
-            self.start(host, "join", f"{_NET}.{host}.1:7077", "--token", token, *flags)
-
-    def command(self, host: int, *arguments: str) -> list[str]:
-        return ["ip", "netns", "exec", self.name(host), sys.executable, *arguments]
-
-    def environment(self) -> dict[str, str]:
-        return os.environ | {
-            "XDG_CONFIG_HOME": str(self.folder / "config"),
-            "HOME": str(self.folder),
+        self.names = tuple(f"h{i}" for i in range(1, count + 1))
+        self.hosts = Hosts(self.names)
+        self._uplinks, self._folder, self._delay_s = uplinks, folder, delay_s
+        self._environment = {
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "HOME": str(folder),
             "OMP_NUM_THREADS": "1",
         }
 
-    def start(self, host: int, *arguments: str) -> subprocess.Popen[str]:
-        """A verb of shoal's there, until the end."""
-        return self._run(host, "-m", "shoal.cli", *arguments)
+    def __enter__(self) -> Self:
+        self.hosts.__enter__()
+        try:
+            self.shape(self._uplinks)
+            self._start()
+        except BaseException:
+            self.hosts.__exit__()
+            raise
+        return self
 
-    def _run(self, host: int, *arguments: str) -> subprocess.Popen[str]:
-        log = open(self.folder / f"{host}-{len(self._running)}.log", "w")  # noqa: SIM115  # closed by `end`
-        process = subprocess.Popen(
-            self.command(host, *arguments),
-            stdout=subprocess.PIPE,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            cwd=self.folder,
-            env=self.environment(),
-            start_new_session=True,
-        )
-        self._running.append((process, log))
-        return process
+    def __exit__(self, *_: object) -> None:
+        self.hosts.__exit__()
 
-    def drive(self, jobs: Sequence[str]) -> subprocess.Popen[str]:
-        """Trains jobs one after the other; a line of JSON for each at its end."""
-        paths = []
-        for i, text in enumerate(jobs):
-            (self.folder / f"job{i}.toml").write_text(text)
-            paths.append(f"job{i}.toml")
-        return subprocess.Popen(
-            self.command(0, "-c", _DRIVE, str(self.count), *paths),
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=self.folder,
-            env=self.environment(),
-        )
+    def shape(self, uplinks: Sequence[Sequence[str]]) -> None:
+        """From now on what leaves the hosts passes these, by turns."""
+        for i, name in enumerate(self.names):
+            self.hosts.shape(name, *uplinks[i % len(uplinks)])
+
+    def _start(self) -> None:
+        public = ("--port", "7077", "--public", f"{CORE}:7077")
+        broker = self._shoal("core", "broker", "--state", str(self._folder / "broker"), *public)
+        assert broker.stdout is not None
+        token = broker.stdout.readline().split()[-1]
+        for i, name in enumerate(self.names):
+            there = f"{self.hosts.address(name)}:{_PORT}"
+            public = ("--port", str(_PORT), "--public", there)
+            if self._delay_s:
+                at = _PORT + 1 + i
+                self.hosts.helper("core", "delay", at, there, self._delay_s)
+                public = ("--port", str(_PORT), "--public", f"{CORE}:{at}")
+            flags = ("--name", name, "--state", str(self._folder / name), *public)
+            flags += ("--device", "cpu", "--threads", "1")
+            self._shoal(name, "join", f"{CORE}:7077", "--token", token, *flags)
+
+    def _shoal(self, host: str, *arguments: str) -> subprocess.Popen[str]:
+        log = self._folder / f"{host}.log"
+        command = (PYTHON, "-m", "shoal.cli", *arguments)
+        return self.hosts.start(host, *command, log=log, **self._environment)
+
+    def said(self, host: str, code: str) -> str:
+        """What a line of Python prints there."""
+        text, _ = self.hosts.start(host, PYTHON, "-c", code, **self._environment).communicate()
+        return text
 
     def train(self, jobs: Sequence[str], timeout_s: float = 600.0) -> list[dict[str, Any]]:
-        """The rows of `drive`. Raises RuntimeError for jobs that did not end well."""
-        process = self.drive(jobs)
+        """Trains jobs one after the other; a row of each. Raises RuntimeError when one did not end
+        well."""
+        paths = [self._folder / f"job{i}.toml" for i in range(len(jobs))]
+        for path, text in zip(paths, jobs, strict=True):
+            path.write_text(text)
+        command = (PYTHON, "-c", _DRIVE, str(len(self.names)), *map(str, paths))
+        log = self._folder / "drive.log"
+        process = self.hosts.start("core", *command, log=log, **self._environment)
         try:
             text, _ = process.communicate(timeout=timeout_s)
         finally:
-            process.kill()
-            process.wait()
+            self.hosts.end(process)
         rows = [json.loads(line) for line in text.splitlines()]
         bad = [r["reason"] for r in rows if not r["done"]]
         if bad or len(rows) < len(jobs) or process.returncode:
-            logs = "".join(p.read_text()[-2000:] for p in self.folder.glob("*.log"))
+            logs = "".join(p.read_text()[-2000:] for p in sorted(self._folder.glob("*.log")))
             raise RuntimeError(f"{len(rows)} of {len(jobs)} jobs ended; {bad}\n{logs}")
         return rows
-
-    def end(self) -> None:
-        for process, log in reversed(self._running):
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
-            log.close()
-        self._running = []
-        for host in range(self.count + 1):
-            subprocess.run(["ip", "netns", "del", self.name(host)], capture_output=True)

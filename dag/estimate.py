@@ -23,7 +23,8 @@ __all__ = ["Critical", "Estimate", "LinkUse", "PeerUse", "summarize"]
 
 @dataclass(frozen=True, slots=True)
 class PeerUse:
-    """Seconds of a step in which a peer computes, and the share in which it does not."""
+    """Seconds that a peer computes in a step, those in which it waits for a core left out, and the
+    share of the step in which it has nothing to compute."""
 
     compute_s: float
     bubble: float
@@ -73,7 +74,8 @@ def summarize(program: Program, played: Played, network: Network) -> Estimate:
         ids = range(program.first[i], program.first[i + 1])
         rows = tuple((played.start[a], played.end[a], program.actions[a]) for a in ids)
         busy = sum(end - start for start, end, _ in rows)
-        peers[peer] = PeerUse(busy, max(0.0, 1 - busy / step_s) if step_s else 0.0)
+        computed = sum(played.computed[a] for a in ids)
+        peers[peer] = PeerUse(computed, max(0.0, 1 - busy / step_s) if step_s else 0.0)
         timeline[peer] = rows
     carried: dict[tuple[int, int], list[int]] = {}
     for message, lane in enumerate(program.lane):

@@ -40,7 +40,10 @@ class Hosts:
     threads: tuple[int, ...]
     """By peer: threads of one action."""
     cores: tuple[float, ...]
-    """By machine: how many threads it computes at full speed; 0: no limit."""
+    """By machine: how many threads' work it does, all of its cores together; 0: no limit."""
+    whole: tuple[float, ...]
+    """By machine: how many threads compute there at once, none of them as fast as alone when
+    `cores` is less: two virtual cores may be one real one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,13 @@ class Coding:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """By action: `start`, `end`, and `cause`: the message that it began upon, -1 for the action
-    before it. By message: `given`, `sent` (begin of sending) and `arrived`. Seconds."""
+    """By action: `start`, `end`, `cause`: the message that it began upon, -1 for the action before
+    it, and `computed`: what its thread computed between the two, waits for a core left out. By
+    message: `sent` (begin of sending) and `arrived`. Seconds."""
 
     start: list[float]
     end: list[float]
+    computed: Sequence[float]
     cause: list[int]
     sent: list[float]
     arrived: list[float]
@@ -129,6 +134,7 @@ class _Player:
         self.program, self.seconds, self.coding = program, seconds, coding
         n, t = len(program.actions), len(program.giver)
         self.start, self.end, self.cause = [0.0] * n, [0.0] * n, [-1] * n
+        self.computed = seconds
         self.sent, self.arrived = [0.0] * t, [0.0] * t
         self.waits = list(program.needs)
         self.next = list(program.first[:-1])
@@ -167,6 +173,8 @@ class _Player:
             self.crowded = [0 < hosts.cores[h] < wanted[h] for h in hosts.host]
             self.computing: dict[int, list[int]] = {h: [] for h in wanted}
             self.compute_left = [0.0] * n
+            self.thread_s = self.computed = list(seconds)
+            self.thread_rate: dict[int, float] = dict.fromkeys(wanted, 1.0)
             self.compute_rate: dict[int, float] = dict.fromkeys(wanted, 1.0)
             self.compute_since: dict[int, float] = dict.fromkeys(wanted, 0.0)
             self.compute_version: dict[int, int] = dict.fromkeys(wanted, 0)
@@ -201,7 +209,7 @@ class _Player:
                 self._left(what, now)
         done = [self.next[i] == stop for i, stop in enumerate(program.first[1:])]
         assert all(done), "action lists that wait for each other: check() refuses them"
-        return Played(self.start, self.end, self.cause, self.sent, self.arrived)
+        return Played(self.start, self.end, self.computed, self.cause, self.sent, self.arrived)
 
     def _push(self, at: float, kind: int, what: int, version: int = -1) -> None:
         self.order += 1
@@ -221,6 +229,7 @@ class _Player:
         self._progress(host, now)
         self.computing[host].append(action)
         self.compute_left[action] = self.seconds[action]
+        self.thread_s[action] = 0.0
         self._share_cores(host, now)
 
     def _ended(self, action: int, now: float) -> None:
@@ -241,9 +250,11 @@ class _Player:
             self._begin(following, now, -1)
 
     def _progress(self, host: int, now: float) -> None:
-        passed = (now - self.compute_since[host]) * self.compute_rate[host]
+        passed = now - self.compute_since[host]
+        done, had = passed * self.compute_rate[host], passed * self.thread_rate[host]
         for action in self.computing[host]:
-            self.compute_left[action] = max(0.0, self.compute_left[action] - passed)
+            self.compute_left[action] = max(0.0, self.compute_left[action] - done)
+            self.thread_s[action] += had
         self.compute_since[host] = now
 
     def _share_cores(self, host: int, now: float) -> None:
@@ -255,6 +266,7 @@ class _Player:
         threads = sum(self.hosts.threads[self.program.owner[a]] for a in computing)
         rate = min(1.0, self.hosts.cores[host] / threads)
         self.compute_rate[host] = rate
+        self.thread_rate[host] = min(1.0, self.hosts.whole[host] / threads)
         soonest = min(self.compute_left[a] for a in computing)
         self._push(now + soonest / rate, _COMPUTED, host, self.compute_version[host])
 

@@ -277,7 +277,8 @@ class Judge:
             if key in named:
                 most = cores[named[key]]
                 cores[named[key]] = max(most - count, min(most, 1.0))
-        return Hosts(tuple(host), tuple(threads), tuple(cores))
+        whole = [c / b if b else 0.0 for c, b in zip(cores, busy, strict=True)]
+        return Hosts(tuple(host), tuple(threads), tuple(cores), tuple(whole))
 
     def crossing_bytes(self, position: int) -> int:
         """Of the values made before a position and read behind it, for one microbatch."""

@@ -130,11 +130,27 @@ def test_peers_of_one_machine_share_its_cores(chain: type) -> None:
     net = uniform(program.peers)
     alone = play(program, seconds, net).step_s
     assert alone == pytest.approx(2 * (8 + 3))
-    shared = Hosts((0, 0, 0, 0), (1, 1, 1, 1), (2,))
+    shared = Hosts((0, 0, 0, 0), (1, 1, 1, 1), (2,), (2,))
     crowded = play(program, seconds, net, shared).step_s
     assert crowded >= 4 * 16 / 2  # all the work on two cores
     assert crowded <= 4 * 16 / 2 + 2 * 6  # and the ends of the pipeline
-    assert play(program, seconds, net, Hosts((0,) * 4, (1,) * 4, (4,))).step_s == alone
+    assert play(program, seconds, net, Hosts((0,) * 4, (1,) * 4, (4,), (4,))).step_s == alone
+
+
+def test_who_waits_for_a_core_computes_no_longer_but_half_a_core_does(chain: type) -> None:
+    """What a peer is seen to take is its thread's time: plans must predict the same."""
+    program = compile_program(line(4, 8, "gpipe", chain), lambda t: 0)
+    seconds = [1.0 if a.kind in VISITS else 0.0 for a in program.actions]
+
+    def computed(cores: float, whole: float) -> float:
+        hosts = Hosts((0,) * 4, (1,) * 4, (cores,), (whole,))
+        return sum(play(program, seconds, uniform(program.peers), hosts).computed)
+
+    assert computed(2, 2) == pytest.approx(sum(seconds))
+    assert computed(1, 1) == pytest.approx(sum(seconds))
+    # One real core as two: all the time two compute, but at the ends of the pipeline.
+    assert sum(seconds) * 1.6 < computed(1, 2) <= 2 * sum(seconds)
+    assert computed(4, 4) == sum(seconds)
 
 
 def test_an_uplink_is_shared_by_what_a_peer_sends_at_once(chain: type) -> None:

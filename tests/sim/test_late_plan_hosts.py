@@ -7,7 +7,6 @@ The links get a token bucket, as homes and clouds have it, once every link was m
 from __future__ import annotations
 
 import importlib
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -38,10 +37,9 @@ eval_every = 0
 def parts() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
-        found = importlib.import_module("plan_hosts")
-        if why := found.usable():
+        if why := importlib.import_module("namespaces").usable():
             pytest.skip(why)
-        yield found
+        yield importlib.import_module("plan_hosts")
 
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -50,10 +48,10 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 def test_a_run_over_links_that_became_slow_moves_within_a_few_steps(
     parts: Any, tmp_path: Path
 ) -> None:
-    with parts.Hosts(4, [""], tmp_path) as hosts:
-        hosts.train([JOB % (2, "stages = 4\nreplan = false")])
-        hosts.shape(["tbf rate 50mbit burst 128kb latency 200ms"])
-        (row,) = hosts.train([JOB % (STEPS, "replan = true")])
+    with parts.Pool(4, [[]], tmp_path) as pool:
+        pool.train([JOB % (2, "stages = 4\nreplan = false")])
+        pool.shape([["qdisc add dev eth root tbf rate 50mbit burst 128kb latency 200ms"]])
+        (row,) = pool.train([JOB % (STEPS, "replan = true")])
     if all(len(holders) == 1 for _, _, holders in row["plan"][0][0]):
         pytest.skip(f"auto took no replicas here, so nothing was promised too much: {row['plan']}")
     assert len(row["plan"]) >= 2, row
@@ -68,12 +66,7 @@ def test_a_run_over_links_that_became_slow_moves_within_a_few_steps(
 
 def test_hosts_of_one_machine_know_that_they_are(parts: Any, tmp_path: Path) -> None:
     ask = "import socket; from shoal.peer.profile import host_id; print(host_id(b'net'))"
-    with parts.Hosts(2, [""], tmp_path) as hosts:
-        said = {
-            subprocess.run(
-                hosts.command(host, "-c", ask), capture_output=True, text=True, check=True
-            ).stdout
-            for host in (0, 1, 2)
-        }
+    with parts.Pool(2, [[]], tmp_path) as pool:
+        said = {pool.said(host, ask) for host in ("core", *pool.names)}
     assert len(said) == 1
     assert len(said.pop().strip()) == 32
