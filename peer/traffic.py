@@ -14,7 +14,8 @@ Rules:
   round trips, since those begin slowly (`net/patience.py`).
 - What goes to several neighbours at once shares this peer's uplink. Flows that were alone count
   where they are a quarter of the bytes; else each with what left beside it, which is the rate of
-  the uplink that they share.
+  the uplink that they share. How much that was is known once it is acknowledged: until then a flow
+  says nothing.
 - Of the flows of a window (of its last three, before it is over) the median byte's rate is told: a
   pause of a process on the one hand and a burst on the other change few of the bytes.
 - The least time of small frames that nothing was under way before is the round trip.
@@ -73,7 +74,7 @@ class _Flow:
 
 @dataclass(eq=False)
 class _Neighbour:
-    under_way: dict[FrameKey, int] = field(default_factory=dict)  # bytes
+    under_way: dict[FrameKey, tuple[int, float]] = field(default_factory=dict)  # bytes, queued at
     timed: tuple[FrameKey, float] | None = None  # a small frame, and when it was queued
     flow: _Flow | None = None  # the newest
     flows: deque[_Flow] = field(default_factory=lambda: deque(maxlen=_MOST_FLOWS))  # those before
@@ -100,15 +101,15 @@ class Traffic:
             near = self._neighbours[peer] = _Neighbour()
         if not near.under_way and size_bytes <= SMALL_BYTES:
             near.timed = (key, now)
-        near.under_way[key] = size_bytes
+        near.under_way[key] = (size_bytes, now)
 
     def acknowledged(self, key: FrameKey, began_s: float | None, now: float) -> list[e.Instruction]:
         """`began_s`: when its first byte was handed to the link; None: over a break."""
         peer = key.destination
         near = self._neighbours.get(peer)
-        size_bytes = None if near is None else near.under_way.pop(key, None)
-        if near is None or size_bytes is None:
+        if near is None or key not in near.under_way:
             return []
+        size_bytes, _ = near.under_way.pop(key)
         if near.timed is not None and near.timed[0] == key:
             seconds, near.timed = now - near.timed[1], None
             if seconds > 0:
@@ -144,7 +145,10 @@ class Traffic:
         if not due and (passed < LEAST_S or now - near.looked < LEAST_S):
             return []
         near.looked = now
-        rate, size_bytes = self._rate(peer, near, _MOST_FLOWS + 1 if due else _NEWEST)
+        found = self._rate(peer, near, _MOST_FLOWS + 1 if due else _NEWEST)
+        if found is None:
+            return []
+        rate, size_bytes = found
         surprises = rate > 0 and not near.told / FAR < rate < near.told * FAR
         if not due and not surprises:
             return []
@@ -162,8 +166,9 @@ class Traffic:
         )
         return [e.Tell(broker_pb2.PeerMessage(link=report))]
 
-    def _rate(self, peer: str, near: _Neighbour, newest: int) -> tuple[float, int]:
-        """(bytes/s, of so many bytes) of the window's newest flows; zeros: nothing is known."""
+    def _rate(self, peer: str, near: _Neighbour, newest: int) -> tuple[float, int] | None:
+        """(bytes/s, of so many bytes) of the window's newest flows; zeros: nothing is known; None:
+        nothing yet, before what left beside them is acknowledged."""
         assert near.since is not None
         trip_s = self._round_trips.get(peer)
         if trip_s is None:
@@ -174,6 +179,17 @@ class Traffic:
             if name != peer
             for flow in other.all_flows()
         ]
+        # Since when something leaves for others of which nobody knows yet how much was when.
+        open_since = min(
+            (
+                queued
+                for name, other in self._neighbours.items()
+                if name != peer
+                for _, queued in other.under_way.values()
+            ),
+            default=math.inf,
+        )
+        undecided = False
         alone: list[tuple[float, int]] = []
         every: list[tuple[float, int]] = []
         for flow in near.all_flows():
@@ -181,6 +197,9 @@ class Traffic:
             if flow is near.flow and near.under_way and seconds < _ENDLESS_S:
                 continue  # what of it has left and was not acknowledged would be missing
             if flow.until < near.since - trip_s or seconds < max(LONG_S, flow.trips * trip_s):
+                continue
+            if open_since < flow.until:
+                undecided = True
                 continue
             together = flow.size_bytes + sum(other.within(flow) for other in others)
             shared = together > _ALONE * flow.size_bytes
@@ -190,7 +209,7 @@ class Traffic:
         every, alone = every[-newest:], alone[-newest:]
         found = alone if _bytes(alone) >= _ENOUGH_ALONE * _bytes(every) else every
         if not found:
-            return 0.0, 0
+            return None if undecided else (0.0, 0)
         half, seen = _bytes(found) / 2, 0
         for rate, size_bytes in sorted(found):
             seen += size_bytes

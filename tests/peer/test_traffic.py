@@ -138,6 +138,61 @@ def test_neighbours_behind_one_uplink_show_the_uplink_not_their_shares(at_once: 
     assert rates(told) == pytest.approx([1e6] * len(rates(told)), rel=0.15)
 
 
+def shared_fairly(
+    rate: float, sends: Sequence[tuple[float, FrameKey, int]]
+) -> list[tuple[float, float]]:
+    """When each frame began to leave and had left, over an uplink that neighbours share evenly;
+    those to one of them go one after the other."""
+    left = [float(size) for _, _, size in sends]
+    began, done = [-1.0] * len(sends), [0.0] * len(sends)
+    now = 0.0
+    while any(left):
+        first: dict[str, int] = {}
+        for i, (at, key, _) in enumerate(sends):
+            if at <= now and left[i]:
+                first.setdefault(key.destination, i)
+        each = rate / max(1, len(first))
+        until = min(
+            [now + left[i] / each for i in first.values()] + [s[0] for s in sends if s[0] > now]
+        )
+        for i in first.values():
+            began[i] = now if began[i] < 0 else began[i]
+            left[i] -= each * (until - now)
+            if left[i] < 1.0:
+                left[i], done[i] = 0.0, until
+        now = until
+    return list(zip(began, done, strict=True))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("bcd"), st.floats(0.2, 2.0)), min_size=4, max_size=12),
+    st.booleans(),
+)
+def test_a_flow_that_ends_before_those_beside_it_does_not_pass_for_alone(
+    sizes: list[tuple[str, float]], apart: bool
+) -> None:
+    """As in an exchange: one large frame to each at once, the smallest is there first."""
+    rate, trip_s, traffic = 1e6, 0.01, Traffic()
+    sends = [
+        (step * 0.3 * apart, frame(step, to), int(size * 1e6))
+        for step, (to, size) in enumerate(sizes)
+    ]
+    times = shared_fairly(rate, sends)
+    events = [(at, 0, i) for i, (at, _, _) in enumerate(sends)]
+    events += [(done + trip_s, 1, i) for i, (_, done) in enumerate(times)]
+    for to in "bcd":
+        traffic.know(to, trip_s)
+    told = []
+    for now, is_ack, i in sorted(events):
+        _, key, size = sends[i]
+        if is_ack:
+            told += traffic.acknowledged(key, times[i][0], now)
+        else:
+            traffic.queued(key, size, now)
+    for one in told:
+        assert one.message.link.bytes_per_s in (0, pytest.approx(rate, rel=0.15))
+
+
 def test_a_flow_alone_counts_more_than_shared_ones() -> None:
     """Two paths that share nothing: only what each shows by itself is its own."""
     traffic, near, far = Traffic(), Uplink(8e6), Uplink(1e6)
