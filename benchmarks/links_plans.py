@@ -6,9 +6,9 @@ namespaces, real processes, `auto`'s plan against four fixed ones.
 Each shape trains the same job under every plan; a row has the step that was predicted before it
 began and the median of the measured ones. Rows are kept in a file as they come, and what is there
 is not measured again. All four peers share this machine's cores, which the planner knows (the
-kernel's boot id), so the models are such that links decide. A short run before the first, of the
-whole model on each peer, makes their speeds known as they are in a pool that has trained before;
---cold leaves it out.
+kernel's boot id), so the models are such that links decide. Two short runs before the first, of
+the whole model on each peer and under `auto`, make speeds known as they are in a pool that has
+trained before; --cold leaves them out.
 
 plan_regret_worst              over shapes: the step of auto's plan over that of the best plan
 plan_prediction_error_worst    over shapes: |predicted / measured - 1| of auto's plan
@@ -124,7 +124,7 @@ def measured(case: Case, wanted: Sequence[str], *, cold: bool) -> Iterator[dict[
         pool = Pool(HOSTS, case.uplinks, Path(folder), delay_s=case.delay_s)
         with pool:
             if not cold:
-                pool.train([job(case, "warm up", 5)])
+                pool.train([job(case, "warm up", 5), job(case, "auto", 8)])
             for plan in wanted:
                 (row,) = pool.train([job(case, plan)])
                 yield {
