@@ -12,10 +12,10 @@ from .member import Member
 
 __all__ = ["PROBE_BYTES", "SMALLEST_BYTES", "Allowance", "Probed"]
 
-PROBE_BYTES = 32 << 20
-"""Of a probe at most, each way: eight times the largest bucket that is looked for (`peer/load.py`),
-and what a link of 1 Gbit/s and 130 ms there and back holds twice. Links of less than 40 MB/s tell
-their rate before, in about a second."""
+PROBE_BYTES = 64 << 20
+"""Of a probe at most, each way: sixteen times the largest bucket that is looked for
+(`peer/load.py`), since half of it was still seen in a rate where processes send little faster than
+the bucket fills. Links of less than 60 MB/s tell their rate before, in about a second."""
 SMALLEST_BYTES = 48 << 10
 """Of one of a peer that trains: the latency, and the rate of a slow link."""
 _HOUR_S = 3600.0

@@ -12,7 +12,11 @@ agree tell the rate; only time does.
              empty
     tail     0.5 s, 3 round trips or 6 frames, the longest, back from now. When its halves carried
              the same within a tenth, and so did those of the later one, without a pause, slow start
-             and burst are over, and the load ends
+             and burst are over, and the load ends. What fills `LARGEST_BURST` twice in a tail may
+             be slower than the line because of the processes, and empties a bucket slowly: it takes
+             two tails
+    pings    a few once more, when nothing is on its way: a process that had something else to do
+             before may have none now
 
 The rate is that of the tail's later half. Where the tail never became even (a policer that drops),
 or the bytes were used up before (a fast link), it is that of the later half of the bytes, which
@@ -36,7 +40,7 @@ from typing import NamedTuple
 __all__ = ["LARGEST_BURST", "PING_BYTES", "Burst", "Found", "Load"]
 
 PING_BYTES = 1024
-_PINGS, _MOST_PINGS = 3, 16
+_PINGS, _MOST_PINGS, _LAST_PINGS = 3, 16, 4
 _PINGS_S = 0.25
 """More than three pings, while all of them together took no longer: the least of few still has
 some milliseconds in it that processes paused."""
@@ -93,7 +97,9 @@ class Load:
         self._pings: list[float] = []
         self._trip_s = math.inf  # the least of any frame
         self._ping_out = False
-        self._loads = False
+        self._pinging = True
+        self._last_pings = _LAST_PINGS
+        self._shown: tuple[float, Burst | None] | None = None  # once the load has ended
         self._ahead = 0  # bytes of load that are not acknowledged
         self._times: list[float] = []  # of acknowledgements; the first is when they could begin
         self._totals: list[int] = []  # bytes acknowledged by then
@@ -105,13 +111,17 @@ class Load:
         left = self.most_bytes - self.sent_bytes
         if self.over or self._ping_out:
             return 0
-        if not self._loads and self._wants_ping and left >= PING_BYTES:
+        if self._pinging and self._wants_ping and left >= PING_BYTES:
             self._ping_out = True
+            self._last_pings -= self._shown is not None
             self.sent_bytes += PING_BYTES
             return PING_BYTES
-        self._loads = True
+        self._pinging = False
+        left -= _LAST_PINGS * PING_BYTES
+        if not self._ahead and (self._shown or left <= 0):
+            self.over = True
         window = self._window(now)
-        if left <= 0 or self._ahead >= window:
+        if self._shown or left <= 0 or self._ahead >= window:
             return 0
         # A fifth of a window: enough points for a tail, few enough for a fast link.
         size = min(max(window // 5, _LEAST_FRAME), _MOST_FRAME, left)
@@ -134,12 +144,16 @@ class Load:
         if not self._times:
             begin = now if queued_at is None else min(queued_at + self._round_trip_s, now)
             self._times, self._totals = [begin], [0]
-        self._times.append(now)
-        self._totals.append(self._totals[-1] + size_bytes)
-        passed = now - self._times[0]
-        longest = _MOST_S + _MOST_TRIPS * self._round_trip_s
-        used_up = self.sent_bytes >= self.most_bytes and not self._ahead
-        self.over = self.over or used_up or passed >= longest or self._is_even(now)
+        if self._shown is None:
+            self._times.append(now)
+            self._totals.append(self._totals[-1] + size_bytes)
+            passed = now - self._times[0]
+            longest = _MOST_S + _MOST_TRIPS * self._round_trip_s
+            left = self.most_bytes - self.sent_bytes - _LAST_PINGS * PING_BYTES
+            used_up = left <= 0 and not self._ahead
+            if used_up or passed >= longest or self._is_even(now):
+                self._shown = self._rate_and_burst()
+        self._pinging = self._shown is not None and not self._ahead
 
     def broke(self) -> None:
         """The connection broke: bytes go on after a pause that is none of the link's."""
@@ -149,8 +163,13 @@ class Load:
 
     def found(self) -> Found | None:
         """None before a ping and some load came back."""
-        if not self._pings or len(self._times) < 3:
+        if not self._pings or not (self._shown or len(self._times) >= 3):
             return None
+        rate, burst = self._shown or self._rate_and_burst()
+        return Found(self._latency_s(burst.bytes_per_s if burst else rate), rate, burst)
+
+    def _rate_and_burst(self) -> tuple[float, Burst | None]:
+        """As in Found, of what was acknowledged."""
         now, total = self._times[-1], self._totals[-1]
         passed = now - self._times[0]
         if self._is_even(now):
@@ -160,13 +179,13 @@ class Load:
             begin = self._time_of(total / 2)
             rate = (total - self._at(begin)) / max(now - begin, _FASTEST_S)
         else:
-            fast = Burst(total / max(passed, _FASTEST_S), total)
-            return Found(self._latency_s(fast.bytes_per_s), 0.0, fast)
-        burst = self._burst(rate)
-        return Found(self._latency_s(burst.bytes_per_s if burst else rate), rate, burst)
+            return 0.0, Burst(total / max(passed, _FASTEST_S), total)
+        return rate, self._burst(rate)
 
     @property
     def _wants_ping(self) -> bool:
+        if self._shown:
+            return self._last_pings > 0
         if len(self._pings) < _PINGS:
             return True
         return len(self._pings) < _MOST_PINGS and sum(self._pings) < _PINGS_S
@@ -198,7 +217,8 @@ class Load:
         if len(self._times) <= _TAIL_FRAMES:
             return False
         tail = self._tail_s(now)
-        if now - self._times[0] < tail:
+        fast = self._carried(now - tail, now) >= 2 * LARGEST_BURST
+        if now - self._times[0] < tail * (2 if fast else 1):
             return False
         first = bisect_right(self._times, now - tail)
         within = [now - tail, *self._times[first:], now]

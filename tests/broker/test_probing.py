@@ -218,7 +218,7 @@ def test_who_lacks_links_is_who_a_count_of_the_whole_pool_finds(world, monkeypat
         else:
             out = []
         pending += orders(out)
-    assert len(seen) > 100
+    assert len(seen) > 80
     assert any(seen)
     assert not all(seen)
 
@@ -505,8 +505,8 @@ def test_a_burst_alone_leaves_the_rate_unknown_and_the_pair_for_ten_minutes(worl
 
 
 def test_an_hour_of_probes_is_twenty_seconds_of_a_fast_uplink(make_world):
-    """A slow one's is 64 MiB, which most of its probes take little of."""
-    for rate, most in ((1e6, 64 << 20), (1e7, 200_000_000), (1e9, 512 << 20)):
+    """A slow one's is 128 MiB, which most of its probes take little of."""
+    for rate, most in ((1e6, 128 << 20), (1e7, 200_000_000), (1e9, 512 << 20)):
         world = make_world(probe_s=5.0)
         world.join("a")
         serve(
