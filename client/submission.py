@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +27,7 @@ from ..dag.capture import Captured, capture
 from ..dag.convert import graph_to_bytes, lowered_to_bytes
 from ..dag.graph import Graph, GraphError, Lowered
 from ..dag.lower_sizes import lower_for_sizes
+from ..dag.recipe import Recipe
 from ..job import Job, SettingsError
 from ..job.settings import plain
 from ..job.tables import Data
@@ -69,6 +70,10 @@ TOKENIZER_FILES = (
 """What lies beside the config of a Hugging Face model and belongs to its export."""
 
 
+PART = 256 << 20
+"""Bytes of weights that are made and written at once."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobData:
     """A job's data: shard files by hash; or none of them here, and `local`, the inputs of the model
@@ -89,6 +94,7 @@ class Prepared:
 
     local: as in JobData.
     core: the graph for peers with the core operator set; None where it has no core form.
+    weights: the values that the model begins with, of all that the recipe does not make.
     microbatch_sizes: what the planner may take instead of the job's microbatch size; both forms are
     right for all of them.
     """
@@ -98,10 +104,11 @@ class Prepared:
     core: Lowered | None
     manifest: Manifest
     shards: dict[str, Path]
-    weights: Path
+    weights: tuple[Path, ...]
     sidecars: tuple[Path, ...]
     microbatch_sizes: tuple[int, ...] = ()
     local: tuple[str, ...] = ()
+    recipe: Recipe | None = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -137,12 +144,13 @@ def prepare(
         data = _data(job, folder / "data", say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.on_cpu(models.build(job))
+        outline = models.outline(job, say)
+        module = models.capturable(outline)
         captured = _captured(job, data, module, say)
         sizes = _divisions(job, data, module, captured.graph, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
-        weights = folder / "weights.safetensors"
-        save_file({n: _own(t) for n, t in captured.tensors.items()}, weights)
+        values = ((name, outline.value(name, t)) for name, t in captured.tensors.items())
+        weights = tuple(_written(values, folder))
         yield Prepared(
             job=job,
             graph=captured.graph,
@@ -150,6 +158,7 @@ def prepare(
             manifest=data.manifest,
             shards=data.shards,
             weights=weights,
+            recipe=_recipe_for(outline, captured),
             sidecars=_sidecars(module, job, folder / "sidecars"),
             microbatch_sizes=sizes,
             local=data.local,
@@ -166,7 +175,7 @@ def draft(
         data = _data(job, Path(name), say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.on_cpu(models.build(job))
+        module = models.capturable(models.outline(job, say))
         graph = _captured(job, data, module, say).graph
         sizes = _divisions(job, data, module, graph, sizes, say)
     spec = spec_of(job, sizes)
@@ -331,6 +340,36 @@ def _core(
     return None, sizes
 
 
+def _recipe_for(outline: models.Outline, captured: Captured) -> Recipe | None:
+    """The recipe of what the graph has; None where nothing is made by one."""
+    if outline.recipe is None or outline.file is not None:
+        return None
+    found = {n: i for n, i in outline.recipe.tensors.items() if n in captured.tensors}
+    return Recipe(outline.recipe.seed, found) if found else None
+
+
+def _written(values: Iterable[tuple[str, Tensor | None]], folder: Path) -> Iterator[Path]:
+    """Files of tensors, one after another, so that no more than PART bytes and one tensor are here
+    at once."""
+    part: dict[str, Tensor] = {}
+    count = 0
+
+    def written() -> Path:
+        path = folder / f"weights-{count}.safetensors"
+        save_file(part, path)
+        part.clear()
+        return path
+
+    for name, value in values:
+        if value is not None:
+            part[name] = _own(value)
+        if sum(t.nbytes for t in part.values()) >= PART:
+            yield written()
+            count += 1
+    if part:
+        yield written()
+
+
 def _own(tensor: Tensor) -> Tensor:
     """A contiguous copy: the file format knows no shared memory, constants may be views."""
     return tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -369,11 +408,14 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
         if prepared.core is not None:
             spec.core_graph.CopyFrom(await blobs.store(lowered_to_bytes(prepared.core)))
         spec.data.CopyFrom(await blobs.store(prepared.manifest.to_json().encode()))
-        spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
+        if prepared.recipe is not None:
+            spec.recipe.CopyFrom(await blobs.store(prepared.recipe.to_bytes()))
+        for path in prepared.weights:
+            spec.weights.append(WeightFile(blob=await blobs.store(path)))
         for path in prepared.shards.values():
             await blobs.store(path)
 
-    size = sum(p.stat().st_size for p in (prepared.weights, *prepared.shards.values()))
+    size = sum(p.stat().st_size for p in (*prepared.weights, *prepared.shards.values()))
     say(f"uploading what the broker lacks of {size / 1e6:.1f} MB")
     transfer(access, store)
     return spec
