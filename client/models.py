@@ -137,9 +137,9 @@ def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> Outline
         file = checked_names(module, file)
     try:
         check_seed(recording, job.seed)
+        recipe, others, empty = recipe_of(module, recording, job.seed)
     except ValueError as error:
         raise ModelError(str(error)) from None
-    recipe, others, empty = recipe_of(module, recording, job.seed)
     if empty and file is None:
         rest = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
         say(f'nothing gives parameter "{empty[0]}"{rest} a value: it begins at 0')
@@ -158,14 +158,16 @@ def capturable(found: Outline) -> nn.Module:
         if found.file is not None:
             load_named(found.module, found.file)
         return found.module
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        return _copied(found.module, _faked)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
 
+    def faked(tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            return tensor
+        with fake:
+            shape, strides = tensor.shape, tensor.stride()
+            return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="cpu")
 
-def _faked(tensor: Tensor) -> Tensor:
-    if not tensor.is_meta:
-        return tensor
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    return _copied(found.module, faked)
 
 
 def has_values(module: nn.Module) -> bool:

@@ -30,12 +30,20 @@ def recipe_of(
 ) -> tuple[Recipe, dict[str, Tensor], list[str]]:
     """The recipe of a module's parameters; those that need values, by name: real ones, and others
     that `recording.value` makes; and the names of those that nothing ever filled, which are 0. Each
-    under its first name."""
+    under its first name. Raises ValueError for two parameters over the same memory."""
     found: dict[str, Initial] = {}
     values: dict[str, Tensor] = {}
     empty: list[str] = []
     reading = _Reading()
+    seen: dict[tuple[int, ...], str] = {}
     for name, parameter in module.named_parameters():
+        if parameter.is_meta and parameter.numel():
+            place = parameter.untyped_storage()._cdata, parameter.storage_offset()
+            if (other := seen.setdefault((*place, parameter.numel()), name)) != name:
+                raise ValueError(
+                    f"parameters {other!r} and {name!r} are two Parameters over the same memory: "
+                    "tie them by assigning the same Parameter object to both"
+                )
         initial = None
         if recording.has(parameter):
             initial = reading.initial(name, recording.view(parameter))
