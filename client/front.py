@@ -104,8 +104,7 @@ class SimulationFront:
         spec.data.CopyFrom(blob(prepared.manifest.to_json().encode()))
         if prepared.recipe is not None:
             spec.recipe.CopyFrom(blob(prepared.recipe.to_bytes()))
-        for path in prepared.weights:
-            spec.weights.append(WeightFile(blob=blob(path.read_bytes())))
+        spec.weights.append(WeightFile(blob=blob(prepared.weights.read_bytes())))
         for path in prepared.shards.values():
             blob(path.read_bytes())
         return Packed(spec=spec, blobs=blobs, facts=_facts(prepared))

@@ -75,13 +75,16 @@ class Outline:
     others: Mapping[str, Tensor] = field(default_factory=dict)
     file: Mapping[str, Tensor] | None = None
 
-    def value(self, name: str, tensor: Tensor) -> Tensor | None:
-        """What is sent of a parameter, buffer or constant, which the capture has as `tensor`; None
-        where the recipe makes it."""
+    def is_made(self, name: str) -> bool:
+        """Whether the recipe makes it, so that nobody sends it."""
+        if self.file is not None and name in self.file:
+            return False
+        return self.recipe is not None and name in self.recipe.tensors
+
+    def value(self, name: str, tensor: Tensor) -> Tensor:
+        """A parameter, buffer or constant that the capture has as `tensor`, with its values."""
         if self.file is not None and name in self.file:
             return self.file[name].to(tensor.dtype)
-        if self.recipe is not None and name in self.recipe.tensors:
-            return None
         tensor = self.others.get(name, tensor)
         if self.recording is not None and self.recording.has(tensor):
             return self.recording.value(tensor)

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..compression.codec import parse
@@ -42,6 +41,7 @@ from . import models
 from .access import Access
 from .division import why_it_depends
 from .records import write_run
+from .values import write_values
 
 __all__ = [
     "JobData",
@@ -68,10 +68,6 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 """What lies beside the config of a Hugging Face model and belongs to its export."""
-
-
-PART = 256 << 20
-"""Bytes of weights that are made and written at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +100,7 @@ class Prepared:
     core: Lowered | None
     manifest: Manifest
     shards: dict[str, Path]
-    weights: tuple[Path, ...]
+    weights: Path
     sidecars: tuple[Path, ...]
     microbatch_sizes: tuple[int, ...] = ()
     local: tuple[str, ...] = ()
@@ -149,8 +145,10 @@ def prepare(
         captured = _captured(job, data, module, say)
         sizes = _divisions(job, data, module, captured.graph, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
-        values = ((name, outline.value(name, t)) for name, t in captured.tensors.items())
-        weights = tuple(_written(values, folder))
+        tensors = captured.tensors
+        weights = folder / "weights.safetensors"
+        sent = {n: t for n, t in tensors.items() if not outline.is_made(n)}
+        write_values(weights, sent, lambda name: outline.value(name, tensors[name]))
         yield Prepared(
             job=job,
             graph=captured.graph,
@@ -342,37 +340,11 @@ def _core(
 
 def _recipe_for(outline: models.Outline, captured: Captured) -> Recipe | None:
     """The recipe of what the graph has; None where nothing is made by one."""
-    if outline.recipe is None or outline.file is not None:
+    if outline.recipe is None:
         return None
-    found = {n: i for n, i in outline.recipe.tensors.items() if n in captured.tensors}
+    initials = outline.recipe.tensors
+    found = {n: initials[n] for n in captured.tensors if outline.is_made(n)}
     return Recipe(outline.recipe.seed, found) if found else None
-
-
-def _written(values: Iterable[tuple[str, Tensor | None]], folder: Path) -> Iterator[Path]:
-    """Files of tensors, one after another, so that no more than PART bytes and one tensor are here
-    at once."""
-    part: dict[str, Tensor] = {}
-    count = 0
-
-    def written() -> Path:
-        path = folder / f"weights-{count}.safetensors"
-        save_file(part, path)
-        part.clear()
-        return path
-
-    for name, value in values:
-        if value is not None:
-            part[name] = _own(value)
-        if sum(t.nbytes for t in part.values()) >= PART:
-            yield written()
-            count += 1
-    if part:
-        yield written()
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """A contiguous copy: the file format knows no shared memory, constants may be views."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
@@ -410,12 +382,11 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
         spec.data.CopyFrom(await blobs.store(prepared.manifest.to_json().encode()))
         if prepared.recipe is not None:
             spec.recipe.CopyFrom(await blobs.store(prepared.recipe.to_bytes()))
-        for path in prepared.weights:
-            spec.weights.append(WeightFile(blob=await blobs.store(path)))
+        spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
         for path in prepared.shards.values():
             await blobs.store(path)
 
-    size = sum(p.stat().st_size for p in (*prepared.weights, *prepared.shards.values()))
+    size = sum(p.stat().st_size for p in (prepared.weights, *prepared.shards.values()))
     say(f"uploading what the broker lacks of {size / 1e6:.1f} MB")
     transfer(access, store)
     return spec
