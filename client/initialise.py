@@ -68,14 +68,14 @@ def give_values(module: nn.Module, recording: Recording, seed: int) -> None:
         if name in recipe.tensors:
             _swap(parameter, make(recipe.tensors[name], seed, threads=threads))
         elif recording.has(others[name]):
-            _swap(parameter, recording.value(parameter))
+            _swap(parameter, recording.value(parameter, seed))
 
 
 def check_seed(recording: Recording, seed: int) -> None:
     """Raises ValueError where the recording is of one seed only, and that is another one."""
     if recording.looked and recording.seed != seed:
         raise ValueError(
-            f"the factory looks at values that it draws, and it was run with seed "
+            f"the factory has looked at values that it drew, or drawn a buffer, with seed "
             f"{recording.seed}: expected the same, not {seed} (deferred_init(…, seed={seed}))"
         )
 
