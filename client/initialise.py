@@ -12,11 +12,11 @@ import weakref
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..dag.recipe import make
 from .recorded import recipe_of
-from .recording import Recording, record
+from .recording import Recording, record, replace_tensors
 
 __all__ = ["check_seed", "deferred_init", "give_values", "initialise", "recording_of"]
 
@@ -62,13 +62,23 @@ def initialise(module: nn.Module, seed: int = 0) -> nn.Module:
 def give_values(module: nn.Module, recording: Recording, seed: int) -> None:
     """See `initialise`. What is tied stays tied. Raises ValueError."""
     check_seed(recording, seed)
-    recipe, others, _ = recipe_of(module, recording, seed)
+    recipe, _, _ = recipe_of(module, recording, seed)
     threads = torch.get_num_threads()
+    made: dict[int, nn.Parameter] = {}
     for name, parameter in module.named_parameters():
         if name in recipe.tensors:
-            _swap(parameter, make(recipe.tensors[name], seed, threads=threads))
-        elif recording.has(others[name]):
-            _swap(parameter, recording.value(parameter, seed))
+            value = make(recipe.tensors[name], seed, threads=threads)
+        elif recording.has(parameter):
+            value = recording.value(parameter, seed)
+        else:
+            continue
+        made[id(parameter)] = new = nn.Parameter(value, parameter.requires_grad)
+        new.__dict__.update(parameter.__dict__)
+    for part in module.modules():
+        for name, held in list(part._parameters.items()):
+            if id(held) in made:
+                setattr(part, name, made[id(held)])  # so that an LSTM hears of it
+        replace_tensors(part, lambda tensor: made.get(id(tensor), tensor))
 
 
 def check_seed(recording: Recording, seed: int) -> None:
@@ -78,10 +88,3 @@ def check_seed(recording: Recording, seed: int) -> None:
             f"the factory has looked at values that it drew, or drawn a buffer, with seed "
             f"{recording.seed}: expected the same, not {seed} (deferred_init(…, seed={seed}))"
         )
-
-
-def _swap(parameter: nn.Parameter, value: Tensor) -> None:
-    """The values, for whoever has the parameter."""
-    new = nn.Parameter(value, parameter.requires_grad)
-    new.__dict__.update(parameter.__dict__)
-    torch.utils.swap_tensors(parameter, new)

@@ -146,6 +146,6 @@ def _plan(wanted: Content, reading: Reading | None) -> tuple[dict[Content, None]
         read = dict.fromkeys(read_by(content.op))
         if content.op not in counted:
             counted.add(content.op)
-            uses.update(read)
+            uses.update(read.keys())
         stack += [(c, False) for c in read]
     return order, uses

@@ -30,7 +30,7 @@ from .contents import Content, Op, View, by_argument, written_by
 from .making import depends_on_draws, tensors_in, value_of
 from .recorded import Reading
 
-__all__ = ["Recording", "record"]
+__all__ = ["Recording", "record", "replace_tensors"]
 
 aten = torch.ops.aten
 
@@ -298,11 +298,16 @@ def _give_values(module: nn.Module, recording: Recording) -> None:
         for name, buffer in part._buffers.items():
             if buffer is not None:
                 part._buffers[name] = real(buffer)
-        for name, value in vars(part).items():
-            if name in _OWN or not isinstance(value, (Tensor, list, tuple, dict)):
-                continue
-            if any(t is not real(t) for t in tree_leaves(value) if isinstance(t, Tensor)):
-                vars(part)[name] = tree_map_only(Tensor, real, value)
+        replace_tensors(part, real)
+
+
+def replace_tensors(part: nn.Module, new: Callable[[Tensor], Tensor]) -> None:
+    """Replaces tensors among the plain attributes of a module, or in lists and the like there."""
+    for name, value in vars(part).items():
+        if name in _OWN or not isinstance(value, (Tensor, list, tuple, dict)):
+            continue
+        if any(t is not new(t) for t in tree_leaves(value) if isinstance(t, Tensor)):
+            vars(part)[name] = tree_map_only(Tensor, new, value)
 
 
 _OWN = ("_parameters", "_buffers", "_modules")
