@@ -125,7 +125,7 @@ def test_bfloat16_is_rounded_once_from_the_same_draws():
     half, full = ours(fill, dtype=torch.bfloat16), ours(fill, dtype=torch.float64)
     assert half.dtype == torch.bfloat16
     assert float((half.double() - full).abs().max()) <= 2**-9
-    assert float((half.double() - full).mean().abs()) < 1e-5
+    assert float((half.double() - full).mean().abs()) < 5e-5
 
 
 class Odd(nn.Module):
@@ -183,7 +183,7 @@ def test_a_module_is_what_it_is_when_it_is_made_in_the_ordinary_way():
     assert first is not second
     assert torch.equal(module.rnn.bias_hh_l0[8:16], torch.ones(8))
     assert module.rnn._flat_weights[0] is module.rnn.weight_ih_l0
-    assert float(module.scale) == float(module.q.weight.abs().max())  # what it saw was what it got
+    assert torch.equal(module.scale, module.q.weight.abs().max())  # what it saw was what it got
     assert not torch.equal(module.q.weight, module.k.weight)
     module.rnn(torch.zeros(2, 16))
 
