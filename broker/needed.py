@@ -1,7 +1,8 @@
 """Which blobs the broker must keep, and removing the others.
 
 An open run needs what it was submitted with: graphs, starting weights, data. A run that has ended
-and is still kept needs its exports, and its checkpoints with what it takes to go on from them.
+and is still kept needs its exports (with the starting weights of what was frozen), and its
+checkpoints with what it takes to go on from them.
 Everything else goes once nobody has used it for a while (`BlobLimits.grace_s`).
 """
 
@@ -40,7 +41,10 @@ def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
         for checkpoint in run.checkpoints.kept:
             blobs.update(file.blob.hash for file in checkpoint.files)
         for event in run.history.recent:  # an export is among the last things that happen
-            blobs.update(file.blob.hash for file in event.weights.files)
+            found = event.weights
+            blobs.update(file.blob.hash for file in (*found.files, *found.starting))
+            if found.starting:
+                blobs.add(found.graph.hash)
     return blobs | manifests, manifests
 
 

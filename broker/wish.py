@@ -163,6 +163,7 @@ def read_spec(spec: RunSpec) -> Wish:
             recompute=None if asked.recompute == "auto" else asked.recompute,
             swaps=job.recovery.swaps,
             optimizer_slots=train.optimizer_slots,
+            state_bytes=train.state_bytes,
             codecs=_codecs(job.codec),
         ),
         batchings=batchings,

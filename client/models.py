@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..job import LIVE, Job
+from .adapters import adapted, is_adapted, plain_name
 
 __all__ = [
     "ModelError",
@@ -69,6 +70,11 @@ def build(job: Job) -> nn.Module:
             module = _from_factory(job)
     if job.model.weights != "init":
         load_named(module, read_weights(find(job.model.weights, job.folder, "model.weights")))
+    if job.model.lora and not is_adapted(module):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(job.seed)
+            base = job.model.factory.removeprefix("hf:")
+            module = adapted(module, job.model.lora, base)
     return module
 
 
@@ -206,23 +212,38 @@ def _hugging_face(folder: Path, job: Job) -> nn.Module:
         ) from None
     if not (folder / "config.json").is_file():
         raise ModelError(f'"{job.model.factory}": there is no config.json in {folder}')
+    args = dict(job.model.args)
+    dtype = _hugging_face_dtype(args.pop("dtype", "float32"), job.model.factory)
     try:
         if any(folder.glob("*.safetensors")):
             model = AutoModelForCausalLM.from_pretrained(
-                folder, use_safetensors=True, dtype=torch.float32, **job.model.args
+                folder, use_safetensors=True, dtype=dtype, **args
             )
         else:
-            config = AutoConfig.from_pretrained(folder, **job.model.args)
+            config = AutoConfig.from_pretrained(folder, **args)
             causal: Any = AutoModelForCausalLM  # its from_config has no annotations
-            model = causal.from_config(config, dtype=torch.float32)
+            model = causal.from_config(config, dtype=dtype)
         assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
     except (ValueError, OSError, TypeError, KeyError) as error:
         raise ModelError(f'"{job.model.factory}": {_story(error)}') from error
     return model
 
 
+def _hugging_face_dtype(name: Any, factory: str) -> torch.dtype:
+    """What `args.dtype` says that weights and activations are in."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise ModelError(
+            f'"{factory}": `model.args.dtype` is {name!r}: expected {", ".join(known)}'
+        )
+    return known[name]
+
+
 def is_hugging_face(module: nn.Module) -> bool:
-    """Whether a model of transformers or of a subclass; does not import transformers."""
+    """Whether a model of transformers or of a subclass, or peft's wrapper around one; imports
+    neither."""
+    if type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
+        module = module.get_base_model()
     return any(c.__module__.startswith("transformers.") for c in type(module).__mro__)
 
 
@@ -280,11 +301,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copies weights into a module by name; one name of a tied tensor is enough.
 
-    Raises ModelError, before anything changes, when a name is missing or unknown, or a shape
-    differs.
+    Names are those without adapters (`adapters.plain_name`). Raises ModelError, before anything
+    changes, when a name is missing or unknown, or a shape differs.
     """
-    first = tied_names(module)
-    state = module.state_dict(keep_vars=True)
+    plain = plain_name(module)
+    first = {plain(name): plain(one) for name, one in tied_names(module).items()}
+    state = {plain(name): t for name, t in module.state_dict(keep_vars=True).items()}
     unknown = sorted(set(weights) - set(state))
     given = {first.get(name, name) for name in weights}
     missing = sorted({first.get(n, n) for n, t in state.items() if isinstance(t, Tensor)} - given)

@@ -37,7 +37,7 @@ class Run:
         self.client = client
         self.id = run
         self.folder = local_folder(to) / run
-        self._weights: list[broker_pb2.WeightFile] | None = None
+        self._weights: broker_pb2.Weights | None = None
 
     def __repr__(self) -> str:
         return f"<Run {self.id} at {self.client.address}>"
@@ -151,15 +151,30 @@ class Run:
         """
         from .weights import fetch  # needs torch
 
+        found = self._exported()
+        with self.client.translated():
+            return fetch(self.client.access, found)
+
+    def adapter(self) -> dict[str, Tensor]:
+        """The trained weights of a run with an adapter, under peft's names; the frozen ones are not
+        fetched. Raises RunFailed when the run ended without any."""
+        from .adapters import trained_only
+        from .weights import fetch_changed  # needs torch
+
+        found = self._exported()
+        with self.client.translated():
+            return trained_only(fetch_changed(self.client.access, found.files))
+
+    def _exported(self) -> broker_pb2.Weights:
+        """What the broker says of the run's weights, once it has ended. Raises RunFailed."""
         if self._weights is None:
             for event in self.watch():
                 if event.HasField("weights"):
-                    self._weights = list(event.weights.files)
+                    self._weights = event.weights
         if self._weights is None:
             self.checked(self.state())
             raise RunFailed(f"run {self.id} has no exported weights")
-        with self.client.translated():
-            return fetch(self.client.access, self._weights)
+        return self._weights
 
     def load_into(self, module: nn.Module) -> None:
         """Copies the weights into a live module, tied ones once. Raises ModelError when the names
@@ -169,21 +184,21 @@ class Run:
         load_named(module, self.weights())
 
     def export(
-        self, path: Path | str | None = None, format: Literal["", "safetensors", "hf"] = ""
+        self, path: Path | str | None = None, format: Literal["", "safetensors", "hf", "peft"] = ""
     ) -> Path:
-        """Writes the weights and returns where: one safetensors file, or with format "hf" a folder
-        that `from_pretrained` takes. Default: into `folder`, in the job's format, and also to the
-        URL that its job names, if it does.
+        """Writes the weights and returns where: one safetensors file, with format "hf" a folder
+        that `from_pretrained` takes, or with "peft" one with the adapter alone, as
+        `PeftModel.from_pretrained` takes it. Default: into `folder`, in the job's format, and also
+        to the URL that its job names, if it does.
 
-        Raises ExportError for "hf" where nothing was kept at submission.
+        Raises ExportError for "hf" and "peft" where nothing was kept at submission.
         """
         from .weights import write
 
         chosen = format or read_run(self.folder).get("job", {}).get("output", {}).get("format", "")
         target = None if path is None else Path(path)
-        written = write(
-            self.weights(), self.folder, target, "hf" if chosen == "hf" else "safetensors"
-        )
+        weights = self.adapter() if chosen == "peft" else self.weights()
+        written = write(weights, self.folder, target, chosen or "safetensors")
         if path is None and "://" in self.outputs:
             from fsspec.core import url_to_fs
 

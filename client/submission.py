@@ -26,6 +26,7 @@ from ..compression.codec import parse
 from ..dag.capture import Captured, capture
 from ..dag.convert import graph_to_bytes, lowered_to_bytes
 from ..dag.graph import Graph, GraphError, Lowered
+from ..dag.kept import Kept
 from ..dag.lower_sizes import lower_for_sizes
 from ..job import Job, SettingsError
 from ..job.settings import plain
@@ -39,6 +40,7 @@ from ..proto.broker_pb2 import RunSpec, WeightFile
 from ..proto.common_pb2 import BlobRef
 from . import models
 from .access import Access
+from .adapters import is_adapted, plain_name, save_config
 from .division import why_it_depends
 from .records import write_run
 
@@ -142,7 +144,9 @@ def prepare(
         sizes = _divisions(job, data, module, captured.graph, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
         weights = folder / "weights.safetensors"
-        save_file({n: _own(t) for n, t in captured.tensors.items()}, weights)
+        of_graph = captured.graph
+        dtypes = {x.name: x.spec.dtype for x in (*of_graph.parameters, *of_graph.buffers)}
+        save_file({n: _own(t, dtypes[n]) for n, t in captured.tensors.items()}, weights)
         yield Prepared(
             job=job,
             graph=captured.graph,
@@ -197,7 +201,14 @@ def _ref(data: bytes) -> BlobRef:
 def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
     _check_format(job, module)
     with models.ready(module, job):
-        captured = capture(module, _example(data.manifest), dtype=job.model.dtype)
+        kept = {"": "", "bf16": "bfloat16"}
+        captured = capture(
+            module,
+            _example(data.manifest),
+            dtype=job.model.dtype,
+            kept=Kept(kept[job.model.frozen_dtype], kept[job.model.trained_dtype]),
+            named=plain_name(module),
+        )
         if not data.local:
             # Its shapes were captured; ids beyond an embedding or a table of positions are values.
             first = _reader(job, data).batch(0, 0, max(2, min(4, job.train.microbatch_size)))
@@ -218,6 +229,12 @@ def _reader(job: Job, data: JobData) -> Reader:
 
 def _check_format(job: Job, module: nn.Module) -> None:
     """Raises SettingsError for an export that could not be made: better now than after the run."""
+    if job.output.format == "peft" and not is_adapted(module):
+        raise SettingsError(
+            "output.format",
+            'is "peft", and the model has no adapter: expected `model.lora`, a factory that makes '
+            "one with peft, or another format",
+        )
     kept = [Path(name).name for name in job.model.sidecars]
     there = "config.json" in kept if kept else models.is_hugging_face(module)
     if job.output.format == "hf" and not there:
@@ -331,19 +348,23 @@ def _core(
     return None, sizes
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """A contiguous copy: the file format knows no shared memory, constants may be views."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+def _own(tensor: Tensor, dtype: str) -> Tensor:
+    """A contiguous copy in what the graph keeps it in: the file format knows no shared memory,
+    constants may be views."""
+    own = tensor.detach().to(getattr(torch, dtype))
+    return own.clone(memory_format=torch.contiguous_format)
 
 
 def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
     """The files that go with an export: those of the job, or a Hugging Face model's config (as it
-    is, whatever `args` changed in it) and tokenizer."""
-    if job.model.sidecars:
-        return tuple(models.find(p, job.folder, "model.sidecars") for p in job.model.sidecars)
-    if not models.is_hugging_face(module):
-        return ()
+    is, whatever `args` changed in it) and tokenizer; besides, an adapter's config."""
     folder.mkdir()
+    adapter = save_config(module, folder) if job.output.format == "peft" else None
+    if job.model.sidecars:
+        own = (models.find(p, job.folder, "model.sidecars") for p in job.model.sidecars)
+        return (*own, *((adapter,) if adapter else ()))
+    if not models.is_hugging_face(module):
+        return (adapter,) if adapter else ()
     module.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
     found = {path.name: path for path in sorted(folder.iterdir())}
     if job.model.factory.startswith("hf:"):

@@ -3,31 +3,70 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from safetensors import safe_open
 from safetensors.torch import load, save_file
 from torch import Tensor
 
+from ..dag.convert import graph_from_bytes
 from ..net.blobs_client import BlobClient
 from ..peer.weights import WeightError, merge_blocks
-from ..proto.broker_pb2 import WeightFile
+from ..proto.broker_pb2 import WeightFile, Weights
 from ..proto.common_pb2 import BlobRef
 from .access import Access
 from .records import replacing
 from .submission import transfer
 
-__all__ = ["ExportError", "fetch", "write"]
+__all__ = ["ExportError", "fetch", "fetch_changed", "write"]
+
+
+_FOLDERS = {
+    "hf": ("config.json", "model", "model.safetensors"),
+    "peft": ("adapter_config.json", "adapter", "adapter_model.safetensors"),
+}
+"""By format: the config that has to lie there, the folder's name, the file of weights."""
 
 
 class ExportError(ValueError):
     """An export that is not possible as asked; the message says what is."""
 
 
-def fetch(access: Access, files: Sequence[WeightFile]) -> dict[str, Tensor]:
+def fetch(access: Access, exported: Weights) -> dict[str, Tensor]:
+    """All weights of a run under the user's names: its export and, of what was frozen, the weights
+    that it began with. Raises as `fetch_changed` does."""
+    merged = fetch_changed(access, exported.files)
+    if not exported.starting:
+        return merged
+    with tempfile.TemporaryDirectory(prefix="shoal-weights-") as name:
+        paths = [Path(name) / str(i) for i, _ in enumerate(exported.starting)]
+
+        async def get(blobs: BlobClient) -> bytes:
+            for file, path in zip(exported.starting, paths, strict=True):
+                size = file.blob.size_bytes
+                await blobs.fetch_to(file.blob.hash, path, most_bytes=size)
+            return await _part(blobs, exported.graph)
+
+        graph = graph_from_bytes(transfer(access, get))
+        for path in reversed(paths):  # a later file wins
+            with safe_open(path, "pt") as file:
+                for key in file.keys():  # noqa: SIM118  # it is no mapping
+                    if key not in merged:
+                        merged[key] = file.get_tensor(key)
+    for parameter in graph.parameters:
+        names = (parameter.name, *parameter.tied)
+        there = next((n for n in names if n in merged), None)
+        if there is not None:
+            merged |= {n: merged[there] for n in names if n not in merged}
+    return merged
+
+
+def fetch_changed(access: Access, files: Sequence[WeightFile]) -> dict[str, Tensor]:
     """The tensors of every part of an export under the user's names, each part checked against its
-    hash; blocks of a split head are put together.
+    hash; blocks of a split head are put together. What was frozen may not be among them.
 
     Raises BlobTransferError; ExportError when two peers exported one name, or a block is missing.
     """
@@ -55,13 +94,14 @@ def write(
     weights: Mapping[str, Tensor],
     folder: Path,
     path: Path | None,
-    format: Literal["safetensors", "hf"],
+    format: Literal["safetensors", "hf", "peft"],
 ) -> Path:
     """Writes the weights of the run whose output folder is `folder`; returns where.
 
     "safetensors": one file, at `path` or FOLDER/model.safetensors. "hf": a folder with the weights
-    and the sidecars that were kept at submission, at `path` or FOLDER/model. A file that was there
-    is replaced as a whole. Raises ExportError when there are no sidecars.
+    and the sidecars that were kept at submission, at `path` or FOLDER/model. "peft": a folder with
+    an adapter's weights and config, at `path` or FOLDER/adapter. A file that was there is replaced
+    as a whole. Raises ExportError when there are no sidecars.
     """
     if format == "safetensors":
         target = path or folder / "model.safetensors"
@@ -70,17 +110,20 @@ def write(
         _save(weights, target)
         return target
     sidecars = sorted((folder / "sidecars").glob("*"))
-    if not any(s.name == "config.json" for s in sidecars):
+    config, name, file = _FOLDERS[format]
+    if not any(s.name == config for s in sidecars):
         raise ExportError(
-            f"format hf needs the config.json that was kept at submission in {folder}/sidecars: "
+            f"format {format} needs the {config} that was kept at submission in {folder}/sidecars: "
             'export where the run was submitted from, or with format "safetensors"'
         )
-    target = path or folder / "model"
+    if format == "peft":
+        sidecars = [s for s in sidecars if s.name == config]
+    target = path or folder / name
     target.mkdir(parents=True, exist_ok=True)
     for sidecar in sidecars:
         with replacing(target / sidecar.name) as temporary:
             shutil.copyfile(sidecar, temporary)
-    _save(weights, target / "model.safetensors")
+    _save(weights, target / file)
     return target
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "WeightError",
     "Weights",
     "WeightsFile",
+    "has_start",
     "joined",
     "merge_blocks",
     "serialize",
@@ -190,6 +191,12 @@ def starting_tensor(files: Mapping[str, Tensor], name: str) -> Tensor | None:
         return files.rows(block.name, *block.rows(whole[0] if whole else 0))
     tensor = files[block.name]
     return tensor[slice(*block.rows(len(tensor)))]
+
+
+def has_start(files: Mapping[str, Tensor], name: str) -> bool:
+    """Whether `starting_tensor` would find it; nothing is read."""
+    block = block_of(name)
+    return name in files or (block is not None and block.name in files)
 
 
 def merge_blocks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -446,16 +446,18 @@ class Evaluation(_message.Message):
     def __init__(self, loss: _Optional[float] = ..., weight: _Optional[float] = ..., metrics: _Optional[_Iterable[_Union[NamedNumber, _Mapping]]] = ...) -> None: ...
 
 class Exported(_message.Message):
-    __slots__ = ("run", "term", "step", "weights")
+    __slots__ = ("run", "term", "step", "weights", "partial")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     step: int
     weights: _common_pb2.BlobRef
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., weights: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
+    partial: bool
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., weights: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., partial: _Optional[bool] = ...) -> None: ...
 
 class Fault(_message.Message):
     __slots__ = ("run", "term", "step", "reason", "about")
@@ -1066,12 +1068,16 @@ class PeerPeak(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class Weights(_message.Message):
-    __slots__ = ("step", "files")
+    __slots__ = ("step", "files", "starting", "graph")
     STEP_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
     step: int
     files: _containers.RepeatedCompositeFieldContainer[WeightFile]
-    def __init__(self, step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ...) -> None: ...
+    starting: _containers.RepeatedCompositeFieldContainer[WeightFile]
+    graph: _common_pb2.BlobRef
+    def __init__(self, step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., starting: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
 
 class RunState(_message.Message):
     __slots__ = ("run", "phase", "reason", "step", "steps", "name", "term", "inexact_from", "pausing")
