@@ -40,7 +40,11 @@ from ..proto.common_pb2 import BlobRef
 from . import models
 from .access import Access
 from .division import why_it_depends
+from .fitting import fit, wanted_by
 from .records import write_run
+from .sending import send
+from .shards import Pretrained
+from .weight_files import Stored
 
 __all__ = [
     "JobData",
@@ -89,6 +93,8 @@ class Prepared:
 
     local: as in JobData.
     core: the graph for peers with the core operator set; None where it has no core form.
+    weights: the values that the module came with; pretrained: those that lie in files of their own,
+    which are read when they are uploaded.
     microbatch_sizes: what the planner may take instead of the job's microbatch size; both forms are
     right for all of them.
     """
@@ -102,6 +108,7 @@ class Prepared:
     sidecars: tuple[Path, ...]
     microbatch_sizes: tuple[int, ...] = ()
     local: tuple[str, ...] = ()
+    pretrained: Pretrained | None = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -132,17 +139,21 @@ def prepare(
     """Captures the model and resolves the data. Raises ValueError for what cannot run. `ask`: for
     data that stays with peers; without it, a job of such data cannot run."""
     _check_codecs(job)
+    stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-submit-") as name:
         folder = Path(name)
         data = _data(job, folder / "data", say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.on_cpu(models.build(job))
+        module = models.on_cpu(models.build(job, load=False))
         captured = _captured(job, data, module, say)
+        pretrained = _pretrained(job, stored, module, captured.graph, say)
         sizes = _divisions(job, data, module, captured.graph, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
         weights = folder / "weights.safetensors"
-        save_file({n: _own(t) for n, t in captured.tensors.items()}, weights)
+        elsewhere = pretrained.entries if pretrained else {}
+        values = {n: _own(t) for n, t in captured.tensors.items() if n not in elsewhere}
+        save_file(values, weights)
         yield Prepared(
             job=job,
             graph=captured.graph,
@@ -153,6 +164,7 @@ def prepare(
             sidecars=_sidecars(module, job, folder / "sidecars"),
             microbatch_sizes=sizes,
             local=data.local,
+            pretrained=pretrained,
         )
 
 
@@ -162,18 +174,28 @@ def draft(
     """What a preview needs of a job: a spec that names no weights, and the graph. Raises ValueError
     as `prepare` does."""
     _check_codecs(job)
+    stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:
         data = _data(job, Path(name), say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.on_cpu(models.build(job))
+        module = models.on_cpu(models.build(job, load=False))
         graph = _captured(job, data, module, say).graph
+        _pretrained(job, stored, module, graph, say)
         sizes = _divisions(job, data, module, graph, sizes, say)
     spec = spec_of(job, sizes)
     spec.graph.CopyFrom(_ref(graph_to_bytes(graph)))
     spec.data.CopyFrom(_ref(data.manifest.to_json().encode()))
     spec.local.extend(data.local)
     return spec, graph
+
+
+def _pretrained(
+    job: Job, stored: Stored | None, module: nn.Module, graph: Graph, say: Say
+) -> Pretrained | None:
+    if stored is None:
+        return None
+    return fit(stored, wanted_by(graph), **models.fit_options(module, job), say=say)
 
 
 def _check_codecs(job: Job) -> None:
@@ -359,9 +381,10 @@ def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
 def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> RunSpec:
     """Stores what the broker does not have yet; returns the spec to submit.
 
-    Raises BlobTransferError.
+    Raises BlobTransferError; WeightFilesError for weights that are not what they were.
     """
     spec = spec_of(prepared.job, prepared.microbatch_sizes)
+    pretrained, urls = prepared.pretrained, prepared.job.model.where == "url"
     spec.local.extend(prepared.local)
 
     async def store(blobs: BlobClient) -> None:
@@ -372,8 +395,13 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
         spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
         for path in prepared.shards.values():
             await blobs.store(path)
+        if pretrained is not None:
+            spec.weights.append(await send(blobs, pretrained, say, urls=urls))
 
     size = sum(p.stat().st_size for p in (prepared.weights, *prepared.shards.values()))
+    if pretrained is not None:
+        of = f"{pretrained.size_bytes / 1e9:.2f} GB of weights"
+        say(f"reading {of}, which peers read from the web" if urls else f"reading and sending {of}")
     say(f"uploading what the broker lacks of {size / 1e6:.1f} MB")
     transfer(access, store)
     return spec
