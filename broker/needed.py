@@ -19,7 +19,7 @@ from .blobs import BlobError, BlobStore
 from .runs import Run
 from .wish import HASH
 
-__all__ = ["SWEEP_S", "Sweeper", "needed"]
+__all__ = ["SWEEP_S", "Sweeper", "listed", "needed"]
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,8 @@ SWEEP_S = 600.0
 
 
 def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
-    """(blobs, and which of them are manifests, whose shards are needed too)."""
+    """(blobs, and which of them are manifests, of data or weights, whose shards are needed
+    too)."""
     blobs: set[str] = set()
     manifests: set[str] = set()
     for run in runs:
@@ -37,15 +38,31 @@ def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
         if not run.ended or run.checkpoints.kept:
             blobs |= {spec.graph.hash, spec.core_graph.hash}
             blobs.update(file.blob.hash for file in spec.weights)
+            manifests.update(file.blob.hash for file in spec.weights if file.sharded)
             blobs.update(file.blob.hash for file in spec.resumed.files)
         for checkpoint in run.checkpoints.kept:
             blobs.update(file.blob.hash for file in checkpoint.files)
         for event in run.history.recent:  # an export is among the last things that happen
             found = event.weights
             blobs.update(file.blob.hash for file in (*found.files, *found.starting))
+            manifests.update(file.blob.hash for file in found.starting if file.sharded)
             if found.starting:
                 blobs.add(found.graph.hash)
     return blobs | manifests, manifests
+
+
+def listed(store: BlobStore, manifest: str) -> dict[str, bool]:
+    """The shards that a manifest names, and whether peers find each on the web. Raises
+    BlobError."""
+    try:
+        shards = json.loads(store.get(manifest, MOST_MANIFEST_BYTES))["shards"]
+        return {s["hash"]: "url" in s for s in shards if HASH.fullmatch(s["hash"])}
+    except BlobError:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise BlobError(
+            "INVALID_ARGUMENT", f"blob {manifest} is no manifest: expected JSON with its shards"
+        ) from None
 
 
 class Sweeper:
@@ -83,7 +100,6 @@ class Sweeper:
     def _shards_of(self, manifest: str) -> frozenset[str]:
         """None where it is not here, or is no manifest."""
         try:
-            shards = json.loads(self._store.get(manifest, MOST_MANIFEST_BYTES))["shards"]
-            return frozenset(s["hash"] for s in shards if HASH.fullmatch(s["hash"]))
-        except (BlobError, ValueError, TypeError, KeyError, RecursionError):
+            return frozenset(listed(self._store, manifest))
+        except BlobError:
             return frozenset()

@@ -82,10 +82,8 @@ def save_config(module: nn.Module, folder: Path) -> Path | None:
         return None
     configs = next((c for m in module.modules() if (c := getattr(m, "peft_config", None))), {})
     if [*configs] != [_NAME]:
-        raise AdapterError(
-            f"the model has the adapters {', '.join(configs) or '(none that peft names)'}: expected "
-            f'one, called "{_NAME}"'
-        )
+        names = ", ".join(configs) or "(none that peft names)"
+        raise AdapterError(f'the model has the adapters {names}: expected one, called "{_NAME}"')
     marks = tuple(f".{kind}" for kind in ("lora_", "modules_to_save."))
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and not any(mark in name for mark in marks):

@@ -23,18 +23,22 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..job import LIVE, Job
+from . import weight_files
 from .adapters import adapted, is_adapted, plain_name
+from .fitting import Wanted, fit
+from .weight_files import Stored
 
 __all__ = [
     "ModelError",
     "build",
     "check_takes",
     "find",
+    "fit_options",
     "is_hugging_face",
     "load_named",
     "on_cpu",
-    "read_weights",
     "ready",
+    "starting_files",
     "tied_names",
 ]
 
@@ -46,11 +50,12 @@ class ModelError(ValueError):
     """A factory, module or weights file that cannot be used; says where and what to do."""
 
 
-def build(job: Job) -> nn.Module:
-    """The job's module with its starting weights; a live module is returned itself.
+def build(job: Job, *, load: bool = True) -> nn.Module:
+    """The job's module with its starting weights; a live module is returned itself. `load`: whether
+    weights that lie in files are read into it.
 
     The factory runs under the job's seed, so the same job starts from the same weights. Raises
-    ModelError.
+    ModelError, WeightFilesError.
     """
     if job.module is not None:
         if not isinstance(job.module, nn.Module):
@@ -67,15 +72,62 @@ def build(job: Job) -> nn.Module:
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(job.seed)
-            module = _from_factory(job)
-    if job.model.weights != "init":
-        load_named(module, read_weights(find(job.model.weights, job.folder, "model.weights")))
+            module = _from_factory(job, load)
+    if load and job.model.weights != "init":
+        _load(module, job)
     if job.model.lora and not is_adapted(module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(job.seed)
             base = job.model.factory.removeprefix("hf:")
             module = adapted(module, job.model.lora, base)
     return module
+
+
+def starting_files(job: Job) -> Stored | None:
+    """The files that the job's model begins with; None: what its factory gives. Headers are read.
+    Raises ModelError, WeightFilesError."""
+    model = job.model
+    if model.weights != "init":
+        return weight_files.find([_place(name, job.folder) for name in model.weight_names])
+    if model.factory.startswith("hf:") and job.module is None:
+        folder = find(model.factory.removeprefix("hf:"), job.folder, "model.factory")
+        if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
+            return weight_files.find([str(folder)])
+    return None
+
+
+def _place(name: str, folder: Path) -> str:
+    return name if "://" in name else str(find(name, folder, "model.weights"))
+
+
+def _load(module: nn.Module, job: Job) -> None:
+    """Reads the job's weights into a module, one tensor at a time."""
+    stored = starting_files(job)
+    assert stored is not None, "the job names some"
+    state = module.state_dict(keep_vars=True)
+    first, names = tied_names(module), dict[str, list[str]]()
+    for name in state:
+        names.setdefault(first.get(name, name), []).append(name)
+    wanted = [
+        Wanted(
+            (name, *(other for other in all_ if other != name)),
+            tuple(state[name].shape),
+            state[name].dtype,
+            isinstance(state[name], nn.Parameter),
+        )
+        for name, all_ in names.items()
+        if isinstance(state.get(name), Tensor)
+    ]
+    found = fit(stored, wanted, **fit_options(module, job))
+    with torch.no_grad():
+        for name, tensor in found.tensors():
+            state[name].copy_(tensor)
+
+
+def fit_options(module: nn.Module, job: Job) -> dict[str, Any]:
+    """What `fitting.fit` is told of a module."""
+    prefix = getattr(module, "base_model_prefix", "") if is_hugging_face(module) else ""
+    return {"prefix": prefix, "rename": job.model.rename, "fresh": job.model.fresh}
 
 
 def on_cpu(module: nn.Module) -> nn.Module:
@@ -114,10 +166,11 @@ def _copied(module: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-def _from_factory(job: Job) -> nn.Module:
+def _from_factory(job: Job, load: bool) -> nn.Module:
     factory = job.model.factory
     if factory.startswith("hf:"):
-        return _hugging_face(find(factory.removeprefix("hf:"), job.folder, "model.factory"), job)
+        folder = find(factory.removeprefix("hf:"), job.folder, "model.factory")
+        return _hugging_face(folder, job, load and job.model.weights == "init")
     function = _function(factory, job.folder, "model.factory")
     module = _call(function, dict(job.model.args), factory)
     if not isinstance(module, nn.Module):
@@ -201,9 +254,9 @@ def find(name: str, folder: Path, key: str) -> Path:
 # ---------------------------------------------------------------- Hugging Face
 
 
-def _hugging_face(folder: Path, job: Job) -> nn.Module:
+def _hugging_face(folder: Path, job: Job, load: bool) -> nn.Module:
     """The causal language model of a folder with a config.json: its weights where they lie beside
-    it, random ones otherwise."""
+    it and are to be loaded, random ones otherwise."""
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
@@ -215,7 +268,7 @@ def _hugging_face(folder: Path, job: Job) -> nn.Module:
     args = dict(job.model.args)
     dtype = _hugging_face_dtype(args.pop("dtype", "float32"), job.model.factory)
     try:
-        if any(folder.glob("*.safetensors")):
+        if load and any(folder.glob("*.safetensors")):
             model = AutoModelForCausalLM.from_pretrained(
                 folder, use_safetensors=True, dtype=dtype, **args
             )
@@ -285,17 +338,6 @@ def tied_names(module: nn.Module) -> dict[str, str]:
     names: list[tuple[str, Tensor]] = [*module.named_parameters(remove_duplicate=False)]
     names += module.named_buffers(remove_duplicate=False)
     return {name: first.setdefault(id(tensor), name) for name, tensor in names}
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises ModelError."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is no readable safetensors file: {error}") from error
 
 
 def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:

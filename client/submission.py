@@ -42,7 +42,11 @@ from . import models
 from .access import Access
 from .adapters import is_adapted, plain_name, save_config
 from .division import why_it_depends
+from .fitting import fit, wanted_by
 from .records import write_run
+from .sending import send
+from .shards import Pretrained
+from .weight_files import Stored
 
 __all__ = [
     "JobData",
@@ -91,6 +95,8 @@ class Prepared:
 
     local: as in JobData.
     core: the graph for peers with the core operator set; None where it has no core form.
+    weights: the values that the module came with; pretrained: those that lie in files of their own,
+    which are read when they are uploaded.
     microbatch_sizes: what the planner may take instead of the job's microbatch size; both forms are
     right for all of them.
     """
@@ -104,6 +110,7 @@ class Prepared:
     sidecars: tuple[Path, ...]
     microbatch_sizes: tuple[int, ...] = ()
     local: tuple[str, ...] = ()
+    pretrained: Pretrained | None = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -134,19 +141,23 @@ def prepare(
     """Captures the model and resolves the data. Raises ValueError for what cannot run. `ask`: for
     data that stays with peers; without it, a job of such data cannot run."""
     _check_codecs(job)
+    stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-submit-") as name:
         folder = Path(name)
         data = _data(job, folder / "data", say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.on_cpu(models.build(job))
+        module = models.on_cpu(models.build(job, load=False))
         captured = _captured(job, data, module, say)
+        pretrained = _pretrained(job, stored, module, captured.graph, say)
         sizes = _divisions(job, data, module, captured.graph, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
         weights = folder / "weights.safetensors"
+        elsewhere = pretrained.entries if pretrained else {}
         of_graph = captured.graph
         dtypes = {x.name: x.spec.dtype for x in (*of_graph.parameters, *of_graph.buffers)}
-        save_file({n: _own(t, dtypes[n]) for n, t in captured.tensors.items()}, weights)
+        values = {n: _own(t, dtypes[n]) for n, t in captured.tensors.items() if n not in elsewhere}
+        save_file(values, weights)
         yield Prepared(
             job=job,
             graph=captured.graph,
@@ -157,6 +168,7 @@ def prepare(
             sidecars=_sidecars(module, job, folder / "sidecars"),
             microbatch_sizes=sizes,
             local=data.local,
+            pretrained=pretrained,
         )
 
 
@@ -166,18 +178,28 @@ def draft(
     """What a preview needs of a job: a spec that names no weights, and the graph. Raises ValueError
     as `prepare` does."""
     _check_codecs(job)
+    stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:
         data = _data(job, Path(name), say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.on_cpu(models.build(job))
+        module = models.on_cpu(models.build(job, load=False))
         graph = _captured(job, data, module, say).graph
+        _pretrained(job, stored, module, graph, say)
         sizes = _divisions(job, data, module, graph, sizes, say)
     spec = spec_of(job, sizes)
     spec.graph.CopyFrom(_ref(graph_to_bytes(graph)))
     spec.data.CopyFrom(_ref(data.manifest.to_json().encode()))
     spec.local.extend(data.local)
     return spec, graph
+
+
+def _pretrained(
+    job: Job, stored: Stored | None, module: nn.Module, graph: Graph, say: Say
+) -> Pretrained | None:
+    if stored is None:
+        return None
+    return fit(stored, wanted_by(graph), **models.fit_options(module, job), say=say)
 
 
 def _check_codecs(job: Job) -> None:
@@ -380,9 +402,10 @@ def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
 def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> RunSpec:
     """Stores what the broker does not have yet; returns the spec to submit.
 
-    Raises BlobTransferError.
+    Raises BlobTransferError; WeightFilesError for weights that are not what they were.
     """
     spec = spec_of(prepared.job, prepared.microbatch_sizes)
+    pretrained, urls = prepared.pretrained, prepared.job.model.where == "url"
     spec.local.extend(prepared.local)
 
     async def store(blobs: BlobClient) -> None:
@@ -393,8 +416,13 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
         spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
         for path in prepared.shards.values():
             await blobs.store(path)
+        if pretrained is not None:
+            spec.weights.append(await send(blobs, pretrained, say, urls=urls))
 
     size = sum(p.stat().st_size for p in (prepared.weights, *prepared.shards.values()))
+    if pretrained is not None:
+        of = f"{pretrained.size_bytes / 1e9:.2f} GB of weights"
+        say(f"reading {of}, which peers read from the web" if urls else f"reading and sending {of}")
     say(f"uploading what the broker lacks of {size / 1e6:.1f} MB")
     transfer(access, store)
     return spec

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from safetensors import safe_open
 from safetensors.torch import load, save_file
 from torch import Tensor
 
 from ..dag.convert import graph_from_bytes
 from ..net.blobs_client import BlobClient
-from ..peer.weights import WeightError, merge_blocks
+from ..peer.weight_shards import WeightShard
+from ..peer.weights import WeightError, WeightsFile, merge_blocks
+from ..peer.weights import Weights as StartingWeights
 from ..proto.broker_pb2 import WeightFile, Weights
 from ..proto.common_pb2 import BlobRef
 from .access import Access
@@ -41,21 +41,23 @@ def fetch(access: Access, exported: Weights) -> dict[str, Tensor]:
     merged = fetch_changed(access, exported.files)
     if not exported.starting:
         return merged
-    with tempfile.TemporaryDirectory(prefix="shoal-weights-") as name:
-        paths = [Path(name) / str(i) for i, _ in enumerate(exported.starting)]
 
+    def read(name: str, offset: int, length: int) -> bytes:
         async def get(blobs: BlobClient) -> bytes:
-            for file, path in zip(exported.starting, paths, strict=True):
-                size = file.blob.size_bytes
-                await blobs.fetch_to(file.blob.hash, path, most_bytes=size)
-            return await _part(blobs, exported.graph)
+            return b"".join([piece async for piece in blobs.pieces(name, offset, length)])
 
-        graph = graph_from_bytes(transfer(access, get))
-        for path in reversed(paths):  # a later file wins
-            with safe_open(path, "pt") as file:
-                for key in file.keys():  # noqa: SIM118  # it is no mapping
-                    if key not in merged:
-                        merged[key] = file.get_tensor(key)
+        return transfer(access, get)
+
+    def whole(shard: WeightShard) -> bytes:
+        return transfer(access, lambda blobs: blobs.fetch(shard.hash, most_bytes=shard.size_bytes))
+
+    starting = StartingWeights(
+        [WeightsFile(f.blob.hash, f.blob.size_bytes, f.sharded) for f in exported.starting],
+        read,
+        whole,
+    )
+    merged |= {name: starting[name] for name in starting if name not in merged}
+    graph = graph_from_bytes(read(exported.graph.hash, 0, exported.graph.size_bytes))
     for parameter in graph.parameters:
         names = (parameter.name, *parameter.tied)
         there = next((n for n in names if n in merged), None)

@@ -48,8 +48,17 @@ class Model(Settings):
     """ "pkg.mod:fn", "file.py:fn" (looked up in the job's folder first) or "hf:DIR"."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the factory."""
-    weights: str = "init"
-    """Starting weights: "init" (what the factory gives) or the path of a safetensors file."""
+    weights: str | tuple[str, ...] = "init"
+    """Starting weights: "init" (what the factory gives), or safetensors: a file, a folder (with an
+    index, or of files), a URL of either, or a list of these."""
+    where: Literal["submitter", "url"] = "submitter"
+    """Who reads them: the submitter, who uploads what the broker lacks, or each peer its own from
+    the web ("url": the weights are URLs, and only peers whose owners allow it take part)."""
+    rename: Mapping[str, str] = field(default_factory=dict)
+    """Text in the names of the model's parameters = what stands there in those of the weights."""
+    fresh: tuple[str, ...] = ()
+    """Globs of parameter names that the weights need not have: they begin as the factory makes
+    them."""
     loss: str = "forward"
     """Who computes the loss: "forward" (the module's own), or "pkg:fn" with fn(output, batch),
     where batch has the tensors of a microbatch by name."""
@@ -80,6 +89,26 @@ class Model(Settings):
                 "factory",
                 f'is "{self.factory}": expected "pkg.mod:fn", "file.py:fn" or "hf:DIR"',
             )
+        if not self.weights or "" in self.weight_names:
+            raise SettingsError("weights", 'is empty: expected "init", or where they are')
+        if "init" in self.weight_names and self.weights != "init":
+            raise SettingsError("weights", 'has "init" among others: expected it alone')
+        if self.where == "url":
+            for name in self.weight_names:
+                if not name.startswith(("http://", "https://")):
+                    raise SettingsError(
+                        "where", f'is "url", and weights has "{name}": expected http(s):// of all'
+                    )
+        for key, value in self.rename.items():
+            if not key or not isinstance(value, str):
+                raise SettingsError(
+                    f"rename.{key}", f"is {value!r}: expected texts of names, not empty on the left"
+                )
+
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        """`weights` as a list."""
+        return (self.weights,) if isinstance(self.weights, str) else self.weights
 
 
 @dataclass(frozen=True, kw_only=True)

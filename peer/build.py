@@ -31,7 +31,7 @@ from .store import Store
 from .streams import Streams
 from .sync.ahead import Ahead
 from .sync.allreduce import parts_of
-from .weights import WeightError, has_start, starting_tensor
+from .weights import WeightError, has_start, starting_spec, starting_tensor
 
 __all__ = ["Inputs", "Work", "build_work"]
 
@@ -321,8 +321,9 @@ def _check_data(graph: Graph, order: BuildOrder, names: set[str]) -> None:
 
 
 class _Starting(Mapping[str, Tensor]):
-    """The starting weights by the graph's own names, each checked against its spec; a file may
-    have them in another floating dtype, from which they are rounded once."""
+    """The starting weights by the graph's own names, each checked against its spec; a file may have
+    another floating-point dtype, such as bf16 for what is trained in fp32: each number is rounded
+    once, when it is read."""
 
     def __init__(self, files: Mapping[str, Tensor], graph: Graph) -> None:
         self._files, self._graph = files, graph
@@ -332,14 +333,17 @@ class _Starting(Mapping[str, Tensor]):
         kind = "param" if name in self._tied else "buffer"
         spec = self._graph.spec[f"{kind}:{name}"]
         for there in (name, *self._tied.get(name, ())):
+            if (found := starting_spec(self._files, there)) is None:
+                continue
+            # What is read is allocated first, so it is looked at before.
+            got = TensorSpec(found.shape, str(found.dtype).removeprefix("torch."))
+            wanted: torch.dtype = getattr(torch, spec.dtype)
+            cast = wanted.is_floating_point and found.dtype.is_floating_point
+            if got.sizes != spec.sizes or not (cast or got.dtype == spec.dtype):
+                raise WeightError(f"weights of {name!r}: expected {spec!r}, got {got!r}")
             tensor = starting_tensor(self._files, there)
-            if tensor is not None:
-                got = TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-                if got.shape == spec.shape and got.is_floating and spec.is_floating:
-                    return tensor.to(getattr(torch, spec.dtype))  # as copy_ into a module does
-                if got != spec:
-                    raise WeightError(f"weights of {name!r}: expected {spec!r}, got {got!r}")
-                return tensor
+            assert tensor is not None, "its spec is there"
+            return tensor.to(wanted)
         raise WeightError(f"no weights file has {name!r}: the submitter has to upload it")
 
     def __iter__(self) -> Iterator[str]:

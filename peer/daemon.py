@@ -86,6 +86,7 @@ def look(config: PeerConfig, network: bytes = b"") -> broker_pb2.Profile:
         hours=str(Hours.parse(config.hours)) if config.hours else "",
         monthly_bytes=config.monthly_bytes or 0,
         data=offers(config.data),
+        web=config.web,
         speeds=DEFAULT_STATE.expanduser().with_name("speeds.json"),
         stretch=config.stretch,
         network=network,
@@ -160,7 +161,9 @@ class Worker:
         self._all_acknowledged = asyncio.Event()  # set whenever the last one was
 
         self._fellows = Fellows(lambda: upstream.credential, down)
-        self._fetching = Fetching(self._loop, lambda: upstream.blobs, self._fellows)
+        self._fetching = Fetching(
+            self._loop, lambda: upstream.blobs, self._fellows, config.web, down
+        )
         cache = BlobCache(me.scratch, self._fetching.from_all, alone=self._fetching.from_broker)
         serve_blobs(self._server, cache, self._shares_with, up)
         secret = host_secret(config.host_state or config.state) if config.data else b""
@@ -173,6 +176,7 @@ class Worker:
             device(config.device),
             snapshots,
             cache,
+            self._fetching.from_web,
             self._own_data,
             self._spans,
             Calls(

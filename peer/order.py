@@ -19,9 +19,9 @@ from ..proto import broker_pb2, common_pb2
 from .cache import BlobError
 from .data.manifest import Manifest
 from .snapshots import SnapshotError, SnapshotId
-from .weights import Read, Weights, WeightsFile
+from .weights import Read, Weights, WeightsFile, Whole
 
-__all__ = ["BuildOrder", "order_from_assign", "resumed"]
+__all__ = ["BuildOrder", "order_from_assign", "resumed", "starting_weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +66,14 @@ def order_from_assign(
     blob: Callable[[common_pb2.BlobRef], bytes],
     read: Read,
     shard: Callable[[str], Path],
+    whole: Whole | None = None,
     parts: tuple[tuple[memoryview, ...], ...] = (),
     memory_bytes: int = 0,
 ) -> BuildOrder:
-    """Reads an assignment. `blob` gives a whole verified blob, `read` a byte range of one; both may
-    fetch, and block. `parts`: of the snapshots to go on from (`resumed`). `memory_bytes`: what the
-    owner offers on the device; 0: whatever there is.
+    """Reads an assignment. `blob` gives a whole verified blob, `read` a byte range of one, `whole`
+    a shard of weights (None: `blob` does); all may fetch, and block. `parts`: of the snapshots to
+    go on from (`resumed`). `memory_bytes`: what the owner offers on the device; 0: whatever there
+    is.
 
     Raises ValueError (GraphError, PlanError, DataError, SettingsError) for anything
     that does not keep its rules.
@@ -100,7 +102,6 @@ def order_from_assign(
             f"the plan has the head in {plan.head_parts} parts, and this peer gets the core form: "
             "expected peers with the full operator set"
         )
-    files = [WeightsFile(f.blob.hash, f.blob.size_bytes) for f in assign.weights]
     return BuildOrder(
         run=assign.run,
         term=assign.term,
@@ -108,7 +109,7 @@ def order_from_assign(
         plan=plan,
         graph=planned_graph(graph, plan),
         core=core,
-        weights=Weights(files, read),
+        weights=starting_weights(assign, read, whole or _shards_by(blob)),
         manifest=Manifest.from_json(small(assign.data, MOST_MANIFEST_BYTES)),
         training=training,
         shard=shard,
@@ -119,6 +120,16 @@ def order_from_assign(
         rebuilt=tuple(map(PeerId, assign.resume.rebuilt)),
         memory_bytes=memory_bytes,
     )
+
+
+def starting_weights(assign: broker_pb2.Assign, read: Read, whole: Whole) -> Weights:
+    """Those that the assignment names."""
+    files = [WeightsFile(f.blob.hash, f.blob.size_bytes, f.sharded) for f in assign.weights]
+    return Weights(files, read, whole)
+
+
+def _shards_by(blob: Callable[[common_pb2.BlobRef], bytes]) -> Whole:
+    return lambda shard: blob(common_pb2.BlobRef(hash=shard.hash, size_bytes=shard.size_bytes))
 
 
 def resumed(

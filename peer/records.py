@@ -31,7 +31,7 @@ from ..dag.plan import PeerId
 from .build import Work
 from .snapshots import SnapshotError
 from .streams import stream_name, stream_of
-from .weights import Weights, WeightsFile, has_start, joined, serialize
+from .weights import Lazy, Spec, Weights, WeightsFile, has_start, joined, serialize, spec_of
 
 __all__ = ["Records", "load_records", "take_records", "write_records"]
 
@@ -150,7 +150,7 @@ class Records:
         return replace(self, tensors={moved(n): t for n, t in self.tensors.items()})
 
 
-class _Over(Mapping[str, Tensor]):
+class _Over(Lazy):
     """Tensors of `own`, else of `rest`, which are read on demand."""
 
     def __init__(self, own: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> None:
@@ -161,6 +161,14 @@ class _Over(Mapping[str, Tensor]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._own or name in self._rest
+
+    def spec(self, name: str) -> Spec:
+        return spec_of(self._own if name in self._own else self._rest, name)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        if name in self._own or not isinstance(self._rest, Lazy):
+            return self[name][start:stop]
+        return self._rest.rows(name, start, stop)
 
     def __iter__(self) -> Iterator[str]:
         yield from dict.fromkeys((*self._own, *self._rest))

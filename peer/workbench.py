@@ -27,7 +27,7 @@ from ..net.blobs_client import BlobTransferError
 from ..net.frame import Arrived, FrameKey, Payload
 from ..proto import broker_pb2, common_pb2
 from . import events as e
-from .cache import BlobCache, BlobError
+from .cache import BlobCache, BlobError, FromWeb
 from .device import TorchDevice
 from .lane import Lane
 from .offer import OfferError
@@ -87,12 +87,13 @@ class Workbench:
         device: TorchDevice,
         snapshots: SnapshotStore,
         cache: BlobCache,
+        from_web: FromWeb,
         own_data: Catalogue,
         spans: Spans,
         calls: Calls,
     ) -> None:
         self._peer, self._device, self._snapshots = peer, device, snapshots
-        self._cache, self._own_data, self._spans = cache, own_data, spans
+        self._cache, self._from_web, self._own_data, self._spans = cache, from_web, own_data, spans
         self._calls = calls
         loop = asyncio.get_running_loop()
         self._compute = Lane("compute", loop)
@@ -233,6 +234,7 @@ class Workbench:
                     assign,
                     blob=self._cache.whole,
                     read=self._cache.read,
+                    whole=lambda shard: self._cache.shard(shard, self._from_web),
                     shard=lambda name: (
                         self._own_data.path(assign.data.hash, name) or self._cache.path(name)
                     ),

@@ -13,8 +13,8 @@ from ...dag.pace import Totals, action_work
 from ...dag.plan import PeerId
 from ...dag.schedule import Action, Kind
 from ...dag.speed import Speeds, Work
-from ...peer.order import BuildOrder, order_from_assign
-from ...peer.weights import Read, Weights, WeightsFile
+from ...peer.order import BuildOrder, order_from_assign, starting_weights
+from ...peer.weights import Read
 from ...proto import broker_pb2
 
 __all__ = ["Orders", "Pace"]
@@ -73,11 +73,10 @@ class Orders:
             known = self._known[key] = _Read(order, _work(order))
             if len(self._known) > _REMEMBERED:
                 del self._known[next(iter(self._known))]
-        files = [WeightsFile(f.blob.hash, f.blob.size_bytes) for f in assign.weights]
         mine = replace(
             known.order,
             peer=PeerId(peer),
-            weights=Weights(files, read),
+            weights=starting_weights(assign, read, lambda shard: blob(shard.hash)),
             shard=shard,
             resumed=parts,
         )
