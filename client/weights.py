@@ -43,10 +43,7 @@ def fetch(access: Access, exported: Weights) -> dict[str, Tensor]:
         return merged
 
     def read(name: str, offset: int, length: int) -> bytes:
-        async def get(blobs: BlobClient) -> bytes:
-            return b"".join([piece async for piece in blobs.pieces(name, offset, length)])
-
-        return transfer(access, get)
+        return transfer(access, lambda blobs: blobs.fetch(name, offset, length))
 
     def whole(shard: WeightShard) -> bytes:
         return transfer(access, lambda blobs: blobs.fetch(shard.hash, most_bytes=shard.size_bytes))
