@@ -36,7 +36,7 @@ def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
         spec = run.spec
         manifests.add(spec.data.hash)
         if not run.ended or run.checkpoints.kept:
-            blobs |= {spec.graph.hash, spec.core_graph.hash}
+            blobs |= {spec.graph.hash, spec.core_graph.hash, spec.recipe.hash}
             blobs.update(file.blob.hash for file in spec.weights)
             manifests.update(file.blob.hash for file in spec.weights if file.sharded)
             blobs.update(file.blob.hash for file in spec.resumed.files)
@@ -46,8 +46,7 @@ def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
             found = event.weights
             blobs.update(file.blob.hash for file in (*found.files, *found.starting))
             manifests.update(file.blob.hash for file in found.starting if file.sharded)
-            if found.starting:
-                blobs.add(found.graph.hash)
+            blobs |= {ref.hash for ref in (found.graph, found.recipe) if ref.hash}
     return blobs | manifests, manifests
 
 

@@ -271,6 +271,8 @@ class Phases(Terms):
         if any(e.partial for e in self._exports.values()):
             weights.starting.extend(self.spec.weights)
             weights.graph.CopyFrom(self.spec.graph)
+            if self.spec.HasField("recipe"):
+                weights.recipe.CopyFrom(self.spec.recipe)
         out: list[Instruction] = [self._publish(RunEvent(weights=weights), now)]
         text = f"{self.committed} steps are done"
         if self.inexact_from:

@@ -11,9 +11,11 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from ..dag.convert import graph_from_bytes
+from ..dag.recipe import Recipe
 from ..net.blobs_client import BlobClient
+from ..peer.starting import Starting
 from ..peer.weight_shards import WeightShard
-from ..peer.weights import WeightError, WeightsFile, merge_blocks
+from ..peer.weights import Lazy, WeightError, WeightsFile, merge_blocks
 from ..peer.weights import Weights as StartingWeights
 from ..proto.broker_pb2 import WeightFile, Weights
 from ..proto.common_pb2 import BlobRef
@@ -39,7 +41,7 @@ def fetch(access: Access, exported: Weights) -> dict[str, Tensor]:
     """All weights of a run under the user's names: its export and, of what was frozen, the weights
     that it began with. Raises as `fetch_changed` does."""
     merged = fetch_changed(access, exported.files)
-    if not exported.starting:
+    if not exported.HasField("graph"):
         return merged
 
     def read(name: str, offset: int, length: int) -> bytes:
@@ -48,13 +50,16 @@ def fetch(access: Access, exported: Weights) -> dict[str, Tensor]:
     def whole(shard: WeightShard) -> bytes:
         return transfer(access, lambda blobs: blobs.fetch(shard.hash, most_bytes=shard.size_bytes))
 
-    starting = StartingWeights(
+    starting: Lazy = StartingWeights(
         [WeightsFile(f.blob.hash, f.blob.size_bytes, f.sharded) for f in exported.starting],
         read,
         whole,
     )
-    merged |= {name: starting[name] for name in starting if name not in merged}
     graph = graph_from_bytes(read(exported.graph.hash, 0, exported.graph.size_bytes))
+    if exported.HasField("recipe"):
+        text = read(exported.recipe.hash, 0, exported.recipe.size_bytes)
+        starting = Starting(starting, Recipe.from_bytes(text))
+    merged |= {name: starting[name] for name in starting if name not in merged}
     for parameter in graph.parameters:
         names = (parameter.name, *parameter.tied)
         there = next((n for n in names if n in merged), None)

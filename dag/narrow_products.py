@@ -3,8 +3,8 @@
 torch multiplies there in a loop of its own. On an AVX2 processor, one thread, 32 rows by a bfloat16
 weight of 2048 x 2048: 9.8 GFLOP/s forward and 0.27 in the backward, against 36 in float32. So a
 weight is cast as it is used, a slice of rows at a time, both ways: autograd keeps the weight as it
-is, and what is in float32 at once is bounded, whatever its size. Sums are float32, and rounded once,
-as where the processor can do it.
+is, and what is in float32 at once is bounded, whatever its size. Sums are float32, and rounded
+once, as where the processor can do it.
 """
 
 from __future__ import annotations
