@@ -1,5 +1,5 @@
-"""A Llama of 1.35B parameters, bfloat16, that four peers train a LoRA adapter of, none of which could
-hold it; for real.
+"""Four peers train a LoRA adapter of a Llama of 1.35B parameters in bfloat16, for real; none of them
+could hold it.
 
     python benchmarks/large_lora.py [--json FILE] [--layers 24] [--keep FOLDER]
 
@@ -19,7 +19,8 @@ loaded  `PeftModel.from_pretrained` over the base with the exported adapter:
         change has come from the plain loop's, of its norm.
 
 `lora_minutes` is all of it. On a CPU without instructions for bfloat16, torch's own backward of a
-bfloat16 product is a hundred times slower than in float32: the plain loop's products cast there, too.
+bfloat16 product is a hundred times slower than in float32: the plain loop's products cast there,
+too.
 """
 
 from __future__ import annotations
