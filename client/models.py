@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..job import LIVE, Job
+from ..peer.weights import spec_of
 from . import weight_files
 from .fitting import Wanted, fit
 from .weight_files import Stored
@@ -336,15 +337,15 @@ def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
             f"({', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}), {len(unknown)} are "
             f"unknown to it ({', '.join(unknown[:3])}{' …' if len(unknown) > 3 else ''})"
         )
-    for name, value in weights.items():
-        if state[name].shape != value.shape:
+    for name in weights:
+        if state[name].shape != (shape := spec_of(weights, name).shape):
             raise ModelError(
-                f'weight "{name}" has shape {tuple(value.shape)}: '
+                f'weight "{name}" has shape {tuple(shape)}: '
                 f"the module's has {tuple(state[name].shape)}"
             )
     with torch.no_grad():
-        for name, value in weights.items():
-            state[name].copy_(value)
+        for name in weights:  # which may be read one at a time
+            state[name].copy_(weights[name])
 
 
 # ---------------------------------------------------------------- for the capture

@@ -1070,12 +1070,16 @@ class PeerPeak(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class Weights(_message.Message):
-    __slots__ = ("step", "files")
+    __slots__ = ("step", "files", "starting", "graph")
     STEP_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
     step: int
     files: _containers.RepeatedCompositeFieldContainer[WeightFile]
-    def __init__(self, step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ...) -> None: ...
+    starting: _containers.RepeatedCompositeFieldContainer[WeightFile]
+    graph: _common_pb2.BlobRef
+    def __init__(self, step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., starting: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
 
 class RunState(_message.Message):
     __slots__ = ("run", "phase", "reason", "step", "steps", "name", "term", "inexact_from", "pausing")
