@@ -209,6 +209,14 @@ class Run:
                 files.put(str(one), f"{root}/{one.name}", recursive=one.is_dir())
         return written
 
+    def evaluate_there(self, batches: int | None = None) -> dict[str, float]:
+        """Held-out loss and metrics of the exported weights, computed by the broker's peers in a
+        run of its own; nothing of the model comes here. Raises RunFailed without weights, and
+        RecordError for a model with running statistics."""
+        from .evaluate_there import evaluated_there
+
+        return evaluated_there(self.client, self.id, self._exported(), batches)
+
     def evaluate(
         self, module: nn.Module | None = None, batches: int | None = None
     ) -> dict[str, float]:

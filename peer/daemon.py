@@ -475,7 +475,7 @@ class Worker:
         async def upload() -> None:
             try:
                 ref = await self._upstream.blobs.store(data)
-            except BlobTransferError as error:
+            except (BlobTransferError, OSError) as error:  # OSError: a snapshot that was dropped
                 self._post(failed(said_of(error)))
             else:
                 self._post(stored(ref))

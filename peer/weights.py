@@ -19,6 +19,7 @@ import json
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -202,6 +203,8 @@ class Weights(Lazy):
             found: dict[str, Entry] = {}
             for file in self._files:
                 found |= self._sharded(file) if file.sharded else self._header(file)
+            with suppress(WeightError):  # of a snapshot, which has some blocks and not all
+                found |= {n: e for n, e in merged_entries(found).items() if n not in found}
             self._entries = found
         return self._entries
 

@@ -186,7 +186,7 @@ class Workbench:
                 )
             case e.UploadSnapshot(snapshot):
                 self._keeping.do(
-                    lambda: b"".join(self._snapshots.parts(SnapshotId.of(snapshot))),
+                    lambda: self._snapshots.streamed(SnapshotId.of(snapshot)),
                     lambda data: calls.store(
                         data,
                         lambda ref: e.SnapshotSaved(snapshot, ref),
