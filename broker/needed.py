@@ -1,7 +1,8 @@
 """Which blobs the broker must keep, and removing the others.
 
 An open run needs what it was submitted with: graphs, starting weights, data. A run that has ended
-and is still kept needs its exports, and its checkpoints with what it takes to go on from them.
+and is still kept needs its exports (with the starting weights of what was frozen), and its
+checkpoints with what it takes to go on from them.
 Everything else goes once nobody has used it for a while (`BlobLimits.grace_s`).
 """
 
@@ -35,14 +36,17 @@ def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
         spec = run.spec
         manifests.add(spec.data.hash)
         if not run.ended or run.checkpoints.kept:
-            blobs |= {spec.graph.hash, spec.core_graph.hash}
+            blobs |= {spec.graph.hash, spec.core_graph.hash, spec.recipe.hash}
             blobs.update(file.blob.hash for file in spec.weights)
             manifests.update(file.blob.hash for file in spec.weights if file.sharded)
             blobs.update(file.blob.hash for file in spec.resumed.files)
         for checkpoint in run.checkpoints.kept:
             blobs.update(file.blob.hash for file in checkpoint.files)
         for event in run.history.recent:  # an export is among the last things that happen
-            blobs.update(file.blob.hash for file in event.weights.files)
+            found = event.weights
+            blobs.update(file.blob.hash for file in (*found.files, *found.starting))
+            manifests.update(file.blob.hash for file in found.starting if file.sharded)
+            blobs |= {ref.hash for ref in (found.graph, found.recipe) if ref.hash}
     return blobs | manifests, manifests
 
 

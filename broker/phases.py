@@ -271,6 +271,11 @@ class Phases(Terms):
             return []
         files = [WeightFile(blob=self._exports[p].weights) for p in self._exporters]
         weights = Weights(step=self.spec.steps, files=files)
+        if any(e.partial for e in self._exports.values()):
+            weights.starting.extend(self.spec.weights)
+            weights.graph.CopyFrom(self.spec.graph)
+            if self.spec.HasField("recipe"):
+                weights.recipe.CopyFrom(self.spec.recipe)
         out: list[Instruction] = [self._publish(RunEvent(weights=weights), now)]
         text = f"{self.committed} steps are done"
         if self.inexact_from:

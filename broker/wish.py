@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
-from ..dag.convert import MAX_GRAPH_BYTES
+from ..dag.convert import MAX_GRAPH_BYTES, MAX_RECIPE_BYTES
 from ..dag.plan import PeerId, Plan, ScheduleName
 from ..job import MOST_CHOICES, MOST_MANIFEST_BYTES, MOST_MICROBATCHES, Job
 from ..job.settings import plain
@@ -114,6 +114,7 @@ def check_size(spec: RunSpec) -> None:
         ("core_graph", spec.core_graph, MAX_GRAPH_BYTES),
         ("data", spec.data, MOST_MANIFEST_BYTES),
         *(("weights", f.blob, MOST_MANIFEST_BYTES) for f in spec.weights if f.sharded),
+        ("recipe", spec.recipe, MAX_RECIPE_BYTES),
     ):
         if ref.size_bytes > most:
             raise SpecError(
@@ -169,6 +170,7 @@ def read_spec(spec: RunSpec) -> Wish:
             recompute=None if asked.recompute == "auto" else asked.recompute,
             swaps=job.recovery.swaps,
             optimizer_slots=train.optimizer_slots,
+            state_bytes=train.state_bytes,
             codecs=_codecs(job.codec),
         ),
         batchings=batchings,
@@ -356,6 +358,8 @@ def _refs(spec: RunSpec) -> Iterator[tuple[str, BlobRef]]:
     yield "data", spec.data
     if spec.HasField("core_graph"):
         yield "core_graph", spec.core_graph
+    if spec.HasField("recipe"):
+        yield "recipe", spec.recipe
     for i, file in enumerate(spec.weights):
         yield f"weights[{i}]", file.blob
     for i, saved in enumerate(spec.resumed.files):

@@ -37,6 +37,7 @@ class Format(Enum):
 
     SAFETENSORS = "safetensors"
     HF = "hf"
+    PEFT = "peft"
 
 
 @app.command()

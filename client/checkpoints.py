@@ -31,11 +31,11 @@ from ..dag.convert import graph_from_bytes
 from ..net.blobs_client import BlobClient
 from ..peer.records import coded_specs, decoded
 from ..peer.weights import Spec, split_names
-from ..proto.broker_pb2 import Checkpoint, Recalled, RunSpec, WeightFile
+from ..proto.broker_pb2 import Checkpoint, Recalled, RunSpec, WeightFile, Weights
 from ..proto.common_pb2 import BlobRef
 from . import weight_files
 from .access import Access
-from .exported import aliases, frozen, opened
+from .exported import aliases, bring, opened
 from .sending import send
 from .shards import Pretrained
 from .submission import transfer
@@ -139,9 +139,11 @@ def _brought(access: Access, found: Recalled, here: Path) -> dict[str, BlobRef]:
         names = {p.name for p in graph.parameters}
         names |= {b.name for b in graph.buffers if b.persistent}
         if names - known:  # frozen, or in no stage
-            starting.mkdir(exist_ok=True)
-            entries = await frozen(blobs, spec.weights, starting, known)
-            items |= items_of(opened(sorted(starting.iterdir())), entries)
+            begun = Weights(starting=spec.weights, graph=spec.graph)
+            if spec.HasField("recipe"):
+                begun.recipe.CopyFrom(spec.recipe)
+            rest = (await bring(blobs, begun, starting, but=known)).items_to_write()
+            items |= {name: item for name, item in rest.items() if name in names - known}
         return items | {name: items[there] for name, there in aliases(graph, items).items()}
 
     made = files_of(write_files(transfer(access, fetch), here / "model.safetensors"))
@@ -314,5 +316,6 @@ def upload(access: Access, kept: Kept, say: Callable[[str], None]) -> RunSpec:
 
         weights = transfer(access, store)
     del spec.weights[:]
+    spec.ClearField("recipe")  # the files have everything
     spec.weights.append(weights)
     return spec

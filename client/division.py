@@ -39,6 +39,8 @@ def why_it_depends(module: nn.Module, job: Job, graph: Graph, reader: Reader) ->
     fp32 on this machine. A model that draws random masks is tried without them, in eval mode. The
     module is as it was afterwards.
     """
+    if not models.has_values(module):
+        return "the model is too large to be tried with other sizes here"
     if any(b.update is not None for b in graph.buffers):
         return "its buffers take statistics of each microbatch"
     training = not any(takes_key(op.target) for op in graph.operators)

@@ -9,58 +9,97 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
+import torch
+from torch import Tensor, get_num_threads
 
 from ..dag.convert import graph_from_bytes
 from ..dag.graph import Graph
+from ..dag.recipe import Recipe, make
 from ..net.blobs_client import BlobClient
 from ..peer.weight_shards import WeightError, WeightManifest, WeightShard
 from ..peer.weights import Entry, Lazy, Part, Spec, WeightsFile, entry_of, merged_entries
 from ..proto.broker_pb2 import WeightFile, Weights
+from ..proto.common_pb2 import BlobRef
 from .records import replacing
 from .weight_files import File, Stored, WeightFilesError, open_file
+from .weight_writer import Item, item_of, items_of
 
-__all__ = ["Exported", "aliases", "bring", "frozen", "opened"]
+__all__ = ["Exported", "aliases", "bring", "opened"]
 
 _AT_ONCE = 3
+_MADE_BYTES = 32 << 20
+"""Of a tensor that is made while it is written."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Exported(Lazy):
-    """The tensors by the user's names, each read when it is asked for. `entries`: where they lie.
-    They live as long as the folder."""
+    """The tensors by the user's names, each read when it is asked for. `entries`: where they lie;
+    `recipe`: what makes others, by all their names. They live as long as the folder."""
 
     stored: Stored
     entries: Mapping[str, Entry]
+    recipe: Recipe
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.stored.weights.read(self.entries[name])
+        if name in self.entries:
+            return self.stored.weights.read(self.entries[name])
+        return make(self.recipe.tensors[name], self.recipe.seed, threads=get_num_threads())
 
     def __contains__(self, name: object) -> bool:
-        return name in self.entries
+        return name in self.entries or name in self.recipe.tensors
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
+        return iter({**self.entries, **self.recipe.tensors})
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len({*self.entries, *self.recipe.tensors})
 
     def spec(self, name: str) -> Spec:
-        entry = self.entries[name]
-        return Spec(entry.shape, entry.dtype)
+        if name in self.entries:
+            return Spec(self.entries[name].shape, self.entries[name].dtype)
+        made = self.recipe.tensors[name]
+        return Spec(made.shape, getattr(torch, made.dtype))
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        return self.stored.weights.read(self.entries[name].rows(start, stop))
+        if name in self.entries:
+            return self.stored.weights.read(self.entries[name].rows(start, stop))
+        made, threads = self.recipe.tensors[name], get_num_threads()
+        return make(made, self.recipe.seed, (start, stop), threads=threads)
+
+    def items_to_write(self) -> dict[str, Item]:
+        """For `weight_writer.write_files`."""
+        made = {n: self._made(n) for n in self.recipe.tensors if n not in self.entries}
+        return items_of(self.stored, self.entries) | made
+
+    def _made(self, name: str) -> Item:
+        """A tensor that is made, some rows at a time, while it is written."""
+        shape, dtype = self.spec(name)
+        size = math.prod(shape) * dtype.itemsize
+
+        def pieces() -> Iterator[bytes | memoryview]:
+            if not shape or not size:
+                yield from item_of(self[name]).pieces()
+                return
+            some = max(1, _MADE_BYTES * shape[0] // size)
+            for start in range(0, shape[0], some):
+                rows = self.rows(name, start, min(shape[0], start + some))
+                yield from item_of(rows).pieces()
+
+        return Item(dtype, shape, size, pieces)
 
 
-async def bring(blobs: BlobClient, weights: Weights, folder: Path) -> Exported:
-    """Fetches what the folder lacks of an export. Raises BlobTransferError, OSError;
+async def bring(
+    blobs: BlobClient, weights: Weights, folder: Path, but: Collection[str] = ()
+) -> Exported:
+    """Fetches what the folder lacks of an export; of what was frozen, not what is for the names
+    `but`. Raises BlobTransferError, OSError;
     WeightFilesError when two peers exported one name, a block of a split parameter is missing, or
     a part is no file of weights."""
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
@@ -78,13 +117,22 @@ async def bring(blobs: BlobClient, weights: Weights, folder: Path) -> Exported:
         entries = merged_entries(entries)
     except WeightError as error:
         raise WeightFilesError(str(error)) from None
-    if weights.starting:
-        graph = await blobs.fetch(weights.graph.hash, most_bytes=weights.graph.size_bytes)
-        entries |= await frozen(blobs, weights.starting, folder, entries)
-        others = aliases(graph_from_bytes(graph), entries)
-        entries |= {name: entries[there] for name, there in others.items()}
+    recipe = Recipe(0)
+    if weights.HasField("graph"):  # something was frozen
+        entries |= await _frozen(blobs, weights.starting, folder, {*entries, *but})
+        if weights.HasField("recipe"):
+            recipe = Recipe.from_bytes(await _small(blobs, weights.recipe))
+        graph = graph_from_bytes(await _small(blobs, weights.graph))
+        entries |= {n: entries[there] for n, there in aliases(graph, entries).items()}
+        made = {n: initial for n, initial in recipe.tensors.items() if n not in entries}
+        made |= {n: made[there] for n, there in aliases(graph, made).items()}
+        recipe = Recipe(recipe.seed, made)
     files = {part.source.hash for e in entries.values() for part in e.parts}
-    return Exported(opened([Path(name) for name in sorted(files)]), entries)
+    return Exported(opened([Path(name) for name in sorted(files)]), entries, recipe)
+
+
+async def _small(blobs: BlobClient, ref: BlobRef) -> bytes:
+    return await blobs.fetch(ref.hash, most_bytes=ref.size_bytes)
 
 
 def opened(paths: Iterable[Path]) -> Stored:
@@ -112,7 +160,7 @@ async def _fetched(blobs: BlobClient, wanted: list[tuple[str, int]], folder: Pat
         raise errors.exceptions[0] from None
 
 
-async def frozen(
+async def _frozen(
     blobs: BlobClient, starting: Sequence[WeightFile], folder: Path, but: Collection[str]
 ) -> dict[str, Entry]:
     """Where the tensors lie that a run began with, but for those names; fetches what the folder

@@ -102,7 +102,10 @@ class SimulationFront:
         if prepared.core is not None:
             spec.core_graph.CopyFrom(blob(lowered_to_bytes(prepared.core)))
         spec.data.CopyFrom(blob(prepared.manifest.to_json().encode()))
-        spec.weights.append(WeightFile(blob=blob(prepared.weights.read_bytes())))
+        if prepared.recipe is not None:
+            spec.recipe.CopyFrom(blob(prepared.recipe.to_bytes()))
+        for path in prepared.weights:
+            spec.weights.append(WeightFile(blob=blob(path.read_bytes())))
         if (found := prepared.pretrained) is not None:
             hashes = {cut: blob(found.read(cut)).hash for cut in found.cuts}
             manifest = blob(found.manifest(hashes).to_json().encode())

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from inspect import signature
 from pathlib import Path
@@ -20,23 +21,35 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 
+from ..dag.recipe import Recipe
 from ..job import LIVE, Job
 from ..peer.weights import spec_of
 from . import weight_files
+from .adapters import AdapterError, adapted, plain_name
 from .fitting import Wanted, fit
+from .initialise import check_seed, give_values, recording_of, swap
+from .memory import TooLargeError, Within
+from .recorded import recipe_of
+from .recording import Recording, record
+from .shards import Pretrained
 from .weight_files import Stored
 
 __all__ = [
     "ModelError",
+    "Outline",
     "build",
+    "capturable",
     "check_takes",
     "find",
     "fit_options",
+    "has_values",
     "is_hugging_face",
     "load_named",
     "on_cpu",
+    "outline",
     "ready",
     "starting_files",
     "tied_names",
@@ -45,17 +58,72 @@ __all__ = [
 
 _TORCH = str(Path(torch.__file__).parent)
 
+SMALL = 64 << 20
+"""Bytes of parameters up to which a model is tried with values at submission: a forward and
+backward pass of a few samples then takes less time and memory than importing torch."""
+
 
 class ModelError(ValueError):
     """A factory, module or weights file that cannot be used; says where and what to do."""
 
 
-def build(job: Job, *, load: bool = True) -> nn.Module:
-    """The job's module with its starting weights; a live module is returned itself. `load`: whether
-    weights that lie in files are read into it.
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """A job's module as it is captured, with as few values as it can do with. What files begin
+    (`starting_files`) is not in it.
 
-    The factory runs under the job's seed, so the same job starts from the same weights. Raises
+    recording: what is known of its parameters, which lie on `meta`; None: it has all its values.
+    recipe: how those begin that need no values; others: the parameters that do, by name. Names are
+    those of the graph.
+    """
+
+    module: nn.Module
+    recording: Recording | None = None
+    recipe: Recipe | None = None
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def value(self, name: str, tensor: Tensor) -> Tensor | None:
+        """What is sent of a parameter, buffer or constant, which the capture has as `tensor`; None
+        where the recipe makes it."""
+        if self.recipe is not None and name in self.recipe.tensors:
+            return None
+        tensor = self.others.get(name, tensor)
+        if self.recording is not None and self.recording.has(tensor):
+            return self.recording.value(tensor)
+        return tensor
+
+
+def build(job: Job) -> nn.Module:
+    """The job's module with its starting weights; a live module with values is returned itself.
+
+    Weights of a factory are made from its recipe under the job's seed, as peers make theirs. Raises
     ModelError, WeightFilesError.
+    """
+    found = outline(job)
+    _fill(found, job)
+    return found.module
+
+
+def _fill(found: Outline, job: Job) -> None:
+    """Gives an outline its values: those of files, and of its recording."""
+    plain, fitted = plain_name(found.module), _fitted(found.module, job)
+    there = fitted.entries if fitted else {}
+    if found.recording is not None:
+        give_values(found.module, found.recording, job.seed, lambda name: plain(name) in there)
+    state = _state(found.module)
+    with torch.no_grad():
+        for name, tensor in fitted.tensors() if fitted else ():
+            if state[name].is_meta:
+                swap(state[name], tensor.to(state[name].dtype))
+            else:
+                state[name].copy_(tensor)
+
+
+def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> Outline:
+    """The job's module without its weights, where it can be made so. Raises ModelError.
+
+    A factory that cannot do without values is run as it is, which is said, with the memory; where
+    that is more than this machine has, ModelError is raised before it is taken.
     """
     if job.module is not None:
         if not isinstance(job.module, nn.Module):
@@ -63,19 +131,89 @@ def build(job: Job, *, load: bool = True) -> nn.Module:
                 f"model is a {type(job.module).__name__}: expected a torch.nn.Module, a table, or "
                 'a factory such as "file.py:fn"'
             )
-        module = job.module
+        if job.model.lora:
+            raise ModelError(
+                "`model.lora` is for models that a factory makes: put the adapter into a live "
+                "module yourself (peft.inject_adapter_in_model)"
+            )
+        module, recording = job.module, recording_of(job.module)
     elif job.model.factory.startswith(LIVE):
         raise ModelError(
             f"the job names the live module {job.model.factory.removeprefix(LIVE)}, which is not "
             "in a job that was read back: pass Job(model=module, …)"
         )
     else:
-        with torch.random.fork_rng(devices=[]):
+        module, recording = _made(_factory(job), job, say)
+    if recording is None:
+        return Outline(module=module)
+    try:
+        check_seed(recording, job.seed)
+        recipe, others, empty = recipe_of(module, recording, job.seed)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
+    if empty and starting_files(job) is None:
+        rest = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+        say(f'nothing gives parameter "{empty[0]}"{rest} a value: it begins at 0')
+    plain = plain_name(module)
+    recipe = Recipe(recipe.seed, {plain(n): i for n, i in recipe.tensors.items()})
+    others = {plain(n): t for n, t in others.items()}
+    return Outline(module=module, recording=recording, recipe=recipe, others=others)
+
+
+def capturable(found: Outline, job: Job) -> nn.Module:
+    """The module of an outline as it is captured, on the CPU. One of at most SMALL bytes gets its
+    values, so that it can be tried; of a larger one this is a copy with fake parameters: they have
+    shape, dtype and place, and no values. Raises ModelError."""
+    if found.recording is None:
+        return on_cpu(found.module)
+    if sum(p.nbytes for p in found.module.parameters()) <= SMALL:
+        _fill(found, job)
+        return found.module
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def faked(tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            return tensor
+        with fake:
+            shape, strides = tensor.shape, tensor.stride()
+            return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="cpu")
+
+    return _copied(found.module, faked)
+
+
+def has_values(module: nn.Module) -> bool:
+    """Whether the module could be run."""
+    return not any(isinstance(p, FakeTensor) or p.is_meta for p in module.parameters())
+
+
+def _made(
+    factory: Callable[[], nn.Module], job: Job, say: Callable[[str], None]
+) -> tuple[nn.Module, Recording | None]:
+    """The factory's module, without values if it can do without them."""
+    try:
+        return record(factory, job.seed)
+    except AdapterError:
+        raise
+    except Exception as error:  # the user's code, on tensors that it does not expect
+        why = error
+    name = job.model.factory
+    try:
+        with torch.random.fork_rng(devices=[]), Within() as within:
             torch.manual_seed(job.seed)
-            module = _from_factory(job, load)
-    if load and job.model.weights != "init":
-        _load(module, job)
-    return module
+            module = factory()
+    except ModelError as error:
+        if isinstance(error.__cause__, TooLargeError):
+            raise ModelError(
+                f'factory "{name}" needs values ({why}), and they do not fit here: '
+                f"{error.__cause__}; let it make its tensors without looking into them, or run it "
+                "on a machine with more memory"
+            ) from error
+        raise
+    say(
+        f'factory "{name}" needs values ({why}): its weights are made here, '
+        f"{within.taken / 2**30:.2f} GiB in memory, and uploaded"
+    )
+    return module, None
 
 
 def starting_files(job: Job) -> Stored | None:
@@ -95,12 +233,14 @@ def _place(name: str, folder: Path) -> str:
     return name if "://" in name else str(find(name, folder, "model.weights"))
 
 
-def _load(module: nn.Module, job: Job) -> None:
-    """Reads the job's weights into a module, one tensor at a time."""
+def _fitted(module: nn.Module, job: Job) -> Pretrained | None:
+    """What files have of a module's weights, by the names without adapters."""
     stored = starting_files(job)
-    assert stored is not None, "the job names some"
-    state = module.state_dict(keep_vars=True)
-    first, names = tied_names(module), dict[str, list[str]]()
+    if stored is None:
+        return None
+    plain, state = plain_name(module), _state(module)
+    first = {plain(name): plain(one) for name, one in tied_names(module).items()}
+    names: dict[str, list[str]] = {}
     for name in state:
         names.setdefault(first.get(name, name), []).append(name)
     wanted = [
@@ -113,10 +253,7 @@ def _load(module: nn.Module, job: Job) -> None:
         for name, all_ in names.items()
         if isinstance(state.get(name), Tensor)
     ]
-    found = fit(stored, wanted, **fit_options(module, job))
-    with torch.no_grad():
-        for name, tensor in found.tensors():
-            state[name].copy_(tensor)
+    return fit(stored, wanted, **fit_options(module, job))
 
 
 def fit_options(module: nn.Module, job: Job) -> dict[str, Any]:
@@ -129,7 +266,7 @@ def on_cpu(module: nn.Module) -> nn.Module:
     """The module itself, or a copy on the CPU of one that lies on another device: it is captured
     with microbatches of the CPU, and a live module stays where the user has it.
 
-    Raises ModelError for a module on `meta`, whose weights have no values, and for one that cannot
+    Raises ModelError for a module on `meta` of which nothing else is known, and for one that cannot
     be copied.
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -138,7 +275,8 @@ def on_cpu(module: nn.Module) -> nn.Module:
         if tensor.is_meta:
             raise ModelError(
                 f'"{name}" is on the meta device, where weights have no values: make the model on '
-                'the CPU, or give it some first (module.to_empty(device="cpu"), then load them)'
+                "the CPU, make it with shoal.deferred_init(factory), or give it values first "
+                '(module.to_empty(device="cpu"), then load them)'
             )
     if not elsewhere:
         return module
@@ -161,18 +299,26 @@ def _copied(module: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-def _from_factory(job: Job, load: bool) -> nn.Module:
-    factory = job.model.factory
-    if factory.startswith("hf:"):
-        folder = find(factory.removeprefix("hf:"), job.folder, "model.factory")
-        return _hugging_face(folder, job, load and job.model.weights == "init")
-    function = _function(factory, job.folder, "model.factory")
-    module = _call(function, dict(job.model.args), factory)
-    if not isinstance(module, nn.Module):
-        raise ModelError(
-            f'factory "{factory}" returned {type(module).__name__}: expected a torch.nn.Module'
-        )
-    return module
+def _factory(job: Job) -> Callable[[], nn.Module]:
+    """What makes the job's module, with an adapter if it wants one."""
+    name = job.model.factory
+    if name.startswith("hf:"):
+        folder = find(name.removeprefix("hf:"), job.folder, "model.factory")
+        base = _hugging_face(folder, job)
+    else:
+        function = _function(name, job.folder, "model.factory")
+
+        def base() -> nn.Module:
+            module = _call(function, dict(job.model.args), name)
+            if not isinstance(module, nn.Module):
+                raise ModelError(
+                    f'factory "{name}" returned {type(module).__name__}: expected a torch.nn.Module'
+                )
+            return module
+
+    if not job.model.lora:
+        return base
+    return lambda: adapted(base(), job.model.lora, name.removeprefix("hf:"))
 
 
 def _loss_function(job: Job) -> Callable[..., Any] | None:
@@ -249,9 +395,9 @@ def find(name: str, folder: Path, key: str) -> Path:
 # ---------------------------------------------------------------- Hugging Face
 
 
-def _hugging_face(folder: Path, job: Job, load: bool) -> nn.Module:
-    """The causal language model of a folder with a config.json: its weights where they lie beside
-    it and are to be loaded, random ones otherwise."""
+def _hugging_face(folder: Path, job: Job) -> Callable[[], nn.Module]:
+    """What makes the causal language model of a folder with a config.json; weights that lie beside
+    it are `starting_files`."""
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
@@ -260,23 +406,51 @@ def _hugging_face(folder: Path, job: Job, load: bool) -> nn.Module:
         ) from None
     if not (folder / "config.json").is_file():
         raise ModelError(f'"{job.model.factory}": there is no config.json in {folder}')
-    try:
-        if load and any(folder.glob("*.safetensors")):
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, use_safetensors=True, dtype=torch.float32, **job.model.args
-            )
-        else:
-            config = AutoConfig.from_pretrained(folder, **job.model.args)
-            causal: Any = AutoModelForCausalLM  # its from_config has no annotations
-            model = causal.from_config(config, dtype=torch.float32)
+    causal: Any = AutoModelForCausalLM  # its from_config has no annotations
+    args = dict(job.model.args)
+    dtype = _hugging_face_dtype(args.pop("dtype", "float32"), job.model.factory)
+
+    def make() -> nn.Module:
+        with _told(job):
+            config = AutoConfig.from_pretrained(folder, **args)
+            model = causal.from_config(config, dtype=dtype)
         assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
-    except (ValueError, OSError, TypeError, KeyError) as error:
-        raise ModelError(f'"{job.model.factory}": {_story(error)}') from error
+        return model
+
+    if not any(folder.glob("*.safetensors")):
+        return make
+    with _told(job):
+        model = causal.from_pretrained(
+            folder, use_safetensors=True, dtype=torch.float32, **job.model.args
+        )
+    assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
     return model
 
 
+@contextmanager
+def _told(job: Job) -> Iterator[None]:
+    """What transformers refuses, as a ModelError."""
+    try:
+        yield
+    except (ValueError, OSError, TypeError, KeyError, MemoryError) as error:
+        raise ModelError(f'"{job.model.factory}": {_story(error)}') from error
+
+
+def _hugging_face_dtype(name: Any, factory: str) -> torch.dtype:
+    """What `args.dtype` says that weights and activations are in."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise ModelError(
+            f'"{factory}": `model.args.dtype` is {name!r}: expected {", ".join(known)}'
+        )
+    return known[name]
+
+
 def is_hugging_face(module: nn.Module) -> bool:
-    """Whether a model of transformers or of a subclass; does not import transformers."""
+    """Whether a model of transformers or of a subclass, or peft's wrapper around one; imports
+    neither."""
+    if type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
+        module = module.get_base_model()
     return any(c.__module__.startswith("transformers.") for c in type(module).__mro__)
 
 
@@ -323,11 +497,28 @@ def tied_names(module: nn.Module) -> dict[str, str]:
 def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copies weights into a module by name; one name of a tied tensor is enough.
 
-    Raises ModelError, before anything changes, when a name is missing or unknown, or a shape
-    differs.
+    Names are those without adapters (`adapters.plain_name`). Raises ModelError, before anything
+    changes, when a name is missing or unknown, or a shape differs.
     """
-    first = tied_names(module)
-    state = module.state_dict(keep_vars=True)
+    state = _state(module)
+    _check_names(module, state, weights)
+    with torch.no_grad():
+        for name in weights:  # which may be read one at a time
+            state[name].copy_(weights[name])
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    """The module's own tensors by their names without adapters."""
+    plain = plain_name(module)
+    return {plain(name): t for name, t in module.state_dict(keep_vars=True).items()}
+
+
+def _check_names(
+    module: nn.Module, state: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> None:
+    """Raises ModelError as `load_named` does."""
+    plain = plain_name(module)
+    first = {plain(name): plain(one) for name, one in tied_names(module).items()}
     unknown = sorted(set(weights) - set(state))
     given = {first.get(name, name) for name in weights}
     missing = sorted({first.get(n, n) for n, t in state.items() if isinstance(t, Tensor)} - given)
@@ -343,9 +534,6 @@ def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
                 f'weight "{name}" has shape {tuple(shape)}: '
                 f"the module's has {tuple(state[name].shape)}"
             )
-    with torch.no_grad():
-        for name in weights:  # which may be read one at a time
-            state[name].copy_(weights[name])
 
 
 # ---------------------------------------------------------------- for the capture
@@ -389,6 +577,8 @@ def check_takes(module: nn.Module, batch: Mapping[str, Tensor], say: Callable[[s
     Raises ModelError for data that it does not take. What is the machine's fault (memory, an
     operator that a CPU has not) is said.
     """
+    if not has_values(module):
+        return
     buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):

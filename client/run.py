@@ -155,13 +155,24 @@ class Run:
             return dict(found)
 
     @contextmanager
-    def _brought(self) -> Iterator[Exported]:
-        """The exported weights, read as they are asked for. Raises RunFailed."""
+    def _brought(self, *, trained: bool = False) -> Iterator[Exported]:
+        """The exported weights, read as they are asked for; `trained`: without what was frozen.
+        Raises RunFailed."""
         from .weights import brought  # needs torch
 
         exported = self._exported()
+        if trained:
+            exported = broker_pb2.Weights(step=exported.step, files=exported.files)
         with self.client.translated(), brought(self.client.access, exported, self.folder) as found:
             yield found
+
+    def adapter(self) -> dict[str, Tensor]:
+        """The trained weights of a run with an adapter, under peft's names; the frozen ones are not
+        fetched. Raises RunFailed when the run ended without any."""
+        from .adapters import trained_only
+
+        with self._brought(trained=True) as found:
+            return trained_only(found)
 
     def _exported(self) -> broker_pb2.Weights:
         """What the broker says of the run's weights, once it has ended. Raises RunFailed."""
@@ -183,23 +194,27 @@ class Run:
             load_named(module, found)
 
     def export(
-        self, path: Path | str | None = None, format: Literal["", "safetensors", "hf"] = ""
+        self, path: Path | str | None = None, format: Literal["", "safetensors", "hf", "peft"] = ""
     ) -> Path:
         """Writes the weights and returns where: a safetensors file, or the index of several where
-        one would be too large; or with format "hf" a folder that `from_pretrained` takes. Default:
-        into `folder`, in the job's format, and also to the URL that its job names, if it does. Cut
-        off and called again, it goes on where it was.
+        one would be too large; with format "hf" a folder that `from_pretrained` takes, or with
+        "peft" one with the adapter alone, as `PeftModel.from_pretrained` takes it. Default: into
+        `folder`, in the job's format, and also to the URL that its job names, if it does. Cut off
+        and called again, it goes on where it was.
 
-        Raises ExportError for "hf" where nothing was kept at submission.
+        Raises ExportError for "hf" and "peft" where nothing was kept at submission.
         """
         from .weight_writer import files_of
         from .weights import write
 
         chosen = format or read_run(self.folder).get("job", {}).get("output", {}).get("format", "")
         target = None if path is None else Path(path)
-        kind: Literal["safetensors", "hf"] = "hf" if chosen == "hf" else "safetensors"
-        with self._brought() as found:
-            written = write(found, self.folder, target, kind)
+        kind = chosen or "safetensors"
+        if kind == "peft":
+            written = write(self.adapter(), self.folder, target, kind)
+        else:
+            with self._brought() as found:
+                written = write(found, self.folder, target, kind)
         if path is None and "://" in self.outputs:
             from fsspec.core import url_to_fs
 

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,9 @@ from ..compression.codec import parse
 from ..dag.capture import Captured, capture
 from ..dag.convert import graph_to_bytes, lowered_to_bytes
 from ..dag.graph import Graph, GraphError, Lowered
+from ..dag.kept import Kept
 from ..dag.lower_sizes import lower_for_sizes
+from ..dag.recipe import Recipe
 from ..job import Job, SettingsError
 from ..job.settings import plain
 from ..job.tables import Data
@@ -39,6 +41,7 @@ from ..proto.broker_pb2 import RunSpec, WeightFile
 from ..proto.common_pb2 import BlobRef
 from . import models
 from .access import Access
+from .adapters import is_adapted, plain_name, save_config
 from .division import why_it_depends
 from .fitting import fit, wanted_by
 from .records import write_run
@@ -73,6 +76,10 @@ TOKENIZER_FILES = (
 """What lies beside the config of a Hugging Face model and belongs to its export."""
 
 
+PART = 256 << 20
+"""Bytes of weights that are made and written at once."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobData:
     """A job's data: shard files by hash; or none of them here, and `local`, the inputs of the model
@@ -93,8 +100,8 @@ class Prepared:
 
     local: as in JobData.
     core: the graph for peers with the core operator set; None where it has no core form.
-    weights: the values that the module came with; pretrained: those that lie in files of their own,
-    which are read when they are uploaded.
+    weights: the values that the model begins with, of all that neither the recipe makes nor files
+    of their own have (`pretrained`), which are read when they are uploaded.
     microbatch_sizes: what the planner may take instead of the job's microbatch size; both forms are
     right for all of them.
     """
@@ -104,10 +111,11 @@ class Prepared:
     core: Lowered | None
     manifest: Manifest
     shards: dict[str, Path]
-    weights: Path
+    weights: tuple[Path, ...]
     sidecars: tuple[Path, ...]
     microbatch_sizes: tuple[int, ...] = ()
     local: tuple[str, ...] = ()
+    recipe: Recipe | None = None
     pretrained: Pretrained | None = None
 
     @property
@@ -145,15 +153,21 @@ def prepare(
         data = _data(job, folder / "data", say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.on_cpu(models.build(job, load=False))
+        outline = models.outline(job, say)
+        module = models.capturable(outline, job)
         captured = _captured(job, data, module, say)
         pretrained = _pretrained(job, stored, module, captured.graph, say)
         sizes = _divisions(job, data, module, captured.graph, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
-        weights = folder / "weights.safetensors"
-        elsewhere = pretrained.entries if pretrained else {}
-        values = {n: _own(t) for n, t in captured.tensors.items() if n not in elsewhere}
-        save_file(values, weights)
+        there = pretrained.entries if pretrained else {}
+        of_graph = (*captured.graph.parameters, *captured.graph.buffers)
+        dtypes = {x.name: x.spec.dtype for x in of_graph}
+        values = (
+            (name, outline.value(name, t), dtypes[name])
+            for name, t in captured.tensors.items()
+            if name not in there
+        )
+        weights = tuple(_written(values, folder))
         yield Prepared(
             job=job,
             graph=captured.graph,
@@ -161,6 +175,7 @@ def prepare(
             manifest=data.manifest,
             shards=data.shards,
             weights=weights,
+            recipe=_recipe_for(outline, captured, pretrained),
             sidecars=_sidecars(module, job, folder / "sidecars"),
             microbatch_sizes=sizes,
             local=data.local,
@@ -179,7 +194,7 @@ def draft(
         data = _data(job, Path(name), say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.on_cpu(models.build(job, load=False))
+        module = models.capturable(models.outline(job, say), job)
         graph = _captured(job, data, module, say).graph
         _pretrained(job, stored, module, graph, say)
         sizes = _divisions(job, data, module, graph, sizes, say)
@@ -219,7 +234,14 @@ def _ref(data: bytes) -> BlobRef:
 def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
     _check_format(job, module)
     with models.ready(module, job):
-        captured = capture(module, _example(data.manifest), dtype=job.model.dtype)
+        kept = {"": "", "bf16": "bfloat16"}
+        captured = capture(
+            module,
+            _example(data.manifest),
+            dtype=job.model.dtype,
+            kept=Kept(kept[job.model.frozen_dtype], kept[job.model.trained_dtype]),
+            named=plain_name(module),
+        )
         if not data.local:
             # Its shapes were captured; ids beyond an embedding or a table of positions are values.
             first = _reader(job, data).batch(0, 0, max(2, min(4, job.train.microbatch_size)))
@@ -240,6 +262,12 @@ def _reader(job: Job, data: JobData) -> Reader:
 
 def _check_format(job: Job, module: nn.Module) -> None:
     """Raises SettingsError for an export that could not be made: better now than after the run."""
+    if job.output.format == "peft" and not is_adapted(module):
+        raise SettingsError(
+            "output.format",
+            'is "peft", and the model has no adapter: expected `model.lora`, a factory that makes '
+            "one with peft, or another format",
+        )
     kept = [Path(name).name for name in job.model.sidecars]
     there = "config.json" in kept if kept else models.is_hugging_face(module)
     if job.output.format == "hf" and not there:
@@ -353,19 +381,57 @@ def _core(
     return None, sizes
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """A contiguous copy: the file format knows no shared memory, constants may be views."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+def _recipe_for(
+    outline: models.Outline, captured: Captured, pretrained: Pretrained | None
+) -> Recipe | None:
+    """The recipe of what the graph has and files do not; None where nothing is made by one."""
+    if outline.recipe is None:
+        return None
+    there = pretrained.entries if pretrained else {}
+    wanted = captured.tensors.keys() - there.keys()
+    found = {n: i for n, i in outline.recipe.tensors.items() if n in wanted}
+    return Recipe(outline.recipe.seed, found) if found else None
+
+
+def _written(values: Iterable[tuple[str, Tensor | None, str]], folder: Path) -> Iterator[Path]:
+    """Files of tensors (name, value, dtype), one after another, so that no more than PART bytes and
+    one tensor are here at once."""
+    part: dict[str, Tensor] = {}
+    count = 0
+
+    def written() -> Path:
+        path = folder / f"weights-{count}.safetensors"
+        save_file(part, path)
+        part.clear()
+        return path
+
+    for name, value, dtype in values:
+        if value is not None:
+            part[name] = _own(value, dtype)
+        if sum(t.nbytes for t in part.values()) >= PART:
+            yield written()
+            count += 1
+    if part:
+        yield written()
+
+
+def _own(tensor: Tensor, dtype: str) -> Tensor:
+    """A contiguous copy in what the graph keeps it in: the file format knows no shared memory,
+    constants may be views."""
+    own = tensor.detach().to(getattr(torch, dtype))
+    return own.clone(memory_format=torch.contiguous_format)
 
 
 def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
     """The files that go with an export: those of the job, or a Hugging Face model's config (as it
-    is, whatever `args` changed in it) and tokenizer."""
-    if job.model.sidecars:
-        return tuple(models.find(p, job.folder, "model.sidecars") for p in job.model.sidecars)
-    if not models.is_hugging_face(module):
-        return ()
+    is, whatever `args` changed in it) and tokenizer; besides, an adapter's config."""
     folder.mkdir()
+    adapter = save_config(module, folder) if job.output.format == "peft" else None
+    if job.model.sidecars:
+        own = (models.find(p, job.folder, "model.sidecars") for p in job.model.sidecars)
+        return (*own, *((adapter,) if adapter else ()))
+    if not models.is_hugging_face(module):
+        return (adapter,) if adapter else ()
     module.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
     found = {path.name: path for path in sorted(folder.iterdir())}
     if job.model.factory.startswith("hf:"):
@@ -392,13 +458,16 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
         if prepared.core is not None:
             spec.core_graph.CopyFrom(await blobs.store(lowered_to_bytes(prepared.core)))
         spec.data.CopyFrom(await blobs.store(prepared.manifest.to_json().encode()))
-        spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
+        if prepared.recipe is not None:
+            spec.recipe.CopyFrom(await blobs.store(prepared.recipe.to_bytes()))
+        for path in prepared.weights:
+            spec.weights.append(WeightFile(blob=await blobs.store(path)))
         for path in prepared.shards.values():
             await blobs.store(path)
         if pretrained is not None:
             spec.weights.append(await send(blobs, pretrained, say, urls=urls))
 
-    size = sum(p.stat().st_size for p in (prepared.weights, *prepared.shards.values()))
+    size = sum(p.stat().st_size for p in (*prepared.weights, *prepared.shards.values()))
     if pretrained is not None:
         of = f"{pretrained.size_bytes / 1e9:.2f} GB of weights"
         say(f"reading {of}, which peers read from the web" if urls else f"reading and sending {of}")

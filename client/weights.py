@@ -16,11 +16,16 @@ from .exported import Exported, bring
 from .records import replacing
 from .submission import transfer
 from .weight_files import WeightFilesError
-from .weight_writer import item_of, items_of, write_files
+from .weight_writer import item_of, write_files
 
 __all__ = ["ExportError", "brought", "write"]
 
 _PARTS = ".parts"
+_FOLDERS = {
+    "hf": ("config.json", "model", "model.safetensors"),
+    "peft": ("adapter_config.json", "adapter", "adapter_model.safetensors"),
+}
+"""By format: the config that has to lie there, the folder's name, the file of weights."""
 
 
 class ExportError(ValueError):
@@ -51,15 +56,16 @@ def write(
     weights: Exported | Mapping[str, Tensor],
     folder: Path,
     path: Path | None,
-    format: Literal["safetensors", "hf"],
+    format: Literal["safetensors", "hf", "peft"],
 ) -> Path:
     """Writes the weights of the run whose output folder is `folder`; returns where.
 
     "safetensors": a file at `path` or FOLDER/model.safetensors, or several beside it and their
     index where one would be too large (`write_files`). "hf": a folder with the weights and the
-    sidecars that were kept at submission, at `path` or FOLDER/model. A file that was there is
-    replaced as a whole. Raises ExportError when there are no sidecars, or where an index of other
-    files is in the way.
+    sidecars that were kept at submission, at `path` or FOLDER/model. "peft": a folder with an
+    adapter's weights and config, at `path` or FOLDER/adapter. A file that was there is replaced as
+    a whole. Raises ExportError when there are no sidecars, or where an index of other files is in
+    the way.
     """
     if format == "safetensors":
         target = path or folder / "model.safetensors"
@@ -67,17 +73,20 @@ def write(
             target = target / "model.safetensors"
         return _save(weights, target)
     sidecars = sorted((folder / "sidecars").glob("*"))
-    if not any(s.name == "config.json" for s in sidecars):
+    config, name, file = _FOLDERS[format]
+    if not any(s.name == config for s in sidecars):
         raise ExportError(
-            f"format hf needs the config.json that was kept at submission in {folder}/sidecars: "
+            f"format {format} needs the {config} that was kept at submission in {folder}/sidecars: "
             'export where the run was submitted from, or with format "safetensors"'
         )
-    target = path or folder / "model"
+    if format == "peft":
+        sidecars = [s for s in sidecars if s.name == config]
+    target = path or folder / name
     target.mkdir(parents=True, exist_ok=True)
     for sidecar in sidecars:
         with replacing(target / sidecar.name) as temporary:
             shutil.copyfile(sidecar, temporary)
-    _save(weights, target / "model.safetensors")
+    _save(weights, target / file)
     return target
 
 
@@ -85,7 +94,7 @@ def _save(weights: Exported | Mapping[str, Tensor], path: Path) -> Path:
     # Names of one tensor become two copies: the format knows no sharing, and the user's
     # load_state_dict wants every name.
     if isinstance(weights, Exported):
-        items = items_of(weights.stored, weights.entries)
+        items = weights.items_to_write()
     else:
         items = {name: item_of(tensor) for name, tensor in weights.items()}
     try:

@@ -66,10 +66,24 @@ class Model(Settings):
     """Globs of parameter names that get no gradient and no optimizer state."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision of the operators that autocast covers; weights stay fp32."""
+    frozen_dtype: Literal["", "bf16"] = ""
+    """What frozen weights are kept in; "": what the factory made them in."""
+    trained_dtype: Literal["", "bf16"] = ""
+    """What trained weights are kept in, with no fp32 copy beside; "": what the factory made them
+    in."""
+    lora: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of peft's LoraConfig: all else is frozen; empty: no adapter."""
     sidecars: tuple[str, ...] = ()
     """Files kept beside exported weights; empty: for "hf:" models their config and tokenizer."""
 
     def check(self) -> None:
+        for key in ("frozen_dtype", "trained_dtype"):
+            if getattr(self, key) == "bf16" and self.dtype != "bf16":
+                raise SettingsError(
+                    key,
+                    f'is "bf16", and dtype = "{self.dtype}": every product would keep an fp32 copy '
+                    'of its weight for each microbatch. Expected dtype = "bf16" with it',
+                )
         if not self.factory.startswith((LIVE, "hf:")) and ":" not in self.factory:
             raise SettingsError(
                 "factory",
@@ -362,8 +376,9 @@ class Output(Settings):
     """Steps between checkpoints, from which `shoal resume` goes on; 0: none, weights at the end."""
     keep: int = 3
     """How many checkpoints are kept, with the broker and in the run's folder."""
-    format: Literal["safetensors", "hf"] = "safetensors"
-    """One safetensors file, or a folder that `from_pretrained` takes ("hf:" models)."""
+    format: Literal["safetensors", "hf", "peft"] = "safetensors"
+    """One safetensors file, a folder that `from_pretrained` takes ("hf:" models), or the adapter
+    alone as peft's does."""
 
     def check(self) -> None:
         at_least(self, 0, "every")

@@ -20,6 +20,7 @@ from ..dag.graph import Graph, GraphError, Lowered, Operator, TensorSpec
 from ..dag.infer import infer_operator
 from ..dag.rules import check_graph
 from ..dag.schedule import Action, Kind, shares_gradient
+from ..dag.split_weights import grouped
 from .codings import Codings
 from .data.reader import Reader
 from .exchange import Exchange, Held, Wire
@@ -30,7 +31,7 @@ from .store import Store
 from .streams import Streams
 from .sync.ahead import Ahead
 from .sync.allreduce import parts_of
-from .weights import WeightError, starting_spec, starting_tensor
+from .weights import WeightError, has_start, starting_spec, starting_tensor
 
 __all__ = ["Inputs", "Work", "build_work"]
 
@@ -53,6 +54,8 @@ class Work:
     reader: Reader
     unread: dict[str, Tensor]
     """Exported here, though no operator reads them."""
+    files: Mapping[str, Tensor]
+    """The weights files of the run, whatever it goes on from."""
     store: Store = field(default_factory=Store)
     inputs: dict[tuple[int, int, int], Inputs] = field(default_factory=dict)
     """Prefetched data by (step, microbatch, stage)."""
@@ -107,14 +110,32 @@ class Work:
         left = self.streams.unsent(mine)
         return {} if left is None else parts_of(self.wire.layout(stage), left)
 
+    @cached_property
+    def unchanged(self) -> frozenset[str]:
+        """Names of what is for ever as the weights files have it: frozen parameters, and buffers
+        that no step updates. Whoever needs one takes it from there, so neither a snapshot nor an
+        export brings it."""
+        still = {p.name: (p.name, *p.tied) for p in self.graph.parameters if not p.trainable}
+        still |= {b.name: (b.name,) for b in self.graph.buffers if b.update is None}
+        executors = [held.executor for held in self.held.values()]
+        here = {n for e in executors for n in (*e.parameters, *e.buffers)} | {*self.unread}
+        return frozenset(
+            name
+            for name in here & still.keys()
+            if any(has_start(self.files, there) for there in still[name])
+        )
+
     def exported(self) -> dict[str, Tensor]:
-        """What this peer exports, under the names of the user's module. Over all peers every name
-        of its state_dict is there exactly once: the first holder of the lowest stage that has a
-        tensor gives it, with all its tied names; the first stage those that no stage has."""
-        found = dict(self.unread)
+        """What this peer exports, under the names of the user's module, without what is
+        `unchanged`. Over all peers every other name of its state_dict is there exactly once: the
+        first holder of the lowest stage that has a tensor gives it, with all its tied names; the
+        first stage those that no stage has."""
+        found = {name: t for name, t in self.unread.items() if name not in self.unchanged}
         for value, stage in _owners(self.graph, self.flow).items():
             held = self.held.get(stage)
             if held is None or self.order.plan.stages[stage].holders[0] != self.order.peer:
+                continue
+            if value.partition(":")[2] in self.unchanged:
                 continue
             kind, _, name = value.partition(":")
             executor = held.executor
@@ -126,11 +147,14 @@ class Work:
 
 
 def build_work(
-    order: BuildOrder, device: torch.device, clock: Callable[[], float] = time.perf_counter
+    order: BuildOrder,
+    device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
+    files: Mapping[str, Tensor] | None = None,
 ) -> Work:
     """Raises ValueError (PlanError, GraphError, SpecError, WeightError, CodecError) when the parts
     of the order do not fit together, OfferError when they take too much memory. `clock` gives the
-    seconds of codecs."""
+    seconds of codecs; `files` are the weights files, where the order's weights are more."""
     plan = order.plan.validate(len(order.graph.operators))
     graph = order.graph.bind(plan.microbatch_size)
     check_graph(graph)
@@ -141,6 +165,7 @@ def build_work(
     _check_data(graph, order, {name for stage in mine for name in stage.inputs})
     weights = _Starting(order.weights, graph)
     core = _checked_core(order.core, graph) if order.core else None
+    firsts = _firsts(graph)
     held: dict[int, Held] = {}
     for stage in mine:
         within = (stage.start, stage.stop)
@@ -160,7 +185,11 @@ def build_work(
             recompute=plan.stages[stage.index].recompute,
         )
         optimizer = StageOptimizer(
-            order.training.train, executor.parameters, weighs=order.training.rebuilds
+            order.training.train,
+            executor.parameters,
+            weighs=order.training.rebuilds,
+            seed=order.training.seed,
+            firsts=firsts,
         )
         held[stage.index] = Held(stage, executor, optimizer)
     wire = Wire(flow, graph)
@@ -196,7 +225,20 @@ def build_work(
         device=device,
         clock=clock,
     )
-    return Work(order, graph, flow, wire, held, exchange, streams, reader, unread)
+    files = order.weights if files is None else files
+    return Work(order, graph, flow, wire, held, exchange, streams, reader, unread, files)
+
+
+def _firsts(graph: Graph) -> dict[str, int]:
+    """Of the blocks of split parameters, the number of their first element in the whole one."""
+    found: dict[str, int] = {}
+    sizes = {p.name: p.spec.elements for p in graph.parameters}
+    for parts in grouped(sizes).values():
+        at = 0
+        for block in parts:
+            found[str(block)] = at
+            at += sizes[str(block)]
+    return found
 
 
 def _checked_core(core: Lowered, graph: Graph) -> Lowered:

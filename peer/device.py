@@ -82,10 +82,10 @@ class TorchDevice:
             records = records.without_codecs()
         if order.peer in order.rebuilt:
             records = rebuilt_records(order, records)
-        goes_on = bool(order.resumed)
+        goes_on, files = bool(order.resumed), order.weights
         if goes_on:
             order = replace(order, weights=records.over(order.weights), resumed=())
-        self._work = work = build_work(order, self.device, self._clock)
+        self._work = work = build_work(order, self.device, self._clock, files)
         if goes_on:
             records.load(work)
         self.peak_bytes = 0
@@ -106,6 +106,7 @@ class TorchDevice:
             steps=train.steps or 0,
             eval_every=train.eval_every if plan.evaluation_routes else 0,
             exports=tuple(k for k in work.held if plan.stages[k].holders[0] == order.peer),
+            partial=bool(work.unchanged),
         )
 
     def discard(self) -> None:

@@ -8,10 +8,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..dag.convert import MAX_GRAPH_BYTES, graph_from_bytes, lowered_from_bytes
+from ..dag.convert import (
+    MAX_GRAPH_BYTES,
+    MAX_RECIPE_BYTES,
+    graph_from_bytes,
+    lowered_from_bytes,
+)
 from ..dag.convert_plan import plan_from_proto
 from ..dag.graph import Graph, Lowered
 from ..dag.plan import PeerId, Plan, PlanError
+from ..dag.recipe import Recipe
 from ..dag.validate import validate
 from ..dag.vocabulary import planned_graph
 from ..job import MOST_MANIFEST_BYTES, Training
@@ -19,6 +25,7 @@ from ..proto import broker_pb2, common_pb2
 from .cache import BlobError
 from .data.manifest import Manifest
 from .snapshots import SnapshotError, SnapshotId
+from .starting import Starting, check_recipe
 from .weights import Read, Weights, WeightsFile, Whole
 
 __all__ = ["BuildOrder", "order_from_assign", "resumed", "starting_weights"]
@@ -102,6 +109,10 @@ def order_from_assign(
             f"the plan has the head in {plan.head_parts} parts, and this peer gets the core form: "
             "expected peers with the full operator set"
         )
+    recipe = None
+    if assign.HasField("recipe"):
+        recipe = Recipe.from_bytes(small(assign.recipe, MAX_RECIPE_BYTES))
+        check_recipe(recipe, graph)
     return BuildOrder(
         run=assign.run,
         term=assign.term,
@@ -109,7 +120,7 @@ def order_from_assign(
         plan=plan,
         graph=planned_graph(graph, plan),
         core=core,
-        weights=starting_weights(assign, read, whole or _shards_by(blob)),
+        weights=starting_weights(assign, read, recipe, whole or _shards_by(blob)),
         manifest=Manifest.from_json(small(assign.data, MOST_MANIFEST_BYTES)),
         training=training,
         shard=shard,
@@ -122,10 +133,13 @@ def order_from_assign(
     )
 
 
-def starting_weights(assign: broker_pb2.Assign, read: Read, whole: Whole) -> Weights:
-    """Those that the assignment names."""
-    files = [WeightsFile(f.blob.hash, f.blob.size_bytes, f.sharded) for f in assign.weights]
-    return Weights(files, read, whole)
+def starting_weights(
+    assign: broker_pb2.Assign, read: Read, recipe: Recipe | None, whole: Whole
+) -> Weights | Starting:
+    """What the assignment begins with: `recipe` is the one that it names."""
+    named = [WeightsFile(f.blob.hash, f.blob.size_bytes, f.sharded) for f in assign.weights]
+    files = Weights(named, read, whole)
+    return Starting(files, recipe) if recipe else files
 
 
 def _shards_by(blob: Callable[[common_pb2.BlobRef], bytes]) -> Whole:

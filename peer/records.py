@@ -1,6 +1,7 @@
 """What is in a snapshot of a torch device: named tensors, each with its own hash.
 
-    param:NAME  buffer:NAME  slot:NAME:PART   of the stages; the optimizer's state by parameter
+    param:NAME  buffer:NAME  slot:NAME:PART   of the stages; the optimizer's state by parameter.
+                                              What stays as the weights files have it is not here
     ahead/PEER/NAME:PART                      the same, where holders have states of their own
     codec/…/PEER                              of streams (`streams.py`), by the end that it is of
 
@@ -30,7 +31,7 @@ from ..dag.plan import PeerId
 from .build import Work
 from .snapshots import SnapshotError
 from .streams import stream_name, stream_of
-from .weights import Lazy, Spec, Weights, WeightsFile, joined, serialize, spec_of, starting_tensor
+from .weights import Lazy, Spec, Weights, WeightsFile, has_start, joined, serialize, spec_of
 
 __all__ = [
     "Records",
@@ -51,12 +52,14 @@ more than the reader's memory; one that would be, nearly all zeros, is written a
 
 
 def take_records(work: Work, step: int) -> dict[str, Tensor]:
-    """Copies of all that `work` needs to go on when `step` updates are in it, on the host."""
+    """Copies, on the host, of all that `work` needs beside the run's weights files to go on when
+    `step` updates are in it."""
     found: dict[str, Tensor] = {}
+    still = work.unchanged
     for held in work.held.values():
-        executor = held.executor
-        found |= {f"param:{name}": tensor for name, tensor in held.parameters().items()}
-        found |= {f"buffer:{name}": tensor for name, tensor in executor.buffers.items()}
+        parameters, buffers = held.parameters(), held.executor.buffers
+        found |= {f"param:{name}": t for name, t in parameters.items() if name not in still}
+        found |= {f"buffer:{name}": t for name, t in buffers.items() if name not in still}
         kind = "slot:" if held.ahead is None else _ahead(work.order.peer)
         found |= {f"{kind}{name}": t for name, t in held.optimizer.state_tensors().items()}
     states = work.streams.state_tensors(step - 1)
@@ -104,11 +107,12 @@ class Records:
         """Puts optimizer and codecs where the snapshots left them; parameters are there already.
         States of streams that this plan does not have are left out: what they held back is lost.
 
-        Raises SnapshotError for a parameter or buffer of a stage that no snapshot has."""
+        Raises SnapshotError for a parameter or buffer of a stage that no snapshot has, unless it is
+        as at the start for ever."""
         weights = self._weights
         for held in work.held.values():
             for name in (*held.executor.parameters, *held.executor.buffers):
-                if starting_tensor(weights, name) is None:
+                if not has_start(weights, name) and name not in work.unchanged:
                     raise SnapshotError(
                         f"the snapshots lack {name!r} of stage {held.stage.index}: expected those "
                         "of every peer that held a part of it"

@@ -47,6 +47,7 @@ __all__ = [
     "Whole",
     "bytes_of",
     "entry_of",
+    "has_start",
     "joined",
     "merge_blocks",
     "merged_entries",
@@ -329,6 +330,12 @@ def starting_tensor(files: Mapping[str, Tensor], name: str) -> Tensor | None:
         return files.rows(block.name, *block.rows(whole[0] if whole else 0))
     tensor = files[block.name]
     return tensor[slice(*block.rows(len(tensor)))]
+
+
+def has_start(files: Mapping[str, Tensor], name: str) -> bool:
+    """Whether `starting_tensor` would find it; nothing is read."""
+    block = block_of(name)
+    return name in files or (block is not None and block.name in files)
 
 
 def merge_blocks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
