@@ -31,16 +31,17 @@ def evaluated_there(
     `evaluate.held_out` gives them. Raises RecordError for a model whose step changes more than its
     parameters, RunFailed where the run does not come so far, Refused for another's."""
     spec = _spec(client.recall(run).spec, weights, batches)
-    graph = transfer(
-        client.access, lambda blobs: blobs.fetch(spec.graph.hash, most_bytes=MAX_GRAPH_BYTES)
-    )
+    with client.translated():
+        graph = transfer(
+            client.access, lambda blobs: blobs.fetch(spec.graph.hash, most_bytes=MAX_GRAPH_BYTES)
+        )
     running = [b.name for b in graph_from_bytes(graph).buffers if b.update is not None]
     if running:
         raise RecordError(
             f"run {run} has running statistics ({running[0]}), which a step over its data would "
             "change: evaluate it here (without --network)"
         )
-    found = client.submit_spec(spec)
+    found, why = client.submit_spec(spec), ""
     try:
         for event in client.watch(found, 0):
             if event.HasField("step") and event.step.HasField("evaluation"):

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from shoal.broker.blobs import Upload
 from shoal.broker.options import BrokerOptions
 from shoal.broker.server import Broker, BrokerConfig
 from shoal.client import Client, Refused, connect
+from shoal.client import exported as exported_module
 from shoal.client import shards as shards_module
 from shoal.client.fitting import fit
 from shoal.client.sending import send
@@ -85,13 +87,14 @@ class Lab:
         while not any(m.profile.name == name for m in members.values()):
             await turn()
 
-    def job(self, net: nn.Module, **model: Any) -> Job:
-        data = {"kind": "arrays", "holdout": 0.0, "source": str(self.folder / "data.safetensors")}
+    def job(self, net: nn.Module, *, holdout: float = 0.0, **model: Any) -> Job:
+        source = str(self.folder / "data.safetensors")
+        data = {"kind": "arrays", "holdout": holdout, "source": source}
         return Job(
             model={"factory": "live:Net", **model},
             module=net,
             data=data,
-            train={"steps": 3, "batch": 8, "microbatch": 2},
+            train={"steps": 3, "batch": 8, "microbatch": 2, "eval_batches": 1},
             output={"to": str(self.folder / "runs")},
         )
 
@@ -111,8 +114,6 @@ class Lab:
 
 @pytest.fixture
 async def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lab]:
-    from safetensors.torch import save_file
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
     save_file({"x": x, "y": (x.sum(1) > 0).long()}, tmp_path / "data.safetensors")
@@ -215,6 +216,59 @@ async def test_a_shard_that_the_web_gives_otherwise_fails_the_run_by_name(
         text = await asyncio.to_thread(submit)
     assert f"weights from {served.address}/w.safetensors" in text
     assert "came with the content of" in text
+
+
+async def test_the_peers_evaluate_as_the_plain_module_does(lab: Lab) -> None:
+    """With the weights of a run that has ended; its own last evaluation is the oracle."""
+    await lab.join("one", memory_bytes=4000)
+    await lab.join("two", memory_bytes=4000)
+
+    def evaluate() -> tuple[list[dict[str, float]], list[str]]:
+        with connect(lab.broker.address) as client:
+            run = client.submit(lab.job(Net(), holdout=0.25))
+            steps = [e.step for e in run.watch() if e.HasField("step")]
+            own = {"loss": steps[-1].evaluation.loss, "weight": steps[-1].evaluation.weight}
+            found = [own, run.evaluate_there(), run.evaluate(Net()), run.evaluate_there(1)]
+            return found, [broker_pb2.Phase.Name(r.phase) for r in client.describe().runs]
+
+    (own, *found), phases = await asyncio.to_thread(evaluate)
+    for numbers in found:
+        assert numbers == pytest.approx(own, rel=1e-6)
+    assert sorted(phases) == ["CANCELLED", "CANCELLED", "DONE"]
+
+
+async def test_an_export_goes_on_where_it_was_cut_off(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await lab.join("one", memory_bytes=4000)
+    await lab.join("two", memory_bytes=4000)
+    fetched: list[str] = []
+    whole = BlobClient.fetch_to
+
+    async def fetch_to(self: BlobClient, hash: str, path: Path, **settings: Any) -> None:
+        if len(fetched) == 1 and not path.parent.joinpath("again").exists():
+            raise KeyboardInterrupt
+        fetched.append(hash)
+        await whole(self, hash, path, **settings)
+
+    def export() -> tuple[dict[str, Tensor], dict[str, Tensor], Path]:
+        with connect(lab.broker.address) as client:
+            run = client.submit(lab.job(Net(), freeze=["layers.0.*"]))
+            run.wait()
+            plain = run.weights()
+            monkeypatch.setattr(exported_module, "_AT_ONCE", 1)
+            monkeypatch.setattr(BlobClient, "fetch_to", fetch_to)
+            with pytest.raises(KeyboardInterrupt):
+                run.export()
+            (run.folder / ".parts" / "again").touch()
+            path = run.export()
+            return load_file(path), plain, run.folder
+
+    found, plain, at = await asyncio.to_thread(export)
+    assert found.keys() == plain.keys() == Net().state_dict().keys()
+    assert all(torch.equal(found[name], plain[name]) for name in found)
+    assert len(fetched) == len(set(fetched)) > 1
+    assert not (at / ".parts").exists()
 
 
 # ---------------------------------------------------------------- sending
