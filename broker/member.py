@@ -24,7 +24,7 @@ PROTOCOL = 1
 """The version of the protocol that this broker speaks."""
 
 MOST_DATA = MOST_WEB = 64
-"""Data sets of one peer."""
+"""Data sets of one peer, and places on the web where it reads."""
 
 State = Literal["pool", "assigned", "draining", "resting"]
 

@@ -26,6 +26,7 @@ from torch.func import functional_call
 
 from ..dag.recipe import Recipe
 from ..job import LIVE, Job
+from ..peer.weights import spec_of
 from . import weight_files
 from .adapters import AdapterError, adapted, plain_name
 from .fitting import Wanted, fit
@@ -500,10 +501,10 @@ def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     changes, when a name is missing or unknown, or a shape differs.
     """
     state = _state(module)
-    checked_names(module, weights)
+    _check_names(module, state, weights)
     with torch.no_grad():
-        for name, value in weights.items():
-            state[name].copy_(value)
+        for name in weights:  # which may be read one at a time
+            state[name].copy_(weights[name])
 
 
 def _state(module: nn.Module) -> dict[str, Any]:
@@ -512,12 +513,12 @@ def _state(module: nn.Module) -> dict[str, Any]:
     return {plain(name): t for name, t in module.state_dict(keep_vars=True).items()}
 
 
-def checked_names(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights for a module by the first name of each tensor. Raises ModelError as `load_named`
-    does."""
+def _check_names(
+    module: nn.Module, state: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> None:
+    """Raises ModelError as `load_named` does."""
     plain = plain_name(module)
     first = {plain(name): plain(one) for name, one in tied_names(module).items()}
-    state = _state(module)
     unknown = sorted(set(weights) - set(state))
     given = {first.get(name, name) for name in weights}
     missing = sorted({first.get(n, n) for n, t in state.items() if isinstance(t, Tensor)} - given)
@@ -527,13 +528,12 @@ def checked_names(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str,
             f"({', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}), {len(unknown)} are "
             f"unknown to it ({', '.join(unknown[:3])}{' …' if len(unknown) > 3 else ''})"
         )
-    for name, value in weights.items():
-        if state[name].shape != value.shape:
+    for name in weights:
+        if state[name].shape != (shape := spec_of(weights, name).shape):
             raise ModelError(
-                f'weight "{name}" has shape {tuple(value.shape)}: '
+                f'weight "{name}" has shape {tuple(shape)}: '
                 f"the module's has {tuple(state[name].shape)}"
             )
-    return {first.get(name, name): value for name, value in weights.items()}
 
 
 # ---------------------------------------------------------------- for the capture

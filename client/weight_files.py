@@ -171,11 +171,12 @@ def _text(name: str, web: Web) -> bytes | None:
 # ---------------------------------------------------------------- files
 
 
-def open_file(name: str, web: Web, why: str = "") -> File:
+def open_file(name: str, web: Web | None = None, why: str = "") -> File:
     """A file at a path or URL. `why`: who says that it is there, for people. Raises
     WeightFilesError."""
     try:
         if is_web(name):
+            web = web or Web()
             return _OnWeb(web, web.look(name))
         return _Elsewhere(name) if "://" in name else _Local(Path(name))
     except FileNotFoundError:

@@ -22,7 +22,7 @@ import torch
 from ..dag.flow import Role
 from ..dag.plan import PeerId
 from ..net import transport as net
-from ..net.blobs_client import BlobTransferError
+from ..net.blobs_client import BlobTransferError, Source
 from ..net.cap import Cap, Meter
 from ..net.frame import Arrived, FrameKey, Payload
 from ..net.grpc_transport import SERVER_OPTIONS, GrpcTransport
@@ -466,7 +466,7 @@ class Worker:
 
     def _store(
         self,
-        data: bytes | memoryview,
+        data: Source,
         stored: Callable[[common_pb2.BlobRef], e.Event],
         failed: Callable[[str], e.Event],
     ) -> None:
@@ -475,7 +475,7 @@ class Worker:
         async def upload() -> None:
             try:
                 ref = await self._upstream.blobs.store(data)
-            except BlobTransferError as error:
+            except (BlobTransferError, OSError) as error:  # OSError: a snapshot that was dropped
                 self._post(failed(said_of(error)))
             else:
                 self._post(stored(ref))

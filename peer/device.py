@@ -42,7 +42,7 @@ from .records import load_records, take_records, write_records
 from .snapshots import in_parts
 from .step import transfer_of
 from .store import Entry
-from .weights import serialize
+from .weights import Serialized, serialize
 
 __all__ = ["SpecError", "TorchDevice"]
 
@@ -360,9 +360,12 @@ class TorchDevice:
         records = given_records(self._now)
         return lambda: in_parts(write_records(records))
 
-    def export(self) -> memoryview:
-        """The weights that this peer answers for (`Work.exported`), as a safetensors file."""
-        return serialize(self._now.exported())
+    def export(self, step: int | None = None) -> memoryview | Serialized:
+        """The weights that this peer answers for (`Work.exported`), as a safetensors file: after
+        the last `step`, when nothing changes any more, not in memory of its own."""
+        over = step is not None and step == self._now.order.training.train.steps
+        tensors = self._now.exported()
+        return Serialized(tensors) if over else serialize(tensors)
 
     # ------------------------------------------------------------ states of codecs
 

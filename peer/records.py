@@ -33,7 +33,14 @@ from .snapshots import SnapshotError
 from .streams import stream_name, stream_of
 from .weights import Lazy, Spec, Weights, WeightsFile, has_start, joined, serialize, spec_of
 
-__all__ = ["Records", "load_records", "take_records", "write_records"]
+__all__ = [
+    "Records",
+    "coded_specs",
+    "decoded",
+    "load_records",
+    "take_records",
+    "write_records",
+]
 
 _HASHES = "xxh3_128"
 _CODED = LosslessCodec.name
@@ -197,14 +204,36 @@ def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
     return Records(found)
 
 
+def coded_specs(weights: Weights) -> dict[str, Spec]:
+    """What the coded tensors of a snapshot's file are when they are decoded. Raises
+    SnapshotError."""
+    try:
+        notes: dict[str, _Note] = json.loads(weights.metadata.get(_CODED, "{}"))
+        return {
+            str(name): Spec(tuple(int(n) for n in sizes), getattr(torch, str(dtype)))
+            for name, (_, dtype, sizes) in notes.items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SnapshotError(f"the notes of a snapshot cannot be read: {error}") from None
+
+
+def decoded(weights: Weights, name: str) -> Tensor:
+    """One coded tensor of a snapshot's file. Raises SnapshotError."""
+    try:
+        notes: dict[str, _Note] = json.loads(weights.metadata[_CODED])
+        metadata = {_CODED: json.dumps({name: notes[name]})}
+        return _decoded(metadata, {name: weights[name]})[name]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SnapshotError(f"{name!r} of a snapshot cannot be decoded: {error}") from None
+
+
 def _read(data: memoryview) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     """Tensors and metadata of a file. Raises ValueError, KeyError."""
     weights = Weights(
         [WeightsFile("", len(data))], lambda _, offset, length: data[offset : offset + length]
     )
     tensors = dict(weights)  # which has checked the header
-    length = int.from_bytes(data[:8], "little")
-    return tensors, json.loads(bytes(data[8 : 8 + length]))["__metadata__"]
+    return tensors, weights.metadata
 
 
 def _hashes(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -19,6 +19,7 @@ import json
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from ..dag.split_weights import block_of, grouped
 from ..job import MOST_MANIFEST_BYTES
-from .weight_shards import MOST_SIZES, WeightError, WeightManifest, WeightShard
+from .weight_shards import MOST_SIZES, StoredTensor, WeightError, WeightManifest, WeightShard
 
 __all__ = [
     "DTYPES",
@@ -38,16 +39,21 @@ __all__ = [
     "Lazy",
     "Part",
     "Read",
+    "Serialized",
     "Spec",
     "WeightError",
     "Weights",
     "WeightsFile",
     "Whole",
+    "bytes_of",
+    "entry_of",
     "has_start",
     "joined",
     "merge_blocks",
+    "merged_entries",
     "serialize",
     "spec_of",
+    "split_names",
     "starting_spec",
     "starting_tensor",
 ]
@@ -155,6 +161,7 @@ class Weights(Lazy):
         self._files = tuple(files)
         self._read, self._whole = read, whole
         self._entries: dict[str, Entry] | None = None
+        self._metadata: dict[str, str] = {}
         self._last: tuple[WeightShard, bytes | bytearray | memoryview] | None = None
         # Small tensors share a shard.
 
@@ -178,7 +185,7 @@ class Weights(Lazy):
     def read(self, entry: Entry) -> Tensor:
         """A tensor of these files, made of some of their bytes. Raises WeightError."""
         made = torch.empty(entry.shape, dtype=entry.dtype)
-        flat, at = _bytes_of(made), 0
+        flat, at = bytes_of(made), 0
         for part in entry.parts:
             flat[at : at + part.length] = np.frombuffer(self._part(part), np.uint8)
             at += part.length
@@ -197,8 +204,16 @@ class Weights(Lazy):
             found: dict[str, Entry] = {}
             for file in self._files:
                 found |= self._sharded(file) if file.sharded else self._header(file)
+            with suppress(WeightError):  # of a snapshot, which has some blocks and not all
+                found |= {n: e for n, e in merged_entries(found).items() if n not in found}
             self._entries = found
         return self._entries
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What files say of themselves, the later ones first. Raises WeightError."""
+        _ = self.entries
+        return self._metadata
 
     def _part(self, part: Part) -> bytes | bytearray | memoryview:
         if isinstance(part.source, WeightsFile):
@@ -229,9 +244,7 @@ class Weights(Lazy):
         found = {}
         for name, stored in made.tensors.items():
             parts = tuple(Part(made.shards[i], at, length) for i, at, length in stored.parts)
-            found[name] = entry = Entry(DTYPES.get(stored.dtype, torch.bool), stored.shape, parts)
-            if stored.dtype not in DTYPES or entry.size_bytes != sum(p.length for p in parts):
-                raise WeightError(f"{file}: the entry of {name!r:.80} is {stored!r:.200}")
+            found[name] = entry_of(name, stored, parts)
         return found
 
     def _header(self, file: WeightsFile) -> dict[str, Entry]:
@@ -249,12 +262,21 @@ class Weights(Lazy):
             raise WeightError(f"{file}: the header is no JSON: {error}") from None
         if not isinstance(header, dict):
             raise WeightError(f"{file}: the header is no table")
-        start = 8 + length
+        start, said = 8 + length, header.get("__metadata__", {})
+        self._metadata |= said if isinstance(said, dict) else {}
         return {
             name: _entry(file, start, name, raw)
             for name, raw in header.items()
             if name != "__metadata__"
         }
+
+
+def entry_of(name: str, stored: StoredTensor, parts: tuple[Part, ...]) -> Entry:
+    """A tensor of a manifest, whose bytes lie in these parts. Raises WeightError."""
+    found = Entry(DTYPES.get(stored.dtype, torch.bool), stored.shape, parts)
+    if stored.dtype not in DTYPES or found.size_bytes != sum(part.length for part in parts):
+        raise WeightError(f"the entry of {name!r:.80} in a manifest is {stored!r:.200}")
+    return found
 
 
 def _entry(file: WeightsFile, start: int, name: str, raw: Any) -> Entry:
@@ -320,18 +342,36 @@ def merge_blocks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of an export under the user's names: the blocks of a split parameter become one
     tensor again, all others stay. Raises WeightError when a block is missing or does not fit."""
     found = {name: tensor for name, tensor in tensors.items() if block_of(name) is None}
-    for name, blocks in grouped(tensors).items():
-        parts = [tensors[str(block)] for block in blocks]
-        rows = sum(len(part) if part.dim() else 0 for part in parts)
+    for name, blocks in split_names({n: spec_of(tensors, n) for n in tensors}):
+        found[name] = torch.cat([tensors[block] for block in blocks])
+    return found
+
+
+def merged_entries(entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """The same of tensors where they lie: the bytes of blocks one behind the other."""
+    found = {name: entry for name, entry in entries.items() if block_of(name) is None}
+    for name, blocks in split_names({n: Spec(e.shape, e.dtype) for n, e in entries.items()}):
+        parts = [entries[block] for block in blocks]
+        rows = sum(entry.shape[0] for entry in parts)
+        where = tuple(part for entry in parts for part in entry.parts)
+        found[name] = Entry(parts[0].dtype, (rows, *parts[0].shape[1:]), where)
+    return found
+
+
+def split_names(specs: Mapping[str, Spec]) -> Iterator[tuple[str, list[str]]]:
+    """Each split parameter among some tensors with the names of its blocks, in order. Raises
+    WeightError when a block is missing or does not fit."""
+    for name, blocks in grouped(specs).items():
+        parts = [specs[str(block)] for block in blocks]
+        rows = sum(part.shape[0] if part.shape else 0 for part in parts)
         heights = [stop - start for start, stop in (block.rows(rows) for block in blocks)]
         kinds = {(part.dtype, part.shape[1:]) for part in parts}
         whole = {block.parts for block in blocks} == {len(blocks)}
-        fits = len(kinds) == 1 and all(p.dim() for p in parts)
-        if name in found or not whole or not fits or heights != [len(p) for p in parts]:
-            have = ", ".join(f"{block} {tuple(tensors[str(block)].shape)}" for block in blocks)
+        fits = len(kinds) == 1 and all(part.shape for part in parts)
+        if name in specs or not whole or not fits or heights != [p.shape[0] for p in parts]:
+            have = ", ".join(f"{block} {specs[str(block)].shape}" for block in blocks)
             raise WeightError(f"expected every block of {name!r} once, in equal parts: got {have}")
-        found[name] = torch.cat(parts)
-    return found
+        yield name, [str(block) for block in blocks]
 
 
 def joined(parts: Sequence[bytes | bytearray | memoryview]) -> npt.NDArray[np.uint8]:
@@ -344,40 +384,70 @@ def joined(parts: Sequence[bytes | bytearray | memoryview]) -> npt.NDArray[np.ui
     return out
 
 
+class Serialized:
+    """A safetensors file of tensors, those of the widest numbers first (so each lies where its
+    dtype wants it), then in the order of their names. Its bytes are made as they are read: the
+    tensors may not change until then. Two names of one tensor give two copies, so that every name
+    of the user's module is there. Raises WeightError for a dtype that no file has."""
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    ) -> None:
+        header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+        at = 0
+        names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+        self._tensors = [tensors[name] for name in names]
+        for name in names:
+            tensor = tensors[name]
+            if tensor.dtype not in DTYPE_NAMES:
+                raise WeightError(
+                    f"{name!r} is {tensor.dtype}: expected one of {', '.join(DTYPES)}"
+                )
+            size = tensor.numel() * tensor.itemsize
+            header[name] = {
+                "dtype": DTYPE_NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [at, at + size],
+            }
+            at += size
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._begin = len(text).to_bytes(8, "little") + text
+        self.size_bytes = len(self._begin) + at
+
+    def pieces(self, offset: int, most: int) -> Iterator[memoryview]:
+        """The bytes from an offset on, in pieces of at most so many; one tensor at a time is copied
+        from its device."""
+        at = 0
+        for part in (None, *self._tensors):
+            size = len(self._begin) if part is None else part.numel() * part.itemsize
+            if at + size > offset:
+                flat = np.frombuffer(self._begin, np.uint8) if part is None else _flat(part)
+                for start in range(max(0, offset - at), size, most):
+                    yield flat[start : start + most].data
+            at += size
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.pieces(0, 1 << 24))
+
+
 def serialize(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> memoryview:
-    """A safetensors file of these tensors, those of the widest numbers first (so each lies where
-    its dtype wants it), then in the order of their names. Two names of one tensor give two copies,
-    so that every name of the user's module is there. Raises WeightError for a dtype that no file
-    has."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    at = 0
-    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    for name in names:
-        tensor = tensors[name]
-        if tensor.dtype not in DTYPE_NAMES:
-            raise WeightError(f"{name!r} is {tensor.dtype}: expected one of {', '.join(DTYPES)}")
-        size = tensor.numel() * tensor.itemsize
-        header[name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [at, at + size],
-        }
-        at += size
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    out = np.empty(8 + len(text) + at, np.uint8)
-    out[: 8 + len(text)] = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
-    at = 8 + len(text)
-    for name in names:
-        flat = _bytes_of(tensors[name].detach().cpu().contiguous())
-        out[at : at + len(flat)] = flat
-        at += len(flat)
+    """The bytes of `Serialized`, in memory of their own. Raises WeightError."""
+    file = Serialized(tensors, metadata)
+    out, at = np.empty(file.size_bytes, np.uint8), 0
+    for piece in file.pieces(0, 1 << 26):
+        out[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+        at += len(piece)
     return out.data
 
 
-def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
+def _flat(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    return bytes_of(tensor.detach().cpu().contiguous())
+
+
+def bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
     """The memory of a contiguous tensor on the CPU."""
     if not tensor.numel():  # torch gives it strides that no view of bytes has
         return np.empty(0, np.uint8)

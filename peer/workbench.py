@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from ..dag.flow import Role
-from ..net.blobs_client import BlobTransferError
+from ..net.blobs_client import BlobTransferError, Source
 from ..net.frame import Arrived, FrameKey, Payload
 from ..proto import broker_pb2, common_pb2
 from . import events as e
@@ -70,7 +70,7 @@ class Calls:
     send: Callable[[FrameKey, Payload], None]
     """With a frame that is encoded."""
     store: Callable[
-        [bytes | memoryview, Callable[[common_pb2.BlobRef], e.Event], Callable[[str], e.Event]],
+        [Source, Callable[[common_pb2.BlobRef], e.Event], Callable[[str], e.Event]],
         None,
     ]
     """With bytes for the broker, and the events of having stored them, and of not having."""
@@ -186,7 +186,7 @@ class Workbench:
                 )
             case e.UploadSnapshot(snapshot):
                 self._keeping.do(
-                    lambda: b"".join(self._snapshots.parts(SnapshotId.of(snapshot))),
+                    lambda: self._snapshots.streamed(SnapshotId.of(snapshot)),
                     lambda data: calls.store(
                         data,
                         lambda ref: e.SnapshotSaved(snapshot, ref),
@@ -211,7 +211,7 @@ class Workbench:
                 self._compute.do(self._device.discard, _nothing, calls.crash)
             case e.UploadWeights(run, term, step):
                 self._compute.do(
-                    self._device.export,
+                    lambda: self._device.export(step),
                     lambda data: calls.store(
                         data,
                         lambda ref: e.ExportedWeights(run, term, step, ref),
