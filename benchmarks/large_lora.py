@@ -1,5 +1,5 @@
-"""Four peers train a LoRA adapter of a Llama of 1.35B parameters in bfloat16, for real; none of them
-could hold it.
+"""A LoRA adapter for a Llama of 1.35B parameters in bfloat16, trained for real by four peers, none
+of which could hold all of it.
 
     python benchmarks/large_lora.py [--json FILE] [--layers 24] [--keep FOLDER]
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from shoal.dag.cost import cost
+from shoal.dag.memory import MemoryModel
 from shoal.peer.records import load_records
 from shoal.peer.snapshots import SnapshotError
 
@@ -104,3 +106,45 @@ def test_what_no_file_has_is_brought(made):
     trained = {n: t for n, t in made.captured.tensors.items() if n not in STILL}
     with pytest.raises(SnapshotError, match=r"lack '.*' of stage 0"):
         made.world(plan, first_step=STOP, resumed=(state,), weights=trained)
+
+
+class Half(nn.Module):
+    """Weights in bfloat16, the first of them frozen; a norm in float32."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 8, dtype=torch.bfloat16).requires_grad_(False)
+        self.norm = nn.LayerNorm(8)
+        self.last = nn.Linear(8, 4, dtype=torch.bfloat16)
+
+    def forward(self, x, y):
+        h = self.norm(torch.tanh(self.first(x.bfloat16())).float())
+        return F.cross_entropy(self.last(h.bfloat16()).float(), y)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(("state_dtype", "state"), [("fp32", 4), ("bf16", 2)])
+def test_what_stands_is_what_the_plan_counts(make_case, optimizer, state_dtype, state):
+    """By hand, by the peer, and by the memory model that plans are made with."""
+    rng = np.random.default_rng(0)
+    data = {"x": rng.normal(size=(90, 6)).astype("f4"), "y": rng.integers(0, 4, 90)}
+    made = make_case(Half(), **data, optimizer=optimizer, state_dtype=state_dtype)
+    world = made.world(made.plan(1, ["a"]))
+    steps(world, 0, 1)
+    frozen, norm, last = 2 * (6 * 8 + 8), 16, 8 * 4 + 4
+    slots = 2 if optimizer == "adamw" else 1
+    by_hand = frozen + 2 * (4 * norm + 2 * last) + slots * state * (norm + last)
+    device = world.devices["a"]
+    assert device._work.standing_bytes == by_hand
+    held = device._work.held[0]
+    kept = held.optimizer.state_tensors()
+    moments = sum(t.nbytes for n, t in kept.items() if not n.endswith(":step"))
+    assert moments == slots * state * (norm + last) == held.optimizer.state_bytes
+    graph = made.captured.graph.bind(2)
+    memory = MemoryModel(graph, cost(graph)).stage(0, len(graph.operators))
+    assert memory.standing(made.train.state_bytes) == by_hand
+    assert memory.snapshot(made.train.state_bytes) == by_hand - frozen - 4 * norm - 2 * last
+    record = load_records([device.snapshot(1)()]).tensors
+    written = sum(t.nbytes for n, t in record.items() if not n.endswith(":step"))
+    assert written == memory.snapshot(made.train.state_bytes)
