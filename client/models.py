@@ -418,14 +418,7 @@ def _hugging_face(folder: Path, job: Job) -> Callable[[], nn.Module]:
         assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
         return model
 
-    if not any(folder.glob("*.safetensors")):
-        return make
-    with _told(job):
-        model = causal.from_pretrained(
-            folder, use_safetensors=True, dtype=torch.float32, **job.model.args
-        )
-    assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
-    return model
+    return make
 
 
 @contextmanager
