@@ -35,7 +35,6 @@ from pathlib import Path
 
 import numpy as np
 from table import Figure, arguments, report
-from torch import Tensor, nn
 
 GIB = 1 << 30
 SIDE = 4096
@@ -65,19 +64,6 @@ def make(folder: Path, files: int) -> None:
                 file.write(rng.bytes(size))
         listed |= dict.fromkeys(header, path.name)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
-
-
-class Net(nn.Module):
-    """What the files are of."""
-
-    def __init__(self, layers: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(SIDE, SIDE, bias=False) for _ in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x.square().mean()
 
 
 # ---------------------------------------------------------------- the processes
@@ -114,7 +100,7 @@ def submit(address: str, folder: Path, files: int, names: list[str]) -> None:
     np.savez(folder / "data.npz", x=np.zeros((64, SIDE), np.float32))
     job = shoal.Job(
         model={
-            "factory": "large_shards.py:Net",
+            "factory": "large_shards_net.py:Net",
             "args": {"layers": files * TENSORS},
             "weights": names,
         },
