@@ -104,8 +104,7 @@ class SimulationFront:
         spec.data.CopyFrom(blob(prepared.manifest.to_json().encode()))
         if prepared.recipe is not None:
             spec.recipe.CopyFrom(blob(prepared.recipe.to_bytes()))
-        for path in prepared.weights:
-            spec.weights.append(WeightFile(blob=blob(path.read_bytes())))
+        spec.weights.append(WeightFile(blob=blob(prepared.weights.read_bytes())))
         if (found := prepared.pretrained) is not None:
             hashes = {cut: blob(found.read(cut)).hash for cut in found.cuts}
             manifest = blob(found.manifest(hashes).to_json().encode())

@@ -82,11 +82,12 @@ class Outline:
     recipe: Recipe | None = None
     others: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def value(self, name: str, tensor: Tensor) -> Tensor | None:
-        """What is sent of a parameter, buffer or constant, which the capture has as `tensor`; None
-        where the recipe makes it."""
-        if self.recipe is not None and name in self.recipe.tensors:
-            return None
+    def is_made(self, name: str) -> bool:
+        """Whether the recipe makes it, so that nobody sends it."""
+        return self.recipe is not None and name in self.recipe.tensors
+
+    def value(self, name: str, tensor: Tensor) -> Tensor:
+        """A parameter, buffer or constant that the capture has as `tensor`, with its values."""
         tensor = self.others.get(name, tensor)
         if self.recording is not None and self.recording.has(tensor):
             return self.recording.value(tensor)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from ..dag.graph import FLOATING
 from ..dag.recipe import MOST_ORTHOGONAL, MOST_STEPS, Initial, Recipe, Step
-from .recording import Content, Op, Recording, View, drawn
+from .contents import Content, Op, View, drawn
+from .recording import Recording
 
 __all__ = ["recipe_of"]
 

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..compression.codec import parse
@@ -47,6 +46,7 @@ from .fitting import fit, wanted_by
 from .records import write_run
 from .sending import send
 from .shards import Pretrained
+from .values import write_values
 from .weight_files import Stored
 
 __all__ = [
@@ -76,8 +76,7 @@ TOKENIZER_FILES = (
 """What lies beside the config of a Hugging Face model and belongs to its export."""
 
 
-PART = 256 << 20
-"""Bytes of weights that are made and written at once."""
+NARROW = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +110,7 @@ class Prepared:
     core: Lowered | None
     manifest: Manifest
     shards: dict[str, Path]
-    weights: tuple[Path, ...]
+    weights: Path
     sidecars: tuple[Path, ...]
     microbatch_sizes: tuple[int, ...] = ()
     local: tuple[str, ...] = ()
@@ -160,14 +159,11 @@ def prepare(
         sizes = _divisions(job, data, module, captured.graph, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
         there = pretrained.entries if pretrained else {}
-        of_graph = (*captured.graph.parameters, *captured.graph.buffers)
-        dtypes = {x.name: x.spec.dtype for x in of_graph}
-        values = (
-            (name, outline.value(name, t), dtypes[name])
-            for name, t in captured.tensors.items()
-            if name not in there
-        )
-        weights = tuple(_written(values, folder))
+        tensors = {n: t for n, t in captured.tensors.items() if n not in there}
+        weights = folder / "weights.safetensors"
+        sent = {n: t for n, t in _as_kept(captured).items() if n in tensors}
+        sent = {n: t for n, t in sent.items() if not outline.is_made(n)}
+        write_values(weights, sent, lambda n: outline.value(n, tensors[n]).to(sent[n].dtype))
         yield Prepared(
             job=job,
             graph=captured.graph,
@@ -246,6 +242,13 @@ def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
             # Its shapes were captured; ids beyond an embedding or a table of positions are values.
             first = _reader(job, data).batch(0, 0, max(2, min(4, job.train.microbatch_size)))
             models.check_takes(module, first, say)
+    narrow = (p for p in captured.graph.parameters if p.trainable and p.spec.dtype in NARROW)
+    if job.codec.feedback == "ahead" and (first := next(narrow, None)) is not None:
+        raise SettingsError(
+            "codec.feedback",
+            f'is "ahead", and "{first.name}" is trained in {first.spec.dtype}: what holders step '
+            'ahead by is less than its digits. Expected "ef", or weights in fp32',
+        )
     stages = job.plan.stages
     if stages != "auto" and stages > len(captured.graph.operators):
         raise SettingsError(
@@ -388,38 +391,18 @@ def _recipe_for(
     if outline.recipe is None:
         return None
     there = pretrained.entries if pretrained else {}
-    wanted = captured.tensors.keys() - there.keys()
-    found = {n: i for n, i in outline.recipe.tensors.items() if n in wanted}
+    names = [n for n in captured.tensors if outline.is_made(n) and n not in there]
+    found = {n: outline.recipe.tensors[n] for n in names}
     return Recipe(outline.recipe.seed, found) if found else None
 
 
-def _written(values: Iterable[tuple[str, Tensor | None, str]], folder: Path) -> Iterator[Path]:
-    """Files of tensors (name, value, dtype), one after another, so that no more than PART bytes and
-    one tensor are here at once."""
-    part: dict[str, Tensor] = {}
-    count = 0
-
-    def written() -> Path:
-        path = folder / f"weights-{count}.safetensors"
-        save_file(part, path)
-        part.clear()
-        return path
-
-    for name, value, dtype in values:
-        if value is not None:
-            part[name] = _own(value, dtype)
-        if sum(t.nbytes for t in part.values()) >= PART:
-            yield written()
-            count += 1
-    if part:
-        yield written()
-
-
-def _own(tensor: Tensor, dtype: str) -> Tensor:
-    """A contiguous copy in what the graph keeps it in: the file format knows no shared memory,
-    constants may be views."""
-    own = tensor.detach().to(getattr(torch, dtype))
-    return own.clone(memory_format=torch.contiguous_format)
+def _as_kept(captured: Captured) -> dict[str, Tensor]:
+    """Shapes and dtypes of all that the graph begins with, as it keeps them."""
+    graph = captured.graph
+    return {
+        x.name: torch.empty(x.spec.sizes, dtype=getattr(torch, x.spec.dtype), device="meta")
+        for x in (*graph.parameters, *graph.buffers)
+    }
 
 
 def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
@@ -460,14 +443,13 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
         spec.data.CopyFrom(await blobs.store(prepared.manifest.to_json().encode()))
         if prepared.recipe is not None:
             spec.recipe.CopyFrom(await blobs.store(prepared.recipe.to_bytes()))
-        for path in prepared.weights:
-            spec.weights.append(WeightFile(blob=await blobs.store(path)))
+        spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
         for path in prepared.shards.values():
             await blobs.store(path)
         if pretrained is not None:
             spec.weights.append(await send(blobs, pretrained, say, urls=urls))
 
-    size = sum(p.stat().st_size for p in (*prepared.weights, *prepared.shards.values()))
+    size = sum(p.stat().st_size for p in (prepared.weights, *prepared.shards.values()))
     if pretrained is not None:
         of = f"{pretrained.size_bytes / 1e9:.2f} GB of weights"
         say(f"reading {of}, which peers read from the web" if urls else f"reading and sending {of}")
