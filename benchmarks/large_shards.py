@@ -1,15 +1,15 @@
 """Weights of a large model from its files to a broker, and what that costs both.
 
-A folder of safetensors files with an index, of tensors of 4096 x 4096 in bf16, goes to a broker in
-another process, as `shoal train` sends it. First 6 GB by a process whose data may not be more than
-2 GiB (RLIMIT_DATA), which is killed in the middle and started again; then 8 GB, file by file, each
-beside the same bytes written to the same disk by a plain loop (1 MiB at a time, then fsync).
+A folder of safetensors files with an index, of linear layers of 4096 x 4096 in bf16, goes to a
+broker in another process. First 6 GB as a job is submitted, by a process whose data may not be more
+than 2 GiB (RLIMIT_DATA), which is killed in the middle and started again; then 8 GB, file by file,
+each beside the same bytes written to the same disk by a plain loop (1 MiB at a time, then fsync).
 
     python benchmarks/large_shards.py [--folder DISK] [--gb 8] [--json FILE]
 
-shards_submit_gib        peak resident set of the sender of 6 GB, in both of its lives
+shards_submit_gib        peak resident set of the submitter of 6 GB, in both of its lives
 shards_sent_over_size    bytes that came at the broker, over those of the files
-shards_mb_per_s          6 GB and the second life's start, over the seconds of both lives
+shards_mb_per_s          6 GB, over the seconds of both lives, starts and captures included
 broker_gib               peak resident set of the broker under 8 GB of blobs
 broker_growth_mib        its anonymous memory after all of them, less that after the first one
 broker_over_disk         bytes per second to disk through a broker, over the plain loop's: the
@@ -50,7 +50,7 @@ def make(folder: Path, files: int) -> None:
     for i in range(files):
         size, header, at = SIDE * SIDE * 2, {}, 0
         for j in range(TENSORS):
-            header[f"t{i}.{j}"] = {
+            header[f"layers.{i * TENSORS + j}.weight"] = {
                 "dtype": "BF16",
                 "shape": [SIDE, SIDE],
                 "data_offsets": [at, at + size],
@@ -66,7 +66,7 @@ def make(folder: Path, files: int) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
 
 
-# ---------------------------------------------------------------- the two processes
+# ---------------------------------------------------------------- the processes
 
 
 def serve(folder: Path) -> None:
@@ -92,6 +92,27 @@ def serve(folder: Path) -> None:
     asyncio.run(run())
 
 
+def submit(address: str, folder: Path, files: int, names: list[str]) -> None:
+    """A job that begins with the weights at some places; nobody has joined to train it."""
+    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_BYTES, LIMIT_BYTES))
+    import shoal
+
+    np.savez(folder / "data.npz", x=np.zeros((64, SIDE), np.float32))
+    job = shoal.Job(
+        model={
+            "factory": "large_shards_net.py:Net",
+            "args": {"layers": files * TENSORS},
+            "weights": names,
+        },
+        data={"kind": "arrays", "source": str(folder / "data.npz"), "targets": "", "holdout": 0.0},
+        train={"steps": 1, "batch": 8, "microbatch": 2},
+        output={"to": str(folder / "runs")},
+        folder=Path(__file__).parent,
+    )
+    with shoal.connect(address) as client:
+        client.submit(job, lambda line: print(line, flush=True))
+
+
 def send(address: str, cache: Path, names: list[str]) -> None:
     """The weights at some places, as a submission sends them."""
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_BYTES, LIMIT_BYTES))
@@ -111,6 +132,7 @@ def send(address: str, cache: Path, names: list[str]) -> None:
 
 @contextmanager
 def broker(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A broker's process and address; its folder is gone afterwards."""
     command = [sys.executable, __file__, "--serve", str(folder)]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -126,6 +148,12 @@ def broker(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 def sender(address: str, cache: Path, names: list[Path]) -> subprocess.Popen[str]:
     command = [sys.executable, __file__, "--send", address, str(cache), *map(str, names)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def submitter(address: str, work: Path, names: list[Path]) -> subprocess.Popen[str]:
+    given = [address, str(work), str(len(names)), *map(str, names)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(work / "cache")}
+    return subprocess.Popen([sys.executable, __file__, "--submit", *given], env=environment)
 
 
 def ended(child: subprocess.Popen[str], *, killed: bool = False) -> int:
@@ -152,17 +180,19 @@ def size_of(folder: Path) -> int:
 # ---------------------------------------------------------------- the figures
 
 
-def killed_and_resumed(folder: Path, work: Path, files: list[Path]) -> list[Figure]:
+def killed_and_resumed(work: Path, files: list[Path]) -> list[Figure]:
     size = sum(path.stat().st_size for path in files)
     with broker(work / "broker") as (serving, address):
         began = time.perf_counter()
-        first = sender(address, work / "cache", files)
+        first = submitter(address, work, files)
         while size_of(work / "broker") < size / 2:
+            if first.poll() is not None:
+                raise RuntimeError(f"the submitter ended with {first.returncode}")
             time.sleep(0.05)
         first.kill()
         peak = ended(first, killed=True)
         half = size_of(work / "broker")
-        second = sender(address, work / "cache", files)
+        second = submitter(address, work, files)
         peak = max(peak, ended(second))
         seconds = time.perf_counter() - began
         assert serving.stdin is not None
@@ -218,6 +248,8 @@ def beside_the_disk(work: Path, files: list[Path]) -> list[Figure]:
 def main() -> None:
     if sys.argv[1:2] == ["--serve"]:
         return serve(Path(sys.argv[2]))
+    if sys.argv[1:2] == ["--submit"]:
+        return submit(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]), sys.argv[5:])
     if sys.argv[1:2] == ["--send"]:
         return send(sys.argv[2], Path(sys.argv[3]), sys.argv[4:])
     parser = arguments(__doc__)
@@ -228,7 +260,7 @@ def main() -> None:
         work = Path(name)
         make(work / "model", given.gb)
         files = sorted((work / "model").glob("*.safetensors"))
-        figures = killed_and_resumed(work / "model", work, files[: given.gb * 3 // 4])
+        figures = killed_and_resumed(work, files[: given.gb * 3 // 4])
         figures += beside_the_disk(work, files)
     report("large_shards", figures, given.json)
 

@@ -36,6 +36,7 @@ from ..proto.common_pb2 import BlobRef
 from . import weight_files
 from .access import Access
 from .exported import aliases, bring, opened
+from .records import replacing
 from .sending import send
 from .shards import Pretrained
 from .submission import transfer
@@ -96,7 +97,8 @@ def keep(access: Access, found: Recalled, to: str, folder: str) -> str:
             "spec": MessageToDict(spec),
             "files": {n: {"sha256": r.hash, "bytes": r.size_bytes} for n, r in listed.items()},
         }
-        (here / _LISTED).write_text(json.dumps(record, indent=1) + "\n")
+        with replacing(here / _LISTED) as listing:
+            listing.write_text(json.dumps(record, indent=1) + "\n")
         if str(here) != root:
             files.makedirs(root, exist_ok=True)
             for part in (*listed, _LISTED):

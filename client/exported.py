@@ -22,6 +22,8 @@ from ..dag.convert import graph_from_bytes
 from ..dag.graph import Graph
 from ..dag.recipe import Recipe, make
 from ..net.blobs_client import BlobClient
+from ..net.web import Web
+from ..net.web_places import reachable
 from ..peer.weight_shards import WeightError, WeightManifest, WeightShard
 from ..peer.weights import Entry, Lazy, Part, Spec, WeightsFile, entry_of, merged_entries
 from ..proto.broker_pb2 import WeightFile, Weights
@@ -35,6 +37,8 @@ __all__ = ["Exported", "aliases", "bring", "opened"]
 _AT_ONCE = 3
 _MADE_BYTES = 32 << 20
 """Of a tensor that is made while it is written."""
+PUBLIC = Web(reachable=reachable(()))
+"""For URLs of somebody's run, which this machine may be the first to read for him."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -96,12 +100,12 @@ class Exported(Lazy):
 
 
 async def bring(
-    blobs: BlobClient, weights: Weights, folder: Path, but: Collection[str] = ()
+    blobs: BlobClient, weights: Weights, folder: Path, but: Collection[str] = (), web: Web = PUBLIC
 ) -> Exported:
     """Fetches what the folder lacks of an export; of what was frozen, not what is for the names
-    `but`. Raises BlobTransferError, OSError;
-    WeightFilesError when two peers exported one name, a block of a split parameter is missing, or
-    a part is no file of weights."""
+    `but`. `web`: for weights that lie there. Raises BlobTransferError, OSError; WeightFilesError
+    when two peers exported one name, a block of a split parameter is missing, or a part is no file
+    of weights."""
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     paths = [folder / file.blob.hash for file in weights.files]
     await _fetched(blobs, [(f.blob.hash, f.blob.size_bytes) for f in weights.files], folder)
@@ -119,7 +123,7 @@ async def bring(
         raise WeightFilesError(str(error)) from None
     recipe = Recipe(0)
     if weights.HasField("graph"):  # something was frozen
-        entries |= await _frozen(blobs, weights.starting, folder, {*entries, *but})
+        entries |= await _frozen(blobs, weights.starting, folder, {*entries, *but}, web)
         if weights.HasField("recipe"):
             recipe = Recipe.from_bytes(await _small(blobs, weights.recipe))
         graph = graph_from_bytes(await _small(blobs, weights.graph))
@@ -161,13 +165,17 @@ async def _fetched(blobs: BlobClient, wanted: list[tuple[str, int]], folder: Pat
 
 
 async def _frozen(
-    blobs: BlobClient, starting: Sequence[WeightFile], folder: Path, but: Collection[str]
+    blobs: BlobClient,
+    starting: Sequence[WeightFile],
+    folder: Path,
+    but: Collection[str],
+    web: Web,
 ) -> dict[str, Entry]:
     """Where the tensors lie that a run began with, but for those names; fetches what the folder
     lacks. Raises as `bring` does."""
     found: dict[str, Entry] = {}
     for file in reversed(starting):  # a later one wins
-        own = await _starting(blobs, file, folder, {*but, *found})
+        own = await _starting(blobs, file, folder, {*but, *found}, web)
         found |= {name: entry for name, entry in own.items() if name not in {*but, *found}}
     return found
 
@@ -184,7 +192,7 @@ def aliases(graph: Graph, names: Collection[str]) -> dict[str, str]:
 
 
 async def _starting(
-    blobs: BlobClient, file: WeightFile, folder: Path, but: Collection[str]
+    blobs: BlobClient, file: WeightFile, folder: Path, but: Collection[str], web: Web
 ) -> Mapping[str, Entry]:
     """The tensors of one of the files that the run began with; of shards, but for those names."""
     await _fetched(blobs, [(file.blob.hash, file.blob.size_bytes)], folder)
@@ -197,7 +205,7 @@ async def _starting(
         raise WeightFilesError(str(error)) from None
     wanted = {n: t for n, t in manifest.tensors.items() if n not in but}
     used = dict.fromkeys(manifest.shards[i] for t in wanted.values() for i, _, _ in t.parts)
-    await asyncio.to_thread(_from_web, [s for s in used if s.url], folder)
+    await asyncio.to_thread(_from_web, web, [s for s in used if s.url], folder)
     await _fetched(blobs, [(s.hash, s.size_bytes) for s in used], folder)
     at = {shard: WeightsFile(str(folder / shard.hash), shard.size_bytes) for shard in used}
 
@@ -213,13 +221,13 @@ async def _starting(
         raise WeightFilesError(str(error)) from None
 
 
-def _from_web(shards: list[WeightShard], folder: Path) -> None:
+def _from_web(web: Web, shards: list[WeightShard], folder: Path) -> None:
     """Reads into the folder what it lacks of shards that no broker has."""
     files: dict[str, File] = {}
     for shard in shards:
         if (folder / shard.hash).exists():
             continue
-        file = files.get(shard.url) or files.setdefault(shard.url, open_file(shard.url))
+        file = files.get(shard.url) or files.setdefault(shard.url, open_file(shard.url, web))
         data = file.read(shard.at, shard.size_bytes)
         if (found := hashlib.sha256(data).hexdigest()) != shard.hash:
             raise WeightFilesError(

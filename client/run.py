@@ -163,7 +163,10 @@ class Run:
         exported = self._exported()
         if trained:
             exported = broker_pb2.Weights(step=exported.step, files=exported.files)
-        with self.client.translated(), brought(self.client.access, exported, self.folder) as found:
+        with (
+            self.client.translated(),
+            brought(self.client.access, exported, self.folder, own=self.submitted_here) as found,
+        ):
             yield found
 
     def adapter(self) -> dict[str, Tensor]:

@@ -83,8 +83,12 @@ class _Sending:
                         group.create_task(self._work())
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None
-            for file in self._files.values():
-                file.check()
+            for name, file in self._files.items():
+                try:
+                    file.check()
+                except WeightFilesError:
+                    self._known[name].forget()
+                    raise
             # What came days ago may have been removed: the broker knows of no run that needs it.
             lacking = [] if self._urls else await self._removed()
         return self._hashes

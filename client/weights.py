@@ -10,9 +10,10 @@ from typing import Literal
 
 from torch import Tensor
 
+from ..net.web import Web
 from ..proto.broker_pb2 import Weights
 from .access import Access
-from .exported import Exported, bring
+from .exported import PUBLIC, Exported, bring
 from .records import replacing
 from .submission import transfer
 from .weight_files import WeightFilesError
@@ -33,17 +34,21 @@ class ExportError(ValueError):
 
 
 @contextmanager
-def brought(access: Access, weights: Weights, folder: Path) -> Iterator[Exported]:
+def brought(
+    access: Access, weights: Weights, folder: Path, *, own: bool = False
+) -> Iterator[Exported]:
     """The weights of a run whose output folder is `folder`, each part checked against its hash;
     read as they are asked for, inside the block. Parts lie in the folder until then: when bringing
-    them was cut off, it goes on where it was.
+    them was cut off, it goes on where it was. `own`: the URLs that the run began with were named
+    by this user, and may lead anywhere.
 
     Raises BlobTransferError, OSError; ExportError when two peers exported one name, or a block is
     missing.
     """
     parts, there = folder / _PARTS, folder.exists()
+    web = Web() if own else PUBLIC
     try:
-        found = transfer(access, lambda blobs: bring(blobs, weights, parts))
+        found = transfer(access, lambda blobs: bring(blobs, weights, parts, web=web))
     except WeightFilesError as error:
         raise ExportError(str(error)) from None
     yield found

