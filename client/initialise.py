@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..dag.recipe import make
 from .recorded import recipe_of
