@@ -19,7 +19,6 @@ from torch import Tensor, nn
 __all__ = [
     "AdapterError",
     "adapted",
-    "file_name",
     "is_adapted",
     "plain_name",
     "save_config",
