@@ -181,7 +181,7 @@ class _Run:
             self.offers,
             self.train.microbatches,
             model.microbatch,
-            options=PlanOptions(optimizer_slots=slots),
+            options=PlanOptions(optimizer_slots=slots, state_bytes=4 * slots),
         )
         self.judge = Judge(self.request)
 

@@ -529,4 +529,5 @@ def _state(member: Member, now: float) -> PeerState:
     for data in state.profile.data:
         data.ClearField("users")  # whom an owner trusts is not everybody's business
     state.profile.ClearField("host")  # who knows it could say that it is there
+    state.profile.ClearField("web")  # names of its owner's network may be there
     return state

@@ -23,8 +23,8 @@ __all__ = ["PROTOCOL", "RELAY", "Member", "State", "clean", "dial", "problem_of"
 PROTOCOL = 1
 """The version of the protocol that this broker speaks."""
 
-MOST_DATA = 64
-"""Data sets of one peer."""
+MOST_DATA = MOST_WEB = 64
+"""Data sets of one peer, and places on the web where it reads."""
 
 State = Literal["pool", "assigned", "draining", "resting"]
 
@@ -155,6 +155,12 @@ def problem_of(hello: Hello) -> tuple[str, str] | None:
         return "hello", (
             f"profile.data of the Hello has {len(data)} data sets: expected at most {MOST_DATA}, "
             "each with a name of 1 to 64 characters"
+        )
+    web = hello.profile.web
+    if len(web) > MOST_WEB or any(len(place) > 300 for place in web):
+        return "hello", (
+            f"profile.web of the Hello has {len(web)} places: expected at most {MOST_WEB}, each of "
+            "at most 300 characters"
         )
     if hello.profile.operator_set not in (FULL, CORE):
         return "hello", (

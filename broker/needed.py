@@ -1,7 +1,8 @@
 """Which blobs the broker must keep, and removing the others.
 
 An open run needs what it was submitted with: graphs, starting weights, data. A run that has ended
-and is still kept needs its exports, and its checkpoints with what it takes to go on from them.
+and is still kept needs its exports (with the starting weights of what was frozen), and its
+checkpoints with what it takes to go on from them.
 Everything else goes once nobody has used it for a while (`BlobLimits.grace_s`).
 """
 
@@ -18,7 +19,7 @@ from .blobs import BlobError, BlobStore
 from .runs import Run
 from .wish import HASH
 
-__all__ = ["SWEEP_S", "Sweeper", "needed"]
+__all__ = ["SWEEP_S", "Sweeper", "listed", "needed"]
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,8 @@ SWEEP_S = 600.0
 
 
 def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
-    """(blobs, and which of them are manifests, whose shards are needed too)."""
+    """(blobs, and which of them are manifests, of data or weights, whose shards are needed
+    too)."""
     blobs: set[str] = set()
     manifests: set[str] = set()
     for run in runs:
@@ -37,12 +39,30 @@ def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
             blobs |= {spec.graph.hash, spec.core_graph.hash}
             blobs |= {spec.recipe.hash} if spec.HasField("recipe") else set()
             blobs.update(file.blob.hash for file in spec.weights)
+            manifests.update(file.blob.hash for file in spec.weights if file.sharded)
             blobs.update(file.blob.hash for file in spec.resumed.files)
         for checkpoint in run.checkpoints.kept:
             blobs.update(file.blob.hash for file in checkpoint.files)
         for event in run.history.recent:  # an export is among the last things that happen
-            blobs.update(file.blob.hash for file in event.weights.files)
+            found = event.weights
+            blobs.update(file.blob.hash for file in (*found.files, *found.starting))
+            manifests.update(file.blob.hash for file in found.starting if file.sharded)
+            blobs |= {ref.hash for ref in (found.graph, found.recipe) if ref.hash}
     return blobs | manifests, manifests
+
+
+def listed(store: BlobStore, manifest: str) -> dict[str, bool]:
+    """The shards that a manifest names, and whether peers find each on the web. Raises
+    BlobError."""
+    try:
+        shards = json.loads(store.get(manifest, MOST_MANIFEST_BYTES))["shards"]
+        return {s["hash"]: "url" in s for s in shards if HASH.fullmatch(s["hash"])}
+    except BlobError:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise BlobError(
+            "INVALID_ARGUMENT", f"blob {manifest} is no manifest: expected JSON with its shards"
+        ) from None
 
 
 class Sweeper:
@@ -80,7 +100,6 @@ class Sweeper:
     def _shards_of(self, manifest: str) -> frozenset[str]:
         """None where it is not here, or is no manifest."""
         try:
-            shards = json.loads(self._store.get(manifest, MOST_MANIFEST_BYTES))["shards"]
-            return frozenset(s["hash"] for s in shards if HASH.fullmatch(s["hash"]))
-        except (BlobError, ValueError, TypeError, KeyError, RecursionError):
+            return frozenset(listed(self._store, manifest))
+        except BlobError:
             return frozenset()

@@ -20,7 +20,8 @@ class BrokerOptions:
     drained_s: float = 120.0
     """How long a peer may take to give up a run after Leave: its longest kernel and cleaning up."""
     build_s: float = 1800.0
-    """How long fetching and building may take: 2 GB of weights over 10 Mbit/s."""
+    """How long fetching and building may take: 2 GB of weights over 10 Mbit/s; more of them get as
+    much more time."""
     first_step_s: float = 600.0
     """Allowance without progress before a step was measured: warm-up, first data, slow links."""
     step_floor_s: float = 60.0
@@ -28,7 +29,7 @@ class BrokerOptions:
     step_factor: float = 20.0
     """Allowance without progress, in medians of the measured steps (evaluations included)."""
     export_s: float = 3600.0
-    """How long the upload of the weights may take: 4 GB over 10 Mbit/s."""
+    """How long the upload of the weights may take: 4 GB over 10 Mbit/s; more as above."""
     takeovers: int = 3
     """How often one identity may change hands between live processes within the window."""
     takeover_window_s: float = 60.0

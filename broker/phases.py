@@ -67,6 +67,9 @@ from .wish import Wish
 
 __all__ = ["Phases"]
 
+_SLOW_BYTES_PER_S = 1.25e6
+"""10 Mbit/s: a home uplink. Who is slower still may be too slow."""
+_LONGEST_MOVE_S = 86_400.0
 COMMITTED_EVERY = 32
 """Steps after which holders are told what is committed: so many of their reports are kept twice."""
 
@@ -269,6 +272,11 @@ class Phases(Terms):
             return []
         files = [WeightFile(blob=self._exports[p].weights) for p in self._exporters]
         weights = Weights(step=self.spec.steps, files=files)
+        if any(e.partial for e in self._exports.values()):
+            weights.starting.extend(self.spec.weights)
+            weights.graph.CopyFrom(self.spec.graph)
+            if self.spec.HasField("recipe"):
+                weights.recipe.CopyFrom(self.spec.recipe)
         out: list[Instruction] = [self._publish(RunEvent(weights=weights), now)]
         text = f"{self.committed} steps are done"
         if self.inexact_from:
@@ -424,12 +432,19 @@ class Phases(Terms):
         if self.returning:
             return self.returning.until
         if self.phase == BUILDING:
-            return self._since + self.options.build_s
+            return self._since + self._within_s(self.options.build_s)
         if self.phase == RUNNING:
             return self._since + self._allowance
         if self.phase == EXPORTING:
-            return self._since + self.options.export_s
+            return self._since + self._within_s(self.options.export_s)
         return None
+
+    def _within_s(self, least_s: float) -> float:
+        """`least_s`, or what the weights of the largest part take over a slow link, if that is
+        more (a day at most): they are no more than what its holder's device holds."""
+        assert self.plan is not None, self
+        most = max((p.device_bytes for p in self.plan.predicted.peers), default=0)
+        return max(least_s, min(_LONGEST_MOVE_S, most / _SLOW_BYTES_PER_S))
 
     @property
     def _allowance(self) -> float:

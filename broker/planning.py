@@ -227,7 +227,7 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
         found,
         request.graph,
         request.network,
-        optimizer_slots=request.options.optimizer_slots,
+        state_bytes=request.options.state_bytes,
     )
     step_s, pairs = found.predicted.step_s, frame_pairs(request.graph, found)
     return PlanConsidered(ask.run, ask.version, running_s, step_s, seconds, found, pairs)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 
-from ..dag.cost import cost, stage_cost
 from ..dag.cut import cut
 from ..dag.graph import Graph
 from ..dag.neighbour import rebuild
@@ -81,14 +80,25 @@ def _slowest_copy(
     network = request.links
     if network is None or len(network.peers) < 2:
         return None
-    costs = cost(planned_graph(graph.bind(plan.microbatch_size), plan))
     place = {peer: i for i, peer in enumerate(network.peers)}
+    planned = planned_graph(graph.bind(plan.microbatch_size), plan)
+    state_bytes = request.options.state_bytes
+    sizes = {
+        f"param:{p.name}": p.spec.size_bytes + state_bytes * p.spec.elements
+        for p in planned.parameters
+        if p.trainable  # what is frozen is in no snapshot
+    }
     found = []
     for peer in plan.peers:
         at = place[peer]
         stages = [plan.stages[k] for k in plan.stages_of(peer)]
-        parameters = sum(stage_cost(costs, s.start, s.stop).parameter_bytes for s in stages)
-        size = parameters * (1 + request.options.optimizer_slots)
+        size = sum(
+            sizes.get(value, 0)
+            for s in stages
+            for value in dict.fromkeys(
+                v for op in planned.operators[s.start : s.stop] for v in op.reads
+            )
+        )
         link = max(float(network.bandwidth[at, j]) for j in place.values() if j != at)
         rate = min(link, float(network.up[at]))
         sent = sum(x.bytes for x in plan.predicted.links if x.source == peer)

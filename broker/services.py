@@ -71,6 +71,7 @@ from .events import (
 from .guard import Guard
 from .limits import MOST_MESSAGE_BYTES
 from .machine import MOST_MESSAGE_BYTES as MOST_SAID_BYTES
+from .needed import listed
 from .public import PublicAddress
 from .reach import Reach
 from .relay import Relay
@@ -272,6 +273,15 @@ class RunsService:
         self._guard = guard
         self._public = public
 
+    def _lacking_shards(self, spec: RunSpec) -> list[str]:
+        """Those of its weights that neither lie here nor on the web. Raises BlobError."""
+        store, missing = self._shell.blobs, list[str]()
+        for file in spec.weights:
+            if file.sharded:
+                there = listed(store, file.blob.hash)
+                missing += store.lacks(name for name, on_web in there.items() if not on_web)
+        return missing
+
     async def submit(self, spec: RunSpec, caller: Party | None) -> Submitted:
         _check_size(spec)
         self._shell.warm_up()  # somebody wants something planned
@@ -280,6 +290,8 @@ class RunsService:
         named = dict.fromkeys(ref.hash for ref in refs)
         run = asyncio.get_running_loop().run_in_executor  # the store may be busy with its disk
         missing = await run(shell.disk, shell.blobs.lacks, named)
+        if not missing:
+            missing = await run(shell.disk, self._lacking_shards, spec)
         if missing:
             raise BlobError(
                 "NOT_FOUND",

@@ -20,6 +20,7 @@ from itertools import combinations
 from ..dag.convert_plan import plan_to_proto
 from ..dag.plan import Keeper, PeerId, Plan
 from ..dag.swaps import swapped_operators, swaps
+from ..net.web_places import why_not
 from ..proto.broker_pb2 import (
     EXPORTING,
     RUNNING,
@@ -333,8 +334,13 @@ class Terms(DurableRun):
         return replace(plan, keepers=(*keepers, *more))
 
     def suits(self, member: Member) -> bool:
-        """Whether a peer could take part, by its operators."""
-        return self.wish.core or member.profile.operator_set != CORE
+        """Whether a peer could take part, by its operators and by where on the web it reads."""
+        core = self.wish.core or member.profile.operator_set != CORE
+        return core and self.reads(member)
+
+    def reads(self, member: Member) -> bool:
+        """Whether a peer's owner lets it read the weights of the run from the web, if need be."""
+        return not any(why_not(origin, member.profile.web) for origin in self.wish.origins)
 
     def _release(
         self, peers: Sequence[PeerId], text: str, members: Membership, now: float

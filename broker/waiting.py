@@ -67,12 +67,19 @@ def consider(run: Run, members: Membership, now: float) -> Offered | Waits:
     if busy:
         text += f"; {busy} more work{'s' if busy == 1 else ''} for another run"
     text += _rest(resting)
-    if core := sum(not run.suits(m) for m in members.members.values()):
+    unsuited = [m for m in members.members.values() if not run.suits(m)]
+    web = sum(not run.reads(m) for m in unsuited)
+    if web:
+        text += (
+            f"; {web} may not read {run.wish.origins[0]}: its owner has to list the host (`web` in "
+            "peer.toml), or the weights are uploaded (without model.where)"
+        )
+    if core := len(unsuited) - web:
         text += (
             f"; {core} with the core operator set cannot take part, because the "
             "run brings no core graph"
         )
-    if left_out := joined - len(able) - core:
+    if left_out := joined - len(able) - len(unsuited):
         text += f"; {left_out} left out for a while, for a fault"
     if len(able) < need:
         text += ": start more with `shoal join`"
@@ -142,7 +149,10 @@ def by_hand(run: Run, members: Membership) -> Offered | Waits:
         elif named[0] in found:
             problems.append(f"{wanted} is a peer that the plan names twice, by id and by name")
         else:
-            problems.append(f"{wanted} has the core operator set and the run brings no core graph")
+            why = "has the core operator set and the run brings no core graph"
+            if not run.reads(named[0]):
+                why = f"may not read {run.wish.origins[0]} (`web` in its owner's peer.toml)"
+            problems.append(f"{wanted} {why}")
     if not problems:
         return Offered(tuple(found))
     need = len(run.wish.wanted)

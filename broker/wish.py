@@ -12,8 +12,9 @@ from ..dag.convert import MAX_GRAPH_BYTES, MAX_RECIPE_BYTES
 from ..dag.plan import PeerId, Plan, ScheduleName
 from ..job import MOST_CHOICES, MOST_MANIFEST_BYTES, MOST_MICROBATCHES, Job
 from ..job.settings import plain
-from ..job.tables import Codec, Output, Recovery
+from ..job.tables import Codec, Model, Output, Recovery
 from ..job.training import Train
+from ..net.web_places import origin_of
 from ..proto.broker_pb2 import Checkpoint, RunSpec
 from ..proto.common_pb2 import BlobRef
 from .scheduler.interface import CodecOptions, PlanOptions
@@ -31,6 +32,8 @@ MOST_JOB_BYTES = 256 << 10
 """Of its job as JSON, and that of its checkpoint: a few KB, with a table of a model's arguments."""
 MOST_SIZE = 2**31
 MOST_STEPS = 10**12
+MOST_ORIGINS = 16
+"""Hosts on the web that the weights of one run are read from."""
 MOST_LOCAL = 64
 """Inputs of a model whose data stays with its peers."""
 
@@ -78,6 +81,8 @@ class Wish:
     data: str = ""
     data_options: str = ""
     local: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    """Of weights that peers read from the web themselves: scheme, host and port of each."""
 
     @property
     def least(self) -> int:
@@ -108,6 +113,7 @@ def check_size(spec: RunSpec) -> None:
         ("graph", spec.graph, MAX_GRAPH_BYTES),
         ("core_graph", spec.core_graph, MAX_GRAPH_BYTES),
         ("data", spec.data, MOST_MANIFEST_BYTES),
+        *(("weights", f.blob, MOST_MANIFEST_BYTES) for f in spec.weights if f.sharded),
         ("recipe", spec.recipe, MAX_RECIPE_BYTES),
     ):
         if ref.size_bytes > most:
@@ -164,6 +170,7 @@ def read_spec(spec: RunSpec) -> Wish:
             recompute=None if asked.recompute == "auto" else asked.recompute,
             swaps=job.recovery.swaps,
             optimizer_slots=train.optimizer_slots,
+            state_bytes=train.state_bytes,
             codecs=_codecs(job.codec),
         ),
         batchings=batchings,
@@ -178,7 +185,25 @@ def read_spec(spec: RunSpec) -> Wish:
         data=job.data.source if job.data.where == "peer" else "",
         data_options=json.dumps(plain(job.data)) if job.data.where == "peer" else "",
         local=tuple(spec.local),
+        origins=_origins(job.model) if job.model.where == "url" else (),
     )
+
+
+def _origins(model: Model) -> tuple[str, ...]:
+    """Raises SpecError."""
+    found: set[str] = set()
+    for url in model.weight_names:
+        if (origin := origin_of(url)) is None:
+            raise SpecError(
+                f"model.weights of the job has {url[:200]!r}: expected http(s)://HOST/…, without a "
+                "user in it"
+            )
+        found.add(str(origin))
+    if len(found) > MOST_ORIGINS:
+        raise SpecError(
+            f"model.weights of the job are on {len(found)} hosts: expected at most {MOST_ORIGINS}"
+        )
+    return tuple(sorted(found))
 
 
 def _check_unchanged(found: Checkpoint, job: Job) -> None:

@@ -203,6 +203,7 @@ def join(
             hours=hours or rights.hours,
             stay_s=rights.stay if stay is None else Duration(stay),
             data=plain(rights.data),
+            web=rights.web,
             operator_set=ops.value,
             threads=threads,
             port=port,

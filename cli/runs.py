@@ -37,6 +37,7 @@ class Format(Enum):
 
     SAFETENSORS = "safetensors"
     HF = "hf"
+    PEFT = "peft"
 
 
 @app.command()
@@ -200,13 +201,17 @@ def evaluate(
     batches: Annotated[
         int | None, typer.Option(min=1, help="Held-out batches; default: the job's eval_batches.")
     ] = None,
+    network: Annotated[
+        bool, typer.Option(help="By the broker's peers, for a model that is too large for here.")
+    ] = False,
     broker: Broker = None,
     to: To = Path("runs"),
     json: Json = False,
 ) -> None:
     """Compute the held-out loss of a finished run's weights here. Example: shoal eval r-3f2"""
     with _opened(run, broker, to) as (_, found):
-        numbers = _ended(found).evaluate(batches=batches)
+        ended = _ended(found)
+        numbers = ended.evaluate_there(batches) if network else ended.evaluate(batches=batches)
     if json:
         print_json({"run": run, **numbers})
     else:

@@ -1,7 +1,9 @@
 """Checkpoints of a run, as files anywhere that fsspec reaches.
 
     RUN/checkpoint-000400/checkpoint.json       what it is of, and every other file with its SHA-256
-                          model.safetensors     the weights, under the names of the user's module
+                          model.safetensors     the weights, under the names of the user's module;
+                                                large ones as model-00001-of-00003.safetensors, …,
+                                                and model.safetensors.index.json
                           state-1-of-4.safetensors  of one holder: parameters, optimizer, codecs
                           graph  core_graph  data.json   what the run was submitted with
 
@@ -12,30 +14,40 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from ..dag.convert import graph_from_bytes
-from ..dag.recipe import Recipe, make
 from ..net.blobs_client import BlobClient
-from ..peer.weights import merge_blocks
-from ..proto.broker_pb2 import Checkpoint, Recalled, RunSpec, WeightFile
+from ..peer.records import coded_specs, decoded
+from ..peer.weights import Spec, split_names
+from ..proto.broker_pb2 import Checkpoint, Recalled, RunSpec, WeightFile, Weights
 from ..proto.common_pb2 import BlobRef
+from . import weight_files
 from .access import Access
+from .exported import aliases, bring, opened
+from .records import replacing
+from .sending import send
+from .shards import Pretrained
 from .submission import transfer
+from .weight_files import Stored
+from .weight_writer import Item, files_of, item_of, items_of, write_files
 
 __all__ = ["CheckpointError", "Kept", "find", "forget_old", "is_folder", "keep", "read", "upload"]
 
 VERSION = 1
 _LISTED = "checkpoint.json"
+_STARTING = ".starting"
 _DIGITS = 6
 
 
@@ -74,33 +86,8 @@ def keep(access: Access, found: Recalled, to: str, folder: str) -> str:
     files, root = url_to_fs(url)
     if files.exists(f"{root}/{_LISTED}"):
         return url
-    count = len(checkpoint.files)
-    wanted = {"graph": spec.graph, "data.json": spec.data}
-    if spec.HasField("core_graph"):
-        wanted["core_graph"] = spec.core_graph
-    states = {
-        f"state-{i}-of-{count}.safetensors": file.blob for i, file in enumerate(checkpoint.files, 1)
-    }
-    starting = {f"{i}": file.blob for i, file in enumerate(spec.weights)}
-    recipe = {"recipe": spec.recipe} if spec.HasField("recipe") else {}
-    with tempfile.TemporaryDirectory(prefix="shoal-checkpoint-") as name:
-        here = Path(name)
-
-        async def fetch(blobs: BlobClient) -> None:
-            for part, blob in {**wanted, **states, **starting, **recipe}.items():
-                await blobs.fetch_to(blob.hash, here / part, most_bytes=blob.size_bytes)
-
-        transfer(access, fetch)
-        weights = _weights(
-            (here / "graph").read_bytes(),
-            [here / p for p in starting],
-            [here / p for p in states],
-            Recipe.from_bytes((here / "recipe").read_bytes()) if recipe else None,
-        )
-        save_file(weights, here / "model.safetensors", metadata={"format": "pt"})
-        for part in (*starting, *recipe):
-            (here / part).unlink()
-        listed = {p.name: _ref(p) for p in sorted(here.iterdir())}
+    with _beside(files, root) as here:
+        listed = _brought(access, found, here)
         record = {
             "version": VERSION,
             "run": checkpoint.run,
@@ -110,34 +97,99 @@ def keep(access: Access, found: Recalled, to: str, folder: str) -> str:
             "spec": MessageToDict(spec),
             "files": {n: {"sha256": r.hash, "bytes": r.size_bytes} for n, r in listed.items()},
         }
-        (here / _LISTED).write_text(json.dumps(record, indent=1) + "\n")
-        files.makedirs(root, exist_ok=True)
-        for part in (*listed, _LISTED):
-            files.put_file(str(here / part), f"{root}/{part}")
+        with replacing(here / _LISTED) as listing:
+            listing.write_text(json.dumps(record, indent=1) + "\n")
+        if str(here) != root:
+            files.makedirs(root, exist_ok=True)
+            for part in (*listed, _LISTED):
+                files.put_file(str(here / part), f"{root}/{part}")
+                (here / part).unlink()
     return url
 
 
-def _weights(
-    graph: bytes, starting: list[Path], states: list[Path], recipe: Recipe | None
-) -> dict[str, Tensor]:
-    """Under the names of the user's module, as an export has them."""
-    found: dict[str, Tensor] = {}
-    for path in starting:
-        found |= load_file(path)
-    own: dict[str, Tensor] = {}
+@contextmanager
+def _beside(files: Any, root: str) -> Iterator[Path]:
+    """Where a checkpoint is made that belongs to `root`: there, where that is on this machine, so
+    that one that was cut off is gone on from; else a temporary folder."""
+    if isinstance(files, LocalFileSystem):
+        Path(root).mkdir(parents=True, exist_ok=True)
+        yield Path(root)
+        return
+    with tempfile.TemporaryDirectory(prefix="shoal-checkpoint-") as name:
+        yield Path(name)
+
+
+def _brought(access: Access, found: Recalled, here: Path) -> dict[str, BlobRef]:
+    """Fetches and makes all files of a checkpoint but the list."""
+    checkpoint, spec = found.checkpoint, found.spec
+    count = len(checkpoint.files)
+    states = {
+        f"state-{i}-of-{count}.safetensors": file.blob for i, file in enumerate(checkpoint.files, 1)
+    }
+    wanted = {"graph": spec.graph, "data.json": spec.data, **states}
+    if spec.HasField("core_graph"):
+        wanted["core_graph"] = spec.core_graph
+    starting = here / _STARTING
+
+    async def fetch(blobs: BlobClient) -> Items:
+        for part, blob in wanted.items():
+            if not (here / part).exists():
+                await blobs.fetch_to(blob.hash, here / part, most_bytes=blob.size_bytes)
+        graph = graph_from_bytes((here / "graph").read_bytes())
+        items = _trained([here / part for part in states])
+        known = {*items, *aliases(graph, items)}
+        names = {p.name for p in graph.parameters}
+        names |= {b.name for b in graph.buffers if b.persistent}
+        if names - known:  # frozen, or in no stage
+            begun = Weights(starting=spec.weights, graph=spec.graph)
+            if spec.HasField("recipe"):
+                begun.recipe.CopyFrom(spec.recipe)
+            rest = (await bring(blobs, begun, starting, but=known)).items_to_write()
+            items |= {name: item for name, item in rest.items() if name in names - known}
+        return items | {name: items[there] for name, there in aliases(graph, items).items()}
+
+    made = files_of(write_files(transfer(access, fetch), here / "model.safetensors"))
+    shutil.rmtree(starting, ignore_errors=True)
+    return wanted | {path.name: _ref(path) for path in made}
+
+
+Items = dict[str, Item]
+
+
+def _trained(states: list[Path]) -> Items:
+    """What states have of a module, under the names of the user's; one tensor at a time, as it is
+    written."""
+    found: Items = {}
     for path in states:
-        for name, tensor in load_file(path).items():
-            kind, _, plain = name.partition(":")
-            if kind in ("param", "buffer"):
-                own[plain] = tensor
-    found |= merge_blocks(own)
-    if recipe is not None:
-        missing = {n: i for n, i in recipe.tensors.items() if n not in found}
-        found |= {name: make(initial, recipe.seed) for name, initial in missing.items()}
-    for parameter in graph_from_bytes(graph).parameters:
-        for alias in parameter.tied:
-            found[alias] = found[parameter.name].clone()
-    return {name: tensor.contiguous() for name, tensor in found.items()}
+        stored = opened([path])
+        own = {n: e for n, e in stored.entries.items() if n.startswith(("param:", "buffer:"))}
+        coded = coded_specs(stored.weights)
+        for name, item in items_of(stored, own).items():
+            plain = name.partition(":")[2]
+            found[plain] = _decoded(stored, name, coded[name]) if name in coded else item
+    for name, blocks in list(split_names({n: Spec(i.shape, i.dtype) for n, i in found.items()})):
+        found[name] = _joined([found.pop(block) for block in blocks])
+    return found
+
+
+def _decoded(stored: Stored, name: str, spec: Spec) -> Item:
+    """A tensor that is losslessly coded."""
+
+    def pieces() -> Iterator[memoryview]:
+        yield from item_of(decoded(stored.weights, name)).pieces()  # type: ignore[misc]
+
+    size = math.prod(spec.shape) * spec.dtype.itemsize
+    return Item(spec.dtype, spec.shape, size, pieces)
+
+
+def _joined(blocks: list[Item]) -> Item:
+    rows = sum(item.shape[0] for item in blocks)
+    return Item(
+        blocks[0].dtype,
+        (rows, *blocks[0].shape[1:]),
+        sum(item.size_bytes for item in blocks),
+        lambda: (piece for item in blocks for piece in item.pieces()),
+    )
 
 
 def _ref(path: Path) -> BlobRef:
@@ -238,22 +290,34 @@ def upload(access: Access, kept: Kept, say: Callable[[str], None]) -> RunSpec:
     total = sum(ref.size_bytes for ref in kept.files.values())
     say(f"uploading what the broker lacks of {total / 1e6:.1f} MB")
     with tempfile.TemporaryDirectory(prefix="shoal-checkpoint-") as name:
-        here = Path(name)
-        for part, ref in kept.files.items():
-            files.get_file(f"{root.rstrip('/')}/{part}", str(here / part))
-            if _ref(here / part).hash != ref.hash:
+
+        def here(part: str) -> Path:
+            """A file of the checkpoint on this machine, checked."""
+            path = Path(root) / part
+            if not isinstance(files, LocalFileSystem):
+                path = Path(name) / part
+                files.get_file(f"{root.rstrip('/')}/{part}", str(path))
+            if _ref(path).hash != kept.files[part].hash:
                 raise CheckpointError(
                     f"{kept.url}/{part} has another hash than {_LISTED} says: it was changed"
                 )
+            return path
 
-        async def store(blobs: BlobClient) -> BlobRef:
+        async def store(blobs: BlobClient) -> WeightFile:
+            model = [part for part in kept.files if part.startswith("model")]
             for part in kept.files:
-                if part != "model.safetensors":
-                    await blobs.store(here / part)
-            return await blobs.store(here / "model.safetensors")
+                if part not in model:
+                    path = here(part)
+                    await blobs.store(path)
+                    if path.parent == Path(name):
+                        path.unlink()
+            stored = weight_files.find(
+                [str(p) for p in map(here, model) if p.suffix == ".safetensors"]
+            )
+            return await send(blobs, Pretrained(stored, stored.entries), say)
 
         weights = transfer(access, store)
     del spec.weights[:]
-    spec.ClearField("recipe")  # the file has everything
-    spec.weights.append(WeightFile(blob=weights))
+    spec.ClearField("recipe")  # the files have everything
+    spec.weights.append(weights)
     return spec

@@ -105,6 +105,10 @@ class SimulationFront:
         if prepared.recipe is not None:
             spec.recipe.CopyFrom(blob(prepared.recipe.to_bytes()))
         spec.weights.append(WeightFile(blob=blob(prepared.weights.read_bytes())))
+        if (found := prepared.pretrained) is not None:
+            hashes = {cut: blob(found.read(cut)).hash for cut in found.cuts}
+            manifest = blob(found.manifest(hashes).to_json().encode())
+            spec.weights.append(WeightFile(blob=manifest, sharded=True))
         for path in prepared.shards.values():
             blob(path.read_bytes())
         return Packed(spec=spec, blobs=blobs, facts=_facts(prepared))

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..dag.recipe import make
 from .recorded import recipe_of
@@ -59,14 +59,22 @@ def initialise(module: nn.Module, seed: int = 0) -> nn.Module:
     return module
 
 
-def give_values(module: nn.Module, recording: Recording, seed: int) -> None:
-    """See `initialise`. What is tied stays tied. Raises ValueError."""
+def give_values(
+    module: nn.Module,
+    recording: Recording,
+    seed: int,
+    elsewhere: Callable[[str], Tensor | None] = lambda name: None,
+) -> None:
+    """See `initialise`. What is tied stays tied. `elsewhere`: by name, values that come from
+    somewhere else. Raises ValueError."""
     check_seed(recording, seed)
     recipe, _, _ = recipe_of(module, recording, seed)
     threads = torch.get_num_threads()
     made: dict[int, nn.Parameter] = {}
     for name, parameter in module.named_parameters():
-        if name in recipe.tensors:
+        if (other := elsewhere(name)) is not None:
+            value = other.to(parameter.dtype)
+        elif name in recipe.tensors:
             value = make(recipe.tensors[name], seed, threads=threads)
         elif recording.has(parameter):
             value = recording.value(parameter, seed)

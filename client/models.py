@@ -26,10 +26,16 @@ from torch.func import functional_call
 
 from ..dag.recipe import Recipe
 from ..job import LIVE, Job
+from ..peer.weights import spec_of
+from . import weight_files
+from .adapters import AdapterError, adapted, plain_name
+from .fitting import Wanted, fit
 from .initialise import check_seed, give_values, recording_of
 from .memory import TooLargeError, Within
 from .recorded import recipe_of
 from .recording import Recording, record
+from .shards import Pretrained
+from .weight_files import Stored
 
 __all__ = [
     "ModelError",
@@ -38,13 +44,14 @@ __all__ = [
     "capturable",
     "check_takes",
     "find",
+    "fit_options",
     "has_values",
     "is_hugging_face",
     "load_named",
     "on_cpu",
     "outline",
-    "read_weights",
     "ready",
+    "starting_files",
     "tied_names",
 ]
 
@@ -62,29 +69,25 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """A job's module as it is captured, with as few values as it can do with.
+    """A job's module as it is captured, with as few values as it can do with. What files begin
+    (`starting_files`) is not in it.
 
     recording: what is known of its parameters, which lie on `meta`; None: it has all its values.
-    recipe: how those begin that need no values; others: the parameters that do, by name.
-    file: what begins as `model.weights` has it instead, by name.
+    recipe: how those begin that need no values; others: the parameters that do, by name. Names are
+    those of the graph.
     """
 
     module: nn.Module
     recording: Recording | None = None
     recipe: Recipe | None = None
     others: Mapping[str, Tensor] = field(default_factory=dict)
-    file: Mapping[str, Tensor] | None = None
 
     def is_made(self, name: str) -> bool:
         """Whether the recipe makes it, so that nobody sends it."""
-        if self.file is not None and name in self.file:
-            return False
         return self.recipe is not None and name in self.recipe.tensors
 
     def value(self, name: str, tensor: Tensor) -> Tensor:
         """A parameter, buffer or constant that the capture has as `tensor`, with its values."""
-        if self.file is not None and name in self.file:
-            return self.file[name].to(tensor.dtype)
         tensor = self.others.get(name, tensor)
         if self.recording is not None and self.recording.has(tensor):
             return self.recording.value(tensor)
@@ -95,14 +98,29 @@ def build(job: Job) -> nn.Module:
     """The job's module with its starting weights; a live module with values is returned itself.
 
     Weights of a factory are made from its recipe under the job's seed, as peers make theirs. Raises
-    ModelError.
+    ModelError, WeightFilesError.
     """
     found = outline(job)
-    if found.recording is not None:
-        give_values(found.module, found.recording, job.seed)
-        if found.file is not None:
-            load_named(found.module, found.file)
+    _fill(found, job)
     return found.module
+
+
+def _fill(found: Outline, job: Job) -> None:
+    """Gives an outline its values: those of files, and of its recording."""
+    module, plain, fitted = found.module, plain_name(found.module), _fitted(found.module, job)
+    entries = fitted.entries if fitted else {}
+
+    def read(name: str) -> Tensor | None:
+        entry = entries.get(plain(name))
+        return None if fitted is None or entry is None else fitted.stored.weights.read(entry)
+
+    if found.recording is not None:
+        give_values(module, found.recording, job.seed, read)
+    with torch.no_grad():
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            is_given = found.recording is not None and isinstance(tensor, nn.Parameter)
+            if not is_given and (value := read(name)) is not None:
+                tensor.copy_(value)
 
 
 def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> Outline:
@@ -117,6 +135,11 @@ def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> Outline
                 f"model is a {type(job.module).__name__}: expected a torch.nn.Module, a table, or "
                 'a factory such as "file.py:fn"'
             )
+        if job.model.lora:
+            raise ModelError(
+                "`model.lora` is for models that a factory makes: put the adapter into a live "
+                "module yourself (peft.inject_adapter_in_model)"
+            )
         module, recording = job.module, recording_of(job.module)
     elif job.model.factory.startswith(LIVE):
         raise ModelError(
@@ -124,42 +147,31 @@ def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> Outline
             "in a job that was read back: pass Job(model=module, …)"
         )
     else:
-        factory = _factory(job)
-        if isinstance(factory, nn.Module):
-            module, recording = factory, None
-        else:
-            module, recording = _made(factory, job, say)
-    file = None
-    if job.model.weights != "init":
-        file = read_weights(find(job.model.weights, job.folder, "model.weights"))
+        module, recording = _made(_factory(job), job, say)
     if recording is None:
-        if file is not None:
-            load_named(module, file)
         return Outline(module=module)
-    if file is not None:
-        file = checked_names(module, file)
     try:
         check_seed(recording, job.seed)
         recipe, others, empty = recipe_of(module, recording, job.seed)
     except ValueError as error:
         raise ModelError(str(error)) from None
-    if empty and file is None:
+    if empty and starting_files(job) is None:
         rest = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
         say(f'nothing gives parameter "{empty[0]}"{rest} a value: it begins at 0')
-    return Outline(module=module, recording=recording, recipe=recipe, others=others, file=file)
+    plain = plain_name(module)
+    recipe = Recipe(recipe.seed, {plain(n): i for n, i in recipe.tensors.items()})
+    others = {plain(n): t for n, t in others.items()}
+    return Outline(module=module, recording=recording, recipe=recipe, others=others)
 
 
-def capturable(found: Outline) -> nn.Module:
+def capturable(found: Outline, job: Job) -> nn.Module:
     """The module of an outline as it is captured, on the CPU. One of at most SMALL bytes gets its
     values, so that it can be tried; of a larger one this is a copy with fake parameters: they have
     shape, dtype and place, and no values. Raises ModelError."""
     if found.recording is None:
         return on_cpu(found.module)
     if sum(p.nbytes for p in found.module.parameters()) <= SMALL:
-        assert found.recipe is not None, "what is recorded has a recipe"
-        give_values(found.module, found.recording, found.recipe.seed)
-        if found.file is not None:
-            load_named(found.module, found.file)
+        _fill(found, job)
         return found.module
     fake = FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -184,6 +196,8 @@ def _made(
     """The factory's module, without values if it can do without them."""
     try:
         return record(factory, job.seed)
+    except AdapterError:
+        raise
     except Exception as error:  # the user's code, on tensors that it does not expect
         why = error
     name = job.model.factory
@@ -204,6 +218,52 @@ def _made(
         f"{within.taken / 2**30:.2f} GiB in memory, and uploaded"
     )
     return module, None
+
+
+def starting_files(job: Job) -> Stored | None:
+    """The files that the job's model begins with; None: what its factory gives. Headers are read.
+    Raises ModelError, WeightFilesError."""
+    model = job.model
+    if model.weights != "init":
+        return weight_files.find([_place(name, job.folder) for name in model.weight_names])
+    if model.factory.startswith("hf:") and job.module is None:
+        folder = find(model.factory.removeprefix("hf:"), job.folder, "model.factory")
+        if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
+            return weight_files.find([str(folder)])
+    return None
+
+
+def _place(name: str, folder: Path) -> str:
+    return name if "://" in name else str(find(name, folder, "model.weights"))
+
+
+def _fitted(module: nn.Module, job: Job) -> Pretrained | None:
+    """What files have of a module's weights, by the names without adapters."""
+    stored = starting_files(job)
+    if stored is None:
+        return None
+    plain, state = plain_name(module), _state(module)
+    first = {plain(name): plain(one) for name, one in tied_names(module).items()}
+    names: dict[str, list[str]] = {}
+    for name in state:
+        names.setdefault(first.get(name, name), []).append(name)
+    wanted = [
+        Wanted(
+            (name, *(other for other in all_ if other != name)),
+            tuple(state[name].shape),
+            state[name].dtype,
+            isinstance(state[name], nn.Parameter),
+        )
+        for name, all_ in names.items()
+        if isinstance(state.get(name), Tensor)
+    ]
+    return fit(stored, wanted, **fit_options(module, job))
+
+
+def fit_options(module: nn.Module, job: Job) -> dict[str, Any]:
+    """What `fitting.fit` is told of a module."""
+    prefix = getattr(module, "base_model_prefix", "") if is_hugging_face(module) else ""
+    return {"prefix": prefix, "rename": job.model.rename, "fresh": job.model.fresh}
 
 
 def on_cpu(module: nn.Module) -> nn.Module:
@@ -243,22 +303,26 @@ def _copied(module: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-def _factory(job: Job) -> nn.Module | Callable[[], nn.Module]:
-    """What makes the job's module; or the module, where it comes with weights."""
+def _factory(job: Job) -> Callable[[], nn.Module]:
+    """What makes the job's module, with an adapter if it wants one."""
     name = job.model.factory
     if name.startswith("hf:"):
-        return _hugging_face(find(name.removeprefix("hf:"), job.folder, "model.factory"), job)
-    function = _function(name, job.folder, "model.factory")
+        folder = find(name.removeprefix("hf:"), job.folder, "model.factory")
+        base = _hugging_face(folder, job)
+    else:
+        function = _function(name, job.folder, "model.factory")
 
-    def make() -> nn.Module:
-        module = _call(function, dict(job.model.args), name)
-        if not isinstance(module, nn.Module):
-            raise ModelError(
-                f'factory "{name}" returned {type(module).__name__}: expected a torch.nn.Module'
-            )
-        return module
+        def base() -> nn.Module:
+            module = _call(function, dict(job.model.args), name)
+            if not isinstance(module, nn.Module):
+                raise ModelError(
+                    f'factory "{name}" returned {type(module).__name__}: expected a torch.nn.Module'
+                )
+            return module
 
-    return make
+    if not job.model.lora:
+        return base
+    return lambda: adapted(base(), job.model.lora, name.removeprefix("hf:"))
 
 
 def _loss_function(job: Job) -> Callable[..., Any] | None:
@@ -335,9 +399,9 @@ def find(name: str, folder: Path, key: str) -> Path:
 # ---------------------------------------------------------------- Hugging Face
 
 
-def _hugging_face(folder: Path, job: Job) -> nn.Module | Callable[[], nn.Module]:
-    """The causal language model of a folder with a config.json: with the weights that lie beside
-    it, or else what makes a new one."""
+def _hugging_face(folder: Path, job: Job) -> Callable[[], nn.Module]:
+    """What makes the causal language model of a folder with a config.json; weights that lie beside
+    it are `starting_files`."""
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
@@ -347,22 +411,17 @@ def _hugging_face(folder: Path, job: Job) -> nn.Module | Callable[[], nn.Module]
     if not (folder / "config.json").is_file():
         raise ModelError(f'"{job.model.factory}": there is no config.json in {folder}')
     causal: Any = AutoModelForCausalLM  # its from_config has no annotations
+    args = dict(job.model.args)
+    dtype = _hugging_face_dtype(args.pop("dtype", "float32"), job.model.factory)
 
     def make() -> nn.Module:
         with _told(job):
-            config = AutoConfig.from_pretrained(folder, **job.model.args)
-            model = causal.from_config(config, dtype=torch.float32)
+            config = AutoConfig.from_pretrained(folder, **args)
+            model = causal.from_config(config, dtype=dtype)
         assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
         return model
 
-    if not any(folder.glob("*.safetensors")):
-        return make
-    with _told(job):
-        model = causal.from_pretrained(
-            folder, use_safetensors=True, dtype=torch.float32, **job.model.args
-        )
-    assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
-    return model
+    return make
 
 
 @contextmanager
@@ -374,8 +433,21 @@ def _told(job: Job) -> Iterator[None]:
         raise ModelError(f'"{job.model.factory}": {_story(error)}') from error
 
 
+def _hugging_face_dtype(name: Any, factory: str) -> torch.dtype:
+    """What `args.dtype` says that weights and activations are in."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise ModelError(
+            f'"{factory}": `model.args.dtype` is {name!r}: expected {", ".join(known)}'
+        )
+    return known[name]
+
+
 def is_hugging_face(module: nn.Module) -> bool:
-    """Whether a model of transformers or of a subclass; does not import transformers."""
+    """Whether a model of transformers or of a subclass, or peft's wrapper around one; imports
+    neither."""
+    if type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
+        module = module.get_base_model()
     return any(c.__module__.startswith("transformers.") for c in type(module).__mro__)
 
 
@@ -419,35 +491,31 @@ def tied_names(module: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in names}
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file. Raises ModelError."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is no readable safetensors file: {error}") from error
-
-
 def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copies weights into a module by name; one name of a tied tensor is enough.
 
-    Raises ModelError, before anything changes, when a name is missing or unknown, or a shape
-    differs.
+    Names are those without adapters (`adapters.plain_name`). Raises ModelError, before anything
+    changes, when a name is missing or unknown, or a shape differs.
     """
-    state = module.state_dict(keep_vars=True)
-    checked_names(module, weights)
+    state = _state(module)
+    _check_names(module, state, weights)
     with torch.no_grad():
-        for name, value in weights.items():
-            state[name].copy_(value)
+        for name in weights:  # which may be read one at a time
+            state[name].copy_(weights[name])
 
 
-def checked_names(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights for a module by the first name of each tensor. Raises ModelError as `load_named`
-    does."""
-    first = tied_names(module)
-    state = module.state_dict(keep_vars=True)
+def _state(module: nn.Module) -> dict[str, Any]:
+    """The module's own tensors by their names without adapters."""
+    plain = plain_name(module)
+    return {plain(name): t for name, t in module.state_dict(keep_vars=True).items()}
+
+
+def _check_names(
+    module: nn.Module, state: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> None:
+    """Raises ModelError as `load_named` does."""
+    plain = plain_name(module)
+    first = {plain(name): plain(one) for name, one in tied_names(module).items()}
     unknown = sorted(set(weights) - set(state))
     given = {first.get(name, name) for name in weights}
     missing = sorted({first.get(n, n) for n, t in state.items() if isinstance(t, Tensor)} - given)
@@ -457,13 +525,12 @@ def checked_names(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str,
             f"({', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}), {len(unknown)} are "
             f"unknown to it ({', '.join(unknown[:3])}{' …' if len(unknown) > 3 else ''})"
         )
-    for name, value in weights.items():
-        if state[name].shape != value.shape:
+    for name in weights:
+        if state[name].shape != (shape := spec_of(weights, name).shape):
             raise ModelError(
-                f'weight "{name}" has shape {tuple(value.shape)}: '
+                f'weight "{name}" has shape {tuple(shape)}: '
                 f"the module's has {tuple(state[name].shape)}"
             )
-    return {first.get(name, name): value for name, value in weights.items()}
 
 
 # ---------------------------------------------------------------- for the capture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..proto.broker_pb2 import RunEvent
+    from .exported import Exported
     from .session import Client
 
 __all__ = ["ENDED", "Run"]
@@ -37,7 +39,7 @@ class Run:
         self.client = client
         self.id = run
         self.folder = local_folder(to) / run
-        self._weights: list[broker_pb2.WeightFile] | None = None
+        self._weights: broker_pb2.Weights | None = None
 
     def __repr__(self) -> str:
         return f"<Run {self.id} at {self.client.address}>"
@@ -144,53 +146,94 @@ class Run:
         return self.client.cancel(self.id)
 
     def weights(self) -> dict[str, Tensor]:
-        """The exported weights under the names of the user's own module; of a run that goes on,
-        once it has ended.
+        """The exported weights under the names of the user's own module, all in memory; of a run
+        that goes on, once it has ended.
 
         Raises RunFailed when the run ended without any.
         """
-        from .weights import fetch  # needs torch
+        with self._brought() as found:
+            return dict(found)
 
+    @contextmanager
+    def _brought(self, *, trained: bool = False) -> Iterator[Exported]:
+        """The exported weights, read as they are asked for; `trained`: without what was frozen.
+        Raises RunFailed."""
+        from .weights import brought  # needs torch
+
+        exported = self._exported()
+        if trained:
+            exported = broker_pb2.Weights(step=exported.step, files=exported.files)
+        with (
+            self.client.translated(),
+            brought(self.client.access, exported, self.folder, own=self.submitted_here) as found,
+        ):
+            yield found
+
+    def adapter(self) -> dict[str, Tensor]:
+        """The trained weights of a run with an adapter, under peft's names; the frozen ones are not
+        fetched. Raises RunFailed when the run ended without any."""
+        from .adapters import trained_only
+
+        with self._brought(trained=True) as found:
+            return trained_only(found)
+
+    def _exported(self) -> broker_pb2.Weights:
+        """What the broker says of the run's weights, once it has ended. Raises RunFailed."""
         if self._weights is None:
             for event in self.watch():
                 if event.HasField("weights"):
-                    self._weights = list(event.weights.files)
+                    self._weights = event.weights
         if self._weights is None:
             self.checked(self.state())
             raise RunFailed(f"run {self.id} has no exported weights")
-        with self.client.translated():
-            return fetch(self.client.access, self._weights)
+        return self._weights
 
     def load_into(self, module: nn.Module) -> None:
-        """Copies the weights into a live module, tied ones once. Raises ModelError when the names
-        do not fit."""
+        """Copies the weights into a live module, tied ones once; one tensor at a time. Raises
+        ModelError when the names do not fit."""
         from .models import load_named
 
-        load_named(module, self.weights())
+        with self._brought() as found:
+            load_named(module, found)
 
     def export(
-        self, path: Path | str | None = None, format: Literal["", "safetensors", "hf"] = ""
+        self, path: Path | str | None = None, format: Literal["", "safetensors", "hf", "peft"] = ""
     ) -> Path:
-        """Writes the weights and returns where: one safetensors file, or with format "hf" a folder
-        that `from_pretrained` takes. Default: into `folder`, in the job's format, and also to the
-        URL that its job names, if it does.
+        """Writes the weights and returns where: a safetensors file, or the index of several where
+        one would be too large; with format "hf" a folder that `from_pretrained` takes, or with
+        "peft" one with the adapter alone, as `PeftModel.from_pretrained` takes it. Default: into
+        `folder`, in the job's format, and also to the URL that its job names, if it does. Cut off
+        and called again, it goes on where it was.
 
-        Raises ExportError for "hf" where nothing was kept at submission.
+        Raises ExportError for "hf" and "peft" where nothing was kept at submission.
         """
+        from .weight_writer import files_of
         from .weights import write
 
         chosen = format or read_run(self.folder).get("job", {}).get("output", {}).get("format", "")
         target = None if path is None else Path(path)
-        written = write(
-            self.weights(), self.folder, target, "hf" if chosen == "hf" else "safetensors"
-        )
+        kind = chosen or "safetensors"
+        if kind == "peft":
+            written = write(self.adapter(), self.folder, target, kind)
+        else:
+            with self._brought() as found:
+                written = write(found, self.folder, target, kind)
         if path is None and "://" in self.outputs:
             from fsspec.core import url_to_fs
 
             files, root = url_to_fs(self.outputs)
             files.makedirs(root, exist_ok=True)
-            files.put(str(written), f"{root}/{written.name}", recursive=written.is_dir())
+            for one in files_of(written):
+                files.put(str(one), f"{root}/{one.name}", recursive=one.is_dir())
         return written
+
+    def evaluate_there(self, batches: int | None = None) -> dict[str, float]:
+        """Held-out loss and metrics of the exported weights, computed by the broker's peers in a
+        run of its own; nothing of the model comes here. Raises RunFailed without weights, and
+        RecordError for a model with running statistics."""
+        from .evaluate_there import evaluated_there
+
+        return evaluated_there(self.client, self.id, self._exported(), batches)
 
     def evaluate(
         self, module: nn.Module | None = None, batches: int | None = None
@@ -216,7 +259,8 @@ class Run:
             )
         job = replace(job, model=replace(job.model, weights="init"))  # others come in a moment
         built = models.build(job)
-        models.load_named(built, self.weights())
+        with self._brought() as found:
+            models.load_named(built, found)
         with self.client.translated():
             plain = models.on_cpu(built)
             return evaluate.held_out(self.client.access, plain, job, record["data"], batches)

@@ -40,6 +40,7 @@ from ..proto.broker_pb2 import (
     PreviewAnswer,
     Recalled,
     RunEvent,
+    RunSpec,
     RunState,
 )
 from ..proto.broker_pb2_grpc import RunsStub
@@ -189,10 +190,15 @@ class Client:
 
         with self.translated():
             spec = upload(self.access, prepared, say)
-            submitted = self._runs.Submit(spec, timeout=CALL_S)
-        run = Run(self, submitted.run, to)
+        run = Run(self, self.submit_spec(spec), to)
         prepared.keep(run.folder, run.id)
         return run
+
+    def submit_spec(self, spec: RunSpec) -> str:
+        """Starts a run whose blobs lie with the broker; returns its id. Raises Refused."""
+        with self.translated():
+            submitted = self._runs.Submit(spec, timeout=CALL_S)
+        return str(submitted.run)
 
     def run(self, run: str, to: Path | str = "runs/") -> Run:
         """A run by its id; `to` is the folder that holds the runs' folders. Raises Refused when
@@ -254,9 +260,7 @@ class Client:
         spec, job, tokens = prepared(
             self, source, tuple(changes), job, local_folder(to or "runs"), say
         )
-        with self.translated():
-            submitted = self._runs.Submit(spec, timeout=CALL_S)
-        run = Run(self, submitted.run, to or job.output.to)
+        run = Run(self, self.submit_spec(spec), to or job.output.to)
         record = {
             "run": run.id,
             "job": plain(job),

@@ -25,6 +25,7 @@ from ..compression.codec import parse
 from ..dag.capture import Captured, capture
 from ..dag.convert import graph_to_bytes, lowered_to_bytes
 from ..dag.graph import Graph, GraphError, Lowered
+from ..dag.kept import Kept
 from ..dag.lower_sizes import lower_for_sizes
 from ..dag.recipe import Recipe
 from ..job import Job, SettingsError
@@ -39,9 +40,14 @@ from ..proto.broker_pb2 import RunSpec, WeightFile
 from ..proto.common_pb2 import BlobRef
 from . import models
 from .access import Access
+from .adapters import is_adapted, plain_name, save_config
 from .division import why_it_depends
+from .fitting import fit, wanted_by
 from .records import write_run
+from .sending import send
+from .shards import Pretrained
 from .values import write_values
+from .weight_files import Stored
 
 __all__ = [
     "JobData",
@@ -70,6 +76,9 @@ TOKENIZER_FILES = (
 """What lies beside the config of a Hugging Face model and belongs to its export."""
 
 
+NARROW = ("bfloat16", "float16")
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobData:
     """A job's data: shard files by hash; or none of them here, and `local`, the inputs of the model
@@ -90,7 +99,8 @@ class Prepared:
 
     local: as in JobData.
     core: the graph for peers with the core operator set; None where it has no core form.
-    weights: the values that the model begins with, of all that the recipe does not make.
+    weights: the values that the model begins with, of all that neither the recipe makes nor files
+    of their own have (`pretrained`), which are read when they are uploaded.
     microbatch_sizes: what the planner may take instead of the job's microbatch size; both forms are
     right for all of them.
     """
@@ -105,6 +115,7 @@ class Prepared:
     microbatch_sizes: tuple[int, ...] = ()
     local: tuple[str, ...] = ()
     recipe: Recipe | None = None
+    pretrained: Pretrained | None = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -135,20 +146,24 @@ def prepare(
     """Captures the model and resolves the data. Raises ValueError for what cannot run. `ask`: for
     data that stays with peers; without it, a job of such data cannot run."""
     _check_codecs(job)
+    stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-submit-") as name:
         folder = Path(name)
         data = _data(job, folder / "data", say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
         outline = models.outline(job, say)
-        module = models.capturable(outline)
+        module = models.capturable(outline, job)
         captured = _captured(job, data, module, say)
+        pretrained = _pretrained(job, stored, module, captured.graph, say)
         sizes = _divisions(job, data, module, captured.graph, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
-        tensors = captured.tensors
+        there = pretrained.entries if pretrained else {}
+        tensors = {n: t for n, t in captured.tensors.items() if n not in there}
         weights = folder / "weights.safetensors"
-        sent = {n: t for n, t in tensors.items() if not outline.is_made(n)}
-        write_values(weights, sent, lambda name: outline.value(name, tensors[name]))
+        sent = {n: t for n, t in _as_kept(captured).items() if n in tensors}
+        sent = {n: t for n, t in sent.items() if not outline.is_made(n)}
+        write_values(weights, sent, lambda n: outline.value(n, tensors[n]).to(sent[n].dtype))
         yield Prepared(
             job=job,
             graph=captured.graph,
@@ -156,10 +171,11 @@ def prepare(
             manifest=data.manifest,
             shards=data.shards,
             weights=weights,
-            recipe=_recipe_for(outline, captured),
+            recipe=_recipe_for(outline, captured, pretrained),
             sidecars=_sidecars(module, job, folder / "sidecars"),
             microbatch_sizes=sizes,
             local=data.local,
+            pretrained=pretrained,
         )
 
 
@@ -169,18 +185,28 @@ def draft(
     """What a preview needs of a job: a spec that names no weights, and the graph. Raises ValueError
     as `prepare` does."""
     _check_codecs(job)
+    stored = models.starting_files(job)
     with tempfile.TemporaryDirectory(prefix="shoal-preview-") as name:
         data = _data(job, Path(name), say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.capturable(models.outline(job, say))
+        module = models.capturable(models.outline(job, say), job)
         graph = _captured(job, data, module, say).graph
+        _pretrained(job, stored, module, graph, say)
         sizes = _divisions(job, data, module, graph, sizes, say)
     spec = spec_of(job, sizes)
     spec.graph.CopyFrom(_ref(graph_to_bytes(graph)))
     spec.data.CopyFrom(_ref(data.manifest.to_json().encode()))
     spec.local.extend(data.local)
     return spec, graph
+
+
+def _pretrained(
+    job: Job, stored: Stored | None, module: nn.Module, graph: Graph, say: Say
+) -> Pretrained | None:
+    if stored is None:
+        return None
+    return fit(stored, wanted_by(graph), **models.fit_options(module, job), say=say)
 
 
 def _check_codecs(job: Job) -> None:
@@ -204,11 +230,25 @@ def _ref(data: bytes) -> BlobRef:
 def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
     _check_format(job, module)
     with models.ready(module, job):
-        captured = capture(module, _example(data.manifest), dtype=job.model.dtype)
+        kept = {"": "", "bf16": "bfloat16"}
+        captured = capture(
+            module,
+            _example(data.manifest),
+            dtype=job.model.dtype,
+            kept=Kept(kept[job.model.frozen_dtype], kept[job.model.trained_dtype]),
+            named=plain_name(module),
+        )
         if not data.local:
             # Its shapes were captured; ids beyond an embedding or a table of positions are values.
             first = _reader(job, data).batch(0, 0, max(2, min(4, job.train.microbatch_size)))
             models.check_takes(module, first, say)
+    narrow = (p for p in captured.graph.parameters if p.trainable and p.spec.dtype in NARROW)
+    if job.codec.feedback == "ahead" and (first := next(narrow, None)) is not None:
+        raise SettingsError(
+            "codec.feedback",
+            f'is "ahead", and "{first.name}" is trained in {first.spec.dtype}: what holders step '
+            'ahead by is less than its digits. Expected "ef", or weights in fp32',
+        )
     stages = job.plan.stages
     if stages != "auto" and stages > len(captured.graph.operators):
         raise SettingsError(
@@ -225,6 +265,12 @@ def _reader(job: Job, data: JobData) -> Reader:
 
 def _check_format(job: Job, module: nn.Module) -> None:
     """Raises SettingsError for an export that could not be made: better now than after the run."""
+    if job.output.format == "peft" and not is_adapted(module):
+        raise SettingsError(
+            "output.format",
+            'is "peft", and the model has no adapter: expected `model.lora`, a factory that makes '
+            "one with peft, or another format",
+        )
     kept = [Path(name).name for name in job.model.sidecars]
     there = "config.json" in kept if kept else models.is_hugging_face(module)
     if job.output.format == "hf" and not there:
@@ -338,23 +384,37 @@ def _core(
     return None, sizes
 
 
-def _recipe_for(outline: models.Outline, captured: Captured) -> Recipe | None:
-    """The recipe of what the graph has; None where nothing is made by one."""
+def _recipe_for(
+    outline: models.Outline, captured: Captured, pretrained: Pretrained | None
+) -> Recipe | None:
+    """The recipe of what the graph has and files do not; None where nothing is made by one."""
     if outline.recipe is None:
         return None
-    initials = outline.recipe.tensors
-    found = {n: initials[n] for n in captured.tensors if outline.is_made(n)}
+    there = pretrained.entries if pretrained else {}
+    names = [n for n in captured.tensors if outline.is_made(n) and n not in there]
+    found = {n: outline.recipe.tensors[n] for n in names}
     return Recipe(outline.recipe.seed, found) if found else None
+
+
+def _as_kept(captured: Captured) -> dict[str, Tensor]:
+    """Shapes and dtypes of all that the graph begins with, as it keeps them."""
+    graph = captured.graph
+    return {
+        x.name: torch.empty(x.spec.sizes, dtype=getattr(torch, x.spec.dtype), device="meta")
+        for x in (*graph.parameters, *graph.buffers)
+    }
 
 
 def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
     """The files that go with an export: those of the job, or a Hugging Face model's config (as it
-    is, whatever `args` changed in it) and tokenizer."""
-    if job.model.sidecars:
-        return tuple(models.find(p, job.folder, "model.sidecars") for p in job.model.sidecars)
-    if not models.is_hugging_face(module):
-        return ()
+    is, whatever `args` changed in it) and tokenizer; besides, an adapter's config."""
     folder.mkdir()
+    adapter = save_config(module, folder) if job.output.format == "peft" else None
+    if job.model.sidecars:
+        own = (models.find(p, job.folder, "model.sidecars") for p in job.model.sidecars)
+        return (*own, *((adapter,) if adapter else ()))
+    if not models.is_hugging_face(module):
+        return (adapter,) if adapter else ()
     module.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
     found = {path.name: path for path in sorted(folder.iterdir())}
     if job.model.factory.startswith("hf:"):
@@ -370,9 +430,10 @@ def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
 def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> RunSpec:
     """Stores what the broker does not have yet; returns the spec to submit.
 
-    Raises BlobTransferError.
+    Raises BlobTransferError; WeightFilesError for weights that are not what they were.
     """
     spec = spec_of(prepared.job, prepared.microbatch_sizes)
+    pretrained, urls = prepared.pretrained, prepared.job.model.where == "url"
     spec.local.extend(prepared.local)
 
     async def store(blobs: BlobClient) -> None:
@@ -385,8 +446,13 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
         spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
         for path in prepared.shards.values():
             await blobs.store(path)
+        if pretrained is not None:
+            spec.weights.append(await send(blobs, pretrained, say, urls=urls))
 
     size = sum(p.stat().st_size for p in (prepared.weights, *prepared.shards.values()))
+    if pretrained is not None:
+        of = f"{pretrained.size_bytes / 1e9:.2f} GB of weights"
+        say(f"reading {of}, which peers read from the web" if urls else f"reading and sending {of}")
     say(f"uploading what the broker lacks of {size / 1e6:.1f} MB")
     transfer(access, store)
     return spec

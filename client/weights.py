@@ -3,94 +3,106 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from safetensors.torch import load, save_file
 from torch import Tensor
 
-from ..net.blobs_client import BlobClient
-from ..peer.weights import WeightError, merge_blocks
-from ..proto.broker_pb2 import WeightFile
-from ..proto.common_pb2 import BlobRef
+from ..net.web import Web
+from ..proto.broker_pb2 import Weights
 from .access import Access
+from .exported import PUBLIC, Exported, bring
 from .records import replacing
 from .submission import transfer
+from .weight_files import WeightFilesError
+from .weight_writer import item_of, write_files
 
-__all__ = ["ExportError", "fetch", "write"]
+__all__ = ["ExportError", "brought", "write"]
+
+_PARTS = ".parts"
+_FOLDERS = {
+    "hf": ("config.json", "model", "model.safetensors"),
+    "peft": ("adapter_config.json", "adapter", "adapter_model.safetensors"),
+}
+"""By format: the config that has to lie there, the folder's name, the file of weights."""
 
 
 class ExportError(ValueError):
     """An export that is not possible as asked; the message says what is."""
 
 
-def fetch(access: Access, files: Sequence[WeightFile]) -> dict[str, Tensor]:
-    """The tensors of every part of an export under the user's names, each part checked against its
-    hash; blocks of a split head are put together.
+@contextmanager
+def brought(
+    access: Access, weights: Weights, folder: Path, *, own: bool = False
+) -> Iterator[Exported]:
+    """The weights of a run whose output folder is `folder`, each part checked against its hash;
+    read as they are asked for, inside the block. Parts lie in the folder until then: when bringing
+    them was cut off, it goes on where it was. `own`: the URLs that the run began with were named
+    by this user, and may lead anywhere.
 
-    Raises BlobTransferError; ExportError when two peers exported one name, or a block is missing.
+    Raises BlobTransferError, OSError; ExportError when two peers exported one name, or a block is
+    missing.
     """
-
-    async def get(blobs: BlobClient) -> list[bytes]:
-        return [await _part(blobs, file.blob) for file in files]
-
-    merged: dict[str, Tensor] = {}
-    for part in transfer(access, get):
-        tensors = load(part)
-        if twice := sorted(merged.keys() & tensors.keys()):
-            raise ExportError(f"{twice[0]!r} was exported by two peers: expected one for each name")
-        merged |= tensors
+    parts, there = folder / _PARTS, folder.exists()
+    web = Web() if own else PUBLIC
     try:
-        return merge_blocks(merged)
-    except WeightError as error:
+        found = transfer(access, lambda blobs: bring(blobs, weights, parts, web=web))
+    except WeightFilesError as error:
         raise ExportError(str(error)) from None
-
-
-async def _part(blobs: BlobClient, part: BlobRef) -> bytes:
-    return await blobs.fetch(part.hash, most_bytes=part.size_bytes)
+    yield found
+    shutil.rmtree(parts)
+    if not there and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def write(
-    weights: Mapping[str, Tensor],
+    weights: Exported | Mapping[str, Tensor],
     folder: Path,
     path: Path | None,
-    format: Literal["safetensors", "hf"],
+    format: Literal["safetensors", "hf", "peft"],
 ) -> Path:
     """Writes the weights of the run whose output folder is `folder`; returns where.
 
-    "safetensors": one file, at `path` or FOLDER/model.safetensors. "hf": a folder with the weights
-    and the sidecars that were kept at submission, at `path` or FOLDER/model. A file that was there
-    is replaced as a whole. Raises ExportError when there are no sidecars.
+    "safetensors": a file at `path` or FOLDER/model.safetensors, or several beside it and their
+    index where one would be too large (`write_files`). "hf": a folder with the weights and the
+    sidecars that were kept at submission, at `path` or FOLDER/model. "peft": a folder with an
+    adapter's weights and config, at `path` or FOLDER/adapter. A file that was there is replaced as
+    a whole. Raises ExportError when there are no sidecars, or where an index of other files is in
+    the way.
     """
     if format == "safetensors":
         target = path or folder / "model.safetensors"
         if target.is_dir():
             target = target / "model.safetensors"
-        _save(weights, target)
-        return target
+        return _save(weights, target)
     sidecars = sorted((folder / "sidecars").glob("*"))
-    if not any(s.name == "config.json" for s in sidecars):
+    config, name, file = _FOLDERS[format]
+    if not any(s.name == config for s in sidecars):
         raise ExportError(
-            f"format hf needs the config.json that was kept at submission in {folder}/sidecars: "
+            f"format {format} needs the {config} that was kept at submission in {folder}/sidecars: "
             'export where the run was submitted from, or with format "safetensors"'
         )
-    target = path or folder / "model"
+    if format == "peft":
+        sidecars = [s for s in sidecars if s.name == config]
+    target = path or folder / name
     target.mkdir(parents=True, exist_ok=True)
     for sidecar in sidecars:
         with replacing(target / sidecar.name) as temporary:
             shutil.copyfile(sidecar, temporary)
-    _save(weights, target / "model.safetensors")
+    _save(weights, target / file)
     return target
 
 
-def _save(weights: Mapping[str, Tensor], path: Path) -> None:
-    seen: set[int] = set()
-    own: dict[str, Tensor] = {}
-    for name, tensor in weights.items():
-        # Names of one tensor become two copies: the format knows no sharing, and the user's
-        # load_state_dict wants every name.
-        own[name] = tensor.clone() if tensor.data_ptr() in seen else tensor.contiguous()
-        seen.add(tensor.data_ptr())
-    with replacing(path) as temporary:
-        save_file(own, temporary, metadata={"format": "pt"})
+def _save(weights: Exported | Mapping[str, Tensor], path: Path) -> Path:
+    # Names of one tensor become two copies: the format knows no sharing, and the user's
+    # load_state_dict wants every name.
+    if isinstance(weights, Exported):
+        items = weights.items_to_write()
+    else:
+        items = {name: item_of(tensor) for name, tensor in weights.items()}
+    try:
+        return write_files(items, path)
+    except WeightFilesError as error:
+        raise ExportError(str(error)) from None

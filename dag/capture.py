@@ -24,6 +24,7 @@ from .convert_fx import Converted, Names, convert
 from .evaluation import EvaluationError, check_evaluation
 from .graph import Graph, Lowered
 from .infer import infer, with_grads
+from .kept import AS_MADE, Kept
 from .lower import lower
 from .precision import mixed
 from .simplify import simplify
@@ -49,6 +50,8 @@ def capture(
     *,
     loss: Callable[..., Any] | None = None,
     dtype: Literal["fp32", "bf16"] = "fp32",
+    kept: Kept = AS_MADE,
+    named: Callable[[str], str] = str,
     core: bool = False,
 ) -> Captured:
     """The training graph of a module, for microbatches of any size.
@@ -57,13 +60,14 @@ def capture(
     first dimension of each is the batch. `loss(output, inputs)` makes the result where the forward
     does not; it returns what a forward may: a scalar loss, or a dict, dataclass or Hugging Face
     output with `loss`, optionally `weight`, and scalar metrics. `dtype="bf16"`: the casts of mixed
-    precision are operators of the graph; weights and the loss stay fp32. `core`: also the form for
-    peers with the core operator set, at the example's microbatch size. Tensors on `meta` give the
+    precision are operators of the graph; weights and the loss stay fp32, or what `kept` says.
+    `named`: from the module's names to those of the graph. `core`: also the form for peers with the
+    core operator set, at the example's microbatch size. Tensors on `meta` give the
     same graph. Raises CaptureError, and GraphError for an operator without core form.
     """
     batch = _batch_of(inputs)
     _refuse_hooks(module)
-    names = _names(module)
+    names = _names(module, named)
     with _mode(module, train=True):
         trained = export(module, inputs, loss)
         converted = convert(functional(trained), names)
@@ -74,9 +78,9 @@ def capture(
             in_eval = convert(functional(evaluated), names)
             _check_evaluation(graph, converted.constants, in_eval)
     if dtype == "bf16":
-        graph = mixed(graph, batch)
+        graph = mixed(kept.applied(graph), batch)
     graph = validate(_checked(graph, batch))
-    known = _tensors(module) | converted.constants
+    known = _tensors(module, named) | converted.constants
     used = [p.name for p in graph.parameters] + [b.name for b in graph.buffers]
     tensors = {name: known[name] for name in used}
     return Captured(graph, tensors, lower(graph.bind(batch)) if core else None)
@@ -102,17 +106,18 @@ def _batch_of(inputs: Mapping[str, Tensor]) -> int:
     return batch
 
 
-def _names(module: nn.Module) -> Names:
+def _names(module: nn.Module, named: Callable[[str], str]) -> Names:
     _refuse_shared_memory(module)
-    first: dict[int, str] = {id(p): n for n, p in module.named_parameters()}
+    first: dict[int, str] = {id(p): named(n) for n, p in module.named_parameters()}
     parameters = {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
-    first = {id(b): n for n, b in module.named_buffers()}
+    first = {id(b): named(n) for n, b in module.named_buffers()}
     buffers = {n: first[id(b)] for n, b in module.named_buffers(remove_duplicate=False)}
     return Names(
         parameters,
         buffers,
-        frozenset(n for n, p in module.named_parameters() if p.requires_grad),
-        frozenset(module.state_dict(keep_vars=True)),
+        frozenset(named(n) for n, p in module.named_parameters() if p.requires_grad),
+        frozenset(map(named, module.state_dict(keep_vars=True))),
+        named,
     )
 
 
@@ -153,9 +158,9 @@ def _refuse_hooks(module: nn.Module) -> None:
         )
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    found = {n: p.detach() for n, p in module.named_parameters()}
-    return found | {n: b.detach() for n, b in module.named_buffers()}
+def _tensors(module: nn.Module, named: Callable[[str], str]) -> dict[str, Tensor]:
+    found = {named(n): p.detach() for n, p in module.named_parameters()}
+    return found | {named(n): b.detach() for n, b in module.named_buffers()}
 
 
 @contextmanager

@@ -7,6 +7,7 @@ not be capturable.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,13 +29,15 @@ __all__ = ["Converted", "Names", "convert"]
 
 @dataclass(frozen=True)
 class Names:
-    """Canonical names of the user's tensors: the first name of each in the module."""
+    """Canonical names of the user's tensors: the first name of each in the module, as `named`
+    says it."""
 
     parameters: dict[str, str]
     """Every name in the state dict → canonical name."""
     buffers: dict[str, str]
     trainable: frozenset[str]
     persistent: frozenset[str]
+    named: Callable[[str], str] = str
 
 
 @dataclass
@@ -139,8 +142,8 @@ def _parameters(
             specs[names.parameters[_strip(str(spec.target))]] = spec_of(node.meta["val"], node)
     tied: dict[str, list[str]] = {name: [] for name in specs}
     for name, canonical in names.parameters.items():
-        if name != canonical:
-            tied[canonical].append(name)
+        if (plain := names.named(name)) != canonical:
+            tied[canonical].append(plain)
     return tuple(
         Parameter(name, specs[name], name in names.trainable, tuple(tied[name]))
         for name in dict.fromkeys(names.parameters.values())

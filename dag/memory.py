@@ -4,7 +4,7 @@ operators is swept, not bounded.
     peer       = Σ over its stages of standing
                + max(max over its actions of (Σ live · kept + transient of the action's stage),
                      max over its stages of update, Σ over its stages of exchange)
-    standing   = parameters + buffers + trainable · (1 gradient + optimizer slots)
+    standing   = parameters + buffers + trainable (gradients) + state · trained numbers
     kept       = of one microbatch between its forward and its backward, each storage once: what
                  autograd saves, the values received, those sent that a gradient comes back for,
                  the data; a stage that recomputes keeps what it received and the data
@@ -52,28 +52,33 @@ class StageMemory:
     weights: int
     """Parameters and buffers."""
     trainable: int
-    """Of the parameters that are trained; each gradient, slot and flat copy is as large."""
+    """Of the parameters that are trained; each gradient and copy is as large."""
+    numbers: int
+    """Numbers in them; one of 64 bits counts as two."""
+    changing: int
+    """Of the trained parameters, and of the buffers that steps update."""
     kept: int
     transient: int
     update: int
 
-    def standing(self, slots: int) -> int:
-        """`slots`: numbers of optimizer state per trainable number."""
-        return self.weights + (1 + slots) * self.trainable
+    def standing(self, state_bytes: int, copies: int = 0) -> int:
+        """`state_bytes`: of the optimizer, per trained number; `copies`: of the trained parameters
+        beside them."""
+        return self.weights + (1 + copies) * self.trainable + state_bytes * self.numbers
 
-    def snapshot(self, slots: int) -> int:
-        """What must be copied to go on after a step."""
-        return self.weights + slots * self.trainable
+    def snapshot(self, state_bytes: int) -> int:
+        """What must be copied to go on after a step; the rest is in the run's weights files."""
+        return self.changing + state_bytes * self.numbers
 
     @property
     def exchange(self) -> int:
         """Where it has several holders."""
         return 2 * self.trainable
 
-    def peak(self, slots: int, live: int, shared: bool = False) -> int:
+    def peak(self, state_bytes: int, live: int, shared: bool = False, copies: int = 0) -> int:
         """With at most `live` microbatches between forward and backward, alone on its peer."""
         after = max(self.update, shared * self.exchange)
-        return self.standing(slots) + max(live * self.kept + self.transient, after)
+        return self.standing(state_bytes, copies) + max(live * self.kept + self.transient, after)
 
 
 Moments = tuple[tuple[int, tuple[int, ...]], ...]
@@ -116,7 +121,12 @@ class MemoryModel:
     def __init__(self, graph: Graph, costs: Sequence[OperatorCost]) -> None:
         n = len(graph.operators)
         self._reads = [c.reads for c in costs]
-        self._trainable = {f"param:{p.name}" for p in graph.parameters if p.trainable}
+        self._trainable = {
+            f"param:{p.name}": max(p.spec.elements, p.spec.size_bytes // 4)
+            for p in graph.parameters
+            if p.trainable
+        }
+        self._updated = {f"buffer:{b.name}" for b in graph.buffers if b.update}
         storage: dict[str, int] = {}
         size: dict[int, int] = {}
         born: dict[int, int] = {}
@@ -171,7 +181,14 @@ class MemoryModel:
             self._known[key] = self._find(*key)
         return self._known[key]
 
-    def peer_bytes(self, plan: Plan, held: Sequence[int], moments: Moments, slots: int) -> int:
+    def peer_bytes(
+        self,
+        plan: Plan,
+        held: Sequence[int],
+        moments: Moments,
+        state_bytes: int,
+        copies: int = 0,
+    ) -> int:
         """Peak bytes on a peer that holds these stages of a plan: all of them stand and keep, and
         one of them computes."""
         found = {}
@@ -187,11 +204,13 @@ class MemoryModel:
             for k, live in moments
         )
         most = max(computed, default=0)  # a holder may be on no route
-        return sum(found[k].standing(slots) for k in held) + max(most, after)
+        return sum(found[k].standing(state_bytes, copies) for k in held) + max(most, after)
 
     def _find(self, start: int, stop: int, recompute: bool) -> StageMemory:
         held = {value: size for reads in self._reads[start:stop] for value, size in reads}
         trained = [size for value, size in held.items() if value in self._trainable]
+        numbers = sum(self._trainable.get(value, 0) for value in held)
+        updated = sum(size for value, size in held.items() if value in self._updated)
         sweep = _Sweep(self, start, stop)
         forward, backward = sweep.forward(), sweep.backward()
         kept = sweep.kept
@@ -204,7 +223,15 @@ class MemoryModel:
             kept, backward, forward = 0, 0, sweep.forward(saves=False)
         update = 2 * max(trained, default=0)
         transient = max(forward, backward) - kept + sweep.received + sweep.answered
-        return StageMemory(sum(held.values()), sum(trained), kept, transient, update)
+        return StageMemory(
+            weights=sum(held.values()),
+            trainable=sum(trained),
+            numbers=numbers,
+            changing=sum(trained) + updated,
+            kept=kept,
+            transient=transient,
+            update=update,
+        )
 
 
 class _Events:

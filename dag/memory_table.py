@@ -102,6 +102,8 @@ class MemoryTable:
 
     weights: Ints
     trainable: Ints
+    numbers: Ints
+    """Numbers, not bytes."""
     update: Ints
     kept: tuple[Ints, Ints]
     """By whether the stage recomputes, as `transient`."""
@@ -140,15 +142,17 @@ class MemoryTable:
         model, n = self._model, self._operators
         number: dict[str, int] = {}
         reads = [
-            (i, number.setdefault(value, len(number)), size, value in model._trainable)
+            (i, number.setdefault(value, len(number)), size, model._trainable.get(value, 0))
             for i, held in enumerate(model._reads)
             for value, size in held
         ]
-        at, what, size, trained = np.array(reads, np.int64).reshape(len(reads), 4).T
-        of = np.zeros((2, len(number)), np.int64)
-        of[0, what], of[1, what] = size, size * trained
+        at, what, size, numbers = np.array(reads, np.int64).reshape(len(reads), 4).T
+        trained = numbers > 0
+        of = np.zeros((3, len(number)), np.int64)
+        of[0, what], of[1, what], of[2, what] = size, size * trained, numbers
         pairs = _Pairs.of(at, what, n + 1)
         self.weights, self.trainable = self._once(pairs, of[0]), self._once(pairs, of[1])
+        self.numbers = self._once(pairs, of[2])
         each = np.zeros(len(self.positions) + 1, np.int64)
         np.maximum.at(each, self._of(at), 2 * size * trained)
         self.update = np.zeros_like(self.weights)

@@ -3,7 +3,8 @@
 The rules are those of torch's autocast on CUDA, applied to the graph instead of at run time, so
 that executing needs no mode, every device computes the same, and the spec of a port is what really
 flows. Weights stay float32; each use has its own cast, next to its consumer, so that a link never
-carries a cast weight. The loss, the weight and the metrics are float32.
+carries a cast weight (one may be kept in bfloat16 besides: `kept.py`). The loss, the weight and the
+metrics are float32.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import replace
 from .graph import Arg, Dtype, Graph, Operator, Output, Ref, TensorSpec, map_arg
 from .infer import Inferred, infer_operator, outside
 
-__all__ = ["mixed"]
+__all__ = ["HIGHER", "LOWER", "cast_of", "mixed"]
 
 
 def _aten(names: str) -> frozenset[str]:
@@ -77,7 +78,8 @@ def _bound(op: Operator, batch: int) -> Operator:
     return Graph((), (), (), (op,), "").bind(batch).operators[0]
 
 
-def _cast(name: str, value: str, dtype: str, spec: TensorSpec, module: str) -> Operator:
+def cast_of(name: str, value: str, dtype: str, spec: TensorSpec, module: str) -> Operator:
+    """The operator `name` that casts a value of this spec."""
     return Operator(
         name=name,
         target="aten._to_copy.default",
@@ -102,7 +104,7 @@ def _cast_args(
             return arg
         if arg.value not in casts:
             name = f"{op.name}_cast{len(casts)}"
-            casts[arg.value] = _cast(name, arg.value, dtype, specs[arg.value], op.module)
+            casts[arg.value] = cast_of(name, arg.value, dtype, specs[arg.value], op.module)
         return Ref(casts[arg.value].name)
 
     op = replace(
@@ -128,7 +130,7 @@ def _float32_results(graph: Graph, known: Inferred) -> Graph:
     for value in (graph.loss, graph.weight, *(v for _, v in graph.metrics)):
         if value and known[value][0].dtype != "float32" and value not in casts:
             name = f"{value.replace('.', '_')}_float32"
-            casts[value] = _cast(name, value, "float32", graph.spec[value], "")
+            casts[value] = cast_of(name, value, "float32", graph.spec[value], "")
 
     def new(value: str) -> str:
         return casts[value].name if value in casts else value

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 __all__ = [
     "OPERATORS",
+    "ROUNDED",
     "Table",
     "attention",
     "bernoulli",
@@ -36,6 +37,8 @@ __all__ = [
     "feature_dropout",
     "rand",
     "randn",
+    "rounded",
+    "rounding_key",
     "step_key",
     "table",
 ]
@@ -226,6 +229,34 @@ def exponential(
     """Exponential with this rate, greater than 0 everywhere (Gumbel noise takes its logarithm)."""
     draws = rand(size, operator, device=device, key=key)
     return draws.add_(2.0**-25).log_().div_(-rate).clamp_(min=2.0**-25).to(dtype)
+
+
+ROUNDED = 1 << 20
+"""Elements that share one number of the hash: so the table of premixes stays small."""
+
+
+def rounding_key(seed: int, step: int, name: str) -> int:
+    """The key of one tensor of one step: 63 well-mixed bits."""
+    words = struct.pack("<qq", seed, step) + name.encode()
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little") >> 1
+
+
+def rounded(x: Tensor, first: int, *, key: int) -> Tensor:
+    """A flat float32 tensor in bfloat16, rounded stochastically: up with the probability of the
+    part that is cut off, so that the mean is `x` and what is too small for one step adds up over
+    many. `first`: the number of its first element in the whole tensor, on which and on the key its
+    random bits depend, 16 for each. What is not finite stays what it is."""
+    parts, at = [], first
+    ends = tuple(range(ROUNDED - first % ROUNDED, x.numel(), ROUNDED))
+    for part in torch.tensor_split(x, ends):
+        chunk, begin = divmod(at, ROUNDED)
+        bits = _hash(ROUNDED // 2, chunk, key, x.device).view(torch.int16)
+        add = bits[begin : begin + part.numel()].to(torch.int32) + 2**15
+        whole = (part.contiguous().view(torch.int32) + add) & -(2**16)
+        found = whole.view(torch.float32)
+        parts.append(torch.where(part.isfinite(), found, part).to(torch.bfloat16))
+        at += part.numel()
+    return torch.cat(parts) if len(parts) != 1 else parts[0]
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {

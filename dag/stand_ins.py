@@ -1,5 +1,5 @@
-"""What a stage runs in the place of operators whose kernels trust what no shape tells: the strides
-of their input, or the numbers in it.
+"""What a stage runs in the place of operators whose kernels trust what no shape tells, the strides
+of their input or the numbers in it, or are slow.
 
 - `view` and its kin become `reshape`. A tensor that crossed a link is contiguous, whatever strides
   it had with its producer. What follows may then be strided where the captured model had it
@@ -16,6 +16,8 @@ of their input, or the numbers in it.
 - The median along a dimension that was expanded gives what lay in memory before.
 - Grid sampling on a CPU turns a place that is not finite, or far off, into an index, and reads
   there.
+- A product with a 16-bit weight, on a CPU without instructions for it, is torch's slow loop: see
+  narrow_products.py.
 
 On honest values each gives what the operator itself gives, up to rounding.
 """
@@ -28,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .narrow_products import linear
 from .operators import resolve
 
 __all__ = ["function_of"]
@@ -114,6 +117,7 @@ def _grid_sampler_2d(source: Tensor, grid: Tensor, *how: Any) -> Tensor:
 
 
 _STAND_INS: dict[str, tuple[Callable[..., Any], int | None]] = {
+    "aten.linear.default": (linear, None),
     "aten.view.default": (_aten.reshape.default, 2),
     "aten._unsafe_view.default": (_aten.reshape.default, 2),
     "aten._reshape_alias.default": (_aten.reshape.default, 2),

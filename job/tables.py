@@ -48,8 +48,17 @@ class Model(Settings):
     """ "pkg.mod:fn", "file.py:fn" (looked up in the job's folder first) or "hf:DIR"."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the factory."""
-    weights: str = "init"
-    """Starting weights: "init" (what the factory gives) or the path of a safetensors file."""
+    weights: str | tuple[str, ...] = "init"
+    """Starting weights: "init" (what the factory gives), or safetensors: a file, a folder (with an
+    index, or of files), a URL of either, or a list of these."""
+    where: Literal["submitter", "url"] = "submitter"
+    """Who reads them: the submitter, who uploads what the broker lacks, or each peer its own from
+    the web ("url": the weights are URLs, and only peers whose owners allow it take part)."""
+    rename: Mapping[str, str] = field(default_factory=dict)
+    """Text in the names of the model's parameters = what stands there in those of the weights."""
+    fresh: tuple[str, ...] = ()
+    """Globs of parameter names that the weights need not have: they begin as the factory makes
+    them."""
     loss: str = "forward"
     """Who computes the loss: "forward" (the module's own), or "pkg:fn" with fn(output, batch),
     where batch has the tensors of a microbatch by name."""
@@ -57,15 +66,49 @@ class Model(Settings):
     """Globs of parameter names that get no gradient and no optimizer state."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision of the operators that autocast covers; weights stay fp32."""
+    frozen_dtype: Literal["", "bf16"] = ""
+    """What frozen weights are kept in; "": what the factory made them in."""
+    trained_dtype: Literal["", "bf16"] = ""
+    """What trained weights are kept in, with no fp32 copy beside; "": what the factory made them
+    in."""
+    lora: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of peft's LoraConfig: all else is frozen; empty: no adapter."""
     sidecars: tuple[str, ...] = ()
     """Files kept beside exported weights; empty: for "hf:" models their config and tokenizer."""
 
     def check(self) -> None:
+        for key in ("frozen_dtype", "trained_dtype"):
+            if getattr(self, key) == "bf16" and self.dtype != "bf16":
+                raise SettingsError(
+                    key,
+                    f'is "bf16", and dtype = "{self.dtype}": every product would keep an fp32 copy '
+                    'of its weight for each microbatch. Expected dtype = "bf16" with it',
+                )
         if not self.factory.startswith((LIVE, "hf:")) and ":" not in self.factory:
             raise SettingsError(
                 "factory",
                 f'is "{self.factory}": expected "pkg.mod:fn", "file.py:fn" or "hf:DIR"',
             )
+        if not self.weights or "" in self.weight_names:
+            raise SettingsError("weights", 'is empty: expected "init", or where they are')
+        if "init" in self.weight_names and self.weights != "init":
+            raise SettingsError("weights", 'has "init" among others: expected it alone')
+        if self.where == "url":
+            for name in self.weight_names:
+                if not name.startswith(("http://", "https://")):
+                    raise SettingsError(
+                        "where", f'is "url", and weights has "{name}": expected http(s):// of all'
+                    )
+        for key, value in self.rename.items():
+            if not key or not isinstance(value, str):
+                raise SettingsError(
+                    f"rename.{key}", f"is {value!r}: expected texts of names, not empty on the left"
+                )
+
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        """`weights` as a list."""
+        return (self.weights,) if isinstance(self.weights, str) else self.weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,8 +376,9 @@ class Output(Settings):
     """Steps between checkpoints, from which `shoal resume` goes on; 0: none, weights at the end."""
     keep: int = 3
     """How many checkpoints are kept, with the broker and in the run's folder."""
-    format: Literal["safetensors", "hf"] = "safetensors"
-    """One safetensors file, or a folder that `from_pretrained` takes ("hf:" models)."""
+    format: Literal["safetensors", "hf", "peft"] = "safetensors"
+    """One safetensors file, a folder that `from_pretrained` takes ("hf:" models), or the adapter
+    alone as peft's does."""
 
     def check(self) -> None:
         at_least(self, 0, "every")

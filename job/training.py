@@ -58,6 +58,8 @@ class Train(Settings):
     """AdamW's addend to the root of the second moment."""
     momentum: float = 0.9
     """SGD's."""
+    state_dtype: Literal["fp32", "bf16"] = "fp32"
+    """What the optimizer's moments are kept in between two steps."""
     weight_decay: float = 0.1
     """Decoupled for AdamW, added to the gradient for SGD, as torch.optim does."""
     no_decay: tuple[str, ...] = ("*.bias", "*norm*")
@@ -109,6 +111,11 @@ class Train(Settings):
     def optimizer_slots(self) -> int:
         """Tensors that the optimizer keeps of each parameter."""
         return 2 if self.optimizer == "adamw" else int(self.momentum > 0)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that the optimizer keeps of each trained number of at most 32 bits."""
+        return self.optimizer_slots * (2 if self.state_dtype == "bf16" else 4)
 
     @property
     def microbatch_size(self) -> int:

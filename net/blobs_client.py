@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -27,7 +27,7 @@ from ..proto.common_pb2 import BlobRef
 from .cap import Cap
 from .grpc_quirks import hides_the_reason
 
-__all__ = ["BlobClient", "BlobTransferError", "blob_ref"]
+__all__ = ["BlobClient", "BlobTransferError", "Source", "Streamed", "blob_ref"]
 
 PIECE_BYTES = 1 << 20
 WHOLE_BYTES = 64 << 20
@@ -36,7 +36,16 @@ a manifest of 64 MB 300,000 shards."""
 FILE_BYTES = 64 << 30
 """The same of one that becomes a file: the largest that a broker takes."""
 _AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.DEADLINE_EXCEEDED)
-Source = Path | bytes | bytearray | memoryview
+
+
+class Streamed(Protocol):
+    """Bytes that are made as they are read, the same ones each time."""
+
+    def pieces(self, offset: int, most: int) -> Iterable[memoryview]:
+        """From an offset on, in pieces of at most so many."""
+
+
+Source = Path | bytes | bytearray | memoryview | Streamed
 
 
 class BlobTransferError(RuntimeError):
@@ -60,10 +69,13 @@ def blob_ref(source: Source) -> BlobRef:
 
 
 def _pieces(source: Source, offset: int, most: int = PIECE_BYTES) -> Iterable[memoryview | bytes]:
-    if not isinstance(source, Path):
+    if isinstance(source, bytes | bytearray | memoryview):
         view = memoryview(source).cast("B")
         for at in range(offset, len(view), most):
             yield view[at : at + most]
+        return
+    if not isinstance(source, Path):
+        yield from source.pieces(offset, most)
         return
     with source.open("rb", buffering=0) as file:
         file.seek(offset)

@@ -116,7 +116,7 @@ class Assignment:
         """Needed links that are down while running, and since when."""
         self._awaits = False
         """Snapshots, before it can build."""
-        self._exports = False
+        self._exports = self._partial = False
         self._export_asked = False
         self._export_tries = 0
         self._export_waits = False
@@ -192,7 +192,7 @@ class Assignment:
                 f"{self._memory_bytes}: give it fewer operators or more memory",
             )
         self.steps = Steps(self._peer, event, int(self._assign.first_step))
-        self._exports = bool(event.exports)
+        self._exports, self._partial = bool(event.exports), event.partial
         self.phase = Phase.READY
         out: list[e.Instruction] = [e.Allow(p, role, n) for p, role, n in event.slots]
         if not self.steps.over:
@@ -452,7 +452,9 @@ class Assignment:
     def exported(self, step: int, blob: common_pb2.BlobRef) -> list[e.Instruction]:
         if self.phase is Phase.EXPORTING and self.steps and step == self.steps.steps:
             self.phase = Phase.FINISHED
-        message = broker_pb2.Exported(run=self.run, term=self.term, step=step, weights=blob)
+        message = broker_pb2.Exported(
+            run=self.run, term=self.term, step=step, weights=blob, partial=self._partial
+        )
         return [self._tell(broker_pb2.PeerMessage(exported=message))]
 
     def export_failed(self, step: int, why: str, now: float, away: bool) -> list[e.Instruction]:

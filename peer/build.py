@@ -20,6 +20,8 @@ from ..dag.graph import Graph, GraphError, Lowered, Operator, TensorSpec
 from ..dag.infer import infer_operator
 from ..dag.rules import check_graph
 from ..dag.schedule import Action, Kind, shares_gradient
+from ..dag.split_weights import grouped
+from ..net.buffers import trim_heap
 from .codings import Codings
 from .data.reader import Reader
 from .exchange import Exchange, Held, Wire
@@ -30,11 +32,13 @@ from .store import Store
 from .streams import Streams
 from .sync.ahead import Ahead
 from .sync.allreduce import parts_of
-from .weights import WeightError, starting_tensor
+from .weights import WeightError, has_start, starting_spec, starting_tensor
 
 __all__ = ["Inputs", "Work", "build_work"]
 
 Inputs = dict[str, Tensor]
+TRIM_BYTES = 128 << 20
+"""Of weights that are read before the heap is trimmed: it takes a millisecond or two."""
 
 
 @dataclass(eq=False)
@@ -53,6 +57,8 @@ class Work:
     reader: Reader
     unread: dict[str, Tensor]
     """Exported here, though no operator reads them."""
+    files: Mapping[str, Tensor]
+    """The weights files of the run, whatever it goes on from."""
     store: Store = field(default_factory=Store)
     inputs: dict[tuple[int, int, int], Inputs] = field(default_factory=dict)
     """Prefetched data by (step, microbatch, stage)."""
@@ -107,14 +113,32 @@ class Work:
         left = self.streams.unsent(mine)
         return {} if left is None else parts_of(self.wire.layout(stage), left)
 
+    @cached_property
+    def unchanged(self) -> frozenset[str]:
+        """Names of what is for ever as the weights files have it: frozen parameters, and buffers
+        that no step updates. Whoever needs one takes it from there, so neither a snapshot nor an
+        export brings it."""
+        still = {p.name: (p.name, *p.tied) for p in self.graph.parameters if not p.trainable}
+        still |= {b.name: (b.name,) for b in self.graph.buffers if b.update is None}
+        executors = [held.executor for held in self.held.values()]
+        here = {n for e in executors for n in (*e.parameters, *e.buffers)} | {*self.unread}
+        return frozenset(
+            name
+            for name in here & still.keys()
+            if any(has_start(self.files, there) for there in still[name])
+        )
+
     def exported(self) -> dict[str, Tensor]:
-        """What this peer exports, under the names of the user's module. Over all peers every name
-        of its state_dict is there exactly once: the first holder of the lowest stage that has a
-        tensor gives it, with all its tied names; the first stage those that no stage has."""
-        found = dict(self.unread)
+        """What this peer exports, under the names of the user's module, without what is
+        `unchanged`. Over all peers every other name of its state_dict is there exactly once: the
+        first holder of the lowest stage that has a tensor gives it, with all its tied names; the
+        first stage those that no stage has."""
+        found = {name: t for name, t in self.unread.items() if name not in self.unchanged}
         for value, stage in _owners(self.graph, self.flow).items():
             held = self.held.get(stage)
             if held is None or self.order.plan.stages[stage].holders[0] != self.order.peer:
+                continue
+            if value.partition(":")[2] in self.unchanged:
                 continue
             kind, _, name = value.partition(":")
             executor = held.executor
@@ -126,11 +150,14 @@ class Work:
 
 
 def build_work(
-    order: BuildOrder, device: torch.device, clock: Callable[[], float] = time.perf_counter
+    order: BuildOrder,
+    device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
+    files: Mapping[str, Tensor] | None = None,
 ) -> Work:
     """Raises ValueError (PlanError, GraphError, SpecError, WeightError, CodecError) when the parts
     of the order do not fit together, OfferError when they take too much memory. `clock` gives the
-    seconds of codecs."""
+    seconds of codecs; `files` are the weights files, where the order's weights are more."""
     plan = order.plan.validate(len(order.graph.operators))
     graph = order.graph.bind(plan.microbatch_size)
     check_graph(graph)
@@ -141,6 +168,7 @@ def build_work(
     _check_data(graph, order, {name for stage in mine for name in stage.inputs})
     weights = _Starting(order.weights, graph)
     core = _checked_core(order.core, graph) if order.core else None
+    firsts = _firsts(graph)
     held: dict[int, Held] = {}
     for stage in mine:
         within = (stage.start, stage.stop)
@@ -160,9 +188,14 @@ def build_work(
             recompute=plan.stages[stage.index].recompute,
         )
         optimizer = StageOptimizer(
-            order.training.train, executor.parameters, weighs=order.training.rebuilds
+            order.training.train,
+            executor.parameters,
+            weighs=order.training.rebuilds,
+            seed=order.training.seed,
+            firsts=firsts,
         )
         held[stage.index] = Held(stage, executor, optimizer)
+    trim_heap()
     wire = Wire(flow, graph)
     for k, part in held.items():
         if not plan.stages[k].ahead or not shares_gradient(part.stage):
@@ -196,7 +229,20 @@ def build_work(
         device=device,
         clock=clock,
     )
-    return Work(order, graph, flow, wire, held, exchange, streams, reader, unread)
+    files = order.weights if files is None else files
+    return Work(order, graph, flow, wire, held, exchange, streams, reader, unread, files)
+
+
+def _firsts(graph: Graph) -> dict[str, int]:
+    """Of the blocks of split parameters, the number of their first element in the whole one."""
+    found: dict[str, int] = {}
+    sizes = {p.name: p.spec.elements for p in graph.parameters}
+    for parts in grouped(sizes).values():
+        at = 0
+        for block in parts:
+            found[str(block)] = at
+            at += sizes[str(block)]
+    return found
 
 
 def _checked_core(core: Lowered, graph: Graph) -> Lowered:
@@ -279,22 +325,35 @@ def _check_data(graph: Graph, order: BuildOrder, names: set[str]) -> None:
 
 
 class _Starting(Mapping[str, Tensor]):
-    """The starting weights by the graph's own names, each checked against its spec."""
+    """The starting weights by the graph's own names, each checked against its spec; a file may have
+    another floating-point dtype, such as bf16 for what is trained in fp32: each number is rounded
+    once, when it is read."""
 
     def __init__(self, files: Mapping[str, Tensor], graph: Graph) -> None:
         self._files, self._graph = files, graph
+        self._read = 0  # bytes
         self._tied = {p.name: p.tied for p in graph.parameters}
 
     def __getitem__(self, name: str) -> Tensor:
         kind = "param" if name in self._tied else "buffer"
         spec = self._graph.spec[f"{kind}:{name}"]
         for there in (name, *self._tied.get(name, ())):
+            if (found := starting_spec(self._files, there)) is None:
+                continue
+            # What is read is allocated first, so it is looked at before.
+            got = TensorSpec(found.shape, str(found.dtype).removeprefix("torch."))
+            wanted: torch.dtype = getattr(torch, spec.dtype)
+            cast = wanted.is_floating_point and found.dtype.is_floating_point
+            if got.sizes != spec.sizes or not (cast or got.dtype == spec.dtype):
+                raise WeightError(f"weights of {name!r}: expected {spec!r}, got {got!r}")
             tensor = starting_tensor(self._files, there)
-            if tensor is not None:
-                got = TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-                if got != spec:
-                    raise WeightError(f"weights of {name!r}: expected {spec!r}, got {got!r}")
-                return tensor
+            assert tensor is not None, "its spec is there"
+            # Each is copied to its place, and came in pieces: the heap would be full of holes.
+            self._read += tensor.nbytes
+            if self._read > TRIM_BYTES:
+                self._read = 0
+                trim_heap()
+            return tensor.to(wanted)
         raise WeightError(f"no weights file has {name!r}: the submitter has to upload it")
 
     def __iter__(self) -> Iterator[str]:

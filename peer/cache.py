@@ -13,12 +13,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from ..net.web import WebError
 from ..proto import common_pb2
+from .weight_shards import WeightShard
 
-__all__ = ["BlobCache", "BlobError", "Fetch"]
+__all__ = ["BlobCache", "BlobError", "Fetch", "FromWeb"]
 
 Fetch = Callable[[str, int, int], Iterator[bytes]]
 """(hash, offset, length; 0: to the end) -> the bytes in order, in pieces. Blocks."""
+FromWeb = Callable[[WeightShard], Fetch]
+"""Fetches a shard from the URL that it names."""
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _READ_BYTES = 1 << 20
@@ -50,16 +54,19 @@ class BlobCache:
         self.limit_bytes, self.settle_s = limit_bytes, settle_s
         self._fetch, self._alone = fetch, alone
 
-    def path(self, name: str, most_bytes: int | None = None) -> Path:
+    def path(self, name: str, most_bytes: int | None = None, fetch: Fetch | None = None) -> Path:
         """Path of the whole blob with this hash, of which no more than `most_bytes` are fetched
-        (None: the cache's limit). Raises BlobError, and what `fetch` raises."""
+        (None: the cache's limit), through `fetch` in place of the cache's own ways. Raises
+        BlobError, and what `fetch` raises."""
         if not _HASH.fullmatch(name):  # it becomes a file name: never a path of somebody's choice
             raise BlobError(f"{name[:80]!r} is not a hash: expected 64 hexadecimal digits")
         if not self._touch(name):
             with self._locked(name) as part:
                 if part is not None and not self._touch(name):
                     most = self.limit_bytes if most_bytes is None else most_bytes
-                    self._download(name, part, min(most, self.limit_bytes))
+                    most = min(most, self.limit_bytes)
+                    ways = (self._fetch, self._alone) if fetch is None else (fetch, None)
+                    self._download(name, part, most, *ways)
         return self.folder / name
 
     @contextmanager
@@ -92,6 +99,24 @@ class BlobCache:
         """The blob's bytes, in memory: who calls has looked at the size that the reference says. A
         blob of another one is not read. Raises BlobError, and what `fetch` raises."""
         return self._sized(ref).read_bytes()
+
+    def shard(self, shard: WeightShard, from_web: FromWeb) -> bytes:
+        """The bytes of a shard of weights; where it is not here, from the web if it says so, else
+        as any blob. Raises BlobError, WebError, and what `fetch` raises."""
+        ref = common_pb2.BlobRef(hash=shard.hash, size_bytes=shard.size_bytes)
+        if not shard.url or self.has(shard.hash):
+            return self.whole(ref)
+        try:
+            self.path(shard.hash, shard.size_bytes, from_web(shard))
+        except (BlobError, WebError) as problem:
+            # Whoever has read it already, or the broker, may have it all the same.
+            try:
+                return self.whole(ref)
+            except Exception:
+                raise BlobError(
+                    f"weights from {shard.url}, byte {shard.at} on: {problem}"
+                ) from None
+        return self.whole(ref)
 
     def mapped(self, ref: common_pb2.BlobRef) -> memoryview:
         """The same without reading it: its pages come from the disk as they are looked at."""
@@ -141,16 +166,18 @@ class BlobCache:
             return False
         return True
 
-    def _download(self, name: str, part: IO[bytes], most_bytes: int) -> None:
+    def _download(
+        self, name: str, part: IO[bytes], most_bytes: int, fetch: Fetch, alone: Fetch | None
+    ) -> None:
         path = self.folder / f"{name}.part"
         try:
             try:
-                self._fill(name, part, self._fetch, most_bytes)
+                self._fill(name, part, fetch, most_bytes)
             except BlobError:
-                if self._alone is None:
+                if alone is None:
                     raise
                 part.truncate(0)
-                self._fill(name, part, self._alone, most_bytes)
+                self._fill(name, part, alone, most_bytes)
         except BlobError:  # nothing of it is worth keeping
             path.unlink()
             raise

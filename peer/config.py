@@ -62,6 +62,8 @@ class PeerConfig:
     """How long it means to stay, for plans. None: not said."""
     data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Data sets that stay with it, by name: the tables of peer.toml, see rights.py."""
+    web: tuple[str, ...] = ()
+    """Where on the web it reads weights for runs, see rights.py. Empty: nowhere."""
     host_state: Path | None = None
     """Folder of what holds for all peers of this host (host.py). None: it is never paused, and no
     traffic is counted."""
@@ -110,7 +112,7 @@ class PeerConfig:
             raise ValueError(f"expected a JSON object with {', '.join(sorted(known))}")
         shared = table["host_state"]
         paths = {"state": Path(table["state"]), "host_state": shared and Path(shared)}
-        return cls(**table | paths)
+        return cls(**table | paths | {"web": tuple(table["web"])})
 
 
 _CAPS = ("up_bytes_per_s", "down_bytes_per_s", "monthly_bytes", "stay_s")
@@ -148,6 +150,7 @@ class JoinConfig:
     monthly_bytes: int | None = None
     stay_s: float | None = None
     data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    web: tuple[str, ...] = ()
     operator_set: Literal["full", "core"] = "full"
     threads: int | None = None
     port: int = 0

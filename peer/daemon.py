@@ -22,7 +22,7 @@ import torch
 from ..dag.flow import Role
 from ..dag.plan import PeerId
 from ..net import transport as net
-from ..net.blobs_client import BlobTransferError
+from ..net.blobs_client import BlobTransferError, Source
 from ..net.cap import Cap, Meter
 from ..net.frame import Arrived, FrameKey, Payload
 from ..net.grpc_transport import SERVER_OPTIONS, GrpcTransport
@@ -86,6 +86,7 @@ def look(config: PeerConfig, network: bytes = b"") -> broker_pb2.Profile:
         hours=str(Hours.parse(config.hours)) if config.hours else "",
         monthly_bytes=config.monthly_bytes or 0,
         data=offers(config.data),
+        web=config.web,
         speeds=DEFAULT_STATE.expanduser().with_name("speeds.json"),
         stretch=config.stretch,
         network=network,
@@ -160,7 +161,9 @@ class Worker:
         self._all_acknowledged = asyncio.Event()  # set whenever the last one was
 
         self._fellows = Fellows(lambda: upstream.credential, down)
-        self._fetching = Fetching(self._loop, lambda: upstream.blobs, self._fellows)
+        self._fetching = Fetching(
+            self._loop, lambda: upstream.blobs, self._fellows, config.web, down
+        )
         cache = BlobCache(me.scratch, self._fetching.from_all, alone=self._fetching.from_broker)
         serve_blobs(self._server, cache, self._shares_with, up)
         secret = host_secret(config.host_state or config.state) if config.data else b""
@@ -173,6 +176,7 @@ class Worker:
             device(config.device),
             snapshots,
             cache,
+            self._fetching.from_web,
             self._own_data,
             self._spans,
             Calls(
@@ -462,7 +466,7 @@ class Worker:
 
     def _store(
         self,
-        data: bytes | memoryview,
+        data: Source,
         stored: Callable[[common_pb2.BlobRef], e.Event],
         failed: Callable[[str], e.Event],
     ) -> None:
@@ -471,7 +475,7 @@ class Worker:
         async def upload() -> None:
             try:
                 ref = await self._upstream.blobs.store(data)
-            except BlobTransferError as error:
+            except (BlobTransferError, OSError) as error:  # OSError: a snapshot that was dropped
                 self._post(failed(said_of(error)))
             else:
                 self._post(stored(ref))

@@ -42,7 +42,7 @@ from .records import load_records, take_records, write_records
 from .snapshots import in_parts
 from .step import transfer_of
 from .store import Entry
-from .weights import serialize
+from .weights import Serialized, serialize
 
 __all__ = ["SpecError", "TorchDevice"]
 
@@ -82,10 +82,10 @@ class TorchDevice:
             records = records.without_codecs()
         if order.peer in order.rebuilt:
             records = rebuilt_records(order, records)
-        goes_on = bool(order.resumed)
+        goes_on, files = bool(order.resumed), order.weights
         if goes_on:
             order = replace(order, weights=records.over(order.weights), resumed=())
-        self._work = work = build_work(order, self.device, self._clock)
+        self._work = work = build_work(order, self.device, self._clock, files)
         if goes_on:
             records.load(work)
         self.peak_bytes = 0
@@ -106,6 +106,7 @@ class TorchDevice:
             steps=train.steps or 0,
             eval_every=train.eval_every if plan.evaluation_routes else 0,
             exports=tuple(k for k in work.held if plan.stages[k].holders[0] == order.peer),
+            partial=bool(work.unchanged),
         )
 
     def discard(self) -> None:
@@ -359,9 +360,12 @@ class TorchDevice:
         records = given_records(self._now)
         return lambda: in_parts(write_records(records))
 
-    def export(self) -> memoryview:
-        """The weights that this peer answers for (`Work.exported`), as a safetensors file."""
-        return serialize(self._now.exported())
+    def export(self, step: int | None = None) -> memoryview | Serialized:
+        """The weights that this peer answers for (`Work.exported`), as a safetensors file: after
+        the last `step`, when nothing changes any more, not in memory of its own."""
+        over = step is not None and step == self._now.order.training.train.steps
+        tensors = self._now.exported()
+        return Serialized(tensors) if over else serialize(tensors)
 
     # ------------------------------------------------------------ states of codecs
 

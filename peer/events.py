@@ -160,7 +160,8 @@ class Built:
     the checker proved; `device_bytes` what parameters, gradients and optimizer take; `steps` the
     number of updates that the run wants; `eval_every` the steps between evaluations (0: none; with
     evaluation there is one after the last step too); `exports` the stages whose weights this peer
-    uploads (it is their first holder).
+    uploads (it is their first holder); `partial` whether that leaves out what stays as the weights
+    files have it.
     """
 
     run: str
@@ -171,6 +172,7 @@ class Built:
     steps: int
     eval_every: int = 0
     exports: tuple[int, ...] = ()
+    partial: bool = False
 
 
 @immutable

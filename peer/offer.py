@@ -29,9 +29,10 @@ def check_memory(order: BuildOrder, graph: Graph, flow: Flow) -> None:
         return
     plan, held = order.plan, order.plan.stages_of(order.peer)
     moments = live_moments(flow.actions(order.peer), held, [s.has_backward for s in flow.stages])
-    # W beside x (sync/ahead.py) is one more number for each that is trained.
-    slots = order.training.train.optimizer_slots + any(plan.stages[k].ahead for k in held)
-    most = MemoryModel(graph, cost(graph)).peer_bytes(plan, held, moments, slots)
+    # W beside x (sync/ahead.py) is a copy of what is trained.
+    copies = int(any(plan.stages[k].ahead for k in held))
+    state_bytes = order.training.train.state_bytes
+    most = MemoryModel(graph, cost(graph)).peer_bytes(plan, held, moments, state_bytes, copies)
     if most > STOP_AT * order.memory_bytes:
         raise OfferError(
             f"the stages of {order.peer} take about {size_text(most)} on the device, this peer "

@@ -7,7 +7,8 @@ holder, whatever stage it has, comes to the same numbers without talking to anyo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from ..dag.split_weights import whole_name
 from ..job import Train
+from .narrow import NARROW, step_narrow, wide_dtype
 
 __all__ = ["StageOptimizer", "clip_factor", "learning_rate", "warm_up"]
 
@@ -59,7 +61,9 @@ def warm_up() -> None:
 
 class StageOptimizer:
     """AdamW or SGD over the trainable parameters of one stage, by name. Owns the optimizer's state;
-    `step` changes the parameters in place.
+    `step` changes the parameters in place. Those in 16 bits, and all where the job keeps states in
+    bfloat16, are computed in float32 and rounded (`narrow.py`) by bits that follow from `seed`;
+    `firsts` has of blocks of a split parameter the number of their first element in the whole.
 
     A parameter whose gradient is None is left alone, decay included, as in torch. Copies of a tied
     parameter stay equal when all get the same gradient, because nothing else enters the update.
@@ -68,9 +72,16 @@ class StageOptimizer:
     """
 
     def __init__(
-        self, train: Train, parameters: Mapping[str, nn.Parameter], *, weighs: bool = False
+        self,
+        train: Train,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        weighs: bool = False,
+        seed: int = 0,
+        firsts: Mapping[str, int] | None = None,
     ) -> None:
         self.train = train
+        self._seed, self._firsts = seed, firsts or {}
         self.squares: dict[str, Tensor] = {}
         self._weighs = weighs
         self._boosts: dict[str, float] = {}
@@ -100,7 +111,15 @@ class StageOptimizer:
     def state_bytes(self) -> int:
         """Bytes that the optimizer's state takes once every parameter had a gradient."""
         held = (*self._decay, *self._plain)
-        return self.train.optimizer_slots * sum(p.numel() * p.element_size() for p in held)
+        each = (p.numel() * self._state_dtype(p).itemsize for p in held)
+        return self.train.optimizer_slots * sum(each)
+
+    def _state_dtype(self, parameter: Tensor) -> torch.dtype:
+        narrow = self.train.state_dtype == "bf16"
+        return torch.bfloat16 if narrow else wide_dtype(parameter)
+
+    def _is_narrow(self, parameter: Tensor) -> bool:
+        return parameter.dtype in NARROW or self.train.state_dtype == "bf16"
 
     def step(self, step: int, *, weight: float, norm: float) -> None:
         """Turns the accumulated gradients (sums of weight·loss over the step's microbatches) into
@@ -123,7 +142,37 @@ class StageOptimizer:
                     parameter.grad.mul_(factor)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self.train, step) * group.get(_BOOST, 1.0)
-        self._optimizer.step()
+        with self._narrow_ones(step):
+            self._optimizer.step()
+
+    @contextmanager
+    def _narrow_ones(self, step: int) -> Iterator[None]:
+        """Updates what is kept in fewer bits, and keeps it out of torch's own step."""
+        assert self._optimizer is not None, "nothing is trained here"
+        names = {parameter: name for name, parameter in self._named.items()}
+        grads: dict[nn.Parameter, Tensor] = {}
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None or not self._is_narrow(parameter):
+                    continue
+                name = names[parameter]
+                step_narrow(
+                    self._optimizer,
+                    group,
+                    parameter,
+                    self._optimizer.state[parameter],
+                    state_dtype=self._state_dtype(parameter),
+                    seed=self._seed,
+                    step=step,
+                    name=whole_name(name),
+                    first=self._firsts.get(name, 0),
+                )
+                grads[parameter], parameter.grad = parameter.grad, None
+        try:
+            yield
+        finally:
+            for parameter, grad in grads.items():
+                parameter.grad = grad
 
     def boost(self, names: Iterable[str], factor: float) -> None:
         """From here on the learning rate of these parameters is `factor` times as high; not more
@@ -176,8 +225,10 @@ class StageOptimizer:
                 self.squares[owner] = tensor.to(parameter.device, copy=True)
             else:
                 # AdamW counts its steps on the host, whatever the device of the parameter.
-                there = tensor.device if part == "step" else parameter.device
-                self._optimizer.state[parameter][part] = tensor.to(there, copy=True)
+                of_step = part == "step"
+                there = tensor.device if of_step else parameter.device
+                dtype = tensor.dtype if of_step else self._state_dtype(parameter)
+                self._optimizer.state[parameter][part] = tensor.to(there, dtype, copy=True)
 
     def __repr__(self) -> str:
         held = len(self._decay) + len(self._plain)

@@ -26,7 +26,7 @@ from .cache import BlobError
 from .data.manifest import Manifest
 from .snapshots import SnapshotError, SnapshotId
 from .starting import Starting, check_recipe
-from .weights import Read, Weights, WeightsFile
+from .weights import Read, Weights, WeightsFile, Whole
 
 __all__ = ["BuildOrder", "order_from_assign", "resumed", "starting_weights"]
 
@@ -73,12 +73,14 @@ def order_from_assign(
     blob: Callable[[common_pb2.BlobRef], bytes],
     read: Read,
     shard: Callable[[str], Path],
+    whole: Whole | None = None,
     parts: tuple[tuple[memoryview, ...], ...] = (),
     memory_bytes: int = 0,
 ) -> BuildOrder:
-    """Reads an assignment. `blob` gives a whole verified blob, `read` a byte range of one; both may
-    fetch, and block. `parts`: of the snapshots to go on from (`resumed`). `memory_bytes`: what the
-    owner offers on the device; 0: whatever there is.
+    """Reads an assignment. `blob` gives a whole verified blob, `read` a byte range of one, `whole`
+    a shard of weights (None: `blob` does); all may fetch, and block. `parts`: of the snapshots to
+    go on from (`resumed`). `memory_bytes`: what the owner offers on the device; 0: whatever there
+    is.
 
     Raises ValueError (GraphError, PlanError, DataError, SettingsError) for anything
     that does not keep its rules.
@@ -118,7 +120,7 @@ def order_from_assign(
         plan=plan,
         graph=planned_graph(graph, plan),
         core=core,
-        weights=starting_weights(assign, read, recipe),
+        weights=starting_weights(assign, read, recipe, whole or _shards_by(blob)),
         manifest=Manifest.from_json(small(assign.data, MOST_MANIFEST_BYTES)),
         training=training,
         shard=shard,
@@ -132,11 +134,16 @@ def order_from_assign(
 
 
 def starting_weights(
-    assign: broker_pb2.Assign, read: Read, recipe: Recipe | None
+    assign: broker_pb2.Assign, read: Read, recipe: Recipe | None, whole: Whole
 ) -> Weights | Starting:
     """What the assignment begins with: `recipe` is the one that it names."""
-    files = Weights([WeightsFile(f.blob.hash, f.blob.size_bytes) for f in assign.weights], read)
+    named = [WeightsFile(f.blob.hash, f.blob.size_bytes, f.sharded) for f in assign.weights]
+    files = Weights(named, read, whole)
     return Starting(files, recipe) if recipe else files
+
+
+def _shards_by(blob: Callable[[common_pb2.BlobRef], bytes]) -> Whole:
+    return lambda shard: blob(common_pb2.BlobRef(hash=shard.hash, size_bytes=shard.size_bytes))
 
 
 def resumed(

@@ -1,6 +1,7 @@
 """What is in a snapshot of a torch device: named tensors, each with its own hash.
 
-    param:NAME  buffer:NAME  slot:NAME:PART   of the stages; the optimizer's state by parameter
+    param:NAME  buffer:NAME  slot:NAME:PART   of the stages; the optimizer's state by parameter.
+                                              What stays as the weights files have it is not here
     ahead/PEER/NAME:PART                      the same, where holders have states of their own
     codec/…/PEER                              of streams (`streams.py`), by the end that it is of
 
@@ -30,9 +31,16 @@ from ..dag.plan import PeerId
 from .build import Work
 from .snapshots import SnapshotError
 from .streams import stream_name, stream_of
-from .weights import Weights, WeightsFile, joined, serialize, starting_tensor
+from .weights import Lazy, Spec, Weights, WeightsFile, has_start, joined, serialize, spec_of
 
-__all__ = ["Records", "load_records", "take_records", "write_records"]
+__all__ = [
+    "Records",
+    "coded_specs",
+    "decoded",
+    "load_records",
+    "take_records",
+    "write_records",
+]
 
 _HASHES = "xxh3_128"
 _CODED = LosslessCodec.name
@@ -44,12 +52,14 @@ more than the reader's memory; one that would be, nearly all zeros, is written a
 
 
 def take_records(work: Work, step: int) -> dict[str, Tensor]:
-    """Copies of all that `work` needs to go on when `step` updates are in it, on the host."""
+    """Copies, on the host, of all that `work` needs beside the run's weights files to go on when
+    `step` updates are in it."""
     found: dict[str, Tensor] = {}
+    still = work.unchanged
     for held in work.held.values():
-        executor = held.executor
-        found |= {f"param:{name}": tensor for name, tensor in held.parameters().items()}
-        found |= {f"buffer:{name}": tensor for name, tensor in executor.buffers.items()}
+        parameters, buffers = held.parameters(), held.executor.buffers
+        found |= {f"param:{name}": t for name, t in parameters.items() if name not in still}
+        found |= {f"buffer:{name}": t for name, t in buffers.items() if name not in still}
         kind = "slot:" if held.ahead is None else _ahead(work.order.peer)
         found |= {f"{kind}{name}": t for name, t in held.optimizer.state_tensors().items()}
     states = work.streams.state_tensors(step - 1)
@@ -97,11 +107,12 @@ class Records:
         """Puts optimizer and codecs where the snapshots left them; parameters are there already.
         States of streams that this plan does not have are left out: what they held back is lost.
 
-        Raises SnapshotError for a parameter or buffer of a stage that no snapshot has."""
+        Raises SnapshotError for a parameter or buffer of a stage that no snapshot has, unless it is
+        as at the start for ever."""
         weights = self._weights
         for held in work.held.values():
             for name in (*held.executor.parameters, *held.executor.buffers):
-                if starting_tensor(weights, name) is None:
+                if not has_start(weights, name) and name not in work.unchanged:
                     raise SnapshotError(
                         f"the snapshots lack {name!r} of stage {held.stage.index}: expected those "
                         "of every peer that held a part of it"
@@ -146,7 +157,7 @@ class Records:
         return replace(self, tensors={moved(n): t for n, t in self.tensors.items()})
 
 
-class _Over(Mapping[str, Tensor]):
+class _Over(Lazy):
     """Tensors of `own`, else of `rest`, which are read on demand."""
 
     def __init__(self, own: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> None:
@@ -157,6 +168,14 @@ class _Over(Mapping[str, Tensor]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._own or name in self._rest
+
+    def spec(self, name: str) -> Spec:
+        return spec_of(self._own if name in self._own else self._rest, name)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        if name in self._own or not isinstance(self._rest, Lazy):
+            return self[name][start:stop]
+        return self._rest.rows(name, start, stop)
 
     def __iter__(self) -> Iterator[str]:
         yield from dict.fromkeys((*self._own, *self._rest))
@@ -185,14 +204,36 @@ def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
     return Records(found)
 
 
+def coded_specs(weights: Weights) -> dict[str, Spec]:
+    """What the coded tensors of a snapshot's file are when they are decoded. Raises
+    SnapshotError."""
+    try:
+        notes: dict[str, _Note] = json.loads(weights.metadata.get(_CODED, "{}"))
+        return {
+            str(name): Spec(tuple(int(n) for n in sizes), getattr(torch, str(dtype)))
+            for name, (_, dtype, sizes) in notes.items()
+        }
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SnapshotError(f"the notes of a snapshot cannot be read: {error}") from None
+
+
+def decoded(weights: Weights, name: str) -> Tensor:
+    """One coded tensor of a snapshot's file. Raises SnapshotError."""
+    try:
+        notes: dict[str, _Note] = json.loads(weights.metadata[_CODED])
+        metadata = {_CODED: json.dumps({name: notes[name]})}
+        return _decoded(metadata, {name: weights[name]})[name]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SnapshotError(f"{name!r} of a snapshot cannot be decoded: {error}") from None
+
+
 def _read(data: memoryview) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     """Tensors and metadata of a file. Raises ValueError, KeyError."""
     weights = Weights(
         [WeightsFile("", len(data))], lambda _, offset, length: data[offset : offset + length]
     )
     tensors = dict(weights)  # which has checked the header
-    length = int.from_bytes(data[:8], "little")
-    return tensors, json.loads(bytes(data[8 : 8 + length]))["__metadata__"]
+    return tensors, weights.metadata
 
 
 def _hashes(metadata: Mapping[str, str]) -> dict[str, str]:

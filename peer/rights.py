@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..job.settings import Settings, SettingsError, located, read_toml
 from ..job.units import ByteCount, Duration, Rate
+from ..net.web_places import check_place
 from .hours import Hours
 
 __all__ = ["OwnData", "Rights", "peer_toml", "read_rights"]
@@ -77,6 +78,9 @@ class Rights(Settings):
     """How long they mean to stay, for plans. None: not said."""
     share: bool = False
     """Whether a peer takes part in several runs at once: not yet."""
+    web: tuple[str, ...] = ()
+    """Where on the web its peers read pretrained weights for runs that name URLs: hosts
+    ("huggingface.co", "*.hf.co") or origins ("http://10.0.0.5:8000"). Empty: nowhere."""
     data: Mapping[str, str | OwnData] = field(default_factory=dict)
     """Data sets by name: a path, or a table with `path`, `users` and `leaves`."""
 
@@ -96,6 +100,11 @@ class Rights(Settings):
                 "is true, which is not supported yet: a peer takes part in one run at a time (it "
                 "may hold several stages of it, as the plan says); leave it out",
             )
+        for place in self.web:
+            try:
+                check_place(place)
+            except ValueError as error:
+                raise SettingsError("web", str(error)) from None
         for name in self.data:
             if not _NAME.fullmatch(name):
                 raise SettingsError(

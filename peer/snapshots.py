@@ -15,7 +15,8 @@ import hashlib
 import json
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from ..compression.codec import RAW
 from ..dag.execute import SpecError
 from ..dag.flow import Role
 from ..dag.graph import TensorSpec
+from ..net.blobs_client import Streamed
 from ..net.frame import Arrived, FrameKey, Payload
 from ..proto import broker_pb2
 
@@ -138,6 +140,15 @@ class SnapshotStore:
         except OSError as error:
             raise SnapshotError(f"the {snapshot} cannot be read: {error}") from None
 
+    def streamed(self, snapshot: SnapshotId) -> Streamed:
+        """Its bytes, read part by part when they are asked for; OSError where it was dropped by
+        then. Raises SnapshotError when it does not lie here."""
+        with self._lock:
+            found = dict(self._held.get(snapshot, {}))
+        if not found:
+            raise SnapshotError(f"the {snapshot} does not lie here")
+        return _Parts(tuple(found[i] for i in sorted(found)))
+
     def payload(self, key: FrameKey) -> Payload:
         """A part as a frame. Raises KeyError when it does not lie here."""
         with self._lock:
@@ -192,6 +203,21 @@ class SnapshotStore:
 
     def __repr__(self) -> str:
         return f"<SnapshotStore {len(self._held)} in {self._folder or 'memory'}>"
+
+
+@dataclass(frozen=True)
+class _Parts:
+    parts: tuple[memoryview | Path, ...]
+
+    def pieces(self, offset: int, most: int) -> Iterator[memoryview]:
+        at = 0
+        for part in self.parts:
+            size = part.stat().st_size if isinstance(part, Path) else len(part)
+            if at + size > offset:
+                data = _read(part)
+                for start in range(max(0, offset - at), size, most):
+                    yield data[start : start + most]
+            at += size
 
 
 def _read(data: memoryview | Path) -> memoryview:

@@ -116,6 +116,7 @@ def peer_configs(config: JoinConfig, devices: Sequence[str]) -> list[PeerConfig]
             monthly_bytes=config.monthly_bytes,
             stay_s=config.stay_s,
             data=config.data,
+            web=config.web,
             host_state=config.host_state and config.host_state.expanduser().resolve(),
             operator_set=config.operator_set,
             threads=config.threads,

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 import torch
 
 from ..dag.flow import Role
-from ..net.blobs_client import BlobTransferError
+from ..net.blobs_client import BlobTransferError, Source
 from ..net.frame import Arrived, FrameKey, Payload
 from ..proto import broker_pb2, common_pb2
 from . import events as e
-from .cache import BlobCache, BlobError
+from .cache import BlobCache, BlobError, FromWeb
 from .device import TorchDevice
 from .lane import Lane
 from .offer import OfferError
@@ -70,7 +70,7 @@ class Calls:
     send: Callable[[FrameKey, Payload], None]
     """With a frame that is encoded."""
     store: Callable[
-        [bytes | memoryview, Callable[[common_pb2.BlobRef], e.Event], Callable[[str], e.Event]],
+        [Source, Callable[[common_pb2.BlobRef], e.Event], Callable[[str], e.Event]],
         None,
     ]
     """With bytes for the broker, and the events of having stored them, and of not having."""
@@ -87,12 +87,13 @@ class Workbench:
         device: TorchDevice,
         snapshots: SnapshotStore,
         cache: BlobCache,
+        from_web: FromWeb,
         own_data: Catalogue,
         spans: Spans,
         calls: Calls,
     ) -> None:
         self._peer, self._device, self._snapshots = peer, device, snapshots
-        self._cache, self._own_data, self._spans = cache, own_data, spans
+        self._cache, self._from_web, self._own_data, self._spans = cache, from_web, own_data, spans
         self._calls = calls
         loop = asyncio.get_running_loop()
         self._compute = Lane("compute", loop)
@@ -185,7 +186,7 @@ class Workbench:
                 )
             case e.UploadSnapshot(snapshot):
                 self._keeping.do(
-                    lambda: b"".join(self._snapshots.parts(SnapshotId.of(snapshot))),
+                    lambda: self._snapshots.streamed(SnapshotId.of(snapshot)),
                     lambda data: calls.store(
                         data,
                         lambda ref: e.SnapshotSaved(snapshot, ref),
@@ -210,7 +211,7 @@ class Workbench:
                 self._compute.do(self._device.discard, _nothing, calls.crash)
             case e.UploadWeights(run, term, step):
                 self._compute.do(
-                    self._device.export,
+                    lambda: self._device.export(step),
                     lambda data: calls.store(
                         data,
                         lambda ref: e.ExportedWeights(run, term, step, ref),
@@ -233,6 +234,7 @@ class Workbench:
                     assign,
                     blob=self._cache.whole,
                     read=self._cache.read,
+                    whole=lambda shard: self._cache.shard(shard, self._from_web),
                     shard=lambda name: (
                         self._own_data.path(assign.data.hash, name) or self._cache.path(name)
                     ),

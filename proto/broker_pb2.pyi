@@ -104,7 +104,7 @@ class Opening(_message.Message):
     def __init__(self, closed: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ...) -> None: ...
 
 class Profile(_message.Message):
-    __slots__ = ("name", "place", "owner", "device", "device_memory_bytes", "host_memory_bytes", "flops_per_s", "operator_set", "software", "speeds", "host", "cores", "threads", "up_bytes_per_s", "down_bytes_per_s", "stay_s", "hours", "monthly_bytes", "data")
+    __slots__ = ("name", "place", "owner", "device", "device_memory_bytes", "host_memory_bytes", "flops_per_s", "operator_set", "software", "speeds", "host", "cores", "threads", "up_bytes_per_s", "down_bytes_per_s", "stay_s", "hours", "monthly_bytes", "data", "web")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +124,7 @@ class Profile(_message.Message):
     HOURS_FIELD_NUMBER: _ClassVar[int]
     MONTHLY_BYTES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    WEB_FIELD_NUMBER: _ClassVar[int]
     name: str
     place: str
     owner: str
@@ -143,7 +144,8 @@ class Profile(_message.Message):
     hours: str
     monthly_bytes: int
     data: _containers.RepeatedCompositeFieldContainer[DataSet]
-    def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., owner: _Optional[str] = ..., device: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., flops_per_s: _Optional[float] = ..., operator_set: _Optional[_Union[_graph_pb2.OperatorSet, str]] = ..., software: _Optional[str] = ..., speeds: _Optional[_Union[Speeds, _Mapping]] = ..., host: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., stay_s: _Optional[float] = ..., hours: _Optional[str] = ..., monthly_bytes: _Optional[int] = ..., data: _Optional[_Iterable[_Union[DataSet, _Mapping]]] = ...) -> None: ...
+    web: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., owner: _Optional[str] = ..., device: _Optional[str] = ..., device_memory_bytes: _Optional[int] = ..., host_memory_bytes: _Optional[int] = ..., flops_per_s: _Optional[float] = ..., operator_set: _Optional[_Union[_graph_pb2.OperatorSet, str]] = ..., software: _Optional[str] = ..., speeds: _Optional[_Union[Speeds, _Mapping]] = ..., host: _Optional[str] = ..., cores: _Optional[int] = ..., threads: _Optional[int] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., stay_s: _Optional[float] = ..., hours: _Optional[str] = ..., monthly_bytes: _Optional[int] = ..., data: _Optional[_Iterable[_Union[DataSet, _Mapping]]] = ..., web: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DataSet(_message.Message):
     __slots__ = ("name", "users")
@@ -446,16 +448,18 @@ class Evaluation(_message.Message):
     def __init__(self, loss: _Optional[float] = ..., weight: _Optional[float] = ..., metrics: _Optional[_Iterable[_Union[NamedNumber, _Mapping]]] = ...) -> None: ...
 
 class Exported(_message.Message):
-    __slots__ = ("run", "term", "step", "weights")
+    __slots__ = ("run", "term", "step", "weights", "partial")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     step: int
     weights: _common_pb2.BlobRef
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., weights: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
+    partial: bool
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., weights: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., partial: _Optional[bool] = ...) -> None: ...
 
 class Fault(_message.Message):
     __slots__ = ("run", "term", "step", "reason", "about")
@@ -638,10 +642,12 @@ class SnapshotOrder(_message.Message):
     def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., needed: _Optional[int] = ..., keeper: _Optional[str] = ..., upload: _Optional[bool] = ..., hold: _Optional[int] = ...) -> None: ...
 
 class WeightFile(_message.Message):
-    __slots__ = ("blob",)
+    __slots__ = ("blob", "sharded")
     BLOB_FIELD_NUMBER: _ClassVar[int]
+    SHARDED_FIELD_NUMBER: _ClassVar[int]
     blob: _common_pb2.BlobRef
-    def __init__(self, blob: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
+    sharded: bool
+    def __init__(self, blob: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., sharded: _Optional[bool] = ...) -> None: ...
 
 class DialOrder(_message.Message):
     __slots__ = ("peer", "address", "generation")
@@ -1070,12 +1076,18 @@ class PeerPeak(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., device_bytes: _Optional[int] = ...) -> None: ...
 
 class Weights(_message.Message):
-    __slots__ = ("step", "files")
+    __slots__ = ("step", "files", "starting", "graph", "recipe")
     STEP_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    RECIPE_FIELD_NUMBER: _ClassVar[int]
     step: int
     files: _containers.RepeatedCompositeFieldContainer[WeightFile]
-    def __init__(self, step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ...) -> None: ...
+    starting: _containers.RepeatedCompositeFieldContainer[WeightFile]
+    graph: _common_pb2.BlobRef
+    recipe: _common_pb2.BlobRef
+    def __init__(self, step: _Optional[int] = ..., files: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., starting: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
 
 class RunState(_message.Message):
     __slots__ = ("run", "phase", "reason", "step", "steps", "name", "term", "inexact_from", "pausing")

@@ -124,14 +124,15 @@ def _offloaded(judge: Judge, peers: list[int]) -> Iterator[_Alone]:
     n, m = judge.operators, request.microbatches
     spans = list(pairwise(judge.even_cuts(min(n, SEGMENTS[-1]))))
     parameters = sum(c.parameter_bytes for c in judge.costs)
+    whole = judge.memory.stage(0, n)
     on_device = max(judge.stage_bytes(a, b, 1) for a, b in spans) + sum(
         judge.crossing_bytes(a) for a, _ in spans
     )
-    on_host = parameters * (2 + request.options.optimizer_slots)
+    on_host = whole.standing(request.options.state_bytes)
     forward, backward = judge.totals.work(0, n)
     work = Work(*(2 * f + b for f, b in zip(forward, backward, strict=True)))
-    moved = 3 * parameters / HOST_LINK_BYTES_PER_S
-    update = (5 + 2 * request.options.optimizer_slots) * parameters / HOST_BYTES_PER_S
+    moved = (2 * parameters + whole.trainable) / HOST_LINK_BYTES_PER_S
+    update = (5 + 2 * request.options.optimizer_slots) * whole.trainable / HOST_BYTES_PER_S
     for p in peers:
         offer = judge.offers[p]
         if on_device <= offer.device_memory_bytes and on_host <= offer.host_memory_bytes:

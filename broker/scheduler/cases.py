@@ -119,7 +119,7 @@ def random_case(
     n = rng.randint(min(4, operators), operators)
     count = rng.randint(2, peers)
     graph, costs = random_graph(rng, n, tied=rng.random() < 0.3)
-    whole = MemoryModel(graph, costs).stage(0, n).peak(slots=2, live=1)
+    whole = MemoryModel(graph, costs).stage(0, n).peak(state_bytes=8, live=1)
     tight = rng.random() < 0.5
     offers = tuple(
         PeerOffer(

@@ -139,7 +139,9 @@ class PlanOptions:
     swaps: bool = False
     """Whether stages change places (`swapped.py`)."""
     optimizer_slots: int = 2
-    """fp32 numbers of optimizer state per trainable number: AdamW 2, SGD with momentum 1."""
+    """Numbers of optimizer state per trainable number: AdamW 2, SGD with momentum 1."""
+    state_bytes: int = 8
+    """Bytes of them: AdamW in fp32 8, in bf16 4."""
     codecs: CodecOptions = CodecOptions()
     """What may be compressed, and how."""
 

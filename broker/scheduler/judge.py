@@ -56,7 +56,7 @@ class Judge:
         self.memory = MemoryModel(request.graph, self.costs)
         self._cutter = Cutter(request.graph)
         # W beside x (peer/sync/ahead.py) is kept and passed over as one more number of its state.
-        self._slots = request.options.optimizer_slots + self.ahead
+        self._state = request.options.state_bytes, int(self.ahead)
         self._needs: dict[int, Needs] = {}
         self.may_have = np.array([o.peer in request.holders for o in self.offers], dtype=bool)
         """By offer, whether it may run the operators beside the data."""
@@ -147,7 +147,7 @@ class Judge:
         """By peer of the structure."""
         wiring = structure.wiring
         return [
-            self.memory.peer_bytes(structure.plan, held, moments, self._slots)
+            self.memory.peer_bytes(structure.plan, held, moments, *self._state)
             for held, moments in zip(wiring.held, wiring.moments, strict=True)
         ]
 
@@ -156,13 +156,15 @@ class Judge:
     ) -> int:
         """Peak bytes of one stage alone on its peer, with `live` microbatches between forward and
         backward. `shared`: whether it has other holders."""
-        return self.memory.stage(start, stop, recompute).peak(self._slots, live, bool(shared))
+        state_bytes, copies = self._state
+        found = self.memory.stage(start, stop, recompute)
+        return found.peak(state_bytes, live, bool(shared), copies)
 
     def needs(self, positions: int) -> Needs:
         """`stage_bytes` of all intervals between about so many positions at most."""
         if positions not in self._needs:
             at = self.chain.positions(positions)
-            self._needs[positions] = Needs(self.memory, at, self._slots)
+            self._needs[positions] = Needs(self.memory, at, *self._state)
         return self._needs[positions]
 
     def bound_to_data(self, candidate: Candidate) -> list[bool]:

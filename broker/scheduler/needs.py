@@ -25,13 +25,15 @@ Ints = NDArray[np.int64]
 
 
 class Needs:
-    """For the intervals between `positions` (ascending, both ends included). `slots`: numbers of
-    optimizer state per trainable number."""
+    """For the intervals between `positions` (ascending, both ends included). `state_bytes` and
+    `copies` as in `StageMemory.standing`."""
 
-    def __init__(self, memory: MemoryModel, positions: Ints, slots: int) -> None:
+    def __init__(
+        self, memory: MemoryModel, positions: Ints, state_bytes: int, copies: int = 0
+    ) -> None:
         self.positions = positions
         table = MemoryTable(memory, positions)
-        standing = table.weights + (1 + slots) * table.trainable
+        standing = table.weights + (1 + copies) * table.trainable + state_bytes * table.numbers
         self._beside = [
             standing + np.maximum(table.update, shared * 2 * table.trainable) for shared in (0, 1)
         ]

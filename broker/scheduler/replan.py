@@ -136,7 +136,7 @@ class Hysteresis:
 
 
 def migration(
-    old: Plan, new: Plan, graph: Graph, network: Network, *, optimizer_slots: int
+    old: Plan, new: Plan, graph: Graph, network: Network, *, state_bytes: int
 ) -> tuple[float, dict[PeerId, int]]:
     """(seconds, bytes that each receiver fetches) of parameters and optimizer state that change
     hands: each from the old holder with the best link, all at once, a peer's downlink after its own
@@ -151,6 +151,7 @@ def migration(
     had = {peer: _state(old, graph, peer) for peer in old.peers}
     rates = network.rates()
     fetched: dict[PeerId, int] = {}
+    trained = _trainable(graph)
     slowest = 0.0
     for peer in new.peers:
         seconds = 0.0
@@ -158,7 +159,8 @@ def migration(
             if name in had.get(peer, ()):
                 continue
             size = graph.spec[name].size_bytes
-            size *= 1 + optimizer_slots if name in _trainable(graph) else 1
+            if name in trained:
+                size += state_bytes * graph.spec[name].elements
             sources = [place[p] for p in old.peers if name in had[p]]
             rate = max(float(rates[i, place[peer]]) for i in sources)
             fetched[peer] = fetched.get(peer, 0) + size

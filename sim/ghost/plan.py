@@ -123,7 +123,7 @@ class GhostPlan:
         self._linear: dict[int, Linear] = {}
         self._shards: dict[int, Shards] = {}
         self._weighed: dict[tuple[Role, str, str], Weighed] = {}
-        self._slots_per_parameter = 2 if order.training.train.optimizer == "adamw" else 1
+        self._state_bytes = order.training.train.state_bytes
 
     def linear(self, stage: int) -> Linear:
         if stage not in self._linear:
@@ -168,10 +168,10 @@ class GhostPlan:
         return tuple(model.stage(s.start, s.stop, slots[s.index].recompute) for s in self.stages)
 
     def standing_bytes(self, stage: int) -> int:
-        return self.memory[stage].standing(self._slots_per_parameter)
+        return self.memory[stage].standing(self._state_bytes)
 
     def snapshot_bytes(self, stage: int) -> int:
-        return self.memory[stage].snapshot(self._slots_per_parameter)
+        return self.memory[stage].snapshot(self._state_bytes)
 
     def kept_bytes(self, stage: int) -> int:
         """What a live microbatch keeps."""

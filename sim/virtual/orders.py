@@ -80,7 +80,7 @@ class Orders:
         mine = replace(
             known.order,
             peer=PeerId(peer),
-            weights=starting_weights(assign, read, recipe),
+            weights=starting_weights(assign, read, recipe, lambda shard: blob(shard.hash)),
             shard=shard,
             resumed=parts,
         )

@@ -9,6 +9,7 @@ from shoal.broker.events import (
     MakePlan,
     PlanReady,
 )
+from shoal.dag.plan import PeerPrediction, Prediction
 from shoal.proto.broker_pb2 import (
     BUILDING,
     DONE,
@@ -271,6 +272,26 @@ def test_the_first_step_has_its_own_allowance(make_world) -> None:
     assert world.state(run).phase == RUNNING
     beat(world, 2, "a")
     assert "none measured" in world.state(run).reason.text
+
+
+def test_large_parts_have_as_long_as_a_slow_link_takes(make_world) -> None:
+    """Fetched before they are built, and brought at the end."""
+    world = make_world(build_s=20.0, export_s=5.0)
+    world.join("a")
+    run, out = world.submit(world.spec(1, steps=1))
+    plan = world.plan("a")
+    large = PeerPrediction(peer="a", compute_s=1.0, device_bytes=125_000_000, host_bytes=0)
+    plan = replace(plan, predicted=Prediction(peers=(large,)))  # 100 s over 10 Mbit/s
+    world.handle(PlanReady(run, world.only(out, MakePlan).version, plan))
+    beat(world, 99, "a")
+    assert world.state(run).phase == BUILDING
+    world.say("a", ready=Ready(run=run, term=1))
+    world.report("a", run, 0)
+    assert world.state(run).phase == EXPORTING
+    beat(world, 99, "a")
+    assert world.state(run).phase == EXPORTING
+    beat(world, 2, "a")
+    assert "no weights came for 100 s" in world.state(run).reason.text
 
 
 def test_exporting_has_a_deadline(make_world) -> None:

@@ -47,7 +47,9 @@ def judged(case: Any, plan: Plan) -> dict[PeerId, int]:
     """What the broker counts for each peer."""
     size = plan.microbatch_size
     graph = planned_graph(case.captured.graph.bind(size), plan)
-    slots = PlanOptions(optimizer_slots=case.train.optimizer_slots)
+    slots = PlanOptions(
+        optimizer_slots=case.train.optimizer_slots, state_bytes=case.train.state_bytes
+    )
     offers = tuple(PeerOffer(p, device_memory_bytes=2**30) for p in plan.peers)
     request = PlanRequest(graph, offers, len(plan.routes), size, options=slots)
     return Judge(request).plan_bytes(plan)

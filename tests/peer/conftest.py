@@ -42,6 +42,7 @@ class World:
     outcomes: list = field(default_factory=list)
     evaluations: list = field(default_factory=list)
     frames: list = field(default_factory=list)
+    starting: dict = field(default_factory=dict)
 
     def run(self, steps):
         for step in range(steps):
@@ -95,7 +96,7 @@ class World:
             part = load(bytes(device.export()))
             assert not set(part) & set(found), "exported twice"
             found |= part
-        return found
+        return self.starting | found
 
 
 def key_of(step, t):
@@ -196,7 +197,15 @@ class Case:
             )  # fmt: skip
             devices[peer] = TorchDevice(device)
             built[peer] = devices[peer].build(order)
-        return World(plan, devices, built, random.Random(seed))
+        tied = {p.name: (p.name, *p.tied) for p in self.captured.graph.parameters}
+        lasting = {b.name for b in self.captured.graph.buffers if not b.persistent}
+        starting = {
+            name: t
+            for first, t in self.captured.tensors.items()
+            for name in tied.get(first, (first,))
+            if first not in lasting
+        }
+        return World(plan, devices, built, random.Random(seed), starting=starting)
 
 
 @pytest.fixture

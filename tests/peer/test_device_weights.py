@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from shoal.peer.weights import _DTYPES, WeightError, Weights, WeightsFile, serialize
+from shoal.peer.weights import DTYPES, WeightError, Weights, WeightsFile, serialize
 
 
 def reading(data, log=None):
@@ -47,7 +47,7 @@ def test_two_names_of_one_tensor_are_both_written():
 @given(
     shapes=st.dictionaries(
         st.text(st.characters(codec="utf-8"), min_size=1, max_size=8),
-        st.tuples(st.lists(st.integers(0, 3), max_size=3), st.sampled_from([*_DTYPES.values()])),
+        st.tuples(st.lists(st.integers(0, 3), max_size=3), st.sampled_from([*DTYPES.values()])),
         max_size=5,
     ),
     metadata=st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
