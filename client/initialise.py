@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..dag.recipe import make
 from .recorded import recipe_of
-from .recording import Recording, record
+from .recording import Recording, record, replace_tensors
 
 __all__ = ["check_seed", "deferred_init", "give_values", "initialise", "recording_of"]
 
@@ -63,33 +63,36 @@ def give_values(
     module: nn.Module,
     recording: Recording,
     seed: int,
-    without: Callable[[str], bool] = lambda name: False,
+    elsewhere: Callable[[str], Tensor | None] = lambda name: None,
 ) -> None:
-    """See `initialise`. What is tied stays tied. `without`: whose values come from elsewhere, by
-    name. Raises ValueError."""
+    """See `initialise`. What is tied stays tied. `elsewhere`: by name, values that come from
+    somewhere else. Raises ValueError."""
     check_seed(recording, seed)
-    recipe, others, _ = recipe_of(module, recording, seed)
+    recipe, _, _ = recipe_of(module, recording, seed)
     threads = torch.get_num_threads()
+    made: dict[int, nn.Parameter] = {}
     for name, parameter in module.named_parameters():
-        if without(name):
+        if (other := elsewhere(name)) is not None:
+            value = other.to(parameter.dtype)
+        elif name in recipe.tensors:
+            value = make(recipe.tensors[name], seed, threads=threads)
+        elif recording.has(parameter):
+            value = recording.value(parameter, seed)
+        else:
             continue
-        if name in recipe.tensors:
-            swap(parameter, make(recipe.tensors[name], seed, threads=threads))
-        elif recording.has(others[name]):
-            swap(parameter, recording.value(parameter))
+        made[id(parameter)] = new = nn.Parameter(value, parameter.requires_grad)
+        new.__dict__.update(parameter.__dict__)
+    for part in module.modules():
+        for name, held in list(part._parameters.items()):
+            if id(held) in made:
+                setattr(part, name, made[id(held)])  # so that an LSTM hears of it
+        replace_tensors(part, lambda tensor: made.get(id(tensor), tensor))
 
 
 def check_seed(recording: Recording, seed: int) -> None:
     """Raises ValueError where the recording is of one seed only, and that is another one."""
     if recording.looked and recording.seed != seed:
         raise ValueError(
-            f"the factory looks at values that it draws, and it was run with seed "
+            f"the factory has looked at values that it drew, or drawn a buffer, with seed "
             f"{recording.seed}: expected the same, not {seed} (deferred_init(…, seed={seed}))"
         )
-
-
-def swap(parameter: nn.Parameter, value: Tensor) -> None:
-    """The values, for whoever has the parameter."""
-    new = nn.Parameter(value, parameter.requires_grad)
-    new.__dict__.update(parameter.__dict__)
-    torch.utils.swap_tensors(parameter, new)

@@ -1,5 +1,6 @@
 """Giving a tensor without values its values: the operators that it is made of run, in their order,
-and no others. What a later one does not need is given up at once.
+and no others. What a later one does not need is given up at once. Where a recipe can be read, that
+is carried out instead, so that nobody sees other values than peers make.
 """
 
 from __future__ import annotations
@@ -13,33 +14,34 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from ..dag.recipe import Initial, Step, make
-from .contents import Content, Op, View, drawn, is_random, read_by, written_by
+from ..dag.recipe import make
+from .contents import Content, Op, View, is_random, read_by, written_by
+from .recorded import Reading
 
 __all__ = ["depends_on_draws", "tensors_in", "value_of"]
 
 
-def value_of(view: View, seed: int) -> Tensor:
+def value_of(view: View, seed: int, reading: Reading) -> Tensor:
     """A tensor with its values, on the CPU. Draws are those of a recipe under this seed; of what no
     recipe has (a permutation, say), torch's own, by seed and operator."""
     assert view.content is not None, "a tensor has a content"
-    with torch.no_grad(), _disable_current_modes():
-        return _lying(view, _Making(view.content, seed).storage())
+    with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
+        return _lying(view, _Making(view.content, seed, reading).storage())
 
 
 def depends_on_draws(view: View) -> bool:
     """Whether random numbers went into a tensor."""
     assert view.content is not None, "a tensor has a content"
-    order, _ = _plan(view.content)
+    order, _ = _plan(view.content, None)
     return any(content.op is not None and is_random(content.op) for content in order)
 
 
 class _Making:
     """Of one content."""
 
-    def __init__(self, wanted: Content, seed: int) -> None:
-        self._wanted, self._seed = wanted, seed
-        self._order, self._uses = _plan(wanted)
+    def __init__(self, wanted: Content, seed: int, reading: Reading) -> None:
+        self._wanted, self._seed, self._reading = wanted, seed, reading
+        self._order, self._uses = _plan(wanted, reading)
         self._made: dict[Content, torch.UntypedStorage] = {}
 
     def storage(self) -> torch.UntypedStorage:
@@ -49,6 +51,9 @@ class _Making:
                 continue
             if content.real is not None:
                 self._made[content] = content.real.untyped_storage()
+            elif (initial := self._reading.storage(content)) is not None:
+                made = make(initial, self._seed, threads=torch.get_num_threads())
+                self._made[content] = made.untyped_storage()
             else:
                 assert content.op is not None, "what is not from outside was made by an operator"
                 self._run(content.op)
@@ -73,7 +78,7 @@ class _Making:
             op, tree_map_only(View, real, op.args), tree_map_only(View, real, op.kwargs)
         )
         for content in self._order:
-            if content.op is not op:
+            if content.op is not op or content in self._made:
                 continue
             if content.written is not None:
                 self._made[content] = storages[id(content.written.content)]
@@ -90,15 +95,6 @@ class _Making:
         return storage.clone() if to_write and not (last and content.real is None) else storage
 
     def _called(self, op: Op, args: Any, kwargs: Any) -> list[Tensor]:
-        kind = drawn(op)
-        if kind is not None:
-            op.stream = op.stream or f"#{op.number}"  # `#` begins no name of a parameter
-            like: Tensor = args[0] if op.name.endswith("_") else _empty(op, args, kwargs)
-            count = like.numel()
-            dtype = str(like.dtype).removeprefix("torch.")
-            steps = (Step(kind[0], 0, count, kind[1], op.stream),) if count else ()
-            like.copy_(make(Initial((count,), dtype, steps), self._seed).view(like.shape))
-            return [like]
         if not is_random(op):
             return tensors_in(op.func(*args, **kwargs))
         words = hashlib.blake2b(f"{self._seed} {op.number}".encode(), digest_size=7).digest()
@@ -112,14 +108,6 @@ def tensors_in(results: Any) -> list[Tensor]:
     if isinstance(results, Tensor):
         return [results]
     return list(results) if isinstance(results, (list, tuple)) else []
-
-
-def _empty(op: Op, args: Any, kwargs: Any) -> Tensor:
-    """Memory for the result of a drawing operator that makes a tensor."""
-    if op.name.endswith("_like"):
-        return torch.empty_like(args[0], **kwargs)
-    sizes = next(a for a in args if isinstance(a, (list, tuple)))
-    return torch.empty(sizes, dtype=kwargs["dtype"])
 
 
 def _lying(view: View, storage: torch.UntypedStorage) -> Tensor:
@@ -139,8 +127,9 @@ def _stored(result: Tensor, like: View) -> torch.UntypedStorage:
     return storage
 
 
-def _plan(wanted: Content) -> tuple[dict[Content, None], Counter[Content]]:
-    """What has to be made, the first first, and by how many operators each is read."""
+def _plan(wanted: Content, reading: Reading | None) -> tuple[dict[Content, None], Counter[Content]]:
+    """What has to be made, the first first, and by how many operators each is read; nothing in
+    front of what has a recipe."""
     order: dict[Content, None] = {}
     uses: Counter[Content] = Counter({wanted: 1})
     stack: list[tuple[Content, bool]] = [(wanted, False)]
@@ -149,13 +138,14 @@ def _plan(wanted: Content) -> tuple[dict[Content, None], Counter[Content]]:
         content, done = stack.pop()
         if content in order:
             continue
-        if done or content.op is None:
+        recipe = reading.storage(content) if reading is not None else None
+        if done or content.op is None or recipe is not None:
             order[content] = None
             continue
         stack.append((content, True))
         read = dict.fromkeys(read_by(content.op))
         if content.op not in counted:
             counted.add(content.op)
-            uses.update(read)
+            uses.update(read.keys())
         stack += [(c, False) for c in read]
     return order, uses

@@ -30,7 +30,7 @@ from ..peer.weights import spec_of
 from . import weight_files
 from .adapters import AdapterError, adapted, plain_name
 from .fitting import Wanted, fit
-from .initialise import check_seed, give_values, recording_of, swap
+from .initialise import check_seed, give_values, recording_of
 from .memory import TooLargeError, Within
 from .recorded import recipe_of
 from .recording import Recording, record
@@ -107,17 +107,20 @@ def build(job: Job) -> nn.Module:
 
 def _fill(found: Outline, job: Job) -> None:
     """Gives an outline its values: those of files, and of its recording."""
-    plain, fitted = plain_name(found.module), _fitted(found.module, job)
-    there = fitted.entries if fitted else {}
+    module, plain, fitted = found.module, plain_name(found.module), _fitted(found.module, job)
+    entries = fitted.entries if fitted else {}
+
+    def read(name: str) -> Tensor | None:
+        entry = entries.get(plain(name))
+        return None if fitted is None or entry is None else fitted.stored.weights.read(entry)
+
     if found.recording is not None:
-        give_values(found.module, found.recording, job.seed, lambda name: plain(name) in there)
-    state = _state(found.module)
+        give_values(module, found.recording, job.seed, read)
     with torch.no_grad():
-        for name, tensor in fitted.tensors() if fitted else ():
-            if state[name].is_meta:
-                swap(state[name], tensor.to(state[name].dtype))
-            else:
-                state[name].copy_(tensor)
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            is_given = found.recording is not None and isinstance(tensor, nn.Parameter)
+            if not is_given and (value := read(name)) is not None:
+                tensor.copy_(value)
 
 
 def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> Outline:
@@ -418,14 +421,7 @@ def _hugging_face(folder: Path, job: Job) -> Callable[[], nn.Module]:
         assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
         return model
 
-    if not any(folder.glob("*.safetensors")):
-        return make
-    with _told(job):
-        model = causal.from_pretrained(
-            folder, use_safetensors=True, dtype=torch.float32, **job.model.args
-        )
-    assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
-    return model
+    return make
 
 
 @contextmanager

@@ -9,9 +9,9 @@ reading: such a tensor is given its values here and sent with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from ..dag.graph import FLOATING
 from ..dag.recipe import MOST_ORTHOGONAL, MOST_STEPS, Initial, Recipe, Step
 from .contents import Content, Op, View, drawn
-from .recording import Recording
+from .recorded_steps import ELEMENTWISE, EMPTY, Steps, filled, rounding
 
-__all__ = ["recipe_of"]
+if TYPE_CHECKING:
+    from .recording import Recording
 
-Steps = tuple[Step, ...]
+__all__ = ["Reading", "recipe_of"]
 
 
 def recipe_of(
@@ -35,7 +36,6 @@ def recipe_of(
     found: dict[str, Initial] = {}
     values: dict[str, Tensor] = {}
     empty: list[str] = []
-    reading = _Reading()
     seen: dict[tuple[int, ...], str] = {}
     for name, parameter in module.named_parameters():
         if parameter.is_meta and parameter.numel():
@@ -47,7 +47,7 @@ def recipe_of(
                 )
         initial = None
         if recording.has(parameter):
-            initial = reading.initial(name, recording.view(parameter))
+            initial = recording.reading.initial(name, recording.view(parameter))
         if initial is None:
             values[name] = parameter
         else:
@@ -56,7 +56,7 @@ def recipe_of(
     return Recipe(seed, found), values, empty
 
 
-class _Reading:
+class Reading:
     """Reads contents, each once."""
 
     def __init__(self) -> None:
@@ -65,14 +65,27 @@ class _Reading:
         self._name, self._count = "", 0  # of the tensor that is read, and of its new streams
 
     def initial(self, name: str, view: View) -> Initial | None:
-        dtype = _name_of(view.dtype)
-        if dtype not in FLOATING:
-            return None
+        """The recipe of a tensor, which gives its name to the draws that have none; None where
+        there is no recipe of it."""
         self._name, self._count = name, 0
         steps = self._of_view(view)
+        if steps is None or len(steps) > MOST_STEPS or _name_of(view.dtype) not in FLOATING:
+            return None
+        return Initial(view.shape, _name_of(view.dtype), self._named(steps))
+
+    def storage(self, content: Content) -> Initial | None:
+        """The same of all of a storage, in a row, for whoever needs its values before the draws
+        have names: they get numbers."""
+        lies = content.written or content.like
+        if lies is None or _name_of(lies.dtype) not in FLOATING:
+            return None
+        steps = self._of(content)
         if steps is None or len(steps) > MOST_STEPS:
             return None
-        return Initial(view.shape, dtype, self._named(steps))
+        for op in (self._marked[s.text] for s in steps if s.text in self._marked):
+            op.stream = op.stream or f"#{op.number}"  # begins no name of a parameter
+        count = lies.storage_bytes // lies.dtype.itemsize
+        return Initial((count,), _name_of(lies.dtype), self._named(steps))
 
     # ------------------------------------------------------------ contents
 
@@ -132,9 +145,9 @@ class _Reading:
         kind = drawn(op)
         if kind is not None:
             return (Step(kind[0], begin, end, kind[1], self._stream(op)),)
-        if name in _EMPTY:
+        if name in EMPTY:
             return ()
-        if (constant := _filled(op, name)) is not None:
+        if (constant := filled(op, name)) is not None:
             return (Step("constant", begin, end, (constant,)),)
         if name in ("copy", "fill"):
             return self._copied(op.args[1], begin, end, op.args[0].dtype)
@@ -142,9 +155,9 @@ class _Reading:
             return self._copied(op.args[0], begin, end, op.kwargs.get("dtype"))
         if name in ("mul", "mul_") and (matrix := self._orthogonal(op)) is not None:
             return (replace(matrix, begin=begin, end=end),)
-        if name not in _ELEMENTWISE or not isinstance(op.args[0], View):
+        if name not in ELEMENTWISE or not isinstance(op.args[0], View):
             return None
-        steps = _ELEMENTWISE[name](op, begin, end)
+        steps = ELEMENTWISE[name](op, begin, end)
         if steps is None or in_place:
             return steps
         read = self._of_view(op.args[0])
@@ -163,7 +176,7 @@ class _Reading:
             return (replace(steps[0], begin=begin, end=end),)
         if source.elements != end - begin or not _covers(steps, source):
             return None
-        cast = _rounding(source.dtype, dtype, begin, end)
+        cast = rounding(source.dtype, dtype, begin, end)
         return (*_cut(steps, 0, end - begin, begin), *cast)
 
     def _matrix(self, view: View) -> Step | None:
@@ -171,7 +184,11 @@ class _Reading:
         content = view.content
         if content is None or content.op is None or not content.op.name.startswith("mul"):
             return None
-        return self._orthogonal(content.op) if view.is_whole else None
+        matrix = self._orthogonal(content.op)
+        if matrix is None or not view.is_whole or len(view.shape) != 2:
+            return None
+        rows, columns = view.shape  # of Q, or of its transpose
+        return replace(matrix, numbers=(float(rows), float(columns)))
 
     def _orthogonal(self, op: Op) -> Step | None:
         """Q times the signs of R's diagonal, of normal numbers."""
@@ -221,9 +238,6 @@ class _Reading:
         return op.stream
 
 
-# ---------------------------------------------------------------- steps
-
-
 def _cut(steps: Iterable[Step], begin: int, end: int, by: int) -> Steps:
     """The part of some steps in [begin, end), moved."""
     return tuple(s for step in steps if (s := step.moved(begin, end, by)) is not None)
@@ -248,92 +262,3 @@ def _covers(steps: Steps, view: View) -> bool:
 
 def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _rounding(source: torch.dtype, target: torch.dtype | None, begin: int, end: int) -> Steps:
-    """What a copy to another dtype changes besides the last rounding: nothing, unless the source
-    has fewer digits."""
-    if target is None or source == target or not source.is_floating_point:
-        return ()
-    if torch.finfo(source).eps <= torch.finfo(target).eps:
-        return ()
-    return (Step("round", begin, end, (), _name_of(source)),)
-
-
-_EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
-_ZEROS = frozenset({"zeros", "zeros_like", "new_zeros", "zero", "zero_"})
-_ONES = frozenset({"ones", "ones_like", "new_ones"})
-_FULL = frozenset({"full", "full_like", "new_full", "fill", "fill_", "scalar_tensor"})
-
-
-def _filled(op: Op, name: str) -> float | None:
-    """The number that an operator puts everywhere."""
-    if name in _ZEROS or name in _ONES:
-        return 0.0 if name in _ZEROS else 1.0
-    if name not in _FULL:
-        return None
-    numbers = [a for a in op.args if isinstance(a, (int, float))]
-    return float(numbers[0]) if len(numbers) == 1 else None
-
-
-def _number(op: Op, place: int = 1) -> float | None:
-    """A number that an operator takes; of a tensor, one that is known."""
-    given = op.args[place] if len(op.args) > place else None
-    if isinstance(given, (int, float)):
-        return float(given)
-    if isinstance(given, View) and given.elements == 1 and given.content is not None:
-        real = given.content.real
-        return None if real is None else float(real)
-    return None
-
-
-def _scaled(sign: float) -> Callable[[Op, int, int], Steps | None]:
-    """Adding a number, or `alpha` times it."""
-
-    def read(op: Op, begin: int, end: int) -> Steps | None:
-        number = _number(op)
-        if number is None:
-            return None
-        return (Step("shift", begin, end, (sign * float(op.kwargs.get("alpha", 1)) * number,)),)
-
-    return read
-
-
-def _times(op: Op, begin: int, end: int) -> Steps | None:
-    number = _number(op)
-    return None if number is None else (Step("scale", begin, end, (number,)),)
-
-
-def _divided(op: Op, begin: int, end: int) -> Steps | None:
-    number = _number(op)
-    if not number or "rounding_mode" in op.kwargs:
-        return None
-    return (Step("scale", begin, end, (1.0 / number,)),)
-
-
-def _negated(op: Op, begin: int, end: int) -> Steps:
-    return (Step("scale", begin, end, (-1.0,)),)
-
-
-def _inverse_error(op: Op, begin: int, end: int) -> Steps:
-    return (Step("erfinv", begin, end),)
-
-
-def _clamped(op: Op, begin: int, end: int) -> Steps | None:
-    given = [op.kwargs.get("min"), op.kwargs.get("max")]
-    given[: len(op.args) - 1] = op.args[1:]
-    if any(not isinstance(n, (int, float, type(None))) for n in given):
-        return None
-    low, high = (None if n is None else float(n) for n in given)
-    return (Step("clamp", begin, end, (low, high)),)
-
-
-_ELEMENTWISE: dict[str, Callable[[Op, int, int], Steps | None]] = {
-    "mul": _times,
-    "div": _divided,
-    "add": _scaled(1.0),
-    "sub": _scaled(-1.0),
-    "neg": _negated,
-    "erfinv": _inverse_error,
-    "clamp": _clamped,
-}

@@ -28,8 +28,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .contents import Content, Op, View, by_argument, written_by
 from .making import depends_on_draws, tensors_in, value_of
+from .recorded import Reading
 
-__all__ = ["Recording", "record"]
+__all__ = ["Recording", "record", "replace_tensors"]
 
 aten = torch.ops.aten
 
@@ -40,7 +41,9 @@ class Recording:
 
     seed: int
     looked: bool = False
-    """Whether the factory has seen a value that depends on the seed."""
+    """Whether the factory has seen a value that depends on the seed, or a buffer has one."""
+    reading: Reading = field(default_factory=Reading)
+    """What has been read of it as recipes."""
     _contents: dict[int, Content] = field(default_factory=dict)
     _storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     _count: int = 0
@@ -53,10 +56,11 @@ class Recording:
         """How a tensor of the recording lies, as things are now."""
         return View.of(tensor, self._contents[_where(tensor)])
 
-    def value(self, tensor: Tensor) -> Tensor:
+    def value(self, tensor: Tensor, seed: int | None = None) -> Tensor:
         """A tensor of the recording with its values, on the CPU: only what it is made of is made,
-        and given up again."""
-        return value_of(self.view(tensor), self.seed)
+        and given up again. `seed`: another one for its draws."""
+        seed = self.seed if seed is None else seed
+        return value_of(self.view(tensor), seed, self.reading)
 
     def shown(self, tensor: Tensor) -> Tensor:
         """The same for the factory itself."""
@@ -79,6 +83,8 @@ class Recording:
             for t in tree_leaves(value)
             if isinstance(t, Tensor)
         ]
+        if str(func._schema.name) in _MOVES:
+            return func(*args, **kwargs)
         if func in _LOOKS or any(not self.has(t) for t in written):
             return self._looked_at(func, args, kwargs, [])
         if "generator" in kwargs:
@@ -167,6 +173,11 @@ _OVERWRITES = {
     aten.copy_.default,
 }
 """In-place operators whose result does not depend on what was there."""
+_MOVES = {
+    f"aten::{name}"
+    for name in ("as_strided_", "detach_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_")
+} | {"aten::unsqueeze_"}
+"""Those that change a tensor's place in its memory and nothing there."""
 
 
 def _where(tensor: Tensor) -> int:
@@ -280,18 +291,23 @@ def _give_values(module: nn.Module, recording: Recording) -> None:
         if isinstance(tensor, nn.Parameter) or not recording.has(tensor):
             return tensor
         if id(tensor) not in made:
-            made[id(tensor)] = recording.value(tensor)
+            made[id(tensor)] = recording.shown(tensor)
         return made[id(tensor)]
 
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None:
                 part._buffers[name] = real(buffer)
-        for name, value in vars(part).items():
-            if name in _OWN or not isinstance(value, (Tensor, list, tuple, dict)):
-                continue
-            if any(t is not real(t) for t in tree_leaves(value) if isinstance(t, Tensor)):
-                vars(part)[name] = tree_map_only(Tensor, real, value)
+        replace_tensors(part, real)
+
+
+def replace_tensors(part: nn.Module, new: Callable[[Tensor], Tensor]) -> None:
+    """Replaces tensors among the plain attributes of a module, or in lists and the like there."""
+    for name, value in vars(part).items():
+        if name in _OWN or not isinstance(value, (Tensor, list, tuple, dict)):
+            continue
+        if any(t is not new(t) for t in tree_leaves(value) if isinstance(t, Tensor)):
+            vars(part)[name] = tree_map_only(Tensor, new, value)
 
 
 _OWN = ("_parameters", "_buffers", "_modules")

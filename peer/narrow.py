@@ -51,15 +51,16 @@ def step_narrow(
     worker = type(optimizer)([{**group, "params": [nn.Parameter(torch.zeros(()))]}])
     flat, grad = parameter.detach().view(-1), parameter.grad.reshape(-1)
     wide = wide_dtype(parameter)
-    moments = {k: t.view(-1) for k, t in state.items() if isinstance(t, Tensor) and k != "step"}
-    scalars = {k: t for k, t in state.items() if k not in moments}
+    given = {k: t.view(-1) for k, t in state.items() if isinstance(t, Tensor) and k != "step"}
+    scalars = {k: t for k, t in state.items() if k not in given}
+    moments = dict(given)  # with those that the first step makes
     made: dict[str, Any] = {}
     for at in range(0, max(1, flat.numel()), SLICE):
         part = slice(at, min(at + SLICE, flat.numel()))
         proxy = nn.Parameter(flat[part].to(wide, copy=True))
         proxy.grad = grad[part].to(wide, copy=True)
         worker.param_groups[0]["params"] = [proxy]
-        before = {k: t[part].to(wide, copy=True) for k, t in moments.items()}
+        before = {k: t[part].to(wide, copy=True) for k, t in given.items()}
         before |= {k: t.clone() if isinstance(t, Tensor) else t for k, t in scalars.items()}
         worker.state.clear()
         if before:

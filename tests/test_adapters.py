@@ -14,6 +14,9 @@ from shoal.client import models, submission, weights  # noqa: E402
 from shoal.client.adapters import AdapterError, plain_name, save_config, trained_only  # noqa: E402
 from shoal.job import Job, SettingsError  # noqa: E402
 
+# peft asks transformers by a name that goes away.
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 

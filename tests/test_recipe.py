@@ -186,8 +186,8 @@ def test_transformers_models_begin_as_transformers_begins_them(family: str) -> N
     for name, buffer in theirs.named_buffers():
         assert torch.equal(buffer, mine.get_buffer(name)), name
     for name, p in theirs.named_parameters():
-        q = mine.get_parameter(name)
-        assert (p.shape, p.dtype, p.requires_grad) == (q.shape, q.dtype, q.requires_grad)
+        p, q = p.detach(), mine.get_parameter(name).detach()
+        assert (p.shape, p.dtype) == (q.shape, q.dtype)
         spread = 6 / p.numel() ** 0.5
         assert abs(float(p.mean() - q.mean())) <= spread * max(float(p.std(correction=0)), 1e-9)
         assert abs(float(p.std(correction=0) - q.std(correction=0))) <= spread * float(

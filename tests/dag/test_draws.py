@@ -13,7 +13,11 @@ from scipy import special, stats
 
 from shoal.dag import draws
 
-GOLDEN = {"uniform": "", "normal": "", "orthogonal": ""}
+GOLDEN = {
+    "uniform": "26d39f04d9d9050d",
+    "normal": "ed662fb147fc72c1",
+    "orthogonal": "4437c6b6b9c1bc21",
+}
 KEY = draws.key_of(7, "layers.0.weight")
 
 

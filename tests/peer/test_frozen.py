@@ -10,8 +10,8 @@ from torch import nn
 
 from shoal.dag.cost import cost
 from shoal.dag.memory import MemoryModel
-from shoal.peer.records import load_records
-from shoal.peer.snapshots import SnapshotError
+from shoal.peer.records import load_records, write_records
+from shoal.peer.weight_shards import WeightError
 
 STOP, STEPS = 2, 4
 
@@ -98,14 +98,22 @@ def test_a_run_goes_on_with_it_under_any_cut(made, holders):
 
 
 def test_what_no_file_has_is_brought(made):
-    """A snapshot of an older peer has all; and then so do those that come after it."""
+    """Whoever's run begins with fewer names has the others in its snapshots."""
     plan = made.plan(1, ["a"])
     calm = made.world(plan)
     steps(calm, 0, STOP)
     state = calm.devices["a"].snapshot(STOP)()
-    trained = {n: t for n, t in made.captured.tensors.items() if n not in STILL}
-    with pytest.raises(SnapshotError, match=r"lack '.*' of stage 0"):
-        made.world(plan, first_step=STOP, resumed=(state,), weights=trained)
+    some = {n: t for n, t in made.captured.tensors.items() if n != "beside.weight"}
+    with pytest.raises(WeightError, match=r"no weights file has 'beside\.weight'"):
+        made.world(plan, first_step=STOP, resumed=(state,), weights=some)
+    tensors = load_records([state]).tensors
+    whole = write_records({**tensors, "param:beside.weight": made.module.beside.weight.detach()})
+    again = made.world(plan, first_step=STOP, resumed=((whole,),), weights=some)
+    steps(again, STOP, STEPS)
+    steps(calm, STOP, STEPS)
+    assert [o.loss for o in again.outcomes] == [o.loss for o in calm.outcomes[STOP:]]
+    assert "beside.weight" in names((again.devices["a"].snapshot(STEPS)(),))
+    assert "beside.weight" in exported(again)
 
 
 class Half(nn.Module):
