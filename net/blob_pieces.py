@@ -31,7 +31,7 @@ def unpacked(message: bytes) -> tuple[BlobPiece, memoryview]:
         begin, tag = at, message[at]
         length, at = _read(message, at + 1)
         if tag == _DATA and at + length == len(message):
-            piece = BlobPiece.FromString(view[:begin])
+            piece = BlobPiece.FromString(message[:begin])
             if not piece.data:
                 return piece, view[at:]
             break

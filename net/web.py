@@ -255,7 +255,7 @@ class _Http(urllib.request.HTTPHandler):
         self._dial = dial
 
     def http_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(partial(_http, self._dial), req)  # type: ignore[arg-type]
+        return self.do_open(partial(_http, self._dial), req)
 
 
 class _Https(urllib.request.HTTPSHandler):
@@ -265,4 +265,4 @@ class _Https(urllib.request.HTTPSHandler):
 
     def https_open(self, req: urllib.request.Request) -> Any:
         made = partial(_https, self._dial)
-        return self.do_open(made, req, context=self._tls)  # type: ignore[arg-type]
+        return self.do_open(made, req, context=self._tls)
