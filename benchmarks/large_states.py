@@ -1,7 +1,7 @@
 """What optimizer states and weights in bfloat16 cost in learning, with stochastic rounding and with
 rounding to the nearest.
 
-    python benchmarks/large_states.py [--json FILE] [--steps 600] [--seeds 3]
+    python benchmarks/large_states.py [--json FILE] [--steps 300] [--seeds 3]
 
 The examples' GPT, small (two blocks of width 64 over windows of 64 bytes), trained on the standard
 library's sources by one process with a peer's own optimizer (`peer/optimizer.py`). All is computed
@@ -38,7 +38,8 @@ from shoal.peer import narrow
 from shoal.peer.data.reader import Reader
 from shoal.peer.optimizer import StageOptimizer
 
-BATCH, HELD_OUT = 16, 16
+FAST, SLOW = 0.95, 0.999
+BATCH, HELD_OUT = 8, 32
 VARIANTS = {
     "states": {"state_dtype": "bf16"},
     "weights": {"weights": "bf16"},
@@ -46,15 +47,17 @@ VARIANTS = {
 }
 
 
-def figures(steps: int = 600, seeds: int = 3) -> list[Figure]:
+def figures(steps: int = 300, seeds: int = 3) -> list[Figure]:
     found: list[Figure] = []
     spread = 0.0
-    for second in (0.95, 0.999):
+    for second in (FAST, SLOW):
         plain = [_held_out(seed, steps, second) for seed in range(seeds)]
         spread = max(spread, (max(plain) - min(plain)) / min(plain))
         print(f"fp32 beta2 {second}:", *(f"{x:.4f}" for x in plain), flush=True)
         for name, options in VARIANTS.items():
             for rule in ("stochastic", "nearest"):
+                if second == SLOW and name != "states":
+                    continue  # weights know nothing of betas
                 with _rounding(rule):
                     losses = [_held_out(seed, steps, second, **options) for seed in range(seeds)]
                 print(f"{name} {rule} beta2 {second}:", *(f"{x:.4f}" for x in losses), flush=True)
@@ -122,7 +125,7 @@ def _rounding(rule: str) -> Iterator[None]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     began = time.monotonic()

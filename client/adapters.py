@@ -16,7 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["AdapterError", "adapted", "file_name", "is_adapted", "plain_name", "save_config"]
+__all__ = [
+    "AdapterError",
+    "adapted",
+    "is_adapted",
+    "plain_name",
+    "save_config",
+    "trained_only",
+]
 
 CONFIG = "adapter_config.json"
 _NAME = "default"
@@ -99,7 +106,12 @@ def save_config(module: nn.Module, folder: Path) -> Path | None:
     return folder / CONFIG
 
 
-def file_name(name: str) -> str:
+def trained_only(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of an export, the adapter's tensors under peft's names."""
+    return {_file_name(n): t for n, t in weights.items() if ".lora_" in n or "modules_to_save" in n}
+
+
+def _file_name(name: str) -> str:
     """The name of an adapter's tensor in a file that peft reads."""
     inner = f".{name}.".replace(".modules_to_save.", ".").replace(f".{_NAME}.", ".")
     return _PREFIX + inner.strip(".")
@@ -107,8 +119,3 @@ def file_name(name: str) -> str:
 
 def _peft(module: str, name: str) -> Any:
     return getattr(sys.modules.get(module), name, None)
-
-
-def trained_only(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of an export, the adapter's tensors under peft's names."""
-    return {file_name(n): t for n, t in weights.items() if ".lora_" in n or "modules_to_save" in n}
