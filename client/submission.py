@@ -201,7 +201,7 @@ def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
         if not data.local:
             # Its shapes were captured; ids beyond an embedding or a table of positions are values.
             first = _reader(job, data).batch(0, 0, max(2, min(4, job.train.microbatch_size)))
-            models.check_takes(module, first, say)
+            models.check_takes(module, captured.graph, first, say)
     stages = job.plan.stages
     if stages != "auto" and stages > len(captured.graph.operators):
         raise SettingsError(
@@ -332,8 +332,12 @@ def _core(
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """A contiguous copy: the file format knows no shared memory, constants may be views."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    """The tensor with memory of its own, contiguous, as the file format wants it: a copy only of
+    one that is not, such as a constant that is a view."""
+    tensor = tensor.detach()
+    if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:

@@ -31,7 +31,7 @@ from .capture_places import Notes, Watch
 from .convert_args import name_of
 from .operators import allowed
 
-__all__ = ["Exported", "export", "functional"]
+__all__ = ["Exported", "export", "forward_of", "functional"]
 
 PREFIX = "module."
 """What the wrapper puts before every name of the user's module."""
@@ -77,12 +77,27 @@ class _Wrapper(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self.names, inputs, strict=True))
         with Notes():
-            if self.loss is None:
-                returned = self.module(**given)
-            else:
-                taken = _taken(self.module, given)
-                returned = self.loss(self.module(**{k: given[k] for k in taken}), given)
+            returned = _returned(self.module, given, self.loss)
         return _results(returned, self.seen)
+
+
+def _returned(
+    module: nn.Module, given: Mapping[str, Tensor], loss: Callable[..., Any] | None
+) -> Any:
+    """What the forward returns, or the loss function of it."""
+    if loss is None:
+        return module(**given)
+    taken = _taken(module, given)
+    return loss(module(**{k: given[k] for k in taken}), given)
+
+
+def forward_of(
+    module: nn.Module, given: Mapping[str, Tensor], loss: Callable[..., Any] | None
+) -> tuple[Tensor, ...]:
+    """Loss, weight (if any) and metrics of a microbatch, run outside of an export. Raises
+    CaptureError where an export would for what gradients are made of."""
+    with _quiet(), _own_gradients():
+        return _results(_returned(module, given, loss), _Seen())
 
 
 def _taken(module: nn.Module, given: Mapping[str, Tensor]) -> list[str]:
