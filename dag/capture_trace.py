@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -85,7 +87,7 @@ def trace(
     from nowhere; and whatever the forward raises.
     """
     recorder = _Recorder(chains, names)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.random.fork_rng(devices=[]):
+    with _fake(module), torch.random.fork_rng(devices=[]):
         given = {
             name: torch.empty((batch, *t.shape[1:]), dtype=t.dtype, device=t.device)
             for name, t in inputs.items()
@@ -102,6 +104,19 @@ def trace(
         raise UnclearError("a block was not called")
     blocks = [[block.digest.digest() for block in made] for made in recorder.made]
     return Trace(recorder.prefix.digest.digest(), blocks, recorder.plain(results))
+
+
+@contextmanager
+def _fake(module: nn.Module) -> Iterator[None]:
+    """The fake mode of the module's weights, if these are fake; otherwise a new one. Real tensors
+    may meet fake ones in it."""
+    mode = detect_fake_mode([*module.parameters(), *module.buffers()]) or FakeTensorMode()
+    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        with mode:
+            yield
+    finally:
+        mode.allow_non_fake_inputs = before
 
 
 def _children(chain: Chain) -> list[nn.Module]:

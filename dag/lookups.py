@@ -18,7 +18,7 @@ from .graph import Arg, Graph, Operator, Ref, TensorSpec
 from .infer import call
 from .operators import takes_key
 
-__all__ = ["beyond"]
+__all__ = ["beyond", "ignoring"]
 
 LARGEST = 1 << 24
 """Elements of a value that is still worked out: ids of a few samples have thousands."""
@@ -75,6 +75,20 @@ def beyond(graph: Graph, known: Mapping[str, Tensor]) -> str:
                 f"and has {found.least} to {found.most}"
             )
     return ""
+
+
+def ignoring(graph: Graph, known: Mapping[str, Tensor]) -> frozenset[str]:
+    """Names of the cross-entropies that leave out some of the labels, or whose labels are more than
+    the data says. As for `beyond`."""
+    lookups = [
+        x for op in graph.operators if op.target in _CLASSES for x in _lookups(op, graph.spec)
+    ]
+    values = _worked_out(graph, [x.index for x in lookups], known)
+    return frozenset(
+        x.operator.name
+        for x in lookups
+        if x.index not in values or bool((values[x.index] == x.ignored).any())
+    )
 
 
 def _lookups(op: Operator, specs: Mapping[str, TensorSpec]) -> Iterator[_Lookup]:

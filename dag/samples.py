@@ -137,8 +137,9 @@ class _Seen:
         """Of what no sample has a say in: the same everywhere, or as often as there are samples."""
         sized = [(i, d) for i, d in enumerate(self.out) if isinstance(d, Size)]
         if self._knows_batch():
-            number = self.arg(-1)
-            if self.name in ("full", "scalar_tensor") and not sized and number.plus == 0:
+            number = self.op.args[-1] if self.op.args else None
+            made = self.name in ("full", "scalar_tensor") and isinstance(number, Size)
+            if made and not sized and number.plus == 0:
                 return Sum(COUNT)
             self.meet("knows how many samples there are")
         if not sized:
