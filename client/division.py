@@ -46,16 +46,14 @@ def why_it_depends(module: nn.Module, job: Job, graph: Graph, reader: Reader) ->
     """
     if any(b.update is not None for b in graph.buffers):
         return "its buffers take statistics of each microbatch"
-    known = {f"in:{k}": t for k, t in reader.batch(0, 0, SAMPLES).items()}
-    ignoring = lookups.ignoring(graph.bind(SAMPLES), known)
-    why = why_samples_meet(graph, lambda op: op.name not in ignoring)
-    if not why:
-        return ""
-    if not models.is_small(module):
-        return f"{why}, and a model of this size is not tried with values"
     training = not any(takes_key(op.target) for op in graph.operators)
     modes = {part: part.training for part in module.modules()}
     try:
+        why = _by_operators(graph, reader.batch(0, 0, SAMPLES))
+        if not why:
+            return ""
+        if not models.is_small(module):
+            return f"{why}, and a model of this size is not tried with values"
         with models.ready(module, job):
             module.train(training)
             return _difference(module, job, reader)
@@ -64,6 +62,13 @@ def why_it_depends(module: nn.Module, job: Job, graph: Graph, reader: Reader) ->
     finally:
         for part, mode in modes.items():
             part.training = mode
+
+
+def _by_operators(graph: Graph, batch: Mapping[str, Tensor]) -> str:
+    """Why the operators do not show that every division is the same training; empty: they do."""
+    known = {f"in:{name}": tensor for name, tensor in batch.items()}
+    ignoring = lookups.ignoring(graph.bind(SAMPLES), known)
+    return why_samples_meet(graph, lambda op: op.name not in ignoring)
 
 
 def _difference(module: nn.Module, job: Job, reader: Reader) -> str:

@@ -87,7 +87,7 @@ def trace(
     from nowhere; and whatever the forward raises.
     """
     recorder = _Recorder(chains, names)
-    with _fake(module), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _fake(module):
         given = {
             name: torch.empty((batch, *t.shape[1:]), dtype=t.dtype, device=t.device)
             for name, t in inputs.items()

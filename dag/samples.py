@@ -83,12 +83,11 @@ def why_samples_meet(graph: Graph, ignores_none: Callable[[Operator], bool]) -> 
         for value, output in zip(op.values, op.outputs, strict=True):
             if output.spec is not None and _fits(made, output.spec.shape):
                 kinds[value] = made  # else it is a by-product; who reads it is refused
-    loss, weight = kinds.get(graph.loss), kinds.get(graph.weight, FIXED)
-    if loss == FIXED and weight == FIXED:
-        return ""
+    loss = kinds.get(graph.loss)
+    weight = kinds.get(graph.weight) if graph.weight else FIXED
     if not isinstance(loss, Share):
         return "the loss is no mean over samples"
-    if weight != FIXED if loss.of == COUNT and not graph.weight else weight != Sum(loss.of):
+    if weight != Sum(loss.of) and (loss.of != COUNT or weight != FIXED):
         return "the loss is a mean over something else than its weight"
     return ""
 
