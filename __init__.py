@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .client import Run, connect
+    from .client.initialise import deferred_init, initialise
     from .job import Job
 
-__all__ = ["Job", "Run", "connect"]
+__all__ = ["Job", "Run", "connect", "deferred_init", "initialise"]
 
-_HOME = {"Job": "shoal.job", "Run": "shoal.client", "connect": "shoal.client"}
+_HOME = {
+    "Job": "shoal.job",
+    "Run": "shoal.client",
+    "connect": "shoal.client",
+    "deferred_init": "shoal.client.initialise",
+    "initialise": "shoal.client.initialise",
+}
 
 
 def __getattr__(name: str) -> Any:

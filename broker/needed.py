@@ -34,7 +34,7 @@ def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
         spec = run.spec
         manifests.add(spec.data.hash)
         if not run.ended or run.checkpoints.kept:
-            blobs |= {spec.graph.hash, spec.core_graph.hash}
+            blobs |= {spec.graph.hash, spec.core_graph.hash, spec.recipe.hash}
             blobs.update(file.blob.hash for file in spec.weights)
             blobs.update(file.blob.hash for file in spec.resumed.files)
         for checkpoint in run.checkpoints.kept:

@@ -386,6 +386,8 @@ def _blobs_of(spec: RunSpec) -> Iterator[BlobRef]:
         yield spec.core_graph
     if spec.HasField("data"):
         yield spec.data
+    if spec.HasField("recipe"):
+        yield spec.recipe
     for file in spec.weights:
         yield file.blob
     for saved in spec.resumed.files:

@@ -253,6 +253,8 @@ class Terms(DurableRun):
             first_step=step,
             lossless_snapshots=self.wish.lossless_snapshots,
         )
+        if self.spec.HasField("recipe"):
+            base.recipe.CopyFrom(self.spec.recipe)
         if found is not None:
             own = found.checkpoint is None or found.checkpoint.run == self.id
             names = self.names.get(found.term, {}) if own else {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
-from ..dag.convert import MAX_GRAPH_BYTES
+from ..dag.convert import MAX_GRAPH_BYTES, MAX_RECIPE_BYTES
 from ..dag.plan import PeerId, Plan, ScheduleName
 from ..job import MOST_CHOICES, MOST_MANIFEST_BYTES, MOST_MICROBATCHES, Job
 from ..job.settings import plain
@@ -108,6 +108,7 @@ def check_size(spec: RunSpec) -> None:
         ("graph", spec.graph, MAX_GRAPH_BYTES),
         ("core_graph", spec.core_graph, MAX_GRAPH_BYTES),
         ("data", spec.data, MOST_MANIFEST_BYTES),
+        ("recipe", spec.recipe, MAX_RECIPE_BYTES),
     ):
         if ref.size_bytes > most:
             raise SpecError(
@@ -332,6 +333,8 @@ def _refs(spec: RunSpec) -> Iterator[tuple[str, BlobRef]]:
     yield "data", spec.data
     if spec.HasField("core_graph"):
         yield "core_graph", spec.core_graph
+    if spec.HasField("recipe"):
+        yield "recipe", spec.recipe
     for i, file in enumerate(spec.weights):
         yield f"weights[{i}]", file.blob
     for i, saved in enumerate(spec.resumed.files):

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..dag.convert import graph_from_bytes
+from ..dag.recipe import Recipe, make
 from ..net.blobs_client import BlobClient
 from ..peer.weights import merge_blocks
 from ..proto.broker_pb2 import Checkpoint, Recalled, RunSpec, WeightFile
@@ -81,19 +82,23 @@ def keep(access: Access, found: Recalled, to: str, folder: str) -> str:
         f"state-{i}-of-{count}.safetensors": file.blob for i, file in enumerate(checkpoint.files, 1)
     }
     starting = {f"{i}": file.blob for i, file in enumerate(spec.weights)}
+    recipe = {"recipe": spec.recipe} if spec.HasField("recipe") else {}
     with tempfile.TemporaryDirectory(prefix="shoal-checkpoint-") as name:
         here = Path(name)
 
         async def fetch(blobs: BlobClient) -> None:
-            for part, blob in {**wanted, **states, **starting}.items():
+            for part, blob in {**wanted, **states, **starting, **recipe}.items():
                 await blobs.fetch_to(blob.hash, here / part, most_bytes=blob.size_bytes)
 
         transfer(access, fetch)
         weights = _weights(
-            (here / "graph").read_bytes(), [here / p for p in starting], [here / p for p in states]
+            (here / "graph").read_bytes(),
+            [here / p for p in starting],
+            [here / p for p in states],
+            Recipe.from_bytes((here / "recipe").read_bytes()) if recipe else None,
         )
         save_file(weights, here / "model.safetensors", metadata={"format": "pt"})
-        for part in starting:
+        for part in (*starting, *recipe):
             (here / part).unlink()
         listed = {p.name: _ref(p) for p in sorted(here.iterdir())}
         record = {
@@ -112,7 +117,9 @@ def keep(access: Access, found: Recalled, to: str, folder: str) -> str:
     return url
 
 
-def _weights(graph: bytes, starting: list[Path], states: list[Path]) -> dict[str, Tensor]:
+def _weights(
+    graph: bytes, starting: list[Path], states: list[Path], recipe: Recipe | None
+) -> dict[str, Tensor]:
     """Under the names of the user's module, as an export has them."""
     found: dict[str, Tensor] = {}
     for path in starting:
@@ -124,6 +131,9 @@ def _weights(graph: bytes, starting: list[Path], states: list[Path]) -> dict[str
             if kind in ("param", "buffer"):
                 own[plain] = tensor
     found |= merge_blocks(own)
+    if recipe is not None:
+        missing = {n: i for n, i in recipe.tensors.items() if n not in found}
+        found |= {name: make(initial, recipe.seed) for name, initial in missing.items()}
     for parameter in graph_from_bytes(graph).parameters:
         for alias in parameter.tied:
             found[alias] = found[parameter.name].clone()
@@ -244,5 +254,6 @@ def upload(access: Access, kept: Kept, say: Callable[[str], None]) -> RunSpec:
 
         weights = transfer(access, store)
     del spec.weights[:]
+    spec.ClearField("recipe")  # the file has everything
     spec.weights.append(WeightFile(blob=weights))
     return spec

@@ -102,6 +102,8 @@ class SimulationFront:
         if prepared.core is not None:
             spec.core_graph.CopyFrom(blob(lowered_to_bytes(prepared.core)))
         spec.data.CopyFrom(blob(prepared.manifest.to_json().encode()))
+        if prepared.recipe is not None:
+            spec.recipe.CopyFrom(blob(prepared.recipe.to_bytes()))
         spec.weights.append(WeightFile(blob=blob(prepared.weights.read_bytes())))
         for path in prepared.shards.values():
             blob(path.read_bytes())

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from inspect import signature
 from pathlib import Path
@@ -20,21 +21,31 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 
 from ..dag.graph import Graph
 from ..dag.lookups import beyond
+from ..dag.recipe import Recipe
 from ..job import LIVE, Job
+from .initialise import check_seed, give_values, recording_of
+from .memory import TooLargeError, Within
+from .recorded import recipe_of
+from .recording import Recording, record
 
 __all__ = [
     "ModelError",
+    "Outline",
     "build",
+    "capturable",
     "check_takes",
     "find",
+    "has_values",
     "is_hugging_face",
     "is_small",
     "load_named",
     "on_cpu",
+    "outline",
     "read_weights",
     "ready",
     "tied_names",
@@ -44,19 +55,64 @@ __all__ = [
 _TORCH = str(Path(torch.__file__).parent)
 
 SMALL = 64 << 20
-"""Bytes of parameters and buffers up to which a model is also tried with values at submission: a
-forward and backward pass of a few samples then takes less time and memory than importing torch."""
+"""Bytes of parameters up to which a model is tried with values at submission: a forward and
+backward pass of a few samples then takes less time and memory than importing torch."""
 
 
 class ModelError(ValueError):
     """A factory, module or weights file that cannot be used; says where and what to do."""
 
 
-def build(job: Job) -> nn.Module:
-    """The job's module with its starting weights; a live module is returned itself.
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """A job's module as it is captured, with as few values as it can do with.
 
-    The factory runs under the job's seed, so the same job starts from the same weights. Raises
+    recording: what is known of its parameters, which lie on `meta`; None: it has all its values.
+    recipe: how those begin that need no values; others: the parameters that do, by name.
+    file: what begins as `model.weights` has it instead, by name.
+    """
+
+    module: nn.Module
+    recording: Recording | None = None
+    recipe: Recipe | None = None
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+    file: Mapping[str, Tensor] | None = None
+
+    def is_made(self, name: str) -> bool:
+        """Whether the recipe makes it, so that nobody sends it."""
+        if self.file is not None and name in self.file:
+            return False
+        return self.recipe is not None and name in self.recipe.tensors
+
+    def value(self, name: str, tensor: Tensor) -> Tensor:
+        """A parameter, buffer or constant that the capture has as `tensor`, with its values."""
+        if self.file is not None and name in self.file:
+            return self.file[name].to(tensor.dtype)
+        tensor = self.others.get(name, tensor)
+        if self.recording is not None and self.recording.has(tensor):
+            return self.recording.value(tensor)
+        return tensor
+
+
+def build(job: Job) -> nn.Module:
+    """The job's module with its starting weights; a live module with values is returned itself.
+
+    Weights of a factory are made from its recipe under the job's seed, as peers make theirs. Raises
     ModelError.
+    """
+    found = outline(job)
+    if found.recording is not None:
+        give_values(found.module, found.recording, job.seed)
+        if found.file is not None:
+            load_named(found.module, found.file)
+    return found.module
+
+
+def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> Outline:
+    """The job's module without its weights, where it can be made so. Raises ModelError.
+
+    A factory that cannot do without values is run as it is, which is said, with the memory; where
+    that is more than this machine has, ModelError is raised before it is taken.
     """
     if job.module is not None:
         if not isinstance(job.module, nn.Module):
@@ -64,26 +120,100 @@ def build(job: Job) -> nn.Module:
                 f"model is a {type(job.module).__name__}: expected a torch.nn.Module, a table, or "
                 'a factory such as "file.py:fn"'
             )
-        module = job.module
+        module, recording = job.module, recording_of(job.module)
     elif job.model.factory.startswith(LIVE):
         raise ModelError(
             f"the job names the live module {job.model.factory.removeprefix(LIVE)}, which is not "
             "in a job that was read back: pass Job(model=module, …)"
         )
     else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(job.seed)
-            module = _from_factory(job)
+        factory = _factory(job)
+        if isinstance(factory, nn.Module):
+            module, recording = factory, None
+        else:
+            module, recording = _made(factory, job, say)
+    file = None
     if job.model.weights != "init":
-        load_named(module, read_weights(find(job.model.weights, job.folder, "model.weights")))
-    return module
+        file = read_weights(find(job.model.weights, job.folder, "model.weights"))
+    if recording is None:
+        if file is not None:
+            load_named(module, file)
+        return Outline(module=module)
+    if file is not None:
+        file = checked_names(module, file)
+    try:
+        check_seed(recording, job.seed)
+        recipe, others, empty = recipe_of(module, recording, job.seed)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
+    if empty and file is None:
+        rest = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+        say(f'nothing gives parameter "{empty[0]}"{rest} a value: it begins at 0')
+    return Outline(module=module, recording=recording, recipe=recipe, others=others, file=file)
+
+
+def capturable(found: Outline) -> nn.Module:
+    """The module of an outline as it is captured, on the CPU. One of at most SMALL bytes gets its
+    values, so that it can be tried; of a larger one this is a copy with fake parameters: they have
+    shape, dtype and place, and no values. Raises ModelError."""
+    if found.recording is None:
+        return on_cpu(found.module)
+    if sum(p.nbytes for p in found.module.parameters()) <= SMALL:
+        assert found.recipe is not None, "what is recorded has a recipe"
+        give_values(found.module, found.recording, found.recipe.seed)
+        if found.file is not None:
+            load_named(found.module, found.file)
+        return found.module
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def faked(tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            return tensor
+        with fake:
+            shape, strides = tensor.shape, tensor.stride()
+            return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="cpu")
+
+    return _copied(found.module, faked)
+
+
+def has_values(module: nn.Module) -> bool:
+    """Whether the module could be run."""
+    return not any(isinstance(p, FakeTensor) or p.is_meta for p in module.parameters())
+
+
+def _made(
+    factory: Callable[[], nn.Module], job: Job, say: Callable[[str], None]
+) -> tuple[nn.Module, Recording | None]:
+    """The factory's module, without values if it can do without them."""
+    try:
+        return record(factory, job.seed)
+    except Exception as error:  # the user's code, on tensors that it does not expect
+        why = error
+    name = job.model.factory
+    try:
+        with torch.random.fork_rng(devices=[]), Within() as within:
+            torch.manual_seed(job.seed)
+            module = factory()
+    except ModelError as error:
+        if isinstance(error.__cause__, TooLargeError):
+            raise ModelError(
+                f'factory "{name}" needs values ({why}), and they do not fit here: '
+                f"{error.__cause__}; let it make its tensors without looking into them, or run it "
+                "on a machine with more memory"
+            ) from error
+        raise
+    say(
+        f'factory "{name}" needs values ({why}): its weights are made here, '
+        f"{within.taken / 2**30:.2f} GiB in memory, and uploaded"
+    )
+    return module, None
 
 
 def on_cpu(module: nn.Module) -> nn.Module:
     """The module itself, or a copy on the CPU of one that lies on another device: it is captured
     with microbatches of the CPU, and a live module stays where the user has it.
 
-    Raises ModelError for a module on `meta`, whose weights have no values, and for one that cannot
+    Raises ModelError for a module on `meta` of which nothing else is known, and for one that cannot
     be copied.
     """
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -92,7 +222,8 @@ def on_cpu(module: nn.Module) -> nn.Module:
         if tensor.is_meta:
             raise ModelError(
                 f'"{name}" is on the meta device, where weights have no values: make the model on '
-                'the CPU, or give it some first (module.to_empty(device="cpu"), then load them)'
+                "the CPU, make it with shoal.deferred_init(factory), or give it values first "
+                '(module.to_empty(device="cpu"), then load them)'
             )
     if not elsewhere:
         return module
@@ -115,17 +246,22 @@ def _copied(module: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-def _from_factory(job: Job) -> nn.Module:
-    factory = job.model.factory
-    if factory.startswith("hf:"):
-        return _hugging_face(find(factory.removeprefix("hf:"), job.folder, "model.factory"), job)
-    function = _function(factory, job.folder, "model.factory")
-    module = _call(function, dict(job.model.args), factory)
-    if not isinstance(module, nn.Module):
-        raise ModelError(
-            f'factory "{factory}" returned {type(module).__name__}: expected a torch.nn.Module'
-        )
-    return module
+def _factory(job: Job) -> nn.Module | Callable[[], nn.Module]:
+    """What makes the job's module; or the module, where it comes with weights."""
+    name = job.model.factory
+    if name.startswith("hf:"):
+        return _hugging_face(find(name.removeprefix("hf:"), job.folder, "model.factory"), job)
+    function = _function(name, job.folder, "model.factory")
+
+    def make() -> nn.Module:
+        module = _call(function, dict(job.model.args), name)
+        if not isinstance(module, nn.Module):
+            raise ModelError(
+                f'factory "{name}" returned {type(module).__name__}: expected a torch.nn.Module'
+            )
+        return module
+
+    return make
 
 
 def _loss_function(job: Job) -> Callable[..., Any] | None:
@@ -202,9 +338,9 @@ def find(name: str, folder: Path, key: str) -> Path:
 # ---------------------------------------------------------------- Hugging Face
 
 
-def _hugging_face(folder: Path, job: Job) -> nn.Module:
-    """The causal language model of a folder with a config.json: its weights where they lie beside
-    it, random ones otherwise."""
+def _hugging_face(folder: Path, job: Job) -> nn.Module | Callable[[], nn.Module]:
+    """The causal language model of a folder with a config.json: with the weights that lie beside
+    it, or else what makes a new one."""
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
@@ -213,19 +349,32 @@ def _hugging_face(folder: Path, job: Job) -> nn.Module:
         ) from None
     if not (folder / "config.json").is_file():
         raise ModelError(f'"{job.model.factory}": there is no config.json in {folder}')
-    try:
-        if any(folder.glob("*.safetensors")):
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, use_safetensors=True, dtype=torch.float32, **job.model.args
-            )
-        else:
+    causal: Any = AutoModelForCausalLM  # its from_config has no annotations
+
+    def make() -> nn.Module:
+        with _told(job):
             config = AutoConfig.from_pretrained(folder, **job.model.args)
-            causal: Any = AutoModelForCausalLM  # its from_config has no annotations
             model = causal.from_config(config, dtype=torch.float32)
         assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
-    except (ValueError, OSError, TypeError, KeyError) as error:
-        raise ModelError(f'"{job.model.factory}": {_story(error)}') from error
+        return model
+
+    if not any(folder.glob("*.safetensors")):
+        return make
+    with _told(job):
+        model = causal.from_pretrained(
+            folder, use_safetensors=True, dtype=torch.float32, **job.model.args
+        )
+    assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
     return model
+
+
+@contextmanager
+def _told(job: Job) -> Iterator[None]:
+    """What transformers refuses, as a ModelError."""
+    try:
+        yield
+    except (ValueError, OSError, TypeError, KeyError, MemoryError) as error:
+        raise ModelError(f'"{job.model.factory}": {_story(error)}') from error
 
 
 def is_hugging_face(module: nn.Module) -> bool:
@@ -290,6 +439,16 @@ def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     Raises ModelError, before anything changes, when a name is missing or unknown, or a shape
     differs.
     """
+    state = module.state_dict(keep_vars=True)
+    checked_names(module, weights)
+    with torch.no_grad():
+        for name, value in weights.items():
+            state[name].copy_(value)
+
+
+def checked_names(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights for a module by the first name of each tensor. Raises ModelError as `load_named`
+    does."""
     first = tied_names(module)
     state = module.state_dict(keep_vars=True)
     unknown = sorted(set(weights) - set(state))
@@ -307,9 +466,7 @@ def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
                 f'weight "{name}" has shape {tuple(value.shape)}: '
                 f"the module's has {tuple(state[name].shape)}"
             )
-    with torch.no_grad():
-        for name, value in weights.items():
-            state[name].copy_(value)
+    return {first.get(name, name): value for name, value in weights.items()}
 
 
 # ---------------------------------------------------------------- for the capture
@@ -386,8 +543,7 @@ def check_takes(
 
 def is_small(module: nn.Module) -> bool:
     """Whether the module has values, and so few of them that trying a batch costs nothing."""
-    tensors = (*module.parameters(), *module.buffers())
-    return not any(t.is_meta for t in tensors) and sum(t.nbytes for t in tensors) <= SMALL
+    return has_values(module) and sum(p.nbytes for p in module.parameters()) <= SMALL
 
 
 def _to_freeze(module: nn.Module, globs: tuple[str, ...]) -> list[nn.Parameter]:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..compression.codec import parse
@@ -27,6 +26,7 @@ from ..dag.capture import Captured, capture
 from ..dag.convert import graph_to_bytes, lowered_to_bytes
 from ..dag.graph import Graph, GraphError, Lowered
 from ..dag.lower_sizes import lower_for_sizes
+from ..dag.recipe import Recipe
 from ..job import Job, SettingsError
 from ..job.settings import plain
 from ..job.tables import Data
@@ -41,6 +41,7 @@ from . import models
 from .access import Access
 from .division import why_it_depends
 from .records import write_run
+from .values import write_values
 
 __all__ = [
     "JobData",
@@ -89,6 +90,7 @@ class Prepared:
 
     local: as in JobData.
     core: the graph for peers with the core operator set; None where it has no core form.
+    weights: the values that the model begins with, of all that the recipe does not make.
     microbatch_sizes: what the planner may take instead of the job's microbatch size; both forms are
     right for all of them.
     """
@@ -102,6 +104,7 @@ class Prepared:
     sidecars: tuple[Path, ...]
     microbatch_sizes: tuple[int, ...] = ()
     local: tuple[str, ...] = ()
+    recipe: Recipe | None = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -137,12 +140,15 @@ def prepare(
         data = _data(job, folder / "data", say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.on_cpu(models.build(job))
+        outline = models.outline(job, say)
+        module = models.capturable(outline)
         captured = _captured(job, data, module, say)
         sizes = _divisions(job, data, module, captured.graph, sizes, say)
         core, sizes = _core(captured.graph, job.train.microbatch_size, sizes, say)
+        tensors = captured.tensors
         weights = folder / "weights.safetensors"
-        save_file({n: _own(t) for n, t in captured.tensors.items()}, weights)
+        sent = {n: t for n, t in tensors.items() if not outline.is_made(n)}
+        write_values(weights, sent, lambda name: outline.value(name, tensors[name]))
         yield Prepared(
             job=job,
             graph=captured.graph,
@@ -150,6 +156,7 @@ def prepare(
             manifest=data.manifest,
             shards=data.shards,
             weights=weights,
+            recipe=_recipe_for(outline, captured),
             sidecars=_sidecars(module, job, folder / "sidecars"),
             microbatch_sizes=sizes,
             local=data.local,
@@ -166,7 +173,7 @@ def draft(
         data = _data(job, Path(name), say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.on_cpu(models.build(job))
+        module = models.capturable(models.outline(job, say))
         graph = _captured(job, data, module, say).graph
         sizes = _divisions(job, data, module, graph, sizes, say)
     spec = spec_of(job, sizes)
@@ -331,13 +338,13 @@ def _core(
     return None, sizes
 
 
-def _own(tensor: Tensor) -> Tensor:
-    """The tensor with memory of its own, contiguous, as the file format wants it: a copy only of
-    one that is not, such as a constant that is a view."""
-    tensor = tensor.detach()
-    if tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+def _recipe_for(outline: models.Outline, captured: Captured) -> Recipe | None:
+    """The recipe of what the graph has; None where nothing is made by one."""
+    if outline.recipe is None:
+        return None
+    initials = outline.recipe.tensors
+    found = {n: initials[n] for n in captured.tensors if outline.is_made(n)}
+    return Recipe(outline.recipe.seed, found) if found else None
 
 
 def _sidecars(module: nn.Module, job: Job, folder: Path) -> tuple[Path, ...]:
@@ -373,6 +380,8 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
         if prepared.core is not None:
             spec.core_graph.CopyFrom(await blobs.store(lowered_to_bytes(prepared.core)))
         spec.data.CopyFrom(await blobs.store(prepared.manifest.to_json().encode()))
+        if prepared.recipe is not None:
+            spec.recipe.CopyFrom(await blobs.store(prepared.recipe.to_bytes()))
         spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
         for path in prepared.shards.values():
             await blobs.store(path)

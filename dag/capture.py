@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .capture_blocks import repeats, shortened
 from .capture_errors import CaptureError
@@ -155,9 +156,12 @@ def _refuse_shared_memory(module: nn.Module) -> None:
     """Two parameters over the same memory would silently become two weights."""
     seen: dict[tuple[Any, ...], str] = {}
     for name, p in module.named_parameters():
-        if p.is_meta or p.numel() == 0:
+        if p.numel() == 0:
             continue
-        where = (p.device, p.data_ptr(), p.numel())  # a transpose has another shape
+        if p.is_meta or isinstance(p, FakeTensor):  # without memory, but not without a storage
+            where: tuple[Any, ...] = (p.untyped_storage()._cdata, p.storage_offset(), p.numel())
+        else:
+            where = (p.device, p.data_ptr(), p.numel())  # a transpose has another shape
         if where in seen:
             raise CaptureError(
                 f"parameters {seen[where]!r} and {name!r} are two Parameters over the same memory: "

@@ -8,10 +8,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..dag.convert import MAX_GRAPH_BYTES, graph_from_bytes, lowered_from_bytes
+from ..dag.convert import (
+    MAX_GRAPH_BYTES,
+    MAX_RECIPE_BYTES,
+    graph_from_bytes,
+    lowered_from_bytes,
+)
 from ..dag.convert_plan import plan_from_proto
 from ..dag.graph import Graph, Lowered
 from ..dag.plan import PeerId, Plan, PlanError
+from ..dag.recipe import Recipe
 from ..dag.validate import validate
 from ..dag.vocabulary import planned_graph
 from ..job import MOST_MANIFEST_BYTES, Training
@@ -19,9 +25,10 @@ from ..proto import broker_pb2, common_pb2
 from .cache import BlobError
 from .data.manifest import Manifest
 from .snapshots import SnapshotError, SnapshotId
+from .starting import Starting, check_recipe
 from .weights import Read, Weights, WeightsFile
 
-__all__ = ["BuildOrder", "order_from_assign", "resumed"]
+__all__ = ["BuildOrder", "order_from_assign", "resumed", "starting_weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +107,10 @@ def order_from_assign(
             f"the plan has the head in {plan.head_parts} parts, and this peer gets the core form: "
             "expected peers with the full operator set"
         )
-    files = [WeightsFile(f.blob.hash, f.blob.size_bytes) for f in assign.weights]
+    recipe = None
+    if assign.HasField("recipe"):
+        recipe = Recipe.from_bytes(small(assign.recipe, MAX_RECIPE_BYTES))
+        check_recipe(recipe, graph)
     return BuildOrder(
         run=assign.run,
         term=assign.term,
@@ -108,7 +118,7 @@ def order_from_assign(
         plan=plan,
         graph=planned_graph(graph, plan),
         core=core,
-        weights=Weights(files, read),
+        weights=starting_weights(assign, read, recipe),
         manifest=Manifest.from_json(small(assign.data, MOST_MANIFEST_BYTES)),
         training=training,
         shard=shard,
@@ -119,6 +129,14 @@ def order_from_assign(
         rebuilt=tuple(map(PeerId, assign.resume.rebuilt)),
         memory_bytes=memory_bytes,
     )
+
+
+def starting_weights(
+    assign: broker_pb2.Assign, read: Read, recipe: Recipe | None
+) -> Weights | Starting:
+    """What the assignment begins with: `recipe` is the one that it names."""
+    files = Weights([WeightsFile(f.blob.hash, f.blob.size_bytes) for f in assign.weights], read)
+    return Starting(files, recipe) if recipe else files
 
 
 def resumed(

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import json
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,9 @@ from torch import Tensor
 from ..dag.split_weights import block_of, grouped
 
 __all__ = [
+    "Lazy",
     "Read",
+    "Spec",
     "WeightError",
     "Weights",
     "WeightsFile",
@@ -62,6 +65,13 @@ class WeightError(ValueError):
     """A weights file that is damaged, or that lacks a tensor; the message names both."""
 
 
+class Spec(NamedTuple):
+    """What a tensor is like."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True, slots=True)
 class WeightsFile:
     """A safetensors file as a blob."""
@@ -79,7 +89,20 @@ class _Entry:
     length: int
 
 
-class Weights(Mapping[str, Tensor]):
+class Lazy(Mapping[str, Tensor]):
+    """Tensors by name that are read when they are asked for."""
+
+    @abstractmethod
+    def spec(self, name: str) -> Spec:
+        """Of a tensor, without reading it. Raises KeyError for an unknown name."""
+
+    @abstractmethod
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) of a tensor, a fresh CPU tensor; only their bytes are read. Raises
+        KeyError for an unknown name, WeightError for rows that it does not have."""
+
+
+class Weights(Lazy):
     """The tensors of some files by name; each access reads that tensor's bytes and nothing more.
 
     The headers are read when the first name is asked for. Later files win over earlier ones.
@@ -97,13 +120,11 @@ class Weights(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool:
         return name in self._index()  # Mapping's own would read the tensor to find out
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, without reading it. Raises KeyError for an unknown name."""
-        return self._index()[name].shape
+    def spec(self, name: str) -> Spec:
+        entry = self._index()[name]
+        return Spec(entry.shape, entry.dtype)
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) of a tensor, a fresh CPU tensor; only their bytes are read. Raises
-        KeyError for an unknown name, WeightError for rows that it does not have."""
         entry = self._index()[name]
         if not entry.shape or not 0 <= start <= stop <= entry.shape[0]:
             raise WeightError(f"rows {start} to {stop} of {name!r}, which has shape {entry.shape}")
@@ -179,14 +200,14 @@ def _entry(file: WeightsFile, start: int, name: str, raw: Any) -> _Entry:
 
 def starting_tensor(files: Mapping[str, Tensor], name: str) -> Tensor | None:
     """The tensor of a name or, of a block of a split parameter, its rows of the whole one; None
-    when the files have neither. Of `Weights`, only these rows are read."""
+    when the files have neither. Of what is `Lazy`, only these rows are read."""
     if name in files:
         return files[name]
     block = block_of(name)
     if block is None or block.name not in files:
         return None
-    if isinstance(files, Weights):
-        whole = files.shape(block.name)
+    if isinstance(files, Lazy):
+        whole = files.spec(block.name).shape
         return files.rows(block.name, *block.rows(whole[0] if whole else 0))
     tensor = files[block.name]
     return tensor[slice(*block.rows(len(tensor)))]

@@ -548,7 +548,7 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[_Union[_common_pb2.Reason, _Mapping]] = ..., again: _Optional[bool] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("run", "term", "plan", "graph", "full_graph", "weights", "data", "training", "dials", "first_step", "resume", "submitter", "local", "lossless_snapshots")
+    __slots__ = ("run", "term", "plan", "graph", "full_graph", "weights", "data", "training", "dials", "first_step", "resume", "submitter", "local", "lossless_snapshots", "recipe")
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -563,6 +563,7 @@ class Assign(_message.Message):
     SUBMITTER_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     LOSSLESS_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    RECIPE_FIELD_NUMBER: _ClassVar[int]
     run: str
     term: int
     plan: Plan
@@ -577,7 +578,8 @@ class Assign(_message.Message):
     submitter: str
     local: _containers.RepeatedScalarFieldContainer[str]
     lossless_snapshots: bool
-    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ...) -> None: ...
+    recipe: _common_pb2.BlobRef
+    def __init__(self, run: _Optional[str] = ..., term: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., full_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., training: _Optional[str] = ..., dials: _Optional[_Iterable[_Union[DialOrder, _Mapping]]] = ..., first_step: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., submitter: _Optional[str] = ..., local: _Optional[_Iterable[str]] = ..., lossless_snapshots: _Optional[bool] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
 
 class Resume(_message.Message):
     __slots__ = ("term", "holders", "gifts", "renamed", "files", "live", "rebuilt")
@@ -904,7 +906,7 @@ class Spare(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class RunSpec(_message.Message):
-    __slots__ = ("version", "name", "job", "graph", "core_graph", "weights", "data", "microbatches", "microbatch_size", "steps", "plan", "microbatch_sizes", "local", "resumed")
+    __slots__ = ("version", "name", "job", "graph", "core_graph", "weights", "data", "microbatches", "microbatch_size", "steps", "plan", "microbatch_sizes", "local", "resumed", "recipe")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -919,6 +921,7 @@ class RunSpec(_message.Message):
     MICROBATCH_SIZES_FIELD_NUMBER: _ClassVar[int]
     LOCAL_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
+    RECIPE_FIELD_NUMBER: _ClassVar[int]
     version: int
     name: str
     job: str
@@ -933,7 +936,8 @@ class RunSpec(_message.Message):
     microbatch_sizes: _containers.RepeatedScalarFieldContainer[int]
     local: _containers.RepeatedScalarFieldContainer[str]
     resumed: Checkpoint
-    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., core_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., microbatches: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., steps: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., microbatch_sizes: _Optional[_Iterable[int]] = ..., local: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
+    recipe: _common_pb2.BlobRef
+    def __init__(self, version: _Optional[int] = ..., name: _Optional[str] = ..., job: _Optional[str] = ..., graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., core_graph: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., weights: _Optional[_Iterable[_Union[WeightFile, _Mapping]]] = ..., data: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ..., microbatches: _Optional[int] = ..., microbatch_size: _Optional[int] = ..., steps: _Optional[int] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., microbatch_sizes: _Optional[_Iterable[int]] = ..., local: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Union[Checkpoint, _Mapping]] = ..., recipe: _Optional[_Union[_common_pb2.BlobRef, _Mapping]] = ...) -> None: ...
 
 class DataRequest(_message.Message):
     __slots__ = ("name", "options")

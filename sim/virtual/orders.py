@@ -13,8 +13,9 @@ from ...dag.pace import Totals, action_work
 from ...dag.plan import PeerId
 from ...dag.schedule import Action, Kind
 from ...dag.speed import Speeds, Work
-from ...peer.order import BuildOrder, order_from_assign
-from ...peer.weights import Read, Weights, WeightsFile
+from ...peer.order import BuildOrder, order_from_assign, starting_weights
+from ...peer.starting import Starting
+from ...peer.weights import Read
 from ...proto import broker_pb2
 
 __all__ = ["Orders", "Pace"]
@@ -61,7 +62,8 @@ class Orders:
     ) -> tuple[BuildOrder, Pace]:
         """As `order_from_assign`; `blob` gives a whole blob by its hash, and is asked for all that
         this peer fetches."""
-        hashes = (assign.full_graph.hash, assign.graph.hash, assign.data.hash)
+        refs = (assign.full_graph, assign.graph, assign.data, assign.recipe)
+        hashes = tuple(ref.hash for ref in refs if ref.hash)
         fetched = {name: blob(name) for name in hashes}
         plan = assign.plan.SerializeToString(deterministic=True)
         key = (assign.run, assign.term, *hashes, plan, assign.training)
@@ -73,11 +75,12 @@ class Orders:
             known = self._known[key] = _Read(order, _work(order))
             if len(self._known) > _REMEMBERED:
                 del self._known[next(iter(self._known))]
-        files = [WeightsFile(f.blob.hash, f.blob.size_bytes) for f in assign.weights]
+        begun = known.order.weights
+        recipe = begun.recipe if isinstance(begun, Starting) else None
         mine = replace(
             known.order,
             peer=PeerId(peer),
-            weights=Weights(files, read),
+            weights=starting_weights(assign, read, recipe),
             shard=shard,
             resumed=parts,
         )

@@ -78,6 +78,7 @@ class Cluster:
             job=json.dumps(job),
             graph=await blobs.store(graph_to_bytes(ready.graph)),
             weights=[broker_pb2.WeightFile(blob=await blobs.store(ready.weights))],
+            recipe=await blobs.store(ready.recipe.to_bytes()) if ready.recipe else None,
             data=await blobs.store(ready.manifest.to_json().encode()),
             microbatches=ready.job.train.microbatches,
             microbatch_size=ready.job.train.microbatch_size,

@@ -54,6 +54,7 @@ class Laboratory:
             core_graph=self._blob(lowered_to_bytes(prepared.core)) if prepared.core else None,
             data=self._blob(prepared.manifest.to_json().encode()),
             weights=[broker_pb2.WeightFile(blob=self._blob(prepared.weights.read_bytes()))],
+            recipe=self._blob(prepared.recipe.to_bytes()) if prepared.recipe else None,
             microbatches=self.job.train.microbatches,
             microbatch_size=self.job.train.microbatch_size,
             microbatch_sizes=prepared.microbatch_sizes,
