@@ -4,9 +4,10 @@
     --functional--> fx program --convert--> Graph --repeated--> Graph of all blocks --infer-->
     Graph with grads
 
-The module is exported twice, in train and in eval mode: the eval form that `evaluation.py` derives
-must be what the module does in eval mode, or the capture is refused. Weights are never computed
-with and never copied.
+The eval form that `evaluation.py` derives must be what the module does in eval mode. Where that
+does not show on tensors without values (capture_trace.py), the module is exported in eval mode,
+too, and the capture is refused where the two forms differ. Weights are never computed with and
+never copied.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .capture_errors import CaptureError
 from .capture_export import export, functional
 from .capture_modes import differing_constant, in_mode, only_flags_differ
 from .capture_repeat import DifferError, repeated
+from .capture_trace import same_in_eval
 from .convert_fx import Converted, Names, convert
 from .evaluation import EvaluationError, check_evaluation
 from .graph import Graph, Lowered
@@ -110,6 +112,8 @@ def _traced(
         trained = export(module, inputs, loss)
         converted = convert(functional(trained), names)
     graph = simplify(converted.graph)
+    if same_in_eval(module, inputs, loss):
+        return graph, converted.constants
     with in_mode(module, train=False):
         evaluated = export(module, inputs, loss)
         if not only_flags_differ(trained, evaluated):

@@ -2,9 +2,10 @@
 
     module of N blocks --shortened--> module of a few --export--> graph --repeated--> graph of N
 
-Whether that gives the graph of the whole module is not guessed from classes and settings. The whole
-module and the shortened one are both traced on fake tensors (capture_trace.py), in train and in
-eval mode, with two and with five samples, and blocks are left out only where every trace says:
+Whether that gives the graph of the whole module is not guessed from classes and settings. The
+whole module and the shortened one are both traced without values (capture_trace.py), in train and
+in eval mode, with two and with five samples (that any number is right, the export finds). Blocks
+are left out only where every trace says:
 
 - the blocks of a run do the same, each with weights of its own and with what the blocks right
   before it made: `period` blocks after each other, again and again (1 where all are alike, 2 where
@@ -19,7 +20,7 @@ what all blocks returned, blocks in another order, a forward that counts) is exp
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,14 +30,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from .capture_modes import in_mode
-from .capture_trace import Chain, Trace, UnclearError, trace
+from .capture_trace import Chain, Trace, trace
 
 __all__ = ["Repeat", "repeats", "shortened"]
 
+_log = logging.getLogger(__name__)
+
 FEWEST = 6
-"""Blocks of a list from which on it is looked at: below, tracing saves nothing."""
-BATCHES = (2, 5)
-"""Numbers of samples that are traced; that any number is right is for the export to find."""
+"""Blocks of a list, of one class, from which on it is looked at: below, tracing saves nothing."""
 LONGEST = 12
 """Blocks of one period at most."""
 
@@ -68,15 +69,13 @@ def repeats(
     chains = list(_chains(module))
     if not chains:
         return ()
-    names = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers())}
 
     def traced(train: bool, batch: int) -> Trace:
-        with in_mode(module, train), _untouched(module):
-            return trace(module, inputs, loss, batch, chains, names)
+        with in_mode(module, train):
+            return trace(module, inputs, loss, batch, chains)
 
-    # Whatever the user's code raises on fake tensors, the export explains.
-    with contextlib.suppress(Exception):
-        modes = [(train, batch) for train in (True, False) for batch in BATCHES]
+    try:
+        modes = [(True, 5), (True, 2), (False, 5)]
         whole = [traced(*mode) for mode in modes]
         runs = [_run(chain, blocks) for chain, blocks in zip(chains, whole[0].blocks, strict=True)]
         found = tuple(r for r in runs if r is not None)
@@ -85,6 +84,9 @@ def repeats(
                 short = [traced(*mode) for mode in modes]
             if all(_agree(a, b, runs) for a, b in zip(whole, short, strict=True)):
                 return found
+            _log.info("blocks are exported one by one: without some, others do something else")
+    except Exception as error:  # whatever the user's code raises on fake tensors, export explains
+        _log.info("blocks are exported one by one: %s: %s", type(error).__name__, error)
     return ()
 
 
@@ -119,11 +121,11 @@ def _chains(module: nn.Module) -> Iterator[Chain]:
         if (
             isinstance(part, (nn.ModuleList, nn.Sequential))
             and [n for n, _ in children] == [str(k) for k in range(len(part._modules))]
-            and max(kinds.values(), default=0) >= FEWEST
+            and len(children) - len(kinds) >= FEWEST - 1
             and all(places[id(m)] == 1 for _, m in children)
             and all(owners[id(t)] == 1 for _, m in children for t in m.parameters())
         ):
-            yield Chain(part, path, {id(m): prefix + n for n, m in children})
+            yield Chain(part, path)
         else:
             todo += [(prefix + n, m) for n, m in children]
 
@@ -160,49 +162,3 @@ def _agree(whole: Trace, short: Trace, runs: Sequence[Repeat | None]) -> bool:
         if any(ours[k] != ours[k + run.period] for k in range(run.start, stop)):
             return False
     return True
-
-
-@contextmanager
-def _untouched(module: nn.Module) -> Iterator[None]:
-    """Raises UnclearError where a forward changes the module's attributes, which are as before
-    afterwards: what it would leave there are fake tensors."""
-    before = [(m, dict(m.__dict__), _contents(m)) for m in module.modules()]
-    try:
-        yield
-    finally:
-        changed = False
-        for part, attributes, contents in before:
-            if part.__dict__.keys() != attributes.keys() or any(
-                part.__dict__[k] is not v for k, v in attributes.items()
-            ):
-                changed = True
-                part.__dict__.clear()
-                part.__dict__.update(attributes)
-            for holder, (keys, values) in contents:
-                now = _of(holder)
-                if len(now[1]) == len(values) and all(map(_is, now[1], values)):
-                    continue
-                changed = True
-                holder.clear()
-                if isinstance(holder, dict):
-                    holder.update(zip(keys, values, strict=True))
-                else:
-                    holder.extend(values)
-        if changed:
-            raise UnclearError("the forward changes attributes of the module")
-
-
-def _is(a: Any, b: Any) -> bool:
-    return a is b
-
-
-def _of(holder: Any) -> tuple[list[Any], list[Any]]:
-    """Keys and values of a dict or list."""
-    if isinstance(holder, dict):
-        return list(holder), list(holder.values())
-    return [], list(holder)
-
-
-def _contents(part: nn.Module) -> list[tuple[Any, tuple[list[Any], list[Any]]]]:
-    """The dicts and lists among the attributes of a module, with what is in them."""
-    return [(v, _of(v)) for v in part.__dict__.values() if isinstance(v, (dict, list))]

@@ -196,18 +196,27 @@ def functional(exported: Exported) -> Exported:
     Raises CaptureError."""
     with _quiet(), _right_losses():
         try:
-            program = exported.program.run_decompositions({})
-            tried: set[Any] = set()
+            # Each pass traces everything again, so what is seen now is not left for a second one.
+            rules = _unlisted(exported.program, set())
+            program = exported.program.run_decompositions(rules)
+            if _checks_values(program):
+                rules = {}
+                program = exported.program.run_decompositions(rules)
+            tried: set[Any] = set(rules)
             while rules := _unlisted(program, tried):
                 plainer = program.run_decompositions(rules)
-                kinds = {spec.kind for spec in plainer.graph_signature.input_specs}
-                if InputKind.TOKEN in kinds:  # it checks values at run time (linalg.inv does)
+                if _checks_values(plainer):
                     break
                 program = plainer
                 tried |= rules.keys()
             return dataclasses.replace(exported, program=program)
         except Exception as error:  # whatever torch.export raises is explained to the user
             raise explain(error) from error
+
+
+def _checks_values(program: ExportedProgram) -> bool:
+    """Whether it checks values at run time (the decomposition of linalg.inv does)."""
+    return any(spec.kind is InputKind.TOKEN for spec in program.graph_signature.input_specs)
 
 
 def _unlisted(program: ExportedProgram, tried: set[Any]) -> dict[Any, Callable[..., Any]]:
@@ -220,6 +229,7 @@ def _unlisted(program: ExportedProgram, tried: set[Any]) -> dict[Any, Callable[.
         if isinstance(t, torch._ops.OpOverload)
         and t not in tried
         and torch.Tag.nondeterministic_seeded not in t.tags  # these get masks of ours
+        and not t._schema.is_mutable  # these become functional first
         and not allowed(name_of(t), "full")
     }
     known = default_decompositions() if missing else {}

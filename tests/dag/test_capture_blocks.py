@@ -131,10 +131,10 @@ SAME: dict[str, tuple[Callable[[], nn.Module], tuple[Repeat, ...]]] = {
         lambda: Sums(*(Plain() for _ in range(8))),
         (Repeat("blocks", 8, 1, 1, 6),),
     ),
-    "two lists": (Chained, (Repeat("down", 7, 1, 1, 5), Repeat("up", 8, 1, 1, 6))),
+    "two lists": (Chained, (Repeat("down", 7, 2, 1, 5), Repeat("up", 8, 2, 1, 5))),
     "a list alone": (
         lambda: nn.Sequential(*(Plain() for _ in range(7)), Mean()),
-        (Repeat("", 8, 1, 1, 6),),
+        (Repeat("", 8, 2, 1, 5),),
     ),
 }
 
