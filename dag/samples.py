@@ -8,6 +8,7 @@ tokens, statistics of the batch), it names the operator.
 
     Rows(dim, times)  dimension `dim` has times·b elements, `times` for each sample in order, and
                       these depend on that sample only, each in the same way
+    Numbers(dim)      the numbers of the samples along dimension `dim`, which is all that has sizes
     Fixed             depends on no sample
     Sum               Σ over the samples of what each gives
     Share(of)         a Sum divided by the Sum named `of`; COUNT is the number of samples
@@ -39,6 +40,13 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """See the module. Masks of transformers look their rows up with it."""
+
+    dim: int
+
+
+@dataclass(frozen=True)
 class Fixed:
     """See the module."""
 
@@ -57,7 +65,7 @@ class Share:
     of: str
 
 
-Kind = Rows | Fixed | Sum | Share
+Kind = Rows | Numbers | Fixed | Sum | Share
 FIXED = Fixed()
 
 
@@ -95,6 +103,8 @@ def why_samples_meet(graph: Graph, ignores_none: Callable[[Operator], bool]) -> 
 def _fits(kind: Kind, shape: tuple[Dim, ...]) -> bool:
     """Whether a tensor of this shape can hang on the samples like that."""
     sized = [(i, d) for i, d in enumerate(shape) if isinstance(d, Size)]
+    if isinstance(kind, Numbers):
+        return sized == [(kind.dim, Size(1))]
     if not isinstance(kind, Rows):
         return not sized
     return sized == [(kind.dim, Size(kind.times))]
@@ -120,8 +130,11 @@ class _Seen:
         if any(v not in self.kinds for v in self.reads):
             self.meet("reads a by-product")
         rule = _RULES.get(self.name)
-        if all(self.kinds[v] == FIXED for v in self.reads):
+        kinds = [self.kinds[v] for v in self.reads]
+        if all(k == FIXED for k in kinds) or self.name in ("new_ones", "new_zeros", "new_full"):
             made = self._of_nothing()
+        elif any(isinstance(k, Numbers) for k in kinds) and self.name not in ("unsqueeze", "index"):
+            self.meet("works with the numbers of the samples")
         elif self._knows_batch() and self.name not in ("div", "native_group_norm"):
             self.meet("knows how many samples there are")
         elif rule is not None:
@@ -135,6 +148,8 @@ class _Seen:
     def _of_nothing(self) -> Kind:
         """Of what no sample has a say in: the same everywhere, or as often as there are samples."""
         sized = [(i, d) for i, d in enumerate(self.out) if isinstance(d, Size)]
+        if self.name == "arange" and self.op.args == (Size(1),):
+            return Numbers(0)
         if self._knows_batch():
             number = self.op.args[-1] if self.op.args else None
             made = self.name in ("full", "scalar_tensor") and isinstance(number, Size)
@@ -258,7 +273,7 @@ class _Seen:
 
     def _linear_sum(self, found: Kind) -> Kind:
         """A sum or mean over further dimensions of what is a sum or share already."""
-        if self.name not in ("sum", "mean") or found == FIXED:
+        if self.name not in ("sum", "mean") or not isinstance(found, (Sum, Share)):
             self.meet()
         return Sum(self.op.name) if isinstance(found, Sum) else found
 
@@ -266,7 +281,7 @@ class _Seen:
         """What works along one dimension, which is the argument at `place`."""
         source = self.arg(0)
         found = self.rows(source)
-        self.fixed(*self.op.args[1:])
+        self.fixed(*self.op.args[1 : place + 1])
         dim = self.arg(place, dict(self.op.kwargs).get("dim", default))
         if not isinstance(dim, (int, tuple)) or found.dim in self.dims(
             dim, len(self.shape(source))
@@ -332,8 +347,7 @@ class _Seen:
         mask = self.arg(3)
         if found is None or found.dim >= len(self.out) - 2:
             self.meet()
-        if isinstance(self.of(mask), Rows):
-            self.aligned(self.arg(0), mask)
+        self.aligned(self.arg(0), mask)
         return found
 
     def looked_up(self) -> Kind:
@@ -375,8 +389,29 @@ class _Seen:
 
     def widened(self) -> Kind:
         """unsqueeze"""
+        found = self.of(self.arg(0))
+        if isinstance(found, Numbers):
+            return Numbers(found.dim + (self.arg(1) % len(self.out) <= found.dim))
         found = self.rows(self.arg(0))
         return Rows(found.dim + (self.arg(1) % len(self.out) <= found.dim), found.times)
+
+    def indexed(self) -> Kind:
+        """index: each sample looks up its own rows, by its number and places that are fixed."""
+        source, places = self.arg(0), self.arg(1)
+        if self.rows(source) != Rows(0) or not all(isinstance(p, Ref) for p in places):
+            self.meet()
+        number = self.of(places[0])
+        self.fixed(*places[1:])
+        if not isinstance(number, Numbers):
+            self.meet("looks up rows of other samples")
+        behind = len(self.shape(source)) - len(places)
+        return Rows(len(self.out) - behind + number.dim - len(self.shape(places[0])))
+
+    def differences(self) -> Kind:
+        """diff: along a dimension, with more before and behind."""
+        found = self.along(2, -1)
+        more = {self.of(a) for a in self.op.args[3:] if isinstance(a, Ref)}
+        return found if more <= {found} else self.meet()
 
     def narrowed(self) -> Kind:
         """squeeze"""
@@ -442,7 +477,7 @@ def _words(text: str) -> frozenset[str]:
 
 _LIKE_POINTWISE = _words(
     "_to_copy to alias clone contiguous detach type_as lift_fresh_copy dropout feature_dropout "
-    "bernoulli_like zeros_like ones_like full_like masked_fill where "
+    "broadcast_tensors bernoulli_like zeros_like ones_like full_like masked_fill where "
     "_native_batch_norm_legit_no_training"
 )
 _REPEATS = _words(
@@ -478,6 +513,8 @@ _RULES: dict[str, Callable[[_Seen], Kind]] = (
     | _rules("reshape view _unsafe_view _reshape_alias flatten unflatten view_as", _Seen.reshaped)
     | _rules("permute transpose swapaxes t", _Seen.permuted)
     | _rules("unsqueeze", _Seen.widened)
+    | _rules("index", _Seen.indexed)
+    | _rules("diff", _Seen.differences)
     | _rules("squeeze", _Seen.narrowed)
     | _rules("expand expand_as broadcast_to", _Seen.spread)
     | _rules("cat stack", _Seen.joined)

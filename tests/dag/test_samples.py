@@ -94,7 +94,7 @@ ALONE: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch]]] = {
         rows,
     ),
     "the batch as weight": (
-        lambda: Of(lambda h, y, m: {"loss": (h - y).square().mean(), "weight": len(h)}),
+        lambda: Of(lambda h, y, m: {"loss": (h - y).square().mean(), "weight": h.shape[0]}),
         rows,
     ),
     "a penalty of the weights": (
@@ -117,7 +117,7 @@ TOGETHER: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], str]]
         "permute|transpose|t of|matmul|mm",
     ),
     "number of the sample": (
-        lambda: Of(lambda h, y, m: (h * torch.arange(len(h))[:, None, None]).mean()),
+        lambda: Of(lambda h, y, m: (h * torch.arange(h.shape[0])[:, None, None]).mean()),
         rows,
         "arange",
     ),
