@@ -4,6 +4,9 @@ The loss of a step is Σ weight·loss / Σ weight over its microbatches. For a m
 is the same for every division. It is not for a loss that sums over samples, for one that compares
 the samples of a microbatch with each other (a mixture's balance loss), and for batch statistics.
 The planner may choose the division only where nobody can tell from the training which one it took.
+
+Mostly the operators of the graph say so (dag/samples.py). Where they do not, a small model is tried
+with values; of a large one it is then not known.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..dag import lookups
 from ..dag.graph import Graph
 from ..dag.operators import takes_key
+from ..dag.samples import why_samples_meet
 from ..job import Job
 from ..peer.data.reader import Reader
 from . import models
@@ -35,17 +40,20 @@ of a bias in front of a softmax or a normalisation is zero but for it."""
 def why_it_depends(module: nn.Module, job: Job, graph: Graph, reader: Reader) -> str:
     """Why another division of a batch could be another training, in words; empty: it is the same.
 
-    Compares loss and gradients of the first few training samples together with those one by one, in
-    fp32 on this machine. A model that draws random masks is tried without them, in eval mode. The
-    module is as it was afterwards.
+    Unless the graph's operators show it, compares loss and gradients of the first few training
+    samples together with those one by one, in fp32 on this machine. A model that draws random masks
+    is tried without them, in eval mode. The module is as it was afterwards.
     """
-    if not models.has_values(module):
-        return "the model is too large to be tried with other sizes here"
     if any(b.update is not None for b in graph.buffers):
         return "its buffers take statistics of each microbatch"
     training = not any(takes_key(op.target) for op in graph.operators)
     modes = {part: part.training for part in module.modules()}
     try:
+        why = _by_operators(graph, reader.batch(0, 0, SAMPLES))
+        if not why:
+            return ""
+        if not models.is_small(module):
+            return f"{why}, and a model of this size is not tried with values"
         with models.ready(module, job):
             module.train(training)
             return _difference(module, job, reader)
@@ -54,6 +62,13 @@ def why_it_depends(module: nn.Module, job: Job, graph: Graph, reader: Reader) ->
     finally:
         for part, mode in modes.items():
             part.training = mode
+
+
+def _by_operators(graph: Graph, batch: Mapping[str, Tensor]) -> str:
+    """Why the operators do not show that every division is the same training; empty: they do."""
+    known = {f"in:{name}": tensor for name, tensor in batch.items()}
+    ignoring = lookups.ignoring(graph.bind(SAMPLES), known)
+    return why_samples_meet(graph, lambda op: op.name not in ignoring)
 
 
 def _difference(module: nn.Module, job: Job, reader: Reader) -> str:

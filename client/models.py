@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call
 
+from ..dag.graph import Graph
+from ..dag.lookups import beyond
 from ..dag.recipe import Recipe
 from ..job import LIVE, Job
 from ..peer.weights import spec_of
@@ -47,6 +49,7 @@ __all__ = [
     "fit_options",
     "has_values",
     "is_hugging_face",
+    "is_small",
     "load_named",
     "on_cpu",
     "outline",
@@ -568,13 +571,30 @@ def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
             parameter.requires_grad_(True)
 
 
-def check_takes(module: nn.Module, batch: Mapping[str, Tensor], say: Callable[[str], None]) -> None:
-    """Runs a forward of a module that is `ready`; it is as it was afterwards.
+def check_takes(
+    module: nn.Module, graph: Graph, batch: Mapping[str, Tensor], say: Callable[[str], None]
+) -> None:
+    """Whether a module that is `ready` takes the first samples of the data. That their shapes go
+    through it the capture has seen; here it is their values: the rows that they ask for must be
+    there. A module of at most SMALL bytes also runs forward; it is as it was afterwards.
 
     Raises ModelError for data that it does not take. What is the machine's fault (memory, an
     operator that a CPU has not) is said.
     """
-    if not has_values(module):
+    what = ", ".join(
+        f"{k} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for k, t in batch.items()
+    )
+
+    def refused(why: str) -> ModelError:
+        return ModelError(
+            f"the first samples of the data ({what}) do not go through the model: {why}; check "
+            "data.length, and that the model knows every value of inputs and targets"
+        )
+
+    samples = len(next(iter(batch.values())))
+    if missing := beyond(graph.bind(samples), {f"in:{k}": t for k, t in batch.items()}):
+        raise refused(missing)
+    if not is_small(module):
         return
     buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
     try:
@@ -585,13 +605,12 @@ def check_takes(module: nn.Module, batch: Mapping[str, Tensor], say: Callable[[s
         if isinstance(error, MemoryError | NotImplementedError) or "allocate memory" in text:
             say(f"no batch could be tried here ({type(error).__name__}: {text})")
             return
-        what = ", ".join(
-            f"{k} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for k, t in batch.items()
-        )
-        raise ModelError(
-            f"the first samples of the data ({what}) do not go through the model: {_story(error)}; "
-            "check data.length, and that the model knows every value of inputs and targets"
-        ) from error
+        raise refused(_story(error)) from error
+
+
+def is_small(module: nn.Module) -> bool:
+    """Whether the module has values, and so few of them that trying a batch costs nothing."""
+    return has_values(module) and sum(p.nbytes for p in module.parameters()) <= SMALL
 
 
 def _to_freeze(module: nn.Module, globs: tuple[str, ...]) -> list[nn.Parameter]:

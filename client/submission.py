@@ -241,7 +241,7 @@ def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
         if not data.local:
             # Its shapes were captured; ids beyond an embedding or a table of positions are values.
             first = _reader(job, data).batch(0, 0, max(2, min(4, job.train.microbatch_size)))
-            models.check_takes(module, first, say)
+            models.check_takes(module, captured.graph, first, say)
     narrow = (p for p in captured.graph.parameters if p.trainable and p.spec.dtype in NARROW)
     if job.codec.feedback == "ahead" and (first := next(narrow, None)) is not None:
         raise SettingsError(

@@ -1,25 +1,31 @@
 """Capture: an ordinary `nn.Module` becomes a Graph (design §3).
 
-    module --torch.export--> fx program --functional--> fx program --convert--> Graph --infer-->
+    module --shortened--> module with few of its equal blocks --torch.export--> fx program
+    --functional--> fx program --convert--> Graph --repeated--> Graph of all blocks --infer-->
     Graph with grads
 
-The module is exported twice, in train and in eval mode: the eval form that `evaluation.py` derives
-must be what the module does in eval mode, or the capture is refused.
+The eval form that `evaluation.py` derives must be what the module does in eval mode. Where that
+does not show on tensors without values (capture_trace.py), the module is exported in eval mode,
+too, and the capture is refused where the two forms differ. Weights are never computed with and
+never copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from .capture_blocks import repeats, shortened
 from .capture_errors import CaptureError
 from .capture_export import export, functional
-from .capture_modes import differing_constant, only_flags_differ
+from .capture_modes import differing_constant, in_mode, only_flags_differ
+from .capture_repeat import DifferError, repeated
+from .capture_trace import same_in_eval
 from .convert_fx import Converted, Names, convert
 from .evaluation import EvaluationError, check_evaluation
 from .graph import Graph, Lowered
@@ -31,6 +37,8 @@ from .simplify import simplify
 from .validate import validate
 
 __all__ = ["CaptureError", "Captured", "capture"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -68,22 +76,54 @@ def capture(
     batch = _batch_of(inputs)
     _refuse_hooks(module)
     names = _names(module, named)
-    with _mode(module, train=True):
+    known = _tensors(module, named)
+    graph, constants = _whole(module, inputs, loss, names, known)
+    if dtype == "bf16":
+        graph = mixed(kept.applied(graph), batch)
+    graph = validate(_checked(graph, batch))
+    known |= constants
+    used = [p.name for p in graph.parameters] + [b.name for b in graph.buffers]
+    tensors = {name: known[name] for name in used}
+    return Captured(graph, tensors, lower(graph.bind(batch)) if core else None)
+
+
+def _whole(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    loss: Callable[..., Any] | None,
+    names: Names,
+    tensors: Mapping[str, Tensor],
+) -> tuple[Graph, dict[str, Tensor]]:
+    """The graph, and the constants that forward makes; blocks that repeat are exported once."""
+    found = repeats(module, inputs, loss)
+    if found:
+        try:
+            with shortened(module, found):
+                graph, constants = _traced(module, inputs, loss, _names(module, names.named))
+            return repeated(graph, found, names, tensors), constants
+        except DifferError as error:
+            _log.info("blocks are exported one by one: %s", error)
+    return _traced(module, inputs, loss, names)
+
+
+def _traced(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    loss: Callable[..., Any] | None,
+    names: Names,
+) -> tuple[Graph, dict[str, Tensor]]:
+    with in_mode(module, train=True):
         trained = export(module, inputs, loss)
         converted = convert(functional(trained), names)
     graph = simplify(converted.graph)
-    with _mode(module, train=False):
+    if same_in_eval(module, inputs, loss):
+        return graph, converted.constants
+    with in_mode(module, train=False):
         evaluated = export(module, inputs, loss)
         if not only_flags_differ(trained, evaluated):
             in_eval = convert(functional(evaluated), names)
             _check_evaluation(graph, converted.constants, in_eval)
-    if dtype == "bf16":
-        graph = mixed(kept.applied(graph), batch)
-    graph = validate(_checked(graph, batch))
-    known = _tensors(module, named) | converted.constants
-    used = [p.name for p in graph.parameters] + [b.name for b in graph.buffers]
-    tensors = {name: known[name] for name in used}
-    return Captured(graph, tensors, lower(graph.bind(batch)) if core else None)
+    return graph, converted.constants
 
 
 def _batch_of(inputs: Mapping[str, Tensor]) -> int:
@@ -161,20 +201,6 @@ def _refuse_hooks(module: nn.Module) -> None:
 def _tensors(module: nn.Module, named: Callable[[str], str]) -> dict[str, Tensor]:
     found = {named(n): p.detach() for n, p in module.named_parameters()}
     return found | {named(n): b.detach() for n, b in module.named_buffers()}
-
-
-@contextmanager
-def _mode(module: nn.Module, train: bool) -> Iterator[None]:
-    """The module in this mode; every flag is as before afterwards. In train mode submodules that
-    the user has put into eval mode stay there."""
-    before = {m: m.training for m in module.modules()}
-    if train != module.training:
-        module.train(train)
-    try:
-        yield
-    finally:
-        for m, flag in before.items():
-            m.training = flag
 
 
 def _check_evaluation(graph: Graph, constants: Mapping[str, Tensor], in_eval: Converted) -> None:

@@ -31,7 +31,7 @@ from .capture_places import Notes, Watch
 from .convert_args import name_of
 from .operators import allowed
 
-__all__ = ["Exported", "export", "functional"]
+__all__ = ["Exported", "export", "forward_of", "functional"]
 
 PREFIX = "module."
 """What the wrapper puts before every name of the user's module."""
@@ -77,12 +77,27 @@ class _Wrapper(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self.names, inputs, strict=True))
         with Notes():
-            if self.loss is None:
-                returned = self.module(**given)
-            else:
-                taken = _taken(self.module, given)
-                returned = self.loss(self.module(**{k: given[k] for k in taken}), given)
+            returned = _returned(self.module, given, self.loss)
         return _results(returned, self.seen)
+
+
+def _returned(
+    module: nn.Module, given: Mapping[str, Tensor], loss: Callable[..., Any] | None
+) -> Any:
+    """What the forward returns, or the loss function of it."""
+    if loss is None:
+        return module(**given)
+    taken = _taken(module, given)
+    return loss(module(**{k: given[k] for k in taken}), given)
+
+
+def forward_of(
+    module: nn.Module, given: Mapping[str, Tensor], loss: Callable[..., Any] | None
+) -> tuple[Tensor, ...]:
+    """Loss, weight (if any) and metrics of a microbatch, run outside of an export. Raises
+    CaptureError where an export would for what gradients are made of."""
+    with _quiet(), _own_gradients():
+        return _results(_returned(module, given, loss), _Seen())
 
 
 def _taken(module: nn.Module, given: Mapping[str, Tensor]) -> list[str]:
@@ -181,18 +196,27 @@ def functional(exported: Exported) -> Exported:
     Raises CaptureError."""
     with _quiet(), _right_losses():
         try:
-            program = exported.program.run_decompositions({})
-            tried: set[Any] = set()
+            # Each pass traces everything again, so what is seen now is not left for a second one.
+            rules = _unlisted(exported.program, set())
+            program = exported.program.run_decompositions(rules)
+            if _checks_values(program):
+                rules = {}
+                program = exported.program.run_decompositions(rules)
+            tried: set[Any] = set(rules)
             while rules := _unlisted(program, tried):
                 plainer = program.run_decompositions(rules)
-                kinds = {spec.kind for spec in plainer.graph_signature.input_specs}
-                if InputKind.TOKEN in kinds:  # it checks values at run time (linalg.inv does)
+                if _checks_values(plainer):
                     break
                 program = plainer
                 tried |= rules.keys()
             return dataclasses.replace(exported, program=program)
         except Exception as error:  # whatever torch.export raises is explained to the user
             raise explain(error) from error
+
+
+def _checks_values(program: ExportedProgram) -> bool:
+    """Whether it checks values at run time (the decomposition of linalg.inv does)."""
+    return any(spec.kind is InputKind.TOKEN for spec in program.graph_signature.input_specs)
 
 
 def _unlisted(program: ExportedProgram, tried: set[Any]) -> dict[Any, Callable[..., Any]]:
@@ -205,6 +229,7 @@ def _unlisted(program: ExportedProgram, tried: set[Any]) -> dict[Any, Callable[.
         if isinstance(t, torch._ops.OpOverload)
         and t not in tried
         and torch.Tag.nondeterministic_seeded not in t.tags  # these get masks of ours
+        and not t._schema.is_mutable  # these become functional first
         and not allowed(name_of(t), "full")
     }
     known = default_decompositions() if missing else {}

@@ -9,15 +9,16 @@ operator by operator after the decomposition.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from .capture_export import Exported
 
-__all__ = ["differing_constant", "only_flags_differ"]
+__all__ = ["differing_constant", "in_mode", "only_flags_differ"]
 
 _aten = torch.ops.aten
 _FLAGS: dict[Any, tuple[int, Any]] = {
@@ -31,6 +32,20 @@ _FLAGS: dict[Any, tuple[int, Any]] = {
     _aten.rnn_relu.input: (6, False),
 }
 """Operator → position of the argument that knows the mode, and what it is in eval mode."""
+
+
+@contextmanager
+def in_mode(module: nn.Module, train: bool) -> Iterator[None]:
+    """The module in this mode; every flag is as before afterwards. In train mode submodules that
+    the user has put into eval mode stay there."""
+    before = {m: m.training for m in module.modules()}
+    if train != module.training:
+        module.train(train)
+    try:
+        yield
+    finally:
+        for m, flag in before.items():
+            m.training = flag
 
 
 def only_flags_differ(trained: Exported, evaluated: Exported) -> bool:

@@ -13,7 +13,17 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 
-__all__ = ["CORE", "FULL", "OperatorError", "allowed", "check", "is_own", "resolve", "takes_key"]
+__all__ = [
+    "CORE",
+    "FULL",
+    "POINTWISE",
+    "OperatorError",
+    "allowed",
+    "check",
+    "is_own",
+    "resolve",
+    "takes_key",
+]
 
 Set = Literal["full", "core"]
 
@@ -120,6 +130,9 @@ nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward binary_cross
 binary_cross_entropy_with_logits kl_div soft_margin_loss cosine_embedding_loss
 triplet_margin_loss margin_ranking_loss poisson_nll_loss hinge_embedding_loss
 """
+
+POINTWISE = _names(_POINTWISE)
+"""What works element by element on arguments that are broadcast."""
 
 FULL = _names(_POINTWISE, _SHAPE, _INDEX, _CREATE, _REDUCE, _MATRIX, _NETWORK) | RANDOM | EXPERTS
 """What a captured graph may contain."""
