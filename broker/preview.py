@@ -7,9 +7,9 @@ the operators of a stranger's graph: the broker has it made in another process (
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
+from ..dag.blocks import describe_interval
 from ..dag.convert import graph_from_bytes
 from ..dag.convert_plan import plan_to_proto
 from ..dag.cost import cost, stage_cost
@@ -175,19 +175,9 @@ def _spans(graph: Graph, plan: Plan) -> list[OperatorSpan]:
             OperatorSpan(
                 first=ops[0].name,
                 last=ops[-1].name,
-                modules=_modules([op.module for op in ops]),
+                modules=describe_interval(form, stage.start, stage.stop),
                 share=(part.forward.flops + part.backward.flops) / total,
                 parameter_bytes=part.parameter_bytes,
             )
         )
     return found
-
-
-def _modules(paths: Sequence[str]) -> str:
-    """The modules of a stage in few words: `blocks.0 to blocks.3`, or the one that they share."""
-    named = list(dict.fromkeys(".".join(p.split(".")[:2]) for p in paths if p))
-    if not named:
-        return ""
-    if len(named) == 1:
-        return named[0]
-    return f"{named[0]} to {named[-1]}"

@@ -31,6 +31,7 @@ from ..job import Job, SettingsError
 from ..job.settings import plain
 from ..job.tables import Data
 from ..net.blobs_client import BlobClient
+from ..net.cap import Cap
 from ..peer.data.manifest import Manifest
 from ..peer.data.reader import Reader
 from ..peer.data.sampler import steps_for
@@ -41,6 +42,7 @@ from . import models
 from .access import Access
 from .division import why_it_depends
 from .records import write_run
+from .uplink import Uplink, takes
 
 __all__ = [
     "JobData",
@@ -364,18 +366,22 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
     spec = spec_of(prepared.job, prepared.microbatch_sizes)
     spec.local.extend(prepared.local)
 
+    uplink = Uplink()
+
     async def store(blobs: BlobClient) -> None:
         spec.graph.CopyFrom(await blobs.store(graph_to_bytes(prepared.graph)))
         if prepared.core is not None:
             spec.core_graph.CopyFrom(await blobs.store(lowered_to_bytes(prepared.core)))
         spec.data.CopyFrom(await blobs.store(prepared.manifest.to_json().encode()))
+        if words := takes(size, uplink.bytes_per_s):
+            say(words)
         spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
         for path in prepared.shards.values():
             await blobs.store(path)
 
     size = sum(p.stat().st_size for p in (prepared.weights, *prepared.shards.values()))
     say(f"uploading what the broker lacks of {size / 1e6:.1f} MB")
-    transfer(access, store)
+    transfer(access, store, uplink.cap)
     return spec
 
 
@@ -401,18 +407,23 @@ def bring_data(access: Access, job: Job, hash: str, say: Say) -> None:
         transfer(access, store)
 
 
-def upload_graph(access: Access, graph: Graph) -> None:
-    """Stores the graph of a draft. Raises BlobTransferError."""
-    transfer(access, lambda blobs: blobs.store(graph_to_bytes(graph)))
+def upload_graph(access: Access, graph: Graph) -> float | None:
+    """Stores the graph of a draft; returns the bytes/s of the uplink, None where too few have gone
+    to tell. Raises BlobTransferError."""
+    uplink = Uplink()
+    transfer(access, lambda blobs: blobs.store(graph_to_bytes(graph)), uplink.cap)
+    return uplink.bytes_per_s
 
 
-def transfer(access: Access, work: Callable[[BlobClient], Coroutine[Any, Any, T]]) -> T:
+def transfer(
+    access: Access, work: Callable[[BlobClient], Coroutine[Any, Any, T]], up: Cap | None = None
+) -> T:
     """Runs transfers with a broker's blobs to their end, also from code that has an event loop of
-    its own (a notebook)."""
+    its own (a notebook). `up`: what goes to the broker passes it."""
 
     async def run() -> T:
         async with access.aio_channel() as channel:
-            return await work(BlobClient(channel))
+            return await work(BlobClient(channel, up=up))
 
     try:
         asyncio.get_running_loop()

@@ -23,12 +23,13 @@ from .baselines import equal_compute, uniform
 from .batchings import look_at_forms
 from .beside import no_plan_beside, seeds_beside
 from .candidate import Candidate, Share, to_plan
+from .enough import no_plan
 from .interface import NoPlan, Planner, PlanRequest
 from .judge import Judge
 from .moves import all_moves, guess
 from .op_fence import Fenced, fenced, op_fence
 from .parallel import candidates_in
-from .reasons import no_plan, spare_reasons, stage_reasons, with_peer
+from .reasons import spare_reasons, stage_reasons, with_peer
 from .search import Found, Search, Space, weight
 from .seeds import Seeds, from_plan
 from .shortage import refuse_impossible
