@@ -44,15 +44,12 @@ def plan(
 
         scenario = Scenario.from_toml(cluster, job=job)  # before the model, which takes longer
         from ..client.submission import draft
-        from ..client.uplink import upload_notes
         from ..sim.preview import preview_cluster
 
         loaded = scenario.adjusted(loaded)
         if scenario.left_out:
             say(scenario.left_out)
-        spec, graph = draft(loaded, say)
-        answer = preview_cluster(scenario, spec, graph)
-        answer.notes.extend(upload_notes(graph))
+        answer = preview_cluster(scenario, *draft(loaded, say))
     else:
         from .. import client as clients
 

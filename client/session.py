@@ -161,13 +161,11 @@ class Client:
         """What would run where if the job were submitted now; starts nothing. Raises as `submit`
         does."""
         from .submission import draft, upload_graph  # needs torch
-        from .uplink import upload_notes
 
         spec, graph = draft(job, say, self._kept_by_peers)
         with self.translated():
-            rate = upload_graph(self.access, graph)
+            upload_graph(self.access, graph)
             found: PreviewAnswer = self._runs.Preview(spec, timeout=PREVIEW_S)
-        found.notes.extend(upload_notes(graph, rate))
         return found
 
     def _kept_by_peers(self, data: Data) -> JobData:

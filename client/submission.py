@@ -42,7 +42,7 @@ from . import models
 from .access import Access
 from .division import why_it_depends
 from .records import write_run
-from .uplink import Uplink, takes
+from .uplink import Uplink, starting_bytes, takes
 
 __all__ = [
     "JobData",
@@ -171,6 +171,8 @@ def draft(
         module = models.on_cpu(models.build(job))
         graph = _captured(job, data, module, say).graph
         sizes = _divisions(job, data, module, graph, sizes, say)
+    if words := takes(starting_bytes(graph)):
+        say(f"submitting it uploads the weights that it begins with: {words}")
     spec = spec_of(job, sizes)
     spec.graph.CopyFrom(_ref(graph_to_bytes(graph)))
     spec.data.CopyFrom(_ref(data.manifest.to_json().encode()))
@@ -407,12 +409,9 @@ def bring_data(access: Access, job: Job, hash: str, say: Say) -> None:
         transfer(access, store)
 
 
-def upload_graph(access: Access, graph: Graph) -> float | None:
-    """Stores the graph of a draft; returns the bytes/s of the uplink, None where too few have gone
-    to tell. Raises BlobTransferError."""
-    uplink = Uplink()
-    transfer(access, lambda blobs: blobs.store(graph_to_bytes(graph)), uplink.cap)
-    return uplink.bytes_per_s
+def upload_graph(access: Access, graph: Graph) -> None:
+    """Stores the graph of a draft. Raises BlobTransferError."""
+    transfer(access, lambda blobs: blobs.store(graph_to_bytes(graph)))
 
 
 def transfer(

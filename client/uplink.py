@@ -15,7 +15,7 @@ from ..dag.graph import Graph
 from ..job.words import size_text
 from ..net.cap import Cap, Meter
 
-__all__ = ["Uplink", "duration_text", "starting_bytes", "takes", "upload_notes"]
+__all__ = ["Uplink", "duration_text", "starting_bytes", "takes"]
 
 LONG_S = 60.0
 """An upload that takes longer is worth more words than its size."""
@@ -64,7 +64,7 @@ class _Meter(Meter):
         super().add(size_bytes)
 
 
-def takes(size_bytes: int, bytes_per_s: float | None) -> str:
+def takes(size_bytes: int, bytes_per_s: float | None = None) -> str:
     """How long so many bytes take, in words for people, and that nothing is sent twice; empty where
     that is not worth a word."""
     if size_bytes <= LONG_S * (bytes_per_s or ORDINARY[0][0]):
@@ -79,12 +79,6 @@ def takes(size_bytes: int, bytes_per_s: float | None) -> str:
         f"{size_text(size_bytes)} take about {how_long}; what has come stays with the broker, and "
         "the same command goes on from there after a break"
     )
-
-
-def upload_notes(graph: Graph, bytes_per_s: float | None = None) -> list[str]:
-    """What a preview says of the upload that a submission would be: nothing where it is short."""
-    words = takes(starting_bytes(graph), bytes_per_s)
-    return [f"submitting it uploads the weights it begins with: {words}"] if words else []
 
 
 def duration_text(seconds: float) -> str:

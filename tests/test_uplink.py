@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shoal.client.uplink import Uplink, duration_text, starting_bytes, takes, upload_notes
+from shoal.client.uplink import Uplink, duration_text, starting_bytes, takes
 from shoal.dag.graph import Buffer, Graph, Parameter, TensorSpec
 
 
@@ -50,9 +50,7 @@ def test_a_long_upload_is_said_with_its_time_and_what_a_break_costs() -> None:
     assert "3 h 35 min at 10 Mbit/s or 21 min at 100 Mbit/s" in unknown
     assert "goes on from there" in unknown
     assert takes(10 << 20, 2.5e6) == ""
-    assert upload_notes(graph_of()) == []
-    (note,) = upload_notes(LARGE, 1e6)
-    assert "36 min at the 8 Mbit/s" in note
+    assert takes(starting_bytes(LARGE), 1e6).startswith("2 GiB take about 36 min at the 8 Mbit/s")
 
 
 def test_the_rate_is_that_of_what_has_gone_since_the_first_byte() -> None:
