@@ -9,7 +9,7 @@ blob (`net/blobs_client.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from ..dag.graph import Graph
 from ..job.words import size_text
@@ -25,12 +25,11 @@ ORDINARY = ((1.25e6, "10 Mbit/s"), (1.25e7, "100 Mbit/s"))
 """Uplinks of homes, in bytes/s: behind a copper line, and behind fibre."""
 
 
-def starting_bytes(graph: Graph, made: Collection[str] = ()) -> int:
+def starting_bytes(graph: Graph, is_made: Callable[[str], bool] = lambda name: False) -> int:
     """Of the weights that a run of this graph begins with, as they are uploaded: every parameter
-    and buffer once, in its own dtype, but for those that peers make themselves (`made`, by name).
-    """
+    and buffer once, in its own dtype, but for those that peers make themselves."""
     specs = {p.name: p.spec for p in graph.parameters} | {b.name: b.spec for b in graph.buffers}
-    return sum(spec.size_bytes for name, spec in specs.items() if name not in made)
+    return sum(spec.size_bytes for name, spec in specs.items() if not is_made(name))
 
 
 class Uplink:
