@@ -100,9 +100,11 @@ def _refusal(wanted: PreviewWanted, code: str, text: str) -> PreviewAnswer:
 
 def _compared(request: PlanRequest) -> list[Alternative]:
     """One peer alone and whole replicas, each under the batching that suits it best: the plan was
-    free to choose one, too."""
+    free to choose one, too. Larger microbatches take more memory, so where no peer can hold the
+    model with some, none is looked at with more."""
     best: dict[str, Alternative] = {}
-    for one in (request, *(o for o in request.others if not o.head_parts)):
+    plain = (request, *(o for o in request.others if not o.head_parts))
+    for one in sorted(plain, key=lambda o: o.microbatch_size):
         judge = Judge(one)
         for found in (alone(judge), replicas(judge)):
             text = found.text.replace(
@@ -113,6 +115,8 @@ def _compared(request: PlanRequest) -> list[Alternative]:
             known = best.setdefault(found.name, found)
             if 0 < found.step_s < (known.step_s or math.inf):
                 best[found.name] = found
+        if not any(a.step_s for a in best.values()):
+            break
     return list(best.values())
 
 

@@ -29,8 +29,8 @@ from .operators import takes_key
 __all__ = ["Block", "blocks", "describe_interval"]
 
 
-MOST_WORDS = 6
-"""Kinds of blocks that an interval is described by; of more, the first and the last."""
+MOST_WORDS = 8
+"""Runs of blocks that an interval is described by; of more, only the first and the last block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def describe_interval(graph: Graph, start: int, stop: int) -> str:
         names = [name for _, name in group]
         words.append(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}")
     if len(words) > MOST_WORDS:
-        words = [words[0], f"{len(words) - 2} more", words[-1]]
+        return f"{words[0].split(' to ')[0]} to {words[-1].split(' to ')[-1]}"
     return ", ".join(words)
 
 

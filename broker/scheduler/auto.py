@@ -317,12 +317,11 @@ def _others(judge: Judge, fence: Fenced | None) -> dict[str, tuple[Candidate, fl
     request = judge.request
     found: dict[str, tuple[Candidate, float]] = {}
     everyone = min(len(request.offers), judge.operators)
-    for name, planner in BASELINES.items():
-        # What `op-fence` does comes below, by the judge that there is.
-        if planner is op_fence or request.microbatches * everyone > MOST_VISITS:
+    for name, planner in (("uniform", uniform), ("equal-compute", equal_compute)):
+        if request.microbatches * everyone > MOST_VISITS:
             continue
         try:
-            plan = planner(request)
+            plan = planner(request, judge)
         except NoPlan:
             continue
         found[name] = from_plan(plan, judge), plan.predicted.step_s
