@@ -15,6 +15,7 @@ Repetition is found from structure alone; only the names come from the modules o
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -79,13 +80,13 @@ def describe_interval(graph: Graph, start: int, stop: int) -> str:
     repeated blocks begin with is left out, but for its last word."""
     named = blocks(graph)
     short = _short_names(named)
-    parts: list[tuple[str, str]] = []  # kind and words
+    parts: list[tuple[str, str]] = []  # the row that it is of, and words
     for block in named:
         low, high = max(start, block.start), min(stop, block.stop)
         if low < high:
             whole = (low == block.start, high == block.stop)
             which = _PARTS[whole]
-            parts.append((block.kind, short[block.name] + which))
+            parts.append((_row(short[block.name]), short[block.name] + which))
     words: list[str] = []
     for _, group in groupby(parts, key=lambda part: part[0]):
         names = [name for _, name in group]
@@ -93,6 +94,13 @@ def describe_interval(graph: Graph, start: int, stop: int) -> str:
     if len(words) > MOST_WORDS:
         return f"{words[0].split(' to ')[0]} to {words[-1].split(' to ')[-1]}"
     return ", ".join(words)
+
+
+def _row(name: str) -> str:
+    """What all layers of one list have in common, also those of other kinds: `layers` of
+    `layers.3`, `block` of `block[3]`. Any other block is alone."""
+    found = re.fullmatch(r"(.*)(\.\d+|\[\d+\])", name)
+    return found[1] if found else name
 
 
 _PARTS = {

@@ -94,7 +94,9 @@ def test_the_path_above_all_layers_is_left_out_of_words() -> None:
 
 def test_layers_of_other_widths_are_other_kinds() -> None:
     images = {"x": torch.zeros(2, 1, 8, 8), "y": torch.zeros(2, dtype=torch.int64)}
-    found = blocks(capture(resnet(), images).graph)
+    graph = capture(resnet(), images).graph
+    found = blocks(graph)
+    assert "layers.0 to layers.5" in describe_interval(graph, 0, len(graph.operators))
     layers = [b for b in found if b.name.startswith("layers.")]
     assert [b.name for b in layers] == [f"layers.{i}" for i in range(6)]
     assert layers[0].kind == layers[1].kind
