@@ -7,9 +7,9 @@ the operators of a stranger's graph: the broker has it made in another process (
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
+from ..dag.blocks import describe_interval
 from ..dag.convert import graph_from_bytes
 from ..dag.convert_plan import plan_to_proto
 from ..dag.cost import cost, stage_cost
@@ -100,9 +100,11 @@ def _refusal(wanted: PreviewWanted, code: str, text: str) -> PreviewAnswer:
 
 def _compared(request: PlanRequest) -> list[Alternative]:
     """One peer alone and whole replicas, each under the batching that suits it best: the plan was
-    free to choose one, too."""
+    free to choose one, too. Larger microbatches take more memory, so where no peer can hold the
+    model with some, none is looked at with more."""
     best: dict[str, Alternative] = {}
-    for one in (request, *(o for o in request.others if not o.head_parts)):
+    plain = (request, *(o for o in request.others if not o.head_parts))
+    for one in sorted(plain, key=lambda o: o.microbatch_size):
         judge = Judge(one)
         for found in (alone(judge), replicas(judge)):
             text = found.text.replace(
@@ -113,6 +115,8 @@ def _compared(request: PlanRequest) -> list[Alternative]:
             known = best.setdefault(found.name, found)
             if 0 < found.step_s < (known.step_s or math.inf):
                 best[found.name] = found
+        if not any(a.step_s for a in best.values()):
+            break
     return list(best.values())
 
 
@@ -175,19 +179,9 @@ def _spans(graph: Graph, plan: Plan) -> list[OperatorSpan]:
             OperatorSpan(
                 first=ops[0].name,
                 last=ops[-1].name,
-                modules=_modules([op.module for op in ops]),
+                modules=describe_interval(form, stage.start, stage.stop),
                 share=(part.forward.flops + part.backward.flops) / total,
                 parameter_bytes=part.parameter_bytes,
             )
         )
     return found
-
-
-def _modules(paths: Sequence[str]) -> str:
-    """The modules of a stage in few words: `blocks.0 to blocks.3`, or the one that they share."""
-    named = list(dict.fromkeys(".".join(p.split(".")[:2]) for p in paths if p))
-    if not named:
-        return ""
-    if len(named) == 1:
-        return named[0]
-    return f"{named[0]} to {named[-1]}"

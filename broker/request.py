@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..dag.graph import Graph, GraphError
+from ..dag.head import find_head
 from ..dag.network import Network
 from ..dag.plan import PeerId
 from ..dag.validate import validate
@@ -19,6 +20,8 @@ __all__ = ["data_that_stays", "plan_request"]
 HEAD_SHARE = 0.1
 """Splitting the vocabulary head is tried when it has at least this share of the work: a smaller
 one fits into a stage without unbalancing it."""
+HEAD_MORE = 1.25
+"""Work of a head in blocks over that of the whole, at most: softmax and loss in plain operators."""
 HEAD_PARTS = (2, 4)
 
 
@@ -76,7 +79,7 @@ def _split(request: PlanRequest) -> list[PlanRequest]:
     # The split form exists for the full operator set only.
     if len(request.offers) < 2 or any(o.operator_set == "core" for o in request.offers):
         return []
-    if can_split(graph):
+    if can_split(graph) or not _is_worth_splitting(request):
         return []
     total = sum(c.forward.flops + c.backward.flops for c in request.costs)
     found = []
@@ -88,7 +91,34 @@ def _split(request: PlanRequest) -> list[PlanRequest]:
         split = replace(request, graph=form, head_parts=parts)
         start, stop = head_operators(graph, parts)[0]
         block = sum(c.forward.flops + c.backward.flops for c in split.costs[start:stop])
-        if parts * block < HEAD_SHARE * total:
+        if parts * block < HEAD_SHARE * total and not _is_too_large(request):
             break
         found.append(split)
     return found
+
+
+def _is_worth_splitting(request: PlanRequest) -> bool:
+    """Whether the head could have its share of the work in blocks, which take a little more than
+    the whole: told without finding the costs of a graph that is split."""
+    graph, costs = request.graph, request.costs
+    head = find_head(graph)
+    gone = head.gone | {head.loss.name}
+    total = sum(c.forward.flops + c.backward.flops for c in costs)
+    share = sum(
+        c.forward.flops + c.backward.flops
+        for op, c in zip(graph.operators, costs, strict=True)
+        if op.name in gone
+    )
+    return HEAD_MORE * share >= HEAD_SHARE * total or _is_too_large(request)
+
+
+def _is_too_large(request: PlanRequest) -> bool:
+    """Whether the head's matrix, with its gradient and optimizer state, is more than most peers
+    have memory for."""
+    graph = request.graph
+    name, _ = find_head(graph).weights[0]
+    trainable = any(p.name == name and p.trainable for p in graph.parameters)
+    size = graph.spec[f"param:{name}"].size_bytes
+    size *= 2 + request.options.optimizer_slots if trainable else 1
+    small = sum(o.device_memory_bytes < size for o in request.offers)
+    return 2 * small > len(request.offers)

@@ -32,6 +32,7 @@ from ..job import Job, SettingsError
 from ..job.settings import plain
 from ..job.tables import Data
 from ..net.blobs_client import BlobClient
+from ..net.cap import Cap
 from ..peer.data.manifest import Manifest
 from ..peer.data.reader import Reader
 from ..peer.data.sampler import steps_for
@@ -46,6 +47,7 @@ from .fitting import fit, wanted_by
 from .records import write_run
 from .sending import send
 from .shards import Pretrained
+from .uplink import Uplink, starting_bytes, takes
 from .values import write_values
 from .weight_files import Stored
 
@@ -190,10 +192,14 @@ def draft(
         data = _data(job, Path(name), say, ask)
         sizes, job = job.train.microbatch_choices, resolved(job, data.manifest)
         say("capturing the model")
-        module = models.capturable(models.outline(job, say), job)
+        outline = models.outline(job, say)
+        module = models.capturable(outline, job)
         graph = _captured(job, data, module, say).graph
-        _pretrained(job, stored, module, graph, say)
+        pretrained = _pretrained(job, stored, module, graph, say)
         sizes = _divisions(job, data, module, graph, sizes, say)
+    read = pretrained.entries if pretrained and job.model.where == "url" else {}
+    if words := takes(starting_bytes(graph, lambda n: n in read or outline.is_made(n))):
+        say(f"submitting it uploads the weights that it begins with: {words}")
     spec = spec_of(job, sizes)
     spec.graph.CopyFrom(_ref(graph_to_bytes(graph)))
     spec.data.CopyFrom(_ref(data.manifest.to_json().encode()))
@@ -436,6 +442,8 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
     pretrained, urls = prepared.pretrained, prepared.job.model.where == "url"
     spec.local.extend(prepared.local)
 
+    uplink = Uplink()
+
     async def store(blobs: BlobClient) -> None:
         spec.graph.CopyFrom(await blobs.store(graph_to_bytes(prepared.graph)))
         if prepared.core is not None:
@@ -443,6 +451,8 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
         spec.data.CopyFrom(await blobs.store(prepared.manifest.to_json().encode()))
         if prepared.recipe is not None:
             spec.recipe.CopyFrom(await blobs.store(prepared.recipe.to_bytes()))
+        if words := takes(size + stored_bytes, uplink.bytes_per_s):
+            say(words)
         spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
         for path in prepared.shards.values():
             await blobs.store(path)
@@ -450,11 +460,12 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
             spec.weights.append(await send(blobs, pretrained, say, urls=urls))
 
     size = sum(p.stat().st_size for p in (prepared.weights, *prepared.shards.values()))
+    stored_bytes = 0 if pretrained is None or urls else pretrained.size_bytes
     if pretrained is not None:
         of = f"{pretrained.size_bytes / 1e9:.2f} GB of weights"
         say(f"reading {of}, which peers read from the web" if urls else f"reading and sending {of}")
     say(f"uploading what the broker lacks of {size / 1e6:.1f} MB")
-    transfer(access, store)
+    transfer(access, store, uplink.cap)
     return spec
 
 
@@ -485,13 +496,15 @@ def upload_graph(access: Access, graph: Graph) -> None:
     transfer(access, lambda blobs: blobs.store(graph_to_bytes(graph)))
 
 
-def transfer(access: Access, work: Callable[[BlobClient], Coroutine[Any, Any, T]]) -> T:
+def transfer(
+    access: Access, work: Callable[[BlobClient], Coroutine[Any, Any, T]], up: Cap | None = None
+) -> T:
     """Runs transfers with a broker's blobs to their end, also from code that has an event loop of
-    its own (a notebook)."""
+    its own (a notebook). `up`: what goes to the broker passes it."""
 
     async def run() -> T:
         async with access.aio_channel() as channel:
-            return await work(BlobClient(channel))
+            return await work(BlobClient(channel, up=up))
 
     try:
         asyncio.get_running_loop()

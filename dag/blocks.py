@@ -15,6 +15,8 @@ Repetition is found from structure alone; only the names come from the modules o
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -28,6 +30,10 @@ from .operators import takes_key
 __all__ = ["Block", "blocks", "describe_interval"]
 
 
+MOST_WORDS = 8
+"""Runs of blocks that an interval is described by; of more, only the first and the last block."""
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """Operators [start, stop). Blocks of equal kind are isomorphic; a name occurs once."""
@@ -39,7 +45,15 @@ class Block:
 
 
 def blocks(graph: Graph) -> tuple[Block, ...]:
-    """The blocks of a graph, bound or not, in order; together they are all of its operators."""
+    """The blocks of a graph, bound or not, in order; together they are all of its operators. Found
+    once for a graph."""
+    if "blocks" not in graph.found:
+        graph.found["blocks"] = _blocks(graph)
+    found: tuple[Block, ...] = graph.found["blocks"]
+    return found
+
+
+def _blocks(graph: Graph) -> tuple[Block, ...]:
     finder = _Finder(graph)
     runs = list(finder.runs(0, len(graph.operators)))
     # Blocks at `model.layers.3` stand beside `model.norm` and an odd `model.layers.4`.
@@ -60,25 +74,53 @@ def blocks(graph: Graph) -> tuple[Block, ...]:
     return tuple(_unique(found))
 
 
-def describe_interval(
-    graph: Graph, start: int, stop: int, named: Sequence[Block] | None = None
-) -> str:
-    """Operators [start, stop) in words, e.g. `blocks.2 – blocks.5, norm, head` or
-    `blocks.2 (operators 1-9 of 22)`. `named`: the graph's blocks, where they are at hand."""
-    parts: list[tuple[str, str]] = []  # kind and words; a partial block is a kind of its own
-    for block in blocks(graph) if named is None else named:
+def describe_interval(graph: Graph, start: int, stop: int) -> str:
+    """Operators [start, stop) in words, e.g. `embed, layers.0 to layers.3 (begin)`: of a block of
+    which it has a part, whether that is its begin, its end or a middle. The path that all names of
+    repeated blocks begin with is left out, but for its last word."""
+    named = blocks(graph)
+    short = _short_names(named)
+    parts: list[tuple[str, str]] = []  # the row that it is of, and words
+    for block in named:
         low, high = max(start, block.start), min(stop, block.stop)
-        if (low, high) == (block.start, block.stop):
-            parts.append((block.kind, block.name))
-        elif low < high:
-            size = block.stop - block.start
-            inside = f"operators {low - block.start + 1}-{high - block.start} of {size}"
-            parts.append((f"{block.name} part", f"{block.name} ({inside})"))
+        if low < high:
+            whole = (low == block.start, high == block.stop)
+            which = _PARTS[whole]
+            parts.append((_row(short[block.name]), short[block.name] + which))
     words: list[str] = []
     for _, group in groupby(parts, key=lambda part: part[0]):
         names = [name for _, name in group]
-        words.append(names[0] if len(names) == 1 else f"{names[0]} – {names[-1]}")
+        words.append(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}")
+    if len(words) > MOST_WORDS:
+        return f"{words[0].split(' to ')[0]} to {words[-1].split(' to ')[-1]}"
     return ", ".join(words)
+
+
+def _row(name: str) -> str:
+    """What all layers of one list have in common, also those of other kinds: `layers` of
+    `layers.3`, `block` of `block[3]`. Any other block is alone."""
+    found = re.fullmatch(r"(.*)(\.\d+|\[\d+\])", name)
+    return found[1] if found else name
+
+
+_PARTS = {
+    (True, True): "",
+    (True, False): " (begin)",
+    (False, True): " (end)",
+    (False, False): " (middle)",
+}
+
+
+def _short_names(named: Sequence[Block]) -> dict[str, str]:
+    """By name of a block what people read: `model.layers.3` is `layers.3`, and `model.norm` beside
+    it `norm`, unless two blocks were called alike then."""
+    counts = Counter(block.kind for block in named)
+    several = [_path(block.name)[:-1] for block in named if counts[block.kind] > 1]
+    prefix = _common([".".join(path) for path in several])[:-1]
+    if not prefix:
+        return {block.name: block.name for block in named}
+    found = {b.name: b.name.removeprefix(".".join(prefix) + ".") for b in named}
+    return found if len(set(found.values())) == len(found) else {b.name: b.name for b in named}
 
 
 @dataclass(frozen=True, slots=True)

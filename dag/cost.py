@@ -15,7 +15,9 @@ and backward (`trial.py`), and nothing is computed.
     parameter_bytes = bytes of the parameters that it is the first to read
 
 In an interval, parameters and storages count once (`stage_cost`); a value that two stages keep is
-memory in both. Equal operators on equal layouts are tried once.
+memory in both. Equal operators on equal layouts are tried once, also those of different graphs (a
+model of 80 layers and its forms with a split head have some 80 different ones), and the newest
+MOST_TRIALS are kept.
 """
 
 from __future__ import annotations
@@ -34,6 +36,12 @@ from .speed import FLOPS_PER_BYTE, Work
 from .trial import Lies, Like, Trial, trial
 
 __all__ = ["FLOPS_PER_BYTE", "OperatorCost", "StageCost", "cost", "stage_cost"]
+
+
+MOST_TRIALS = 4096
+"""Some kilobytes each."""
+_TRIALS: dict[tuple[Any, ...], Trial] = {}
+"""By what decides a trial: target, arguments, results, layouts of what is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +129,6 @@ class _Ledger:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._trainable = frozenset(f"param:{p.name}" for p in graph.parameters if p.trainable)
-        self._trials: dict[tuple[Any, ...], Trial] = {}
         self._like: dict[str, Like] = {}
         self._storage: dict[str, int | None] = {}  # None: not counted (parameters, buffers, data)
         self._bytes: list[int] = []  # by number of the storage
@@ -177,9 +184,11 @@ class _Ledger:
         likes = tuple(self._like[value] for value in op.reads)
         args = op.args[:-1] if takes_key(op.target) else op.args  # its number changes no cost
         key = (op.target, _placed(args, place), _placed(op.kwargs, place), op.outputs, likes)
-        if key not in self._trials:
-            self._trials[key] = trial(op, likes)
-        return self._trials[key]
+        found = _TRIALS.pop(key, None) or trial(op, likes)
+        _TRIALS[key] = found  # the newest at the end
+        if len(_TRIALS) > MOST_TRIALS:
+            _TRIALS.pop(next(iter(_TRIALS)), None)
+        return found
 
     def _place(self, lies: Lies, reads: Sequence[str], made: Sequence[int | None]) -> int | None:
         """The number of a storage; a new one unless it is that of an input or of a result."""

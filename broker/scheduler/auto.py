@@ -14,7 +14,7 @@ planner's. Budgets count work: about 1 s on small cases, some seconds on the lar
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...dag.plan import Alternative, Plan, ScheduleName
@@ -23,15 +23,16 @@ from .baselines import equal_compute, uniform
 from .batchings import look_at_forms
 from .beside import no_plan_beside, seeds_beside
 from .candidate import Candidate, Share, to_plan
+from .enough import no_plan
 from .interface import NoPlan, Planner, PlanRequest
 from .judge import Judge
 from .moves import all_moves, guess
 from .op_fence import Fenced, fenced, op_fence
 from .parallel import candidates_in
-from .reasons import no_plan, spare_reasons, stage_reasons, with_peer
+from .reasons import spare_reasons, stage_reasons, with_peer
 from .search import Found, Search, Space, weight
 from .seeds import Seeds, from_plan
-from .shortage import refuse_impossible
+from .shortage import fitting, refuse_impossible
 
 __all__ = ["BASELINES", "BUDGET", "Chosen", "auto", "choose", "space_of"]
 
@@ -200,6 +201,9 @@ def choose(
         search.budget = search.spent + max(1, (total - search.spent) // max(2, len(begin) - n))
         note(search.improve(candidate, all_moves))
         search.budget = total
+    if best is None or not best.fits:
+        for found in _tightest(search):
+            note(found)
     rng = random.Random(seed)
     for _ in range(RESTARTS):
         if best is None or not search.open:
@@ -210,6 +214,20 @@ def choose(
     if best is not None and best.fits:
         note(_with_spares(search, best))
     return Chosen(judge, best, shapes)
+
+
+def _tightest(search: Search) -> Iterator[Found]:
+    """Where memory is so short that no seed led to a plan: the peers with most of it in a row, each
+    filled as far as it goes (shortage.py), whatever the links; improved with a budget of its own.
+    """
+    judge = search.judge
+    rooms = [o.device_memory_bytes for o in judge.offers]
+    for again in search.space.recompute:
+        candidate = fitting(judge, rooms, again)
+        if candidate is not None and search.allows(candidate):
+            search.budget = max(search.budget, search.spent) + BUDGET
+            yield search.improve(candidate, all_moves)
+            return
 
 
 def _promising(judge: Judge, seeds: Iterable[Candidate], room: int) -> list[Candidate]:
@@ -299,12 +317,11 @@ def _others(judge: Judge, fence: Fenced | None) -> dict[str, tuple[Candidate, fl
     request = judge.request
     found: dict[str, tuple[Candidate, float]] = {}
     everyone = min(len(request.offers), judge.operators)
-    for name, planner in BASELINES.items():
-        # What `op-fence` does comes below, by the judge that there is.
-        if planner is op_fence or request.microbatches * everyone > MOST_VISITS:
+    for name, planner in (("uniform", uniform), ("equal-compute", equal_compute)):
+        if request.microbatches * everyone > MOST_VISITS:
             continue
         try:
-            plan = planner(request)
+            plan = planner(request, judge)
         except NoPlan:
             continue
         found[name] = from_plan(plan, judge), plan.predicted.step_s

@@ -48,14 +48,14 @@ MOST_POSITIONS = 1024
 """Positions that are tried where equal shares do not fit."""
 
 
-def uniform(request: PlanRequest) -> Plan:
-    """Equal operators. Raises NoPlan."""
-    return _Baseline(request, "operators").plan()
+def uniform(request: PlanRequest, judge: Judge | None = None) -> Plan:
+    """Equal operators. `judge`: the request's, where there is one already. Raises NoPlan."""
+    return _Baseline(request, "operators", judge).plan()
 
 
-def equal_compute(request: PlanRequest) -> Plan:
-    """Equal seconds. Raises NoPlan."""
-    return _Baseline(request, "compute").plan()
+def equal_compute(request: PlanRequest, judge: Judge | None = None) -> Plan:
+    """Equal seconds. `judge` as for `uniform`. Raises NoPlan."""
+    return _Baseline(request, "compute", judge).plan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,10 @@ class _Grid:
 
 
 class _Baseline:
-    def __init__(self, request: PlanRequest, equal: str) -> None:
+    def __init__(self, request: PlanRequest, equal: str, judge: Judge | None) -> None:
         refuse_impossible(request)
         self.request, self.equal = request, equal
-        self.judge = Judge(request)
+        self.judge = judge or Judge(request)
         self.pipelines = request.options.pipelines or 1
 
     @property

@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 
 from ...dag.plan import Plan, ScheduleName
 from .candidate import Candidate, chain
+from .enough import no_plan
 from .interface import NoPlan, PlanRequest
 from .judge import Judge
-from .reasons import no_plan, spare_reasons
+from .reasons import spare_reasons
 
 __all__ = ["MOST_OPERATORS", "MOST_PEERS", "Proof", "exact", "prove"]
 

@@ -152,7 +152,7 @@ class Judge:
         ]
 
     def stage_bytes(
-        self, start: int, stop: int, live: int, shared: int = 0, recompute: bool = False
+        self, start: int, stop: int, live: int, shared: int | bool = 0, recompute: bool = False
     ) -> int:
         """Peak bytes of one stage alone on its peer, with `live` microbatches between forward and
         backward. `shared`: whether it has other holders."""
@@ -184,9 +184,20 @@ class Judge:
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether every peer has the memory that it needs, and the data."""
-        return not self.misplaced(candidate) and all(
+        if self.misplaced(candidate) or self._is_hopeless(candidate):
+            return False
+        return all(
             size <= self.offers[p].device_memory_bytes
             for p, size in self.device_bytes(candidate).items()
+        )
+
+    def _is_hopeless(self, candidate: Candidate) -> bool:
+        """Whether a stage does not even fit alone, with one microbatch: told without compiling a
+        structure for it."""
+        return any(
+            self.stage_bytes(start, stop, 1, len(holders) > 1, recompute)
+            > min(self.offers[p].device_memory_bytes for p in holders)
+            for start, stop, holders, recompute in candidate.slots()
         )
 
     # ------------------------------------------------------------ time

@@ -1,22 +1,21 @@
-"""What `auto` and `exact` say: why these peers, why not the others, and what is short when there is
-no plan. Every number comes from the judge."""
+"""What `auto` and `exact` say: why these peers, and why not the others. Every number comes from the
+judge. What is short when there is no plan: `enough.py`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
+from ...dag.blocks import describe_interval
 from ...dag.plan import Spare
 from ...job.words import size_text
 from .candidate import Candidate, Share
-from .interface import NoPlan
 from .judge import Judge
 from .moves import guess, with_pipeline
 from .search import weight
-from .shortage import MOST_OPERATORS, fitting, recomputes, shortage
 
-__all__ = ["no_plan", "spare_reasons", "stage_reasons", "with_peer"]
+__all__ = ["spare_reasons", "stage_reasons", "with_peer"]
 
 MOST_SPARES = 24
 """Spare peers whose best insertion is judged."""
@@ -155,7 +154,7 @@ def stage_reasons(judge: Judge, best: Candidate) -> Iterator[str]:
     """One line for each pipeline, then one for each stage."""
     seconds = judge.forward_s + judge.backward_s
     device = judge.device_bytes(best)
-    ops = judge.request.graph.operators
+    graph = judge.request.graph
     many = len(best.pipelines) > 1
     shown = 0
     for p, (line, m) in enumerate(zip(best.pipelines, best.microbatches, strict=True)):
@@ -170,58 +169,7 @@ def stage_reasons(judge: Judge, best: Candidate) -> Iterator[str]:
             each = float(seconds[s.peer, s.stop] - seconds[s.peer, s.start])
             again = ", its forward computed again" if s.recompute else ""
             yield (
-                f"operators [{s.start}, {s.stop}) from {ops[s.start].name} to "
-                f"{ops[s.stop - 1].name} on {judge.offers[s.peer]}: {_time(each)} for each "
-                f"microbatch{again}, {size_text(device[s.peer])} of its "
+                f"{describe_interval(graph, s.start, s.stop)} on {judge.offers[s.peer]}: "
+                f"{_time(each)} for each microbatch{again}, {size_text(device[s.peer])} of its "
                 f"{size_text(judge.offers[s.peer].device_memory_bytes)}"
             )
-
-
-# ---------------------------------------------------------------- nothing fits
-
-
-def no_plan(judge: Judge) -> NoPlan:
-    """What is short, by how much, and the smallest changes that were found to help."""
-    short = shortage(judge)
-    helps = list(_helps(judge)) if judge.operators < MOST_OPERATORS else []
-    if not helps:
-        return short
-    text = f"{short.reason}; what would be enough: {', or '.join(helps)}"
-    return NoPlan(text, short.code, short.short_bytes)
-
-
-def _helps(judge: Judge) -> Iterator[str]:
-    request, rooms = judge.request, [o.device_memory_bytes for o in judge.offers]
-
-    def enough(room: Sequence[int], again: Sequence[bool] = recomputes(judge)) -> bool:
-        return any(fitting(judge, room, r) is not None for r in again)
-
-    # More memory on one peer: the least, over the peers with most memory, by bisection.
-    best: tuple[int, int] | None = None
-    for p in sorted(range(len(rooms)), key=lambda p: (-rooms[p], p))[:4]:
-        high, low = judge.stage_bytes(0, judge.operators, request.microbatches, 1), 0
-
-        def more(size: int, p: int = p) -> list[int]:
-            return [r + size * (i == p) for i, r in enumerate(rooms)]
-
-        if not enough(more(high)):
-            continue
-        while high - low > max(1, high // 256):
-            middle = (low + high) // 2
-            low, high = (low, middle) if enough(more(middle)) else (middle, high)
-        if best is None or high < best[0]:
-            best = (high, p)
-    if best is not None:
-        yield f"{size_text(best[0])} more memory on {judge.offers[best[1]]}"
-    if request.options.recompute is False and enough(rooms, (True,)):
-        yield 'plan.recompute = "auto"'
-    for other in sorted(request.others, key=lambda o: -o.microbatch_size):
-        if other.microbatch_size < request.microbatch_size and other.head_parts == 0:
-            theirs = Judge(other)
-            if any(fitting(theirs, rooms, r) is not None for r in recomputes(judge)):
-                yield (
-                    f"a microbatch of {other.microbatch_size} instead of {request.microbatch_size}"
-                )
-                return
-    if request.microbatch_size > 1 and not request.others:
-        yield f"a smaller train.microbatch than {request.microbatch_size} (each keeps less)"

@@ -66,19 +66,37 @@ def test_an_interval_in_words() -> None:
     graph = gpt_graph()
     found = {b.name: b for b in blocks(graph)}
     start, stop = found["blocks.1"].start, found["norm"].stop
-    assert describe_interval(graph, start, stop) == "blocks.1 – blocks.3, norm"
-    size = found["blocks.1"].stop - start
-    assert (
-        describe_interval(graph, start + 2, found["blocks.2"].stop)
-        == f"blocks.1 (operators 3-{size} of {size}), blocks.2"
-    )
+    assert describe_interval(graph, start, stop) == "blocks.1 to blocks.3, norm"
+    inner = describe_interval(graph, start + 2, found["blocks.3"].stop - 1)
+    assert inner == "blocks.1 (end) to blocks.3 (begin)"
+    assert describe_interval(graph, start + 1, start + 3) == "blocks.1 (middle)"
     whole = describe_interval(graph, 0, len(graph.operators))
-    assert whole == "bytes, positions, drop, blocks.0 – blocks.3, norm, head"
+    assert whole == "bytes, positions, drop, blocks.0 to blocks.3, norm, head"
+
+
+def test_the_path_above_all_layers_is_left_out_of_words() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = gpt(4, 16, 2, 16)
+            self.scale = nn.Linear(1, 1)
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.scale(self.model(x, y).view(1, 1)).mean()
+
+    text = torch.zeros(2, 16, dtype=torch.int64)
+    graph = capture(Model(), {"x": text, "y": text}).graph
+    words = describe_interval(graph, 0, len(graph.operators))
+    assert "blocks.0 to blocks.3" in words
+    assert "model.blocks" not in words
+    assert words.endswith("scale")
 
 
 def test_layers_of_other_widths_are_other_kinds() -> None:
     images = {"x": torch.zeros(2, 1, 8, 8), "y": torch.zeros(2, dtype=torch.int64)}
-    found = blocks(capture(resnet(), images).graph)
+    graph = capture(resnet(), images).graph
+    found = blocks(graph)
+    assert "layers.0 to layers.5" in describe_interval(graph, 0, len(graph.operators))
     layers = [b for b in found if b.name.startswith("layers.")]
     assert [b.name for b in layers] == [f"layers.{i}" for i in range(6)]
     assert layers[0].kind == layers[1].kind
