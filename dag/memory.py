@@ -173,7 +173,8 @@ class MemoryModel:
 
     def peer_bytes(self, plan: Plan, held: Sequence[int], moments: Moments, slots: int) -> int:
         """Peak bytes on a peer that holds these stages of a plan: all of them stand and keep, and
-        one of them computes."""
+        one of them computes. `slots`: of the optimizer; a stage that steps ahead keeps W beside its
+        x (peer/sync/ahead.py), one number more for each that is trained."""
         found = {}
         for k in held:
             slot = plan.stages[k]
@@ -187,7 +188,8 @@ class MemoryModel:
             for k, live in moments
         )
         most = max(computed, default=0)  # a holder may be on no route
-        return sum(found[k].standing(slots) for k in held) + max(most, after)
+        standing = sum(found[k].standing(slots + plan.stages[k].ahead) for k in held)
+        return standing + max(most, after)
 
     def _find(self, start: int, stop: int, recompute: bool) -> StageMemory:
         held = {value: size for reads in self._reads[start:stop] for value, size in reads}

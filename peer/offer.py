@@ -29,8 +29,7 @@ def check_memory(order: BuildOrder, graph: Graph, flow: Flow) -> None:
         return
     plan, held = order.plan, order.plan.stages_of(order.peer)
     moments = live_moments(flow.actions(order.peer), held, [s.has_backward for s in flow.stages])
-    # W beside x (sync/ahead.py) is one more number for each that is trained.
-    slots = order.training.train.optimizer_slots + any(plan.stages[k].ahead for k in held)
+    slots = order.training.train.optimizer_slots
     most = MemoryModel(graph, cost(graph)).peer_bytes(plan, held, moments, slots)
     if most > STOP_AT * order.memory_bytes:
         raise OfferError(
