@@ -50,9 +50,9 @@ __all__ = [
 ORDER = struct.Struct(">cII")
 _LENGTH = struct.Struct(">I")
 
-MOST_ANSWER_BYTES = 64 << 20
-"""Of a plan or a preview: as much as a graph may have, and twenty times the longest plan that is
-written by hand."""
+MOST_ANSWER_BYTES = 16 << 20
+"""The largest message that leaves the broker, too: a plan of 65,536 microbatches. A longer one
+would reach nobody."""
 OVER_ANSWER = 76
 """Exit status of a child whose answer is longer."""
 OVER_MEMORY = 77

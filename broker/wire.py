@@ -64,7 +64,11 @@ def check_elements(data: bytes, kind: Descriptor) -> None:
         tag = data[at]
         at += 1
         if tag > 127:
-            tag, at = _varint(data, at - 1, end)
+            if data[at] < 128:  # of two bytes, as all of ours have at most
+                tag += (data[at] << 7) - 128
+                at += 1
+            else:
+                tag, at = _varint(data, at - 1, end)
         look = counted.get(tag, False)
         if look is not False:
             left -= 1
@@ -76,15 +80,15 @@ def check_elements(data: bytes, kind: Descriptor) -> None:
             at += 1
             if length > 127:
                 length, at = _varint(data, at - 1, end)
-            if look:
+            if look and length:
                 around.append((end, counted))
                 end, counted = min(at + length, end), _counted(look)
             else:
                 at += length
         elif wire == 0:
+            while data[at] > 127:
+                at += 1
             at += 1
-            if data[at - 1] > 127:
-                at = _varint(data, at - 1, end)[1]
         elif wire == 1:
             at += 8
         elif wire == 5:

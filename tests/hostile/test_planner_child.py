@@ -12,6 +12,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def graph(operators: tuple[Operator, ...], *parameters: Parameter, **inputs: Ten
     return graph_to_bytes(Graph(found, parameters, (), operators, loss="loss"))
 
 
+@cache
 def long_graph(operators: int) -> bytes:
     """Costs seconds to read and plan, as many kinds of operators as it has."""
     row = (output(Size(1), 3),)
@@ -171,14 +173,17 @@ def test_without_its_rule_that_layer_ends_whoever_looks_at_its_cost(
         try:
             faulthandler.disable()
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
             cost(made)
         except BaseException:
             status = BROKEN
         finally:
             os._exit(status)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    # What lies behind the end decides: mostly no memory at all, sometimes torch's own state.
-    assert ended == BROKEN or ended in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
+    # What lies behind the end decides: mostly no memory at all, sometimes torch's own state, or
+    # the interpreter's, which was seen to go on without end.
+    ends = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGXCPU, signal.SIGKILL)
+    assert ended == BROKEN or -ended in ends
 
 
 def test_an_operator_whose_backward_does_not_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +292,7 @@ def test_an_answer_of_any_length_is_not_taken(children: Children, said: int) -> 
     children._children["g"] = _Child(pid, ours)
     with theirs:
         theirs.sendall(said.to_bytes(4) + bytes(100))
-        with pytest.raises(EndedError, match="its plan takes more than 64 MiB"):
+        with pytest.raises(EndedError, match="its plan takes more than 16 MiB"):
             children.ask("g", b"", lambda: False)
     assert not children.pids
 
@@ -319,7 +324,7 @@ def test_a_warm_process_that_lost_step_is_replaced(children: Children) -> None:
 
 def test_an_exit_status_is_told_as_what_it_means(children: Children) -> None:
     assert "more than 2 GiB" in str(children._why(OVER_MEMORY << 8))
-    assert "more than 64 MiB" in str(children._why(OVER_ANSWER << 8))
+    assert "more than 16 MiB" in str(children._why(OVER_ANSWER << 8))
     assert "a bug of shoal" in str(children._why(FAILED_STATUS << 8))
     assert "signal 6 (SIGABRT)" in str(children._why(signal.SIGABRT))
     assert not children._why(signal.SIGKILL).blame
