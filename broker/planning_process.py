@@ -9,9 +9,10 @@ kernels read what they were not given, some never end, some take all memory. So 
 - The warm process only forks, and says how a child ended. It sees no byte of a request.
 - A child plans for one graph and never for two: what one stranger's graph did to it is nobody
   else's. It lives on, so that a graph is read and its costs are found once for many requests.
-- A child has limits: address space, CPU seconds of a request, no core dump; it is nicer than the
-  broker, the first that a machine without memory ends, and ends with its parent. How long a
-  request may take on the clock is the broker's to say (`planner.py`).
+- A child has limits: address space, CPU seconds of a request, no core dump; it is the first
+  that a machine without memory ends, and ends with its parent. How long a request may take on the
+  clock is the broker's to say (`planner.py`). It is no nicer than the broker: one plans at a time,
+  so it takes one core, and on a busy machine who waits for a plan would wait longer.
 - What a child says is bytes to be parsed (`planning_wire.py`), never code. It is no sandbox: a
   graph that made its process do as it likes has the rights of the broker's user.
 
@@ -61,7 +62,6 @@ FAILED = 78
 """Of one that met a bug of ours outside of planning."""
 _MOST_REQUEST_BYTES = 2**32 - 1
 """The broker's: it has what it says in memory, and bounded by what it takes from others."""
-_NICE = 5
 
 
 class LargeError(Exception):
@@ -179,7 +179,6 @@ def _plan(requests: socket.socket, most_bytes: int, cpu_s: int) -> NoReturn:
 
 
 def _limit(most_bytes: int) -> None:
-    os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not sys.platform.startswith("linux"):
         return
