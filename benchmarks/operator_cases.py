@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from shoal.dag.graph import ITEM_BYTES, Arg, Device, Dtype, MemoryFormat, Operator, Ref, TensorSpec
 from shoal.dag.operators import is_own, resolve
 
-__all__ = ["Case", "draw", "tensor_of"]
+__all__ = ["Case", "draw", "laid", "stored"]
 
 LAYOUTS = ("plain", "plain", "transposed", "expanded", "stepped", "offset", "channels_last")
 """How a tensor lies in memory: `expanded` has stride 0 in one dimension, `stepped` leaves every
@@ -96,6 +97,7 @@ def draw(target: str, seed: int, index: int) -> Case:
 # ---------------------------------------------------------------- schemas
 
 
+@cache  # torch makes a schema's arguments anew for whoever asks
 def _parameters(target: str) -> list[tuple[str, Any, bool]]:
     """Name, default and whether by keyword only; the executor's own `key` is left out."""
     if is_own(target):
@@ -153,25 +155,22 @@ def _case(target: str, arguments: dict[str, Any]) -> Case:
 
     args: list[Arg] = []
     kwargs: list[tuple[str, Arg]] = []
-    for name, _, by_name in _parameters(target):
+    for place, (name, _, by_name) in enumerate(_parameters(target)):
         if name not in arguments:
             continue
-        if by_name or kwargs or len(args) != _place(target, name):
+        if by_name or kwargs or len(args) != place:
             kwargs.append((name, arg(arguments[name])))
         else:
             args.append(arg(arguments[name]))
     return Case(Operator("op", target, tuple(args), tuple(kwargs), (), _several(target)), likes)
 
 
+@cache
 def _several(target: str) -> bool:
     if is_own(target):
         return False
     returns = resolve(target)._schema.returns  # type: ignore[attr-defined]
     return len(returns) > 1 or str(returns[0].type) == "List[Tensor]"
-
-
-def _place(target: str, name: str) -> int:
-    return [n for n, _, _ in _parameters(target)].index(name)
 
 
 # ---------------------------------------------------------------- changes
@@ -293,26 +292,37 @@ _TENSOR: tuple[Callable[[Like, random.Random], Like | None], ...] = (
 # ---------------------------------------------------------------- tensors
 
 
-def tensor_of(like: Like, generator: torch.Generator, device: torch.device | None = None) -> Tensor:
-    """The tensor itself, a leaf; equal for an equal generator."""
+def stored(like: Like, generator: torch.Generator) -> Tensor:
+    """What lies in memory of a tensor; equal for an equal generator."""
     shape, layout = list(like.shape), like.layout
-    plain = layout == "plain" or not shape or (layout == "transposed" and len(shape) < 2)
-    if plain or (layout == "channels_last" and len(shape) != 4):
-        return _filled(shape, like, generator).to(device)
-    if layout == "channels_last":
-        made = _filled(shape, like, generator).to(device)
-        return made.contiguous(memory_format=torch.channels_last)
-    if layout == "transposed":
-        shape[-1], shape[-2] = shape[-2], shape[-1]
-        return _filled(shape, like, generator).to(device).transpose(-1, -2)
-    if layout == "expanded":
-        at = int(torch.randint(len(shape), (), generator=generator))
-        once = [1 if i == at else s for i, s in enumerate(shape)]
-        return _filled(once, like, generator).to(device).expand(like.shape)
-    if layout == "stepped":
+    if shape and layout == "expanded":
+        shape[int(torch.randint(len(shape), (), generator=generator))] = 1
+    elif shape and layout == "stepped":
         shape[-1] = max(0, 2 * shape[-1] - 1)
-        return _filled(shape, like, generator).to(device)[..., ::2]
-    return _filled([shape[0] + 1, *shape[1:]], like, generator).to(device)[1:]
+    elif shape and layout == "offset":
+        shape[0] += 1
+    elif len(shape) > 1 and layout == "transposed":
+        shape[-1], shape[-2] = shape[-2], shape[-1]
+    return _filled(shape, like, generator)
+
+
+def laid(memory: Tensor, like: Like, device: torch.device) -> Tensor:
+    """The tensor itself, a leaf, in a copy of what `stored` gave."""
+    made = memory.clone(memory_format=torch.contiguous_format).to(device)
+    if not like.shape:
+        return made
+    match like.layout:
+        case "expanded":
+            return made.expand(like.shape)
+        case "stepped":
+            return made[..., ::2]
+        case "offset":
+            return made[1:]
+        case "transposed" if len(like.shape) > 1:
+            return made.transpose(-1, -2)
+        case "channels_last" if len(like.shape) == 4:
+            return made.contiguous(memory_format=torch.channels_last)
+    return made
 
 
 def _filled(shape: list[int], like: Like, generator: torch.Generator) -> Tensor:
@@ -321,37 +331,25 @@ def _filled(shape: list[int], like: Like, generator: torch.Generator) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
     if like.values == "equal":
         return torch.ones(shape, dtype=dtype)
-    if dtype.is_floating_point:
-        made = torch.empty(shape, dtype=torch.float64)
-        made = (
-            made.uniform_(generator=generator)
-            if like.values == "unit"
-            else made.normal_(generator=generator)
-        )
-        made = made.to(dtype)
-        wild = torch.tensor([math.nan, math.inf, -math.inf, 1e30, -1e30, 0.0, -1.0, 1e-30, 1e5])
-    else:
+    if not dtype.is_floating_point:
         made = torch.randint(0, max(1, like.high), shape, generator=generator).to(dtype)
-        ends = torch.iinfo(dtype) if dtype != torch.bool else None
-        low, high = (ends.min, ends.max) if ends else (0, 1)
-        wild = torch.tensor(
-            [
-                v
-                for v in (
-                    -1,
-                    -2,
-                    like.high,
-                    like.high + 1,
-                    -like.high - 1,
-                    2**31,
-                    low,
-                    high,
-                    high // 8,
-                )
-                if low <= v <= high
-            ]
-        )
+    elif like.values == "unit":
+        made = torch.rand(shape, dtype=torch.float64, generator=generator).to(dtype)
+    else:
+        made = torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
     if like.values == "wild" and made.numel():
-        chosen = wild.to(dtype)[torch.randint(len(wild), shape, generator=generator)]
+        wild = _wild(dtype, like.high)
+        chosen = wild[torch.randint(len(wild), shape, generator=generator)]
         made = torch.where(torch.rand(shape, generator=generator) < 0.3, chosen, made)
-    return made.clone(memory_format=torch.contiguous_format)
+    return made
+
+
+def _wild(dtype: torch.dtype, high: int) -> Tensor:
+    """Numbers that do harm as indices, or in arithmetic."""
+    if dtype.is_floating_point:
+        odd = [math.nan, math.inf, -math.inf, 1e30, -1e30, 0.0, -1.0, 1e-30, 1e5]
+        return torch.tensor(odd).to(dtype)
+    ends = torch.iinfo(dtype) if dtype != torch.bool else None
+    least, most = (ends.min, ends.max) if ends else (0, 1)
+    ints = (-1, -2, high, high + 1, -high - 1, 2**31, least, most, most // 8)
+    return torch.tensor([v for v in ints if least <= v <= most]).to(dtype)

@@ -22,7 +22,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..job.words import size_text
-from .planning_process import FAILED, ORDER, OVER_MEMORY, exactly, receive, send
+from .planning_process import (
+    FAILED,
+    MOST_ANSWER_BYTES,
+    ORDER,
+    OVER_ANSWER,
+    OVER_MEMORY,
+    LargeError,
+    exactly,
+    receive,
+    send,
+)
 
 __all__ = ["SHARING", "Children", "DroppedError", "EndedError", "PlannerLimits"]
 
@@ -102,7 +112,10 @@ class Children:
             send(child.socket, data)
             self._wait(child, until, dropped)
             child.socket.settimeout(max(_END_S, until - time.monotonic()))
-            answer = receive(child.socket)
+            answer = receive(child.socket, MOST_ANSWER_BYTES)
+        except LargeError:  # said by one that does not keep to its own limit
+            self._end(graph, 0.0)
+            raise self._why(OVER_ANSWER << 8) from None
         except (TimeoutError, DroppedError) as error:
             self._end(graph, 0.0)
             if isinstance(error, DroppedError):
@@ -165,6 +178,12 @@ class Children:
                 f"planning this run was stopped: it took more than {most} of memory, the limit of "
                 "this broker; its graph makes values that no peer could hold, or is too large: "
                 "capture it with fewer or smaller operators"
+            )
+        if code == OVER_ANSWER:
+            return EndedError(
+                "planning this run was stopped: its plan takes more than "
+                f"{size_text(MOST_ANSWER_BYTES)}, the most that this broker takes from the process "
+                "that plans; expected fewer microbatches in a step, or fewer and larger operators"
             )
         if code == -signal.SIGKILL:
             return EndedError(

@@ -9,9 +9,10 @@ kernels read what they were not given, some never end, some take all memory. So 
 - The warm process only forks, and says how a child ended. It sees no byte of a request.
 - A child plans for one graph and never for two: what one stranger's graph did to it is nobody
   else's. It lives on, so that a graph is read and its costs are found once for many requests.
-- A child has limits: address space, CPU seconds of a request, no core dump; it is nicer than the
-  broker, the first that a machine without memory ends, and ends with its parent. How long a
-  request may take on the clock is the broker's to say (`planner.py`).
+- A child has limits: address space, CPU seconds of a request, no core dump; it is the first
+  that a machine without memory ends, and ends with its parent. How long a request may take on the
+  clock is the broker's to say (`planner.py`). It is no nicer than the broker: one plans at a time,
+  so it takes one core, and on a busy machine who waits for a plan would wait longer.
 - What a child says is bytes to be parsed (`planning_wire.py`), never code. It is no sandbox: a
   graph that made its process do as it likes has the rights of the broker's user.
 
@@ -35,16 +36,36 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-__all__ = ["FAILED", "ORDER", "OVER_MEMORY", "exactly", "receive", "send"]
+__all__ = [
+    "FAILED",
+    "MOST_ANSWER_BYTES",
+    "ORDER",
+    "OVER_ANSWER",
+    "OVER_MEMORY",
+    "LargeError",
+    "exactly",
+    "receive",
+    "send",
+]
 
 ORDER = struct.Struct(">cII")
 _LENGTH = struct.Struct(">I")
 
+MOST_ANSWER_BYTES = 16 << 20
+"""The largest message that leaves the broker, too: a plan of 65,536 microbatches. A longer one
+would reach nobody."""
+OVER_ANSWER = 76
+"""Exit status of a child whose answer is longer."""
 OVER_MEMORY = 77
 """Exit status of a child that came to the end of its address space, and could still say so."""
 FAILED = 78
 """Of one that met a bug of ours outside of planning."""
-_NICE = 5
+_MOST_REQUEST_BYTES = 2**32 - 1
+"""The broker's: it has what it says in memory, and bounded by what it takes from others."""
+
+
+class LargeError(Exception):
+    """A frame is longer than who receives it takes."""
 
 
 def send(to: socket.socket, data: bytes) -> None:
@@ -53,10 +74,16 @@ def send(to: socket.socket, data: bytes) -> None:
     to.sendall(data)
 
 
-def receive(where: socket.socket) -> bytes | None:
-    """One frame; None at the end of the stream. Raises OSError."""
+def receive(where: socket.socket, most: int) -> bytes | None:
+    """One frame; None at the end of the stream. Raises OSError, and LargeError for one of more than
+    `most` bytes, of which none is read."""
     head = exactly(where, _LENGTH.size)
-    return None if head is None else exactly(where, *_LENGTH.unpack(head))
+    if head is None:
+        return None
+    (size,) = _LENGTH.unpack(head)
+    if size > most:
+        raise LargeError(f"a frame of {size} bytes: expected at most {most}")
+    return exactly(where, size)
 
 
 def exactly(where: socket.socket, count: int) -> bytes | None:
@@ -130,10 +157,15 @@ def _plan(requests: socket.socket, most_bytes: int, cpu_s: int) -> NoReturn:
         from .planning_answers import answer_bytes
 
         _limit(most_bytes)
-        while (request := receive(requests)) is not None:
+        while (request := receive(requests, _MOST_REQUEST_BYTES)) is not None:
             _allow(cpu_s)
-            send(requests, answer_bytes(request))
+            answer = answer_bytes(request)
+            if len(answer) > MOST_ANSWER_BYTES:
+                raise LargeError
+            send(requests, answer)
         status = 0
+    except LargeError:
+        status = OVER_ANSWER
     except MemoryError:
         status = OVER_MEMORY
     except OSError:  # the broker is gone
@@ -147,7 +179,6 @@ def _plan(requests: socket.socket, most_bytes: int, cpu_s: int) -> NoReturn:
 
 
 def _limit(most_bytes: int) -> None:
-    os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not sys.platform.startswith("linux"):
         return

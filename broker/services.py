@@ -72,6 +72,7 @@ from .guard import Guard
 from .limits import MOST_MESSAGE_BYTES
 from .machine import MOST_MESSAGE_BYTES as MOST_SAID_BYTES
 from .needed import listed
+from .planning_process import MOST_ANSWER_BYTES
 from .public import PublicAddress
 from .reach import Reach
 from .relay import Relay
@@ -83,8 +84,6 @@ if TYPE_CHECKING:
 
 __all__ = ["add_services", "server_options"]
 
-MOST_ANSWER_BYTES = 16 << 20
-"""Largest message that leaves: a plan of 65,536 microbatches."""
 MOST_STREAMS = 128
 """Calls on one connection; a client's further ones wait at the client. HTTP/2 advises no less than
 100."""

@@ -122,6 +122,8 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
         super().__init__()  # type: ignore[no-untyped-call]  # torch's is untyped
         self.work = Work()
         self.peak_bytes = 0
+        self.bug: Exception | None = None
+        """Of the counting itself: torch passes it on like an error of what it runs."""
         self._made: dict[int, tuple[StorageWeakRef, int]] | None = {} if follow else None
         self._random = random
         self._factor = LATER if later else 1.0
@@ -136,6 +138,14 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        try:
+            self._count(func, args, kwargs, out)
+        except Exception as error:
+            self.bug = error
+            raise
+        return out
+
+    def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         packet = func._overloadpacket
         if self._made is not None:
             self._follow(self._made, [args, kwargs], out, _inside(packet, args, out))
@@ -151,7 +161,6 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
             self._add(
                 self._moved(packet, args, list(_tensors([args, kwargs])), list(_tensors(out)))
             )
-        return out
 
     def _follow(
         self, made: dict[int, tuple[StorageWeakRef, int]], read: Any, out: Any, inside: int

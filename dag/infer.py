@@ -5,7 +5,8 @@ Nothing is computed: a meta tensor has a shape, a dtype and an autograd history 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "infer",
     "infer_operator",
     "no_memory",
+    "of_torch",
     "outside",
     "results_of",
     "spec_of",
@@ -49,14 +51,38 @@ def python_arg(arg: Arg, values: dict[str, Any], device: torch.device) -> Any:
 
 def call(op: Operator, values: dict[str, Any], device: torch.device, key: int = 0) -> list[Any]:
     """The results of one operator of a bound graph, as a list. Raises GraphError where its
-    arguments break a rule (rules.py); nothing has run then."""
-    check(op, {v: spec_of(values[v]) for v in op.reads})
+    arguments break a rule (rules.py), when nothing has run, or where torch does not take them;
+    MemoryError. Anything else is a bug of ours and no fault of the graph."""
+    specs = {v: spec_of(values[v]) for v in op.reads}
+    check(op, specs)
     args = [python_arg(a, values, device) for a in op.args]
     kwargs = {k: python_arg(a, values, device) for k, a in op.kwargs}
     if takes_key(op.target):
         kwargs["key"] = key
-    result = resolve(op.target)(*args, **kwargs)
+    function = resolve(op.target)
+    with of_torch(op, list(specs.values()), "take"):
+        result = function(*args, **kwargs)
+    if isinstance(result, Tensor) == op.returns_tuple:  # as a list, a tensor is its rows
+        made = "one tensor" if op.returns_tuple else "several"
+        raise GraphError(f"operator {op.name} ({op.target}) gives {made}: the graph says otherwise")
     return list(result) if op.returns_tuple else [result]
+
+
+@contextmanager
+def of_torch(op: Operator, reads: Sequence[TensorSpec], does: str) -> Iterator[None]:
+    """Around a call of torch alone: whatever it raises is the fault of a graph that has the
+    operator, which then does not `does` what it reads. Raises GraphError, MemoryError."""
+    try:
+        yield
+    except (GraphError, MemoryError):
+        raise
+    except Exception as error:
+        if no_memory(error):
+            raise MemoryError(str(error)) from error
+        raise GraphError(
+            f"operator {op.name} ({op.target}) does not {does} {', '.join(map(repr, reads))}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:
@@ -106,18 +132,8 @@ def results_of(op: Operator, known: Inferred) -> list[tuple[TensorSpec, bool] | 
     """Spec and gradient of each result of an operator of a bound graph; None for an absent one.
     Raises GraphError where the operator does not run, MemoryError."""
     values: dict[str, Any] = {v: _meta(*known[v]) for v in op.reads}
-    try:
-        with torch.enable_grad():
-            results = call(op, values, torch.device("meta"))
-    except (GraphError, MemoryError):
-        raise
-    except Exception as error:  # any failure of torch's shape functions is the graph's fault
-        if no_memory(error):
-            raise MemoryError(str(error)) from error
-        raise GraphError(
-            f"operator {op.name} ({op.target}) does not take "
-            f"{', '.join(repr(known[v][0]) for v in op.reads)}: {error}"
-        ) from error
+    with torch.enable_grad():
+        results = call(op, values, torch.device("meta"))
     for result in results:
         # torch gives such a result a history that raises as soon as it is used.
         if isinstance(result, Tensor) and result.grad_fn and "NotImpl" in result.grad_fn.name():

@@ -187,10 +187,10 @@ class MemoryModel:
         held: Sequence[int],
         moments: Moments,
         state_bytes: int,
-        copies: int = 0,
     ) -> int:
         """Peak bytes on a peer that holds these stages of a plan: all of them stand and keep, and
-        one of them computes."""
+        one of them computes. `state_bytes`: of the optimizer, per trained number; a stage that
+        steps ahead keeps W beside its x (peer/sync/ahead.py), a copy of what is trained."""
         found = {}
         for k in held:
             slot = plan.stages[k]
@@ -204,7 +204,8 @@ class MemoryModel:
             for k, live in moments
         )
         most = max(computed, default=0)  # a holder may be on no route
-        return sum(found[k].standing(state_bytes, copies) for k in held) + max(most, after)
+        standing = sum(found[k].standing(state_bytes, plan.stages[k].ahead) for k in held)
+        return standing + max(most, after)
 
     def _find(self, start: int, stop: int, recompute: bool) -> StageMemory:
         held = {value: size for reads in self._reads[start:stop] for value, size in reads}

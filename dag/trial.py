@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from .count import OPERATOR, Counter, nodes, storage_bytes
 from .graph import GraphError, Operator, TensorSpec
-from .infer import call, no_memory, spec_of
+from .infer import call, no_memory, of_torch, spec_of
 from .operators import takes_key
 from .speed import Work
 
@@ -62,35 +62,31 @@ class Trial:
 def trial(op: Operator, reads: Sequence[Like]) -> Trial:
     """Runs the operator, given the layouts of `op.reads`; to be called under a FakeTensorMode.
     Raises GraphError where it breaks a rule, does not run, or makes other results than the graph
-    says; MemoryError."""
+    says; MemoryError. A bug of ours, in the counting too, is raised as what it is."""
+    random = takes_key(op.target)
+    forward = Counter(random, follow=True)
+    backward = Counter(random, later=True, follow=True)
     try:
-        return _run(op, reads)
-    except (GraphError, MemoryError):
-        raise
-    except Exception as error:  # any failure of torch's shape functions is the graph's fault
+        return _run(op, reads, forward, backward)
+    except Exception as error:
+        if bug := forward.bug or backward.bug:  # torch passed it on, as if it were its own
+            raise bug from None
         if no_memory(error):
             raise MemoryError(str(error)) from error
-        specs = ", ".join(repr(TensorSpec(like.shape, like.dtype)) for like in reads)
-        raise GraphError(
-            f"operator {op.name} ({op.target}) does not run forward and backward on {specs}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        raise
 
 
-def _run(op: Operator, reads: Sequence[Like]) -> Trial:
+def _run(op: Operator, reads: Sequence[Like], forward: Counter, backward: Counter) -> Trial:
     inputs: dict[str, Tensor] = {}
     for name, like in zip(op.reads, reads, strict=True):
         tensor = torch.empty_strided(like.shape, like.strides, dtype=getattr(torch, like.dtype))
         inputs[name] = tensor.requires_grad_() if like.grad else tensor
-    random = takes_key(op.target)
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
         kept.append(tensor)
         return tensor
 
-    forward = Counter(random, follow=True)
-    backward = Counter(random, later=True, follow=True)
     with torch.enable_grad(), saved_tensors_hooks(keep, lambda tensor: tensor), forward:
         results: list[Tensor | None] = call(op, inputs, torch.device("cpu"))
     for value, made, output in zip(op.values, results, op.outputs, strict=True):
@@ -104,7 +100,8 @@ def _run(op: Operator, reads: Sequence[Like]) -> Trial:
     leaves = [t for t in inputs.values() if t.requires_grad]
     if roots and leaves:
         seeds = [torch.empty_like(t) for t in roots]
-        with backward:
+        specs = [TensorSpec(like.shape, like.dtype) for like in reads]
+        with of_torch(op, specs, "run forward and backward on"), backward:
             torch.autograd.grad(roots, leaves, seeds, allow_unused=True)
         ends = sum(like.parameter and like.grad for like in reads)
         backward.work += Work(calls=nodes(roots, leaf=0.0) + ends)

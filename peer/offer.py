@@ -29,10 +29,8 @@ def check_memory(order: BuildOrder, graph: Graph, flow: Flow) -> None:
         return
     plan, held = order.plan, order.plan.stages_of(order.peer)
     moments = live_moments(flow.actions(order.peer), held, [s.has_backward for s in flow.stages])
-    # W beside x (sync/ahead.py) is a copy of what is trained.
-    copies = int(any(plan.stages[k].ahead for k in held))
     state_bytes = order.training.train.state_bytes
-    most = MemoryModel(graph, cost(graph)).peer_bytes(plan, held, moments, state_bytes, copies)
+    most = MemoryModel(graph, cost(graph)).peer_bytes(plan, held, moments, state_bytes)
     if most > STOP_AT * order.memory_bytes:
         raise OfferError(
             f"the stages of {order.peer} take about {size_text(most)} on the device, this peer "

@@ -42,7 +42,7 @@ def _helps(judge: Judge) -> Iterator[str]:
         yield 'plan.recompute = "auto"'
     yield from _smaller(request, rooms)
     if request.options.optimizer_slots:
-        options = replace(request.options, optimizer_slots=0)
+        options = replace(request.options, optimizer_slots=0, state_bytes=0)
         if _enough(Judge(replace(request, options=options, known_costs=judge.costs)), rooms):
             yield 'train.optimizer = "sgd" with momentum = 0, which keeps no state'
     yield from _a_small_part(judge, rooms)

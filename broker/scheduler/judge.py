@@ -55,7 +55,7 @@ class Judge:
         self._wirings: dict[tuple[Hashable, ...], Wiring] = {}
         self.memory = MemoryModel(request.graph, self.costs)
         self._cutter = Cutter(request.graph)
-        # W beside x (peer/sync/ahead.py) is kept and passed over as one more number of its state.
+        # Before there is a plan; one that has stages which step ahead says so (dag/memory.py).
         self._state = request.options.state_bytes, int(self.ahead)
         self._needs: dict[int, Needs] = {}
         self.may_have = np.array([o.peer in request.holders for o in self.offers], dtype=bool)
@@ -145,9 +145,9 @@ class Judge:
 
     def _bytes(self, structure: Structure) -> list[int]:
         """By peer of the structure."""
-        wiring = structure.wiring
+        wiring, state_bytes = structure.wiring, self.request.options.state_bytes
         return [
-            self.memory.peer_bytes(structure.plan, held, moments, *self._state)
+            self.memory.peer_bytes(structure.plan, held, moments, state_bytes)
             for held, moments in zip(wiring.held, wiring.moments, strict=True)
         ]
 

@@ -6,12 +6,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
 from datetime import timedelta
 
 import grpc.aio
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from google.protobuf.message import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shoal.broker.admission import AdmissionError
 from shoal.broker.events import Answer, Reject, RunSubmitted, StreamClosed, StreamOpened
@@ -19,7 +22,7 @@ from shoal.broker.limits import CALLS, CallLimit, Shares
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
 from shoal.broker.server import Broker
-from shoal.broker.wire import LEAST_BYTES, CrowdedError, check_elements
+from shoal.broker.wire import LEAST_BYTES, PLAIN_BYTES, CrowdedError, check_elements
 from shoal.net.identity.authority import utc
 from shoal.net.identity.credential import Credential, new_key, pem_of, request_of
 from shoal.net.identity.names import OWNER, Party, Role
@@ -38,6 +41,7 @@ from shoal.proto.broker_pb2 import (
     StageSlot,
     Visit,
     WatchRequest,
+    WeightFile,
 )
 from shoal.proto.broker_pb2_grpc import AttachStub, BlobsStub, RunsStub
 from shoal.proto.common_pb2 import BlobRef
@@ -170,6 +174,67 @@ def test_elements_are_counted_along_the_description():
     for data in (RunSpec(plan=plan).SerializeToString(), crowd(MIB)):
         with pytest.raises(CrowdedError, match="of a RunSpec with more than"):
             check_elements(data, RunSpec.DESCRIPTOR)
+
+
+def elements(message: Message) -> int:
+    """The slow way: of a message that was parsed, what `check_elements` counts in its bytes."""
+    count = 0
+    for field, value in message.ListFields():
+        whole = field.type == field.TYPE_MESSAGE
+        parts = value if field.is_repeated else [value]
+        if whole or (field.is_repeated and field.type in (field.TYPE_STRING, field.TYPE_BYTES)):
+            count += len(parts)
+        elif field.is_repeated:
+            count += 1  # packed: numbers cost what they weigh
+        if whole:
+            count += sum(map(elements, parts))
+    return count
+
+
+VISITS = st.builds(Visit, stage=st.integers(0, 2**32 - 1), peer=st.text(max_size=200))
+STAGES = st.builds(
+    StageSlot,
+    start=st.integers(0, 300),
+    stop=st.integers(0, 2**32 - 1),
+    holders=st.lists(st.text(max_size=9), max_size=4),
+    recompute=st.booleans(),
+    rows=st.integers(0, 3),
+    ahead=st.booleans(),
+)
+FILES = st.builds(
+    WeightFile, blob=st.builds(BlobRef, hash=st.text(), size_bytes=st.integers(0, 2**63))
+)
+
+
+@settings(max_examples=10)
+@given(
+    routes=st.lists(st.lists(VISITS, max_size=5), max_size=5),
+    stages=st.lists(STAGES, max_size=5),
+    files=st.lists(FILES, max_size=5),
+    reasons=st.lists(st.text(max_size=300), max_size=5),
+)
+def test_a_message_is_refused_for_one_element_more_than_its_bytes_are_worth(
+    routes: list[list[Visit]], stages: list[StageSlot], files: list[WeightFile], reasons: list[str]
+):
+    plan = Plan(stages=stages, routes=[Route(visits=v) for v in routes], reasons=reasons)
+    plan.routes.append(Route(visits=[Visit()] * 9_000))
+    spec = RunSpec(plan=plan, weights=files, microbatches=7)
+    count = elements(spec)
+    for worth, refused in ((count, False), (count - 1, True)):
+        spec.job = ""
+        spec.job = "j" * (LEAST_BYTES * worth - PLAIN_BYTES - spec.ByteSize() - 8)
+        data = spec.SerializeToString()
+        data += b"\x98\x7f\x01" * ((LEAST_BYTES * worth - PLAIN_BYTES + 7 - len(data)) // 3)
+        assert (len(data) + PLAIN_BYTES) // LEAST_BYTES == worth
+        with pytest.raises(CrowdedError) if refused else nullcontext():
+            check_elements(data, RunSpec.DESCRIPTOR)
+
+
+@pytest.mark.parametrize("field", [b"\x08\x01", b"\x12\x00", b"\xf8\x7f\x01", b"\xfa\x7f\x00"])
+def test_few_fields_are_looked_at_whatever_they_are(field: bytes):
+    """Numbers and texts that come again cost no memory, and time: so many are no message."""
+    with pytest.raises(CrowdedError, match="or 500000 fields"):
+        check_elements(field * 600_000, RunSpec.DESCRIPTOR)
 
 
 def test_what_hides_in_a_group_is_no_message():

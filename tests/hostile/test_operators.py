@@ -302,6 +302,27 @@ def test_what_stands_for_an_operator_computes_the_same(dim: int) -> None:
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("target", ["grid_sampler.default", "grid_sampler_2d.default"])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+def test_places_that_are_none_and_those_far_off_read_what_lies_in_the_picture(
+    target: str, padding: int
+) -> None:
+    """torch's own kernel makes an index of them and reads there, wherever that is."""
+    picture = torch.rand(1, 1, 4, 5, generator=torch.Generator().manual_seed(0)) + 1.0
+    odd = [float("nan"), float("inf"), -float("inf"), 1e30, -1e30, 1e9, 0.0]
+    near = [-1.0, 2.0**20, -(2.0**20), 2.0**20, -(2.0**20), 2.0**20, 0.0]
+    grids = [torch.tensor([[[(a, b) for b in row] for a in row]]) for row in (odd, near)]
+    op, _ = call(target, floats(1, 1, 4, 5), floats(1, 7, 7, 2), 0, padding, False)
+    made, wanted = (
+        run_operator(op, {"t0": picture, "t1": grid}, torch.device("cpu"))[0] for grid in grids
+    )
+    assert torch.equal(made, wanted)
+    inside = made[made != 0]
+    assert inside.numel()
+    assert padding == 0 or inside.numel() == made.numel()
+    assert padding == 0 or bool(((inside >= 1.0) & (inside <= 2.0)).all())
+
+
 def test_the_table_of_masks_goes_with_the_last_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     # Stages of other tests may still hold theirs.
     monkeypatch.setattr(masks, "_tables", weakref.WeakValueDictionary())

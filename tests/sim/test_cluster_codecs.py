@@ -34,6 +34,7 @@ feedback = "ahead"
 """
 
 
+@pytest.mark.slow  # its fast siblings: test_ahead_world.py, test_codecs_world.py, test_report.py
 @pytest.mark.process
 def test_verify_names_lossy_codecs_and_compares_the_end(tmp_path: Path) -> None:
     """Two pipelines of two, whose holders step ahead; the output layer is the embedding, on another

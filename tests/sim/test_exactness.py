@@ -29,7 +29,7 @@ from shoal.sim.virtual.world import PeerSpec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PEERS = [PeerSpec(name=f"p{i}", core=i == 4) for i in range(5)]
-STEPS = 20
+STEPS = 8
 TEXT = {"kind": "text", "length": 12, "source": str(EXAMPLES / "*.py"), "holdout": 0.2}
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ FEW = dict.fromkeys(("hf_mixtral", "hf_qwen3_moe", "hf_deepseek_v3"), 4)
 
 
 def small_job(name: str, folder: Path) -> Job:
-    """An example with few and small layers, no dropout, four microbatches and 20 steps."""
+    """An example with few and small layers, no dropout, four microbatches and few steps."""
     job = Job.from_toml(EXAMPLES / f"{name}.toml")
     keys = dict(SMALL[name])
     data = TEXT
@@ -84,7 +84,7 @@ def small_job(name: str, folder: Path) -> Job:
                 "batch": 8,
                 "microbatch": 2,
                 "lr": 1e-3,
-                "eval_every": 10,
+                "eval_every": STEPS // 2,
                 "eval_batches": 2,
                 **keys,
             },
