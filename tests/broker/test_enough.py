@@ -50,7 +50,7 @@ def test_an_optimizer_without_state_is_enough_where_it_is_said_to_be() -> None:
     held = 0
     for seed in range(8):
         request = tight(seed, 5)
-        plain = dataclasses.replace(request.options, optimizer_slots=0)
+        plain = dataclasses.replace(request.options, optimizer_slots=0, state_bytes=0)
         if 'optimizer = "sgd"' in str(no_plan(Judge(request)).reason):
             held += 1
             auto(dataclasses.replace(request, options=plain))  # has a plan
