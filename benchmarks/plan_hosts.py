@@ -99,19 +99,21 @@ class Pool:
                 at = _PORT + 1 + i
                 self.hosts.helper("core", "delay", at, there, self._delay_s)
                 public = ("--port", str(_PORT), "--public", f"{CORE}:{at}")
-            flags = ("--name", name, "--state", str(self._folder / name), *public)
-            flags += ("--device", "cpu", "--threads", "1")
-            self._shoal(name, "join", f"{CORE}:7077", "--token", token, *flags)
+            flags = ("--name", name, "--state", str(self._folder / name), "--device", "cpu")
+            threads = ("--threads", "1", *public)
+            self._shoal(name, "join", f"{CORE}:7077", "--token", token, *flags, *threads)
 
     def _shoal(self, host: str, *arguments: str) -> subprocess.Popen[str]:
         log = self._folder / f"{host}.log"
         command = (PYTHON, "-m", "shoal.cli", *arguments)
-        return self.hosts.start(host, *command, log=log, **self._environment)
+        started: subprocess.Popen[str]
+        started = self.hosts.start(host, *command, log=log, **self._environment)
+        return started
 
     def said(self, host: str, code: str) -> str:
         """What a line of Python prints there."""
-        text, _ = self.hosts.start(host, PYTHON, "-c", code, **self._environment).communicate()
-        return text
+        started = self.hosts.start(host, PYTHON, "-c", code, **self._environment)
+        return str(started.communicate()[0])
 
     def train(self, jobs: Sequence[str], timeout_s: float = 600.0) -> list[dict[str, Any]]:
         """Trains jobs one after the other; a row of each. Raises RuntimeError when one did not end

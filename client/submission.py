@@ -249,10 +249,10 @@ def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
             first = _reader(job, data).batch(0, 0, max(2, min(4, job.train.microbatch_size)))
             models.check_takes(module, captured.graph, first, say)
     narrow = (p for p in captured.graph.parameters if p.trainable and p.spec.dtype in NARROW)
-    if job.codec.feedback == "ahead" and (first := next(narrow, None)) is not None:
+    if job.codec.feedback == "ahead" and (one := next(narrow, None)) is not None:
         raise SettingsError(
             "codec.feedback",
-            f'is "ahead", and "{first.name}" is trained in {first.spec.dtype}: what holders step '
+            f'is "ahead", and "{one.name}" is trained in {one.spec.dtype}: what holders step '
             'ahead by is less than its digits. Expected "ef", or weights in fp32',
         )
     stages = job.plan.stages
