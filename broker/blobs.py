@@ -408,7 +408,7 @@ class Upload:
             self._hash.update(data)
             self.written += len(data)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """The next bytes. Raises BlobError when they are more than announced, or cannot be kept."""
         with self._busy:
             if self._fd is None:

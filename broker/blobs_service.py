@@ -6,6 +6,9 @@ import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import DecodeError
+
+from ..net.blob_pieces import unpacked
 from ..net.identity.names import Party
 from ..proto.broker_pb2 import (
     BlobPiece,
@@ -15,7 +18,7 @@ from ..proto.broker_pb2 import (
 from ..proto.common_pb2 import BlobRef
 from .admission import AdmissionError
 from .blobs import BlobError, Upload
-from .calls import REFUSALS, parsed, read, refuse, refuse_stream
+from .calls import REFUSALS, MalformedError, read, refuse, refuse_stream
 from .guard import Guard
 from .limits import MOST_PIECE_BYTES
 from .shell import Shell
@@ -68,7 +71,7 @@ class BlobsService:
                 if not isinstance(data, bytes):
                     break
                 self._guard.still(caller)
-                piece = parsed(data, BlobPiece)
+                piece, content = _unpacked(data)
                 if not ref.hash:
                     ref.CopyFrom(piece.ref)
                     try:
@@ -81,14 +84,14 @@ class BlobsService:
                         return ref
                     await context.send_initial_metadata((("taken", ref.hash),))  # bytes may come
                 assert upload is not None, "a ref came, so an upload began"
-                if piece.offset != upload.written or len(piece.data) > MOST_PIECE_BYTES:
+                if piece.offset != upload.written or len(content) > MOST_PIECE_BYTES:
                     raise BlobError(
                         "INVALID_ARGUMENT",
-                        f"blob {ref.hash}: a piece of {len(piece.data)} bytes at {piece.offset}: "
+                        f"blob {ref.hash}: a piece of {len(content)} bytes at {piece.offset}: "
                         f"expected at most {MOST_PIECE_BYTES} bytes at {upload.written}",
                     )
-                if piece.data:
-                    await run(self._disk, upload.write, piece.data)
+                if content:
+                    await run(self._disk, upload.write, content)
                 if upload.written - before >= min(LEAST_BYTES, upload.size - before):
                     since, before = loop.time(), upload.written
             if upload is None:
@@ -147,6 +150,14 @@ class BlobsService:
         )
         found = zip(query.blobs, sizes, strict=True)
         return BlobQuery(blobs=[BlobRef(hash=b.hash, size_bytes=size) for b, size in found])
+
+
+def _unpacked(data: bytes) -> tuple[BlobPiece, memoryview]:
+    """A piece and what is in it. Raises MalformedError."""
+    try:
+        return unpacked(data)
+    except DecodeError as error:
+        raise MalformedError(f"{len(data)} bytes are no BlobPiece: {error}") from None
 
 
 def _stop_begun(beginning: asyncio.Future[Upload | None]) -> None:

@@ -36,7 +36,8 @@ def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
         spec = run.spec
         manifests.add(spec.data.hash)
         if not run.ended or run.checkpoints.kept:
-            blobs |= {spec.graph.hash, spec.core_graph.hash, spec.recipe.hash}
+            blobs |= {spec.graph.hash, spec.core_graph.hash}
+            blobs |= {spec.recipe.hash} if spec.HasField("recipe") else set()
             blobs.update(file.blob.hash for file in spec.weights)
             manifests.update(file.blob.hash for file in spec.weights if file.sharded)
             blobs.update(file.blob.hash for file in spec.resumed.files)

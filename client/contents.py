@@ -114,8 +114,8 @@ def drawn(op: Op) -> tuple[str, tuple[float, float]] | None:
     """The kind of step and the numbers of an operator that draws each element by itself."""
     name, numbers = op.name, [a for a in op.args if isinstance(a, (int, float))]
     if name in ("uniform_", "normal_"):
-        low, high = (*numbers, *((0.0, 1.0)[len(numbers) :]))
-        return name[:-1], (float(low), float(high))
+        first = float(numbers[0]) if numbers else 0.0
+        return name[:-1], (first, float(numbers[1]) if len(numbers) > 1 else 1.0)
     if name == "normal" and str(op.func._overloadname) == "float_float":
         return "normal", (float(numbers[0]), float(numbers[1]))
     kinds = {"rand": "uniform", "rand_like": "uniform", "randn": "normal", "randn_like": "normal"}

@@ -58,7 +58,7 @@ class _Making:
                 assert content.op is not None, "what is not from outside was made by an operator"
                 self._run(content.op)
         wanted = self._made[self._wanted]
-        return wanted.clone() if self._wanted.real is not None else wanted
+        return _copy(wanted) if self._wanted.real is not None else wanted
 
     def _run(self, op: Op) -> None:
         """Makes what an operator makes or changes."""
@@ -69,7 +69,7 @@ class _Making:
             key = id(view.content)
             if key not in storages:
                 if view.content is None:
-                    storages[key] = torch.UntypedStorage(view.storage_bytes)
+                    storages[key] = _storage(view.storage_bytes)
                 else:
                     storages[key] = self._taken(view.content, key in writes)
             return _lying(view, storages[key])
@@ -92,7 +92,7 @@ class _Making:
         self._uses[content] -= 1
         last = not self._uses[content]
         storage = self._made.pop(content) if last else self._made[content]
-        return storage.clone() if to_write and not (last and content.real is None) else storage
+        return _copy(storage) if to_write and not (last and content.real is None) else storage
 
     def _called(self, op: Op, args: Any, kwargs: Any) -> list[Tensor]:
         if not is_random(op):
@@ -116,13 +116,23 @@ def _lying(view: View, storage: torch.UntypedStorage) -> Tensor:
     return empty.set_(storage, view.offset, view.shape, view.stride)
 
 
+def _storage(size_bytes: int) -> torch.UntypedStorage:
+    return torch.empty(size_bytes, dtype=torch.uint8).untyped_storage()
+
+
+def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    made = _storage(storage.nbytes())
+    made.copy_(storage)
+    return made
+
+
 def _stored(result: Tensor, like: View) -> torch.UntypedStorage:
     """The storage of a result, as it lies on meta."""
     lies = (result.storage_offset(), tuple(result.shape), tuple(result.stride()))
     storage = result.untyped_storage()
     if lies == (like.offset, like.shape, like.stride) and storage.nbytes() == like.storage_bytes:
         return storage
-    storage = torch.UntypedStorage(like.storage_bytes)
+    storage = _storage(like.storage_bytes)
     _lying(like, storage).copy_(result)
     return storage
 

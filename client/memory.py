@@ -31,12 +31,12 @@ def free_bytes() -> int:
     return free
 
 
-class Within(TorchDispatchMode):
+class Within(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
     """While it is entered, tensors made of nothing are counted, and TooLargeError is raised in
     front of the one with which they would be more than there was memory for at the beginning."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's is untyped
         self.free, self.taken = free_bytes(), 0
 
     def __torch_dispatch__(

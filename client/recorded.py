@@ -39,7 +39,7 @@ def recipe_of(
     seen: dict[tuple[int, ...], str] = {}
     for name, parameter in module.named_parameters():
         if parameter.is_meta and parameter.numel():
-            place = parameter.untyped_storage()._cdata, parameter.storage_offset()
+            place = (parameter.untyped_storage()._cdata, int(parameter.storage_offset()))
             if (other := seen.setdefault((*place, parameter.numel()), name)) != name:
                 raise ValueError(
                     f"parameters {other!r} and {name!r} are two Parameters over the same memory: "

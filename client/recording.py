@@ -198,9 +198,9 @@ def _is_here(device: Any) -> bool:
 # ---------------------------------------------------------------- the modes
 
 
-class _Seeing(TorchDispatchMode):
+class _Seeing(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
     def __init__(self, recording: Recording) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's is untyped
         self._recording = recording
 
     def __torch_dispatch__(
@@ -229,7 +229,7 @@ class _Posing(TorchFunctionMode):
 _POSES: dict[Any, Any] = {
     torch.Tensor.is_meta.__get__: False,  # type: ignore[attr-defined]  # a descriptor of C
     torch.Tensor.is_cpu.__get__: True,  # type: ignore[attr-defined]  # a descriptor of C
-    torch.Tensor.device.__get__: torch.device("cpu"),  # type: ignore[attr-defined]  # of C
+    torch.Tensor.device.__get__: torch.device("cpu"),
 }
 _LEAVES = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
 

@@ -162,7 +162,7 @@ def _text(name: str, web: Web) -> bytes | None:
             from fsspec.core import url_to_fs
 
             files, path = url_to_fs(name)
-            return files.cat_file(path) if files.exists(path) else None  # type: ignore[no-any-return]
+            return files.cat_file(path) if files.exists(path) else None
         return Path(name).read_bytes() if Path(name).is_file() else None
     except (WebError, OSError, ImportError) as error:
         raise WeightFilesError(str(error)) from None

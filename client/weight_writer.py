@@ -53,7 +53,7 @@ def item_of(tensor: Tensor) -> Item:
     """A tensor that is in memory."""
 
     def pieces() -> Iterator[memoryview]:
-        yield memoryview(bytes_of(tensor.detach().cpu().contiguous()))
+        yield bytes_of(tensor.detach().cpu().contiguous()).data
 
     return Item(tensor.dtype, tuple(tensor.shape), tensor.numel() * tensor.itemsize, pieces)
 

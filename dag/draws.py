@@ -229,10 +229,10 @@ def orthogonal(key: Key, rows: int, columns: int) -> Floats:
     """(rows, columns): orthonormal columns, or rows if there are fewer of them, drawn uniformly
     from all such matrices. Takes 8·rows·columns·4 bytes, and min(rows, columns) passes over it."""
     tall, few = max(rows, columns), min(rows, columns)
-    a = np.empty(tall * few)
-    for start in range(0, len(a), CHUNK):
-        a[start : start + CHUNK] = normal(key, start, min(CHUNK, len(a) - start))
-    a = a.reshape(tall, few)
+    flat = np.empty(tall * few)
+    for start in range(0, len(flat), CHUNK):
+        flat[start : start + CHUNK] = normal(key, start, min(CHUNK, len(flat) - start))
+    a = flat.reshape(tall, few)
     reflections: list[tuple[Floats, float]] = []
     signs = np.ones(few)
     for k in range(few):
@@ -268,4 +268,5 @@ def _sum(a: Floats) -> Floats:
         half = n // 2
         a[:half] += a[n - half : n]
         n -= half
-    return a[0]
+    total: Floats = a[0]
+    return total

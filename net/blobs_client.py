@@ -24,6 +24,7 @@ import grpc.aio
 from ..proto.broker_pb2 import BlobPiece, BlobQuery, BlobRange
 from ..proto.broker_pb2_grpc import BlobsStub
 from ..proto.common_pb2 import BlobRef
+from .blob_pieces import packed
 from .cap import Cap
 from .grpc_quirks import hides_the_reason
 
@@ -112,6 +113,7 @@ class BlobClient:
     def use(self, channel: grpc.aio.Channel) -> None:
         """From now on every call goes over this one; transfers that break go on there."""
         self._stub: Any = BlobsStub(channel)  # type: ignore[no-untyped-call]  # generated
+        self._channel = channel
 
     # ------------------------------------------------------------ storing
 
@@ -153,9 +155,9 @@ class BlobClient:
         piece was taken for `stall_s`."""
         at = offset
 
-        async def upload() -> AsyncIterator[BlobPiece]:
+        async def upload() -> AsyncIterator[bytes]:
             nonlocal at
-            yield BlobPiece(ref=ref, offset=offset)
+            yield packed(offset, ref=ref)
             # Nothing is under way while it may be refused: see grpc_quirks.
             if not await call.initial_metadata():
                 await call.code()
@@ -163,10 +165,13 @@ class BlobClient:
             pieces = iter(_pieces(source, offset, self._up.piece(PIECE_BYTES)))
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                 await self._up.take(len(piece))
-                yield BlobPiece(offset=at, data=bytes(piece))
+                yield packed(at, piece)
                 at += len(piece)
 
-        call = self._stub.Store(upload())
+        store: Any = self._channel.stream_unary(  # of messages that are packed already
+            "/shoal.v1.Blobs/Store", response_deserializer=BlobRef.FromString
+        )
+        call = store(upload())
         answer = asyncio.ensure_future(call)
         try:
             while not answer.done():
@@ -234,13 +239,14 @@ class BlobClient:
                     asked_s = self._clock()
                     if (piece := await self._next(call)) is None:
                         break
-                    waited_s, came = waited_s + self._clock() - asked_s, came + len(piece.data)
-                    if piece.offset != at or (stop is not None and at + len(piece.data) > stop):
+                    data = piece.data  # a copy, each time that it is asked for
+                    waited_s, came = waited_s + self._clock() - asked_s, came + len(data)
+                    if piece.offset != at or (stop is not None and at + len(data) > stop):
                         raise BlobTransferError(
                             "DATA_LOSS",
-                            f"{what}: {len(piece.data)} bytes at {piece.offset}, expected {at}",
+                            f"{what}: {len(data)} bytes at {piece.offset}, expected {at}",
                         )
-                    at += len(piece.data)
+                    at += len(data)
                     if waited_s >= self._stall_s and at != stop:
                         if came < self._floor * waited_s:
                             raise BlobTransferError(
@@ -249,9 +255,9 @@ class BlobClient:
                                 f"{self._floor:g} a second",
                             )
                         waited_s, came = 0.0, 0
-                    await self._down.take_in_turns(len(piece.data))
+                    await self._down.take_in_turns(len(data))
                     tries = 0
-                    yield piece.data
+                    yield data
                 if stop is None or at == stop:
                     return
                 raise BlobTransferError("DATA_LOSS", f"{what}: it ended at {at}, expected {stop}")

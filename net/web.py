@@ -24,7 +24,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from .printable import printable
@@ -71,13 +71,18 @@ class Web:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._allowed, self._timeout_s, self._floor = allowed, timeout_s, floor
+        self._reachable = reachable
         self._attempts, self._pause = attempts, pause
-        handlers: list[urllib.request.BaseHandler] = [_Redirects(allowed)]
-        if reachable is not None:
-            dial = partial(_dial, reachable)
+
+    @cached_property
+    def _opener(self) -> urllib.request.OpenerDirector:
+        """Made when it is needed: it reads the system's certificates."""
+        handlers: list[urllib.request.BaseHandler] = [_Redirects(self._allowed)]
+        if self._reachable is not None:
+            dial = partial(_dial, self._reachable)
             context = ssl.create_default_context()
             handlers += [urllib.request.ProxyHandler({}), _Http(dial), _Https(dial, context)]
-        self._opener = urllib.request.build_opener(*handlers)
+        return urllib.request.build_opener(*handlers)
 
     def look(self, url: str) -> WebFile:
         """Size and tag of a file. Raises WebError, also where it is empty or the server does not
@@ -255,7 +260,7 @@ class _Http(urllib.request.HTTPHandler):
         self._dial = dial
 
     def http_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(partial(_http, self._dial), req)  # type: ignore[arg-type]
+        return self.do_open(partial(_http, self._dial), req)
 
 
 class _Https(urllib.request.HTTPSHandler):
@@ -265,4 +270,4 @@ class _Https(urllib.request.HTTPSHandler):
 
     def https_open(self, req: urllib.request.Request) -> Any:
         made = partial(_https, self._dial)
-        return self.do_open(made, req, context=self._tls)  # type: ignore[arg-type]
+        return self.do_open(made, req, context=self._tls)

@@ -30,3 +30,11 @@ def one_warm_planner() -> Iterator[None]:
 
     with SHARING.shared():
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_cache_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Hashes of weights that tests submit are not remembered in the home of who runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

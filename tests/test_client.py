@@ -29,6 +29,7 @@ from shoal.client.access import Access, AddressError, find_address
 from shoal.client.progress import follow
 from shoal.client.records import Recorder, read_run
 from shoal.client.submission import draft, prepare, transfer
+from shoal.client.weight_files import WeightFilesError
 from shoal.dag.lower import lower
 from shoal.job import Job, Model, SettingsError
 from shoal.proto import broker_pb2 as pb
@@ -573,7 +574,7 @@ def test_starting_weights_come_from_a_file(arrays: Path, tmp_path: Path) -> None
         steps=1,
         folder=tmp_path,
     )
-    with pytest.raises(models.ModelError, match="no readable safetensors file"):
+    with pytest.raises(WeightFilesError, match="no safetensors file"):
         models.build(bad)
 
 

@@ -19,7 +19,7 @@ from shoal.proto.broker_pb2 import Ready, RunSpec, StepReport, WeightFile
 from shoal.proto.broker_pb2_grpc import RunsStub
 from shoal.proto.common_pb2 import BlobRef
 
-GRAPH, CORE, DATA, WEIGHTS = ("11" * 32, "22" * 32, "33" * 32, "44" * 32)
+GRAPH, CORE, DATA, WEIGHTS, RECIPE = ("11" * 32, "22" * 32, "33" * 32, "44" * 32, "55" * 32)
 EXPORTED = "ab" * 32
 """What the world's peers export."""
 
@@ -27,7 +27,7 @@ EXPORTED = "ab" * 32
 def make_spec(world: Any) -> RunSpec:
     spec: RunSpec = world.spec(steps=1)
     spec.graph.hash, spec.data.hash = GRAPH, DATA
-    spec.core_graph.hash = CORE
+    spec.core_graph.hash, spec.recipe.hash = CORE, RECIPE
     spec.weights.append(WeightFile(blob=BlobRef(hash=WEIGHTS)))
     return spec
 
@@ -35,7 +35,10 @@ def make_spec(world: Any) -> RunSpec:
 def test_an_open_run_needs_what_it_was_submitted_with_an_ended_one_what_is_left(world) -> None:
     world.join("a")
     run, out = world.submit(make_spec(world))
-    assert needed(world.machine.runs.values()) == ({GRAPH, CORE, DATA, WEIGHTS}, {DATA})
+    assert needed(world.machine.runs.values()) == (
+        {GRAPH, CORE, DATA, WEIGHTS, RECIPE},
+        {DATA},
+    )
     ask = world.only(out, MakePlan)
     world.handle(PlanReady(run, ask.version, world.plan("a")))
     world.say("a", ready=Ready(run=run, term=1))

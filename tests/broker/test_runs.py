@@ -278,7 +278,7 @@ def test_large_parts_have_as_long_as_a_slow_link_takes(make_world) -> None:
     """Fetched before they are built, and brought at the end."""
     world = make_world(build_s=20.0, export_s=5.0)
     world.join("a")
-    run, out = world.submit(world.spec(1, steps=1))
+    run, out = world.submit(world.spec(1))
     plan = world.plan("a")
     large = PeerPrediction(peer="a", compute_s=1.0, device_bytes=125_000_000, host_bytes=0)
     plan = replace(plan, predicted=Prediction(peers=(large,)))  # 100 s over 10 Mbit/s

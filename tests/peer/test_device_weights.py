@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from shoal.peer.weights import DTYPES, WeightError, Weights, WeightsFile, serialize
+from shoal.peer.weights import DTYPES, Serialized, WeightError, Weights, WeightsFile, serialize
 
 
 def reading(data, log=None):
@@ -117,3 +117,24 @@ def test_a_truncated_file_is_refused():
     weights = Weights([WeightsFile("ab" * 32, len(data))], lambda h, o, n: data[o : o + n][:20])
     with pytest.raises(WeightError, match="expected"):
         weights["a"]
+
+
+def test_a_file_is_made_while_it_is_read():
+    tensors = {
+        "a": torch.randn(5, 3),
+        "b": torch.arange(4),
+        "c": torch.zeros(0),
+        "d": torch.ones(()),
+    }
+    whole, made = bytes(serialize(tensors, {"k": "v"})), Serialized(tensors, {"k": "v"})
+    assert made.size_bytes == len(whole)
+    for offset in range(0, len(whole) + 1, 7):
+        for most in (1, 64, 10_000):
+            pieces = list(made.pieces(offset, most))
+            assert b"".join(pieces) == whole[offset:]
+            assert all(0 < len(piece) <= most for piece in pieces)
+
+
+def test_what_files_say_of_themselves_is_read_with_them():
+    data = bytes(serialize({"a": torch.ones(2)}, {"format": "pt"}))
+    assert reading(data).metadata == {"format": "pt"}

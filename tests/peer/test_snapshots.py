@@ -145,6 +145,20 @@ def note(folder: Path, old: str, new: str) -> None:
     path.write_text(path.read_text().replace(old, new))
 
 
+def test_it_is_read_part_by_part_for_whoever_uploads_it(make: Make) -> None:
+    store = make()
+    store.put(SNAPSHOT, PARTS)
+    whole, streamed = b"".join(PARTS), store.streamed(NAME)
+    for offset in range(len(whole) + 1):
+        for most in (1, 4, 100):
+            pieces = list(streamed.pieces(offset, most))
+            assert b"".join(pieces) == whole[offset:]
+            assert all(0 < len(piece) <= most for piece in pieces)
+    store.drop(NAME)
+    with pytest.raises(SnapshotError, match="does not lie here"):
+        store.streamed(NAME)
+
+
 def test_a_part_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path)
     store.put(SNAPSHOT, PARTS)
