@@ -1,9 +1,9 @@
 """What optimizer states and weights in bfloat16 cost in learning, with stochastic rounding and with
 rounding to the nearest.
 
-    python benchmarks/large_states.py [--json FILE] [--steps 300] [--seeds 3]
+    python benchmarks/large_states.py [--json FILE] [--steps 400] [--seeds 3]
 
-The examples' GPT, small (two blocks of width 64 over windows of 64 bytes), trained on the standard
+The examples' GPT, small (two blocks of width 32 over windows of 32 bytes), trained on the standard
 library's sources by one process with a peer's own optimizer (`peer/optimizer.py`). All is computed
 in float32, so that nothing differs but what is kept between two steps:
 
@@ -47,7 +47,7 @@ VARIANTS = {
 }
 
 
-def figures(steps: int = 300, seeds: int = 3) -> list[Figure]:
+def figures(steps: int = 400, seeds: int = 3) -> list[Figure]:
     found: list[Figure] = []
     spread = 0.0
     for second in (FAST, SLOW):
@@ -67,13 +67,13 @@ def figures(steps: int = 300, seeds: int = 3) -> list[Figure]:
 
 
 def _job(seed: int, steps: int, second: float, state_dtype: str) -> Job:
-    args = {"layers": 2, "width": 64, "heads": 4, "length": 64, "dropout": 0.0}
+    args = {"layers": 2, "width": 32, "heads": 2, "length": 32, "dropout": 0.0}
     train = {"steps": steps, "batch": BATCH, "microbatch": BATCH, "lr": 2e-3, "eval_every": 0}
     return Job.from_table(
         {
             **{"version": 1, "name": "states", "seed": seed},
             "model": {"factory": "shoal.examples.gpt:gpt", "args": args},
-            "data": {"length": 64},
+            "data": {"length": 32},
             "train": {**train, "betas": [0.9, second], "state_dtype": state_dtype},
         }
     )
@@ -125,7 +125,7 @@ def _rounding(rule: str) -> Iterator[None]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     began = time.monotonic()

@@ -43,11 +43,12 @@ def _has_instructions(dtype: torch.dtype) -> bool:
 
 
 def _slices(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Rows with their float32 copy."""
-    rows = max(1, SLICE // max(1, weight.shape[1]))
-    for at in range(0, weight.shape[0], rows):
-        part = slice(at, at + rows)
-        yield part, weight[part].float()
+    """Rows with their float32 copy, which holds until the next ones."""
+    rows = min(len(weight), max(1, SLICE // max(1, weight.shape[1])))
+    buffer = weight.new_empty(rows, weight.shape[1], dtype=torch.float32)
+    for at in range(0, len(weight), max(1, rows)):
+        part = weight[at : at + rows].detach()
+        yield slice(at, at + rows), buffer[: len(part)].copy_(part)
 
 
 class _Linear(torch.autograd.Function):

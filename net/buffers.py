@@ -16,7 +16,7 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Buffers", "keep_heap_warm"]
+__all__ = ["Buffers", "keep_heap_warm", "trim_heap"]
 
 _PAGE_BYTES = 4096
 _SMALL_BYTES = 64 * 1024
@@ -100,6 +100,14 @@ def keep_heap_warm() -> None:
             mallopt = ctypes.CDLL(None).mallopt
             mallopt(_M_MMAP_THRESHOLD, 32 * 1024**2)
             mallopt(_M_TRIM_THRESHOLD, 64 * 1024**2)
+
+
+def trim_heap() -> None:
+    """Makes glibc give back what was freed and lies between what is in use: to be called behind
+    much reading, of which little stays. Elsewhere than on glibc nothing happens."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h

@@ -21,6 +21,7 @@ from ..dag.infer import infer_operator
 from ..dag.rules import check_graph
 from ..dag.schedule import Action, Kind, shares_gradient
 from ..dag.split_weights import grouped
+from ..net.buffers import trim_heap
 from .codings import Codings
 from .data.reader import Reader
 from .exchange import Exchange, Held, Wire
@@ -36,6 +37,8 @@ from .weights import WeightError, has_start, starting_spec, starting_tensor
 __all__ = ["Inputs", "Work", "build_work"]
 
 Inputs = dict[str, Tensor]
+TRIM_BYTES = 64 << 20
+"""Of weights that are read before the heap is trimmed: it takes a millisecond or two."""
 
 
 @dataclass(eq=False)
@@ -192,6 +195,7 @@ def build_work(
             firsts=firsts,
         )
         held[stage.index] = Held(stage, executor, optimizer)
+    trim_heap()
     wire = Wire(flow, graph)
     for k, part in held.items():
         if not plan.stages[k].ahead or not shares_gradient(part.stage):
@@ -327,6 +331,7 @@ class _Starting(Mapping[str, Tensor]):
 
     def __init__(self, files: Mapping[str, Tensor], graph: Graph) -> None:
         self._files, self._graph = files, graph
+        self._read = 0  # bytes
         self._tied = {p.name: p.tied for p in graph.parameters}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -343,6 +348,11 @@ class _Starting(Mapping[str, Tensor]):
                 raise WeightError(f"weights of {name!r}: expected {spec!r}, got {got!r}")
             tensor = starting_tensor(self._files, there)
             assert tensor is not None, "its spec is there"
+            # Each is copied to its place, and came in pieces: the heap would be full of holes.
+            self._read += tensor.nbytes
+            if self._read > TRIM_BYTES:
+                self._read = 0
+                trim_heap()
             return tensor.to(wanted)
         raise WeightError(f"no weights file has {name!r}: the submitter has to upload it")
 

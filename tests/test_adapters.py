@@ -13,6 +13,7 @@ peft = pytest.importorskip("peft")
 from shoal.client import models, submission, weights  # noqa: E402
 from shoal.client.adapters import AdapterError, plain_name, save_config, trained_only  # noqa: E402
 from shoal.job import Job, SettingsError  # noqa: E402
+from shoal.job.settings import plain  # noqa: E402
 
 # peft asks transformers by a name that goes away.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
@@ -46,13 +47,13 @@ def test_the_base_is_frozen_in_its_dtype_and_the_adapter_trained_in_fp32(built: 
 
 
 def test_names_are_those_without_the_adapter(built: nn.Module) -> None:
-    plain = plain_name(built)
+    name_of = plain_name(built)
     base = models.build(job(lora={}, args={"dtype": "bfloat16"}))
-    mine = {plain(n) for n in built.state_dict() if ".lora_" not in n}
+    mine = {name_of(n) for n in built.state_dict() if ".lora_" not in n}
     assert mine == set(base.state_dict())
     whole = peft.get_peft_model(base, peft.LoraConfig(**LORA))
     assert {plain_name(whole)(n) for n in whole.state_dict()} == {
-        plain(n) for n in built.state_dict()
+        name_of(n) for n in built.state_dict()
     }
 
 
@@ -77,14 +78,14 @@ def test_a_submission_sends_no_gradient_of_the_base() -> None:
 def test_an_export_is_what_peft_reads(built: nn.Module, tmp_path: Path) -> None:
     """Its logits are those of the module that was trained."""
     generator = torch.Generator().manual_seed(1)
-    plain = plain_name(built)
+    name_of = plain_name(built)
     with torch.no_grad():
         for p in built.parameters():
             if p.requires_grad:
                 p.normal_(0.0, 0.1, generator=generator)
     (tmp_path / "sidecars").mkdir()
     assert save_config(built, tmp_path / "sidecars") is not None
-    trained = {plain(n): p.detach() for n, p in built.named_parameters() if p.requires_grad}
+    trained = {name_of(n): p.detach() for n, p in built.named_parameters() if p.requires_grad}
     folder = weights.write(trained_only(trained), tmp_path, None, "peft")
     assert sorted(p.name for p in folder.iterdir()) == [
         "adapter_config.json",
@@ -122,3 +123,19 @@ def test_more_than_the_adapter_is_no_adapter(tmp_path: Path) -> None:
     module.get_parameter("model.norm.weight").requires_grad_(True)
     with pytest.raises(AdapterError, match=r"model\.norm\.weight.*belongs to no adapter"):
         save_config(module, tmp_path)
+
+
+def test_weights_in_bf16_need_products_in_bf16() -> None:
+    for key in ("frozen_dtype", "trained_dtype"):
+        with pytest.raises(SettingsError, match=rf'{key}.*expected dtype = "bf16"|Expected dtype'):
+            job(**{key: "bf16"})
+
+
+def test_who_steps_ahead_needs_fp32() -> None:
+    """What its codec holds back is less than the digits of a bf16 weight."""
+    made = job(lora={}, dtype="bf16", trained_dtype="bf16")
+    table = {**plain(made), "codec": {"grad": "int8", "feedback": "ahead"}, "output": {}}
+    ahead = Job(**{**vars(Job.from_table(table)), "folder": EXAMPLES})
+    wanted = pytest.raises(SettingsError, match=r"codec\.feedback.*bfloat16.*weights in fp32")
+    with wanted, submission.prepare(ahead):
+        pass
