@@ -37,7 +37,7 @@ from .weights import WeightError, has_start, starting_spec, starting_tensor
 __all__ = ["Inputs", "Work", "build_work"]
 
 Inputs = dict[str, Tensor]
-TRIM_BYTES = 128 << 20
+TRIM_BYTES = 64 << 20
 """Of weights that are read before the heap is trimmed: it takes a millisecond or two."""
 
 
