@@ -10,6 +10,7 @@ say that all of the 70B in fp32 with AdamW does not fit, and what would be enoug
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,8 @@ from table import Figure
 __all__ = ["figures"]
 
 TESTBEDS = (24, 48)
+LIMIT = "48h"
+"""Of a world's clock: minutes a step, and hours for weights over home uplinks."""
 SCENARIOS = Path(__file__).parents[1] / "sim" / "scenarios"
 MODELS = {"8b": True, "70b": False, "moe": False}
 """Whether all of the model is trained; otherwise an adaptation over its frozen base."""
@@ -61,9 +64,15 @@ def _plan(file: Path, peers: int) -> Ran:
 
 
 def _ghost(file: Path, peers: int) -> Ran:
-    """Raises SystemExit where it does not do its steps."""
-    command = [SHOAL, "sim", f"testbed-{peers}", "--ghost", "--job", str(file)]
-    ran = run([*command, "--steps", str(STEPS), "--quiet"])
+    """A world of the testbed with as much time as three steps of a large model take. Raises
+    SystemExit where it does not do them."""
+    text = (SCENARIOS / f"testbed-{peers}.toml").read_text()
+    for line in text.splitlines():
+        if line.startswith("job = "):
+            text = text.replace(line, f"job = {json.dumps(str(file))}\nlimit = {json.dumps(LIMIT)}")
+    scenario = file.with_name(f"testbed-{peers}.toml")
+    scenario.write_text(text)
+    ran = run([SHOAL, "sim", str(scenario), "--ghost", "--steps", str(STEPS), "--quiet"])
     _say(f"ghosts of {file.parent.name} on testbed-{peers}", ran)
     if ran.status:
         raise SystemExit(ran.output)

@@ -112,7 +112,8 @@ def auto(request: PlanRequest) -> Plan:
         found.append((chosen, seconds))
     fitting = [x for x in found if x[0].best is not None and x[0].best.fits]
     if not fitting:
-        judge = found[0][0].judge
+        # What is short with the smallest microbatches is short with all.
+        judge = min((j for j, _ in looked), key=lambda j: j.request.microbatch_size)
         raise no_plan_beside(judge) or no_plan(judge)
     fitting.sort(key=lambda x: x[0].best.seconds if x[0].best else float("inf"))
     chosen, seconds = fitting[0]

@@ -28,10 +28,12 @@ MOST_JOINING = 256
 def no_plan(judge: Judge) -> NoPlan:
     """What is short, by how much, and the smallest changes that were found to help."""
     short = shortage(judge)
-    helps = list(_helps(judge))
-    if not helps:
-        return short
-    text = f"{short.reason}; what would be enough: {', or '.join(helps)}"
+    helps, text = list(_helps(judge)), short.reason
+    if helps:
+        text += f"; what would be enough: {', or '.join(helps)}"
+    size = judge.request.microbatch_size
+    if size > 1 and not judge.request.others:
+        text += f"; a smaller train.microbatch than {size} keeps less, too"
     return NoPlan(text, short.code, short.short_bytes)
 
 
@@ -105,8 +107,6 @@ def _smaller(request: PlanRequest, rooms: list[int]) -> Iterator[str]:
         if smaller and _enough(Judge(other), rooms):
             yield f"a microbatch of {other.microbatch_size} instead of {request.microbatch_size}"
             return
-    if request.microbatch_size > 1 and not request.others:
-        yield f"a smaller train.microbatch than {request.microbatch_size} (each keeps less)"
 
 
 def _a_small_part(judge: Judge, rooms: list[int]) -> Iterator[str]:

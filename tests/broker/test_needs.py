@@ -7,10 +7,11 @@ import re
 
 import pytest
 
-from shoal.broker.scheduler.auto import auto
+from shoal.broker.scheduler.auto import auto, space_of
 from shoal.broker.scheduler.cases import random_case
 from shoal.broker.scheduler.interface import NoPlan
 from shoal.broker.scheduler.judge import Judge
+from shoal.broker.scheduler.seeds import Seeds
 from shoal.broker.scheduler.shortage import fitting, shortage
 from shoal.job.words import size_text
 
@@ -78,3 +79,19 @@ def test_more_memory_that_is_said_to_help_helps(seed: int) -> None:
     more = small[i].device_memory_bytes + int(size * 1.001) + 1  # it is said in four digits
     small[i] = dataclasses.replace(small[i], device_memory_bytes=more)
     auto(dataclasses.replace(request, offers=tuple(small)))  # has a plan
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("share", [1, 4, 9])
+def test_what_is_told_not_to_fit_without_compiling_it_does_not(seed: int, share: int) -> None:
+    request = random_case(seed, operators=8, held=False)
+    offers = tuple(
+        dataclasses.replace(o, device_memory_bytes=o.device_memory_bytes // share)
+        for o in request.offers
+    )
+    judge = Judge(dataclasses.replace(request, offers=offers))
+    for candidate in Seeds(judge, space_of(request)).all():
+        if judge.cuttable(candidate):
+            needed = judge.device_bytes(candidate)
+            fits = all(size <= offers[p].device_memory_bytes for p, size in needed.items())
+            assert judge.fits(candidate) == fits
