@@ -118,7 +118,9 @@ def _is_too_large(request: PlanRequest) -> bool:
     graph = request.graph
     name, _ = find_head(graph).weights[0]
     trainable = any(p.name == name and p.trainable for p in graph.parameters)
-    size = graph.spec[f"param:{name}"].size_bytes
-    size *= 2 + request.options.optimizer_slots if trainable else 1
+    spec = graph.spec[f"param:{name}"]
+    size = spec.size_bytes
+    if trainable:
+        size += spec.size_bytes + request.options.state_bytes * spec.elements
     small = sum(o.device_memory_bytes < size for o in request.offers)
     return 2 * small > len(request.offers)
