@@ -26,7 +26,7 @@ from torch.func import functional_call
 
 from ..dag.recipe import Recipe
 from ..job import LIVE, Job
-from .initialise import check_seed, give_values, recording_of
+from .initialise import check_seed, give_values, recording_of, replace_parameters
 from .memory import TooLargeError, Within
 from .recorded import recipe_of
 from .recording import Recording, record
@@ -67,6 +67,7 @@ class Outline:
     recording: what is known of its parameters, which lie on `meta`; None: it has all its values.
     recipe: how those begin that need no values; others: the parameters that do, by name.
     file: what begins as `model.weights` has it instead, by name.
+    live: whether the module is the user's own.
     """
 
     module: nn.Module
@@ -74,6 +75,7 @@ class Outline:
     recipe: Recipe | None = None
     others: Mapping[str, Tensor] = field(default_factory=dict)
     file: Mapping[str, Tensor] | None = None
+    live: bool = False
 
     def is_made(self, name: str) -> bool:
         """Whether the recipe makes it, so that nobody sends it."""
@@ -146,31 +148,42 @@ def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> Outline
     if empty and file is None:
         rest = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
         say(f'nothing gives parameter "{empty[0]}"{rest} a value: it begins at 0')
-    return Outline(module=module, recording=recording, recipe=recipe, others=others, file=file)
+    return Outline(
+        module=module,
+        recording=recording,
+        recipe=recipe,
+        others=others,
+        file=file,
+        live=job.module is not None,
+    )
 
 
 def capturable(found: Outline) -> nn.Module:
-    """The module of an outline as it is captured, on the CPU. One of at most SMALL bytes gets its
-    values, so that it can be tried; of a larger one this is a copy with fake parameters: they have
-    shape, dtype and place, and no values. Raises ModelError."""
-    if found.recording is None:
+    """The module of an outline as it is captured, on the CPU; a live one is copied and stays as it
+    is. One of at most SMALL bytes gets its values, so that it can be tried; parameters of a larger
+    one are fake: they have shape, dtype and place, and no values. Raises ModelError."""
+    if found.recording is None or found.recipe is None:
         return on_cpu(found.module)
-    if sum(p.nbytes for p in found.module.parameters()) <= SMALL:
-        assert found.recipe is not None, "what is recorded has a recipe"
-        give_values(found.module, found.recording, found.recipe.seed)
+    try:
+        module = _copied(found.module, lambda tensor: tensor) if found.live else found.module
+    except Exception as error:  # a copy runs the user's code
+        raise ModelError(f"the model cannot be copied ({_story(error)})") from error
+    if sum(p.nbytes for p in module.parameters()) <= SMALL:
+        give_values(module, found.recording, found.recipe.seed)
         if found.file is not None:
-            load_named(found.module, found.file)
-        return found.module
+            load_named(module, found.file)
+        return module
     fake = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def faked(tensor: Tensor) -> Tensor:
-        if not tensor.is_meta:
-            return tensor
+    def faked(name: str, parameter: nn.Parameter) -> Tensor | None:
+        if not parameter.is_meta:
+            return None
         with fake:
-            shape, strides = tensor.shape, tensor.stride()
-            return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="cpu")
+            shape, strides = parameter.shape, parameter.stride()
+            return torch.empty_strided(shape, strides, dtype=parameter.dtype, device="cpu")
 
-    return _copied(found.module, faked)
+    replace_parameters(module, faked)
+    return module
 
 
 def has_values(module: nn.Module) -> bool:
