@@ -18,7 +18,14 @@ from ..dag.recipe import make
 from .recorded import recipe_of
 from .recording import Recording, record, replace_tensors
 
-__all__ = ["check_seed", "deferred_init", "give_values", "initialise", "recording_of"]
+__all__ = [
+    "check_seed",
+    "deferred_init",
+    "give_values",
+    "initialise",
+    "recording_of",
+    "replace_parameters",
+]
 
 _recordings: weakref.WeakKeyDictionary[nn.Module, Recording] = weakref.WeakKeyDictionary()
 
@@ -70,18 +77,27 @@ def give_values(
     check_seed(recording, seed)
     recipe, _, _ = recipe_of(module, recording, seed)
     threads = torch.get_num_threads()
+
+    def value(name: str, parameter: nn.Parameter) -> Tensor | None:
+        if (other := elsewhere(name)) is not None:
+            return other.to(parameter.dtype)
+        if name in recipe.tensors:
+            return make(recipe.tensors[name], seed, threads=threads)
+        return recording.value(parameter, seed) if recording.has(parameter) else None
+
+    replace_parameters(module, value)
+
+
+def replace_parameters(
+    module: nn.Module, value: Callable[[str, nn.Parameter], Tensor | None]
+) -> None:
+    """Gives parameters other tensors, in place; None leaves one as it is. What is tied stays
+    tied."""
     made: dict[int, nn.Parameter] = {}
     for name, parameter in module.named_parameters():
-        if (other := elsewhere(name)) is not None:
-            value = other.to(parameter.dtype)
-        elif name in recipe.tensors:
-            value = make(recipe.tensors[name], seed, threads=threads)
-        elif recording.has(parameter):
-            value = recording.value(parameter, seed)
-        else:
-            continue
-        made[id(parameter)] = new = nn.Parameter(value, parameter.requires_grad)
-        new.__dict__.update(parameter.__dict__)
+        if (tensor := value(name, parameter)) is not None:
+            made[id(parameter)] = new = nn.Parameter(tensor, parameter.requires_grad)
+            new.__dict__.update(parameter.__dict__)
     for part in module.modules():
         for name, held in list(part._parameters.items()):
             if id(held) in made:

@@ -12,7 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from inspect import signature
 from pathlib import Path
@@ -32,7 +32,7 @@ from ..peer.weights import spec_of
 from . import weight_files
 from .adapters import AdapterError, adapted, plain_name
 from .fitting import Wanted, fit
-from .initialise import check_seed, give_values, recording_of
+from .initialise import check_seed, give_values, recording_of, replace_parameters
 from .memory import TooLargeError, Within
 from .recorded import recipe_of
 from .recording import Recording, record
@@ -78,12 +78,14 @@ class Outline:
     recording: what is known of its parameters, which lie on `meta`; None: it has all its values.
     recipe: how those begin that need no values; others: the parameters that do, by name. Names are
     those of the graph.
+    live: whether the module is the user's own.
     """
 
     module: nn.Module
     recording: Recording | None = None
     recipe: Recipe | None = None
     others: Mapping[str, Tensor] = field(default_factory=dict)
+    live: bool = False
 
     def is_made(self, name: str) -> bool:
         """Whether the recipe makes it, so that nobody sends it."""
@@ -164,28 +166,39 @@ def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> Outline
     plain = plain_name(module)
     recipe = Recipe(recipe.seed, {plain(n): i for n, i in recipe.tensors.items()})
     others = {plain(n): t for n, t in others.items()}
-    return Outline(module=module, recording=recording, recipe=recipe, others=others)
+    return Outline(
+        module=module,
+        recording=recording,
+        recipe=recipe,
+        others=others,
+        live=job.module is not None,
+    )
 
 
 def capturable(found: Outline, job: Job) -> nn.Module:
-    """The module of an outline as it is captured, on the CPU. One of at most SMALL bytes gets its
-    values, so that it can be tried; of a larger one this is a copy with fake parameters: they have
-    shape, dtype and place, and no values. Raises ModelError."""
+    """The module of an outline as it is captured, on the CPU; a live one is copied and stays as it
+    is. One of at most SMALL bytes gets its values, so that it can be tried; parameters of a larger
+    one are fake: they have shape, dtype and place, and no values. Raises ModelError."""
     if found.recording is None:
         return on_cpu(found.module)
-    if sum(p.nbytes for p in found.module.parameters()) <= SMALL:
-        _fill(found, job)
-        return found.module
+    try:
+        module = _copied(found.module, lambda tensor: tensor) if found.live else found.module
+    except Exception as error:  # a copy runs the user's code
+        raise ModelError(f"the model cannot be copied ({_story(error)})") from error
+    if sum(p.nbytes for p in module.parameters()) <= SMALL:
+        _fill(replace(found, module=module), job)
+        return module
     fake = FakeTensorMode(allow_non_fake_inputs=True)
 
-    def faked(tensor: Tensor) -> Tensor:
-        if not tensor.is_meta:
-            return tensor
+    def faked(name: str, parameter: nn.Parameter) -> Tensor | None:
+        if not parameter.is_meta:
+            return None
         with fake:
-            shape, strides = tensor.shape, tensor.stride()
-            return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="cpu")
+            shape, strides = parameter.shape, parameter.stride()
+            return torch.empty_strided(shape, strides, dtype=parameter.dtype, device="cpu")
 
-    return _copied(found.module, faked)
+    replace_parameters(module, faked)
+    return module
 
 
 def has_values(module: nn.Module) -> bool:

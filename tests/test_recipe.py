@@ -115,14 +115,17 @@ def test_a_module_that_was_deferred_is_submitted_by_its_recipe(folder: Path) -> 
     finally:
         sys.path.remove(str(folder))
         sys.modules.pop("net", None)
-    deferred = shoal.deferred_init(net_module.net)
+    deferred = shoal.deferred_init(net_module.net, seed=5)
     with prepare(plain) as by_factory, prepare(replace(plain, module=deferred)) as live:
         a, b = values(by_factory), values(live)
     assert a.keys() == b.keys()
     recipe = by_factory.recipe
     assert recipe is not None
-    for name in a.keys() - {"mix"}:
-        assert torch.equal(a[name], b[name]), name
+    for name, tensor in a.items():
+        assert torch.equal(tensor, b[name]), name
+    assert deferred.embed.weight.is_meta, "it is the user's, and stays as it was"
+    mine = shoal.initialise(deferred, 5)
+    assert all(torch.equal(p, b[name]) for name, p in mine.named_parameters())
 
 
 def test_a_weights_file_wins_over_the_recipe(folder: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +38,26 @@ def test_the_bits_of_a_draw_are_for_ever():
     }
     found = {n: hashlib.sha256(a.astype("<f8").tobytes()).hexdigest()[:16] for n, a in made.items()}
     assert found == GOLDEN
+
+
+def test_the_bits_do_not_depend_on_the_processors_instructions():
+    """Without AVX and fused multiply-adds, as far as numpy can do without them."""
+    code = (
+        "import hashlib\n"
+        "from shoal.dag import draws\n"
+        f"made = draws.normal({KEY!r}, 0, draws.CHUNK)\n"
+        "print(hashlib.sha256(made.astype('<f8').tobytes()).hexdigest())"
+    )
+    off = {"NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512_SKX X86_V3 X86_V4"}
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=os.environ | off,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    here = draws.normal(KEY, 0, draws.CHUNK).astype("<f8").tobytes()
+    assert ran.stdout.strip() == hashlib.sha256(here).hexdigest()
 
 
 def test_only_arithmetic_that_ieee_754_fixes_is_used():
