@@ -256,9 +256,9 @@ def _contents(part: nn.Module) -> list[tuple[Any, tuple[list[Any], list[Any]]]]:
     return [(v, _of(v)) for v in part.__dict__.values() if isinstance(v, (dict, list))]
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
     def __init__(self, chains: Sequence[Chain], names: Mapping[int, str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.prefix, self.all = _Segment(), _Segment()
         self.made: list[list[_Segment]] = [[] for _ in chains]
         self._names = names
