@@ -134,8 +134,8 @@ class _Run:
         return (
             op.target,
             _parts(op.name)[0],
-            [map_arg(a, plain) for a in _plain_args(op)],  # type: ignore[arg-type]
-            [(k, map_arg(a, plain)) for k, a in op.kwargs],  # type: ignore[arg-type]
+            [map_arg(a, plain) for a in _plain_args(op)],
+            [(k, map_arg(a, plain)) for k, a in op.kwargs],
             op.outputs,
             op.returns_tuple,
             self._moved(op.module, blocks),
@@ -151,7 +151,7 @@ class _Run:
             if steps.setdefault(kind, two - one) != two - one:
                 raise DifferError(f"{b.name} has another number than {a.name} and its like say")
             if takes_key(a.target):
-                keys.add(b.args[-1] - a.args[-1])  # type: ignore[operator]
+                keys.add(int(b.args[-1]) - int(a.args[-1]))  # type: ignore[arg-type]
         if len(keys) > 1:
             raise DifferError(f"the numbers of random operators grow by {sorted(keys)}")
         return steps, keys.pop() if keys else 0

@@ -64,6 +64,8 @@ class Trace:
     blocks: list[list[bytes]]
     results: Event
     in_eval: bytes
+    random: bool
+    """Whether anything was drawn in what is left."""
 
 
 @dataclass
@@ -119,7 +121,8 @@ def same_in_eval(
                 traces.append(trace(module, inputs, loss, 5))
     except Exception:  # whatever the user's code raises without values, export explains
         return False
-    return len({(t.in_eval, t.results) for t in traces}) == 1
+    # A mask that is drawn in both modes is one that the eval form would leave out.
+    return len({(t.in_eval, t.results) for t in traces}) == 1 and not traces[1].random
 
 
 def _run(
@@ -150,7 +153,8 @@ def _run(
         hook = register_module_forward_pre_hook(recorder.called)
         try:
             # As in an export: a forward may ask (transformers does).
-            with _compiling_state_context(), _untouched(module), recorder, _Flags(recorder):
+            flags = _Flags(recorder) if module.training else nullcontext()
+            with _compiling_state_context(), _untouched(module), recorder, flags:
                 results = forward_of(module, given, loss)
         finally:
             hook.remove()
@@ -158,7 +162,11 @@ def _run(
         raise UnclearError("a block was not called")
     blocks = [[block.both() for block in made] for made in recorder.made]
     return Trace(
-        recorder.prefix.both(), blocks, recorder.plain(results), recorder.all.digest.digest()
+        recorder.prefix.both(),
+        blocks,
+        recorder.plain(results),
+        recorder.all.digest.digest(),
+        recorder.random,
     )
 
 
@@ -256,9 +264,9 @@ def _contents(part: nn.Module) -> list[tuple[Any, tuple[list[Any], list[Any]]]]:
     return [(v, _of(v)) for v in part.__dict__.values() if isinstance(v, (dict, list))]
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
     def __init__(self, chains: Sequence[Chain], names: Mapping[int, str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.prefix, self.all = _Segment(), _Segment()
         self.made: list[list[_Segment]] = [[] for _ in chains]
         self._names = names
@@ -274,6 +282,7 @@ class _Recorder(TorchDispatchMode):
         self._kept: list[Tensor] = []  # else the id of one that died could be another's
         self._thread = threading.get_ident()
         self._real = 0
+        self.random = False
 
     def called(self, module: nn.Module, args: Any) -> None:
         """A module is about to run; where it is a block, what follows is that block's."""
@@ -297,6 +306,7 @@ class _Recorder(TorchDispatchMode):
         given = self.plain(args), self.plain(kwargs or {})
         event = (str(func), torch.is_grad_enabled(), *given)
         at = self._now.add(event)
+        self.random |= torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         self.all.add(event)
         results = func(*args, **(kwargs or {}))
         made = results if isinstance(results, (tuple, list)) else (results,)

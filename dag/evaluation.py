@@ -14,7 +14,7 @@ from .graph import Arg, Graph, GraphError, Operator, OperatorSet, Output, Ref, m
 from .operators import takes_key
 from .simplify import simplify
 
-__all__ = ["EvaluationError", "check_evaluation", "evaluation"]
+__all__ = ["EvaluationError", "check_evaluation", "evaluation", "only_masks_change"]
 
 _NO_TRAINING = "aten._native_batch_norm_legit_no_training.default"
 _RECURRENT = frozenset(f"aten.{n}.input" for n in ("lstm", "gru", "rnn_tanh", "rnn_relu"))
@@ -69,6 +69,17 @@ def _evaluated(op: Operator, factors: dict[str, float], operator_set: OperatorSe
     if op.target in _RECURRENT:
         return replace(op, args=(*op.args[:6], False, *op.args[7:]))
     return op
+
+
+def only_masks_change(graph: Graph) -> bool:
+    """Whether the eval form differs from the graph by what draws masks alone."""
+    pairs = zip(graph.operators, evaluation(graph).operators, strict=True)
+    return all(
+        a.target in _DROPOUT
+        or a.target == "shoal.attention.default"
+        or (a.target, a.args) == (b.target, b.args)
+        for a, b in pairs
+    )
 
 
 _Line = tuple[str, tuple[Arg, ...], tuple[tuple[str, Arg], ...]]

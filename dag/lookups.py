@@ -85,9 +85,7 @@ def ignoring(graph: Graph, known: Mapping[str, Tensor]) -> frozenset[str]:
     ]
     values = _worked_out(graph, [x.index for x in lookups], known)
     return frozenset(
-        x.operator.name
-        for x in lookups
-        if x.index not in values or bool((values[x.index] == x.ignored).any())
+        x.operator.name for x in lookups if x.index not in values or x.ignored in values[x.index]
     )
 
 

@@ -152,9 +152,8 @@ class _Seen:
             return Numbers(0)
         if self._knows_batch():
             number = self.op.args[-1] if self.op.args else None
-            made = self.name in ("full", "scalar_tensor") and isinstance(number, Size)
-            if made and not sized and number.plus == 0:
-                return Sum(COUNT)
+            if self.name in ("full", "scalar_tensor") and isinstance(number, Size) and not sized:
+                return Sum(COUNT) if number.plus == 0 else self.meet()
             self.meet("knows how many samples there are")
         if not sized:
             return FIXED

@@ -30,6 +30,7 @@ from shoal.client.progress import follow
 from shoal.client.records import Recorder, read_run
 from shoal.client.submission import draft, prepare, transfer
 from shoal.client.weight_files import WeightFilesError
+from shoal.dag.capture import capture
 from shoal.dag.lower import lower
 from shoal.job import Job, Model, SettingsError
 from shoal.proto import broker_pb2 as pb
@@ -458,20 +459,44 @@ def spoken(folder: Path, module: nn.Module, length: int = 8, **more: Any) -> Job
 
 
 @pytest.mark.parametrize(
-    ("words", "positions"), [(256, 7), (64, 8)], ids=["too few positions", "too few words"]
+    ("words", "positions", "says"),
+    [(256, 7, "'places' .* row 7, and has 0 to 6"), (64, 8, "'words' .* row 1.*has 0 to 63")],
+    ids=["too few positions", "too few words"],
 )
+@pytest.mark.parametrize("small", [True, False])
 def test_data_that_the_model_does_not_take_is_found_before_anything_is_sent(
-    tmp_path: Path, words: int, positions: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: int,
+    positions: int,
+    says: str,
+    small: bool,
 ) -> None:
+    if not small:
+        monkeypatch.setattr(models, "SMALL", 0)
     job = spoken(tmp_path, Words(words, positions))
-    for submit in (prepare, contextmanager(lambda job: iter([draft(job)]))):
-        with (
-            pytest.raises(
-                models.ModelError, match=r"x int64\[2, 8\], y .*IndexError.*data\.length"
-            ),
-            submit(job),
-        ):
-            pass
+    submit = prepare if small else contextmanager(lambda job: iter([draft(job)]))
+    with (
+        pytest.raises(models.ModelError, match=rf"x int64\[2, 8\], y .*{says}.*data\.length"),
+        submit(job),
+    ):
+        pass
+
+
+def test_what_only_values_show_is_found_in_a_small_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Learned(Words):
+        """The row that is looked up depends on a weight."""
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            beyond = (self.norm.weight.mean() * 0 + len(self.places.weight)).long()
+            return super().forward(x, y) + self.places(beyond).mean()
+
+    with pytest.raises(models.ModelError, match=r"IndexError.*data\.length"):
+        draft(spoken(tmp_path, Learned(256, 8)))
+    monkeypatch.setattr(models, "SMALL", 0)
+    draft(spoken(tmp_path, Learned(256, 8)))
 
 
 def test_the_trial_leaves_the_model_and_randomness_as_they_were(tmp_path: Path) -> None:
@@ -486,11 +511,12 @@ def test_the_trial_leaves_the_model_and_randomness_as_they_were(tmp_path: Path) 
 
 def test_what_the_machine_cannot_is_no_fault_of_the_data() -> None:
     class Large(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
             return torch.empty(2**60)
 
     said: list[str] = []
-    models.check_takes(Large(), {"x": torch.zeros(2)}, said.append)
+    batch = {"x": torch.zeros(2, 4), "y": torch.zeros(2, 4)}
+    models.check_takes(Large(), capture(Rows(), batch).graph, batch, said.append)
     assert "no batch could be tried here (RuntimeError:" in said[0]
 
 
@@ -519,7 +545,12 @@ def test_a_hugging_face_model_needs_targets(tmp_path: Path) -> None:
         pass
 
 
-def test_the_planner_may_choose_the_microbatch_where_nothing_depends_on_it(arrays: Path) -> None:
+@pytest.mark.parametrize("small", [True, False])
+def test_the_planner_may_choose_the_microbatch_where_nothing_depends_on_it(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    if not small:
+        monkeypatch.setattr(models, "SMALL", 0)
     with prepare(replace(tiny(arrays), module=Rows())) as prepared:
         assert prepared.job.train.microbatch == 2
         assert prepared.microbatch_sizes == (1, 4, 8)

@@ -119,7 +119,7 @@ TOGETHER: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], str]]
     "number of the sample": (
         lambda: Of(lambda h, y, m: (h * torch.arange(h.shape[0])[:, None, None]).mean()),
         rows,
-        "arange",
+        "arange|numbers",
     ),
     "number of samples": (lambda: Of(lambda h, y, m: (h * h.shape[0]).mean()), rows, "how many"),
     "the square of a mean": (lambda: Of(lambda h, y, m: h.mean().square()), rows, "pow|square"),
