@@ -90,6 +90,11 @@ def fit(
             f"({_some(left)}): name them by model.rename, or those that begin as the factory makes "
             "them by model.fresh"
         )
+    if absent := [one.names[0] for one in wanted if not one.needed and one.names[0] not in found]:
+        say(
+            f"{len(absent)} buffers are not in the files, and begin as the factory makes them "
+            f"({_some(absent)})"
+        )
     if left:
         say(f"{len(left)} tensors of the files are not the model's, and left out ({_some(left)})")
     return Pretrained(stored, found)
