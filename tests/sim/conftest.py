@@ -20,6 +20,7 @@ from shoal.dag.convert import graph_to_bytes, lowered_to_bytes
 from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.graph import Graph
 from shoal.dag.plan import Plan
+from shoal.dag.recipe import Recipe, make
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
 from shoal.peer.weights import merge_blocks
@@ -92,19 +93,33 @@ class Laboratory:
         assert last.phase == broker_pb2.DONE, last.reason.text
         steps = [e.step for e in events if e.HasField("step")]
         assert [s.step for s in steps] == list(range(last.steps))
-        files = [e.weights.files for e in events if e.HasField("weights")][-1]
+        exported = [e.weights for e in events if e.HasField("weights")][-1]
         weights: dict[str, Tensor] = {}
-        for file in files:
+        for file in exported.files:
             tensors = load(world.blobs[file.blob.hash])
             assert not weights.keys() & tensors.keys(), "a name is exported twice"
             weights |= tensors
         return Trained(
             [s.outcome.loss for s in steps],
             [s.outcome.grad_norm for s in steps],
-            merge_blocks(weights),
+            self._begun(exported) | merge_blocks(weights),
             [s.evaluation.loss for s in steps if s.HasField("evaluation")],
             world.log,
         )
+
+    def _begun(self, exported: broker_pb2.Weights) -> dict[str, Tensor]:
+        """What is as it was at the start for good, so that no export has it."""
+        found: dict[str, Tensor] = {}
+        if exported.HasField("recipe"):
+            recipe = Recipe.from_bytes(self.blobs[exported.recipe.hash])
+            found |= {n: make(i, recipe.seed) for n, i in recipe.tensors.items()}
+        for file in exported.starting:
+            found |= load(self.blobs[file.blob.hash])
+        lasting = {b.name for b in self.graph.buffers if not b.persistent}
+        found = {n: t for n, t in found.items() if n not in lasting}
+        for p in self.graph.parameters:
+            found |= {alias: found[p.name] for alias in p.tied if p.name in found}
+        return found
 
     def plain(self) -> Trained:
         """The oracle: the same job as one loop over the same microbatches."""
