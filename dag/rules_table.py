@@ -400,3 +400,18 @@ def _contiguous_alias(given: Given) -> None:
         min((0, *size)) == 0 and math.prod(size) == spec.elements and stride == strides,
         f"size {list(size)} and stride {list(stride)} are no contiguous view of {spec!r}",
     )
+
+
+# ---------------------------------------------------------------- numbers that are counted with
+
+
+_MOST_COUNT = 1 << 60
+
+
+@_rule("aten.arange.default aten.arange.start aten.arange.start_step")
+def _arange(given: Given) -> None:
+    """How many there are is reckoned in 64 bits, from the sum of all three."""
+    for name in ("start", "end", "step"):
+        value = given.get(name)
+        if isinstance(value, int):
+            _need(abs(value) <= _MOST_COUNT, f"{name} is {value}: expected at most 2^60")

@@ -13,6 +13,7 @@ of their input or the numbers in it, or are slow.
   by device; here they are zeros, as long as meta tensors say.
 - Statistics of layer and group norms have the dtype that meta tensors say, float32 and that of the
   input: on a CPU it may be another.
+- A product of a matrix without columns and a vector is added to what was not expanded.
 - The median along a dimension that was expanded gives what lay in memory before.
 - Grid sampling on a CPU turns a place that is not finite, or far off, into an index, and reads
   there.
@@ -106,6 +107,12 @@ def _near(grid: Tensor) -> Tensor:
     return grid.nan_to_num(-1.0, _FAR, -_FAR).clamp(-_FAR, _FAR)
 
 
+def _addmv(source: Tensor, matrix: Tensor, vector: Tensor, **factors: Any) -> Tensor:
+    """Over no column, the kernel gives what is added as it is, in its own shape."""
+    made: Tensor = _aten.addmv.default(source.expand(matrix.shape[0]), matrix, vector, **factors)
+    return made
+
+
 def _grid_sampler(source: Tensor, grid: Tensor, *how: Any) -> Tensor:
     made: Tensor = _aten.grid_sampler.default(source, _near(grid), *how)
     return made
@@ -125,6 +132,7 @@ _STAND_INS: dict[str, tuple[Callable[..., Any], int | None]] = {
     "aten._native_batch_norm_legit_functional.default": (_batch_norm, None),
     "aten._native_batch_norm_legit.no_stats": (_batch_norm_without_statistics, None),
     "aten._native_batch_norm_legit_no_training.default": (_batch_norm_evaluated, None),
+    "aten.addmv.default": (_addmv, None),
     "aten.median.dim": (_median, None),
     "aten.native_layer_norm.default": (_layer_norm, None),
     "aten.native_group_norm.default": (_group_norm, None),

@@ -20,6 +20,7 @@ from shoal.peer.offer import OfferError
 from shoal.peer.order import BuildOrder
 from shoal.peer.workbench import code_of, said_of
 from shoal.tests.peer.conftest import make_case
+from shoal.tests.peer.test_ahead import ahead
 
 __all__ = ["make_case"]
 
@@ -61,11 +62,17 @@ class Unread(dict[str, Any]):
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("holders", [["a", "b"], ["a b", "c"]])
+@pytest.mark.parametrize("holders", [["a", "b"], ["a b", "c"], ["a b", "c d"]])
 def test_what_the_broker_finds_to_fit_is_built_and_what_it_does_not_is_refused(
     case: Any, schedule: str, holders: list[Any]
 ) -> None:
     plan = case.plan(2, holders, schedule=schedule)
+    if holders == ["a b", "c d"]:  # whole pipelines, whose holders can step ahead
+        plan = ahead(plan)
+        before = judged(case, replace(plan, stages=case.plan(2, holders).stages))
+        trained = sum(p.numel() * p.element_size() for p in case.module.parameters())
+        more = sum(judged(case, plan).values()) - sum(before.values())
+        assert more == 2 * trained, "each of two holders keeps W beside its x"
     world = case.world(plan)
     for peer, needed in judged(case, plan).items():
         work = world.devices[peer]._work

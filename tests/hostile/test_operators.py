@@ -153,6 +153,10 @@ EXPLOITS: dict[str, tuple[tuple[Operator, dict[str, TensorSpec]], str]] = {
         call("upsample_nearest2d.default", floats(1, 1, 4, 5), (6, 8), 1e-38, 1e-38),
         "a scale is 1e-38",
     ),
+    "a step that is no number of steps": (
+        call("arange.start_step", -(1 << 40), 8, (1 << 63) - 1),
+        r"step is 9223372036854775807: expected at most 2\^60",
+    ),
     "strides beyond": (call("_reshape_alias.default", C, (3,), (1 << 20,)), "no contiguous view"),
     "a number as dtype": (call("to.dtype", C, (1 << 63) - 1), "dtype is 9223372036854775807"),
     "4 million results": (
@@ -321,6 +325,17 @@ def test_places_that_are_none_and_those_far_off_read_what_lies_in_the_picture(
     assert inside.numel()
     assert padding == 0 or inside.numel() == made.numel()
     assert padding == 0 or bool(((inside >= 1.0) & (inside <= 2.0)).all())
+
+
+def test_a_product_over_no_column_has_the_shape_that_meta_tensors_say() -> None:
+    for added in (floats(), floats(1), floats(3)):
+        op, specs = call("addmv.default", added, floats(3, 0), floats(0))
+        values = {n: torch.ones(s.sizes) for n, s in specs.items()}
+        (made,) = run_operator(op, values, torch.device("cpu"))
+        (said,) = results_of(op, {n: (s, False) for n, s in specs.items()})
+        assert said is not None
+        assert tuple(made.shape) == said[0].sizes == (3,)
+        assert torch.equal(made, torch.ones(3))
 
 
 def test_the_table_of_masks_goes_with_the_last_stage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,15 @@ from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.broker.bounds import (
+    LEAST_CAP,
+    MOST_BYTES,
+    MOST_CAP,
+    MOST_CORES,
+    MOST_MEMORY_BYTES,
+    MOST_S,
+    sound_report,
+)
 from shoal.broker.events import MakePlan, PlanFailed, PlanReady, RunId
 from shoal.broker.leaving_out import MOST_TRIES
 from shoal.broker.machine import BrokerMachine
@@ -81,6 +90,11 @@ def test_no_profile_keeps_others_from_being_planned(
         honest(found, "a", "b")
     here = found.machine.members.members
     if PeerId("x") in here:  # else it was refused at the door
+        told = here[PeerId("x")].profile
+        assert max(told.device_memory_bytes, told.host_memory_bytes) <= MOST_MEMORY_BYTES
+        assert told.cores <= MOST_CORES
+        for cap in (told.up_bytes_per_s, told.down_bytes_per_s):
+            assert cap == 0 or LEAST_CAP <= cap <= MOST_CAP
         reports(found, "x", link, "a")
     _, out = found.submit(make_spec(plan={"stages": 2}))
     out += found.wait(10.0)  # links that nobody measures are not waited for
@@ -110,6 +124,17 @@ def test_no_report_of_a_step_makes_a_peer_one_that_cannot_be_planned_with(
     peers = tuple(m.offer for m in found.machine.members.members.values())
     ask = MakePlan(RunId("r"), 1, spec, peers)
     assert isinstance(answer(ask, graph_to_bytes(make_graph())), PlanReady)
+
+
+@given(report=numbers(StepReport), stage=numbers(StageTime))
+def test_what_a_step_took_is_bounded(report: dict[str, Any], stage: dict[str, Any]) -> None:
+    told = StepReport(**report, stages=[StageTime(**stage)])
+    sound_report(told)
+    (part,) = told.stages
+    for seconds in (told.compute_s, told.update_s, part.forward_s, part.backward_s):
+        assert 0 <= seconds <= MOST_S
+    assert max(told.sent_bytes, told.again_bytes) <= MOST_BYTES
+    assert told.peak_bytes <= MOST_MEMORY_BYTES
 
 
 # ---------------------------------------------------------------- the second line
