@@ -372,13 +372,13 @@ def _products() -> Iterator[None]:
 
     def linear(x: Any, weight: Any, bias: Any = None) -> Any:
         if weight.dtype is torch.bfloat16 and bias is None and not weight.requires_grad:
-            return Wide.apply(x, weight)
+            return Wide.apply(x, weight)  # type: ignore[no-untyped-call]
         return own(x, weight, bias)
 
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         yield
         return
-    F.linear = linear
+    F.linear = linear  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -43,7 +43,7 @@ __all__ = ["figures"]
 
 SEEDS = (0, 1, 2)
 STEPS, BATCH, HELD_OUT = 300, 16, 20
-MODEL = {"layers": 4, "width": 128, "heads": 4, "length": 64, "dropout": 0.0}
+MODEL: dict[str, Any] = {"layers": 4, "width": 128, "heads": 4, "length": 64, "dropout": 0.0}
 
 
 def figures() -> list[Figure]:

@@ -46,7 +46,7 @@ def make(folder: Path, files: int) -> None:
     """Random bytes: no two shards are the same blob."""
     folder.mkdir()
     rng = np.random.default_rng(0)
-    listed = {}
+    listed: dict[str, str] = {}
     for i in range(files):
         size, header, at = SIDE * SIDE * 2, {}, 0
         for j in range(TENSORS):
@@ -76,7 +76,7 @@ def serve(folder: Path) -> None:
 
     came, whole = [0], Upload.write
 
-    def write(upload: Upload, data: bytes) -> None:
+    def write(upload: Upload, data: bytes | memoryview) -> None:
         came[0] += len(data)
         whole(upload, data)
 
@@ -153,7 +153,8 @@ def sender(address: str, cache: Path, names: list[Path]) -> subprocess.Popen[str
 def submitter(address: str, work: Path, names: list[Path]) -> subprocess.Popen[str]:
     given = [address, str(work), str(len(names)), *map(str, names)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(work / "cache")}
-    return subprocess.Popen([sys.executable, __file__, "--submit", *given], env=environment)
+    command = [sys.executable, __file__, "--submit", *given]
+    return subprocess.Popen(command, env=environment, text=True)
 
 
 def ended(child: subprocess.Popen[str], *, killed: bool = False) -> int:

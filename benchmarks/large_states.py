@@ -99,7 +99,7 @@ def _held_out(
             return found
 
         for step in range(steps):
-            loss(reader.batch(step, 0, BATCH)).backward()
+            loss(reader.batch(step, 0, BATCH)).backward()  # type: ignore[no-untyped-call]
             grads = [p.grad for p in parameters.values() if p.grad is not None]
             norm = float(torch.stack([g.double().norm() for g in grads]).norm())
             optimizer.step(step, weight=1.0, norm=norm)
@@ -114,13 +114,14 @@ def _held_out(
 
 @contextmanager
 def _rounding(rule: str) -> Iterator[None]:
-    own = narrow.rounded
+    parts = vars(narrow)
+    own = parts["rounded"]
     if rule == "nearest":
-        narrow.rounded = lambda x, first, *, key: x.to(torch.bfloat16)
+        parts["rounded"] = lambda x, first, *, key: x.to(torch.bfloat16)
     try:
         yield
     finally:
-        narrow.rounded = own
+        parts["rounded"] = own
 
 
 def main() -> None:

@@ -50,6 +50,7 @@ def adapted(module: nn.Module, settings: Mapping[str, Any], base: str) -> nn.Mod
         made = inject_adapter_in_model(LoraConfig(**given), module)
     except Exception as error:  # peft raises what it likes for settings that do not fit
         raise AdapterError(f"`model.lora`: {type(error).__name__}: {error}") from error
+    assert isinstance(made, nn.Module), f"peft gave a {type(made).__name__}"
     for parameter in made.parameters():
         if parameter.requires_grad and parameter.dtype in (torch.bfloat16, torch.float16):
             parameter.data = parameter.data.float()
@@ -87,7 +88,8 @@ def save_config(module: nn.Module, folder: Path) -> Path | None:
     they."""
     if not is_adapted(module):
         return None
-    configs = next((c for m in module.modules() if (c := getattr(m, "peft_config", None))), {})
+    found = (getattr(part, "peft_config", None) for part in module.modules())
+    configs: Mapping[str, Any] = next((c for c in found if c), {})
     if [*configs] != [_NAME]:
         names = ", ".join(configs) or "(none that peft names)"
         raise AdapterError(f'the model has the adapters {names}: expected one, called "{_NAME}"')

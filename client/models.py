@@ -463,7 +463,8 @@ def is_hugging_face(module: nn.Module) -> bool:
     """Whether a model of transformers or of a subclass, or peft's wrapper around one; imports
     neither."""
     if type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
-        module = module.get_base_model()
+        wrapper: Any = module
+        module = wrapper.get_base_model()
     return any(c.__module__.startswith("transformers.") for c in type(module).__mro__)
 
 

@@ -405,9 +405,10 @@ def _recipe_for(
 def _as_kept(captured: Captured) -> dict[str, Tensor]:
     """Shapes and dtypes of all that the graph begins with, as it keeps them."""
     graph = captured.graph
+    specs = {p.name: p.spec for p in graph.parameters} | {b.name: b.spec for b in graph.buffers}
     return {
-        x.name: torch.empty(x.spec.sizes, dtype=getattr(torch, x.spec.dtype), device="meta")
-        for x in (*graph.parameters, *graph.buffers)
+        name: torch.empty(spec.sizes, dtype=getattr(torch, spec.dtype), device="meta")
+        for name, spec in specs.items()
     }
 
 

@@ -26,7 +26,7 @@ SLICE = 1 << 22
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As torch's: x (…, in), weight (out, in), bias (out,)."""
     if weight.dtype in (torch.bfloat16, torch.float16) and _is_slow(weight.dtype, weight.device):
-        made: Tensor = _Linear.apply(x, weight, bias)
+        made: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return made
     return F.linear(x, weight, bias)
 

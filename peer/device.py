@@ -360,12 +360,16 @@ class TorchDevice:
         records = given_records(self._now)
         return lambda: in_parts(write_records(records))
 
-    def export(self, step: int | None = None) -> memoryview | Serialized:
-        """The weights that this peer answers for (`Work.exported`), as a safetensors file: after
-        the last `step`, when nothing changes any more, not in memory of its own."""
-        over = step is not None and step == self._now.order.training.train.steps
-        tensors = self._now.exported()
-        return Serialized(tensors) if over else serialize(tensors)
+    def export(self) -> memoryview:
+        """The weights that this peer answers for (`Work.exported`), as a safetensors file."""
+        return serialize(self._now.exported())
+
+    def export_after(self, step: int) -> memoryview | Serialized:
+        """The same after a step: after the last one, when nothing changes any more, not in memory
+        of its own."""
+        if step == self._now.order.training.train.steps:
+            return Serialized(self._now.exported())
+        return self.export()
 
     # ------------------------------------------------------------ states of codecs
 

@@ -48,7 +48,8 @@ def step_narrow(
     in place, and filled at the first step. `first`: the number of its first element in the whole
     parameter, called `name`, of which it may be a block."""
     assert parameter.grad is not None, "a parameter without a gradient is left alone"
-    worker = type(optimizer)([{**group, "params": [nn.Parameter(torch.zeros(()))]}])
+    kind: Any = type(optimizer)  # which takes its numbers from the group
+    worker = kind([{**group, "params": [nn.Parameter(torch.zeros(()))]}])
     flat, grad = parameter.detach().view(-1), parameter.grad.reshape(-1)
     wide = wide_dtype(parameter)
     given = {k: t.view(-1) for k, t in state.items() if isinstance(t, Tensor) and k != "step"}

@@ -211,7 +211,7 @@ class Workbench:
                 self._compute.do(self._device.discard, _nothing, calls.crash)
             case e.UploadWeights(run, term, step):
                 self._compute.do(
-                    lambda: self._device.export(step),
+                    lambda: self._device.export_after(step),
                     lambda data: calls.store(
                         data,
                         lambda ref: e.ExportedWeights(run, term, step, ref),
