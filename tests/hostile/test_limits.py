@@ -217,7 +217,7 @@ def test_a_message_is_refused_for_one_element_more_than_its_bytes_are_worth(
     routes: list[list[Visit]], stages: list[StageSlot], files: list[WeightFile], reasons: list[str]
 ):
     plan = Plan(stages=stages, routes=[Route(visits=v) for v in routes], reasons=reasons)
-    plan.routes.append(Route(visits=[Visit()] * 9_000))
+    plan.routes.append(Route(visits=[Visit()] * 12_000))
     spec = RunSpec(plan=plan, weights=files, microbatches=7)
     count = elements(spec)
     for worth, refused in ((count, False), (count - 1, True)):
