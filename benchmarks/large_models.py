@@ -98,7 +98,8 @@ class LowRank(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base(x)
-        return y + (self.up(self.down(x.float())) * self._scale).to(y.dtype)
+        added: Tensor = (self.up(self.down(x.float())) * self._scale).to(y.dtype)
+        return y + added
 
 
 def adapted(config: str, rank: int = 16) -> nn.Module:

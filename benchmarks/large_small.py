@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from child import SHOAL, Ran, run
 from table import Figure
@@ -69,6 +70,7 @@ def _capture(model: str) -> None:
     """Prints the seconds of one capture."""
     import torch
     from large_models import CONFIGS
+    from torch import nn
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     from shoal.client.models import _with_loss

@@ -28,6 +28,7 @@ from .exchange import Exchange, Held, Wire
 from .offer import check_memory
 from .optimizer import StageOptimizer
 from .order import BuildOrder
+from .starting import Starting
 from .store import Store
 from .streams import Streams
 from .sync.ahead import Ahead
@@ -117,7 +118,8 @@ class Work:
     def unchanged(self) -> frozenset[str]:
         """Names of what is for ever as the weights files have it: frozen parameters, and buffers
         that no step updates. Whoever needs one takes it from there, so neither a snapshot nor an
-        export brings it."""
+        export brings it. What a recipe makes is in no file that a user has."""
+        files = self.files.files if isinstance(self.files, Starting) else self.files
         still = {p.name: (p.name, *p.tied) for p in self.graph.parameters if not p.trainable}
         still |= {b.name: (b.name,) for b in self.graph.buffers if b.update is None}
         executors = [held.executor for held in self.held.values()]
@@ -125,7 +127,7 @@ class Work:
         return frozenset(
             name
             for name in here & still.keys()
-            if any(has_start(self.files, there) for there in still[name])
+            if any(has_start(files, there) for there in still[name])
         )
 
     def exported(self) -> dict[str, Tensor]:
