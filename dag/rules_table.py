@@ -415,3 +415,27 @@ def _arange(given: Given) -> None:
         value = given.get(name)
         if isinstance(value, int):
             _need(abs(value) <= _MOST_COUNT, f"{name} is {value}: expected at most 2^60")
+
+
+# ---------------------------------------------------------------- shapes that nobody compares
+
+
+@_rule("aten.binary_cross_entropy.default")
+def _binary_cross_entropy(given: Given) -> None:
+    """Shapes that broadcast pass the meta tensors, and the kernel writes none of the result."""
+    source = _tensor(given, "self")
+    target, weight = _tensor(given, "target"), given.get("weight")
+    _need(
+        (target.shape, target.dtype) == (source.shape, source.dtype),
+        f"target is {target!r}: expected {source!r}, as self is",
+    )
+    if isinstance(weight, TensorSpec):
+        _need(weight.dtype == source.dtype, f"weight is {weight!r}: expected {source.dtype}")
+
+
+@_rule("aten.addmv.default")
+def _addmv(given: Given) -> None:
+    """Of no row, the result is as long as what is added, or is not."""
+    matrix, added = _tensor(given, "mat"), _tensor(given, "self")
+    if len(matrix.sizes) == 2 and matrix.sizes[0] == 0:
+        _need(added.sizes == (0,), f"self is {added!r}: expected {matrix.dtype}[0]")

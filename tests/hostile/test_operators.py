@@ -157,6 +157,18 @@ EXPLOITS: dict[str, tuple[tuple[Operator, dict[str, TensorSpec]], str]] = {
         call("arange.start_step", -(1 << 40), 8, (1 << 63) - 1),
         r"step is 9223372036854775807: expected at most 2\^60",
     ),
+    "a loss of which nothing is written": (
+        call("binary_cross_entropy.default", floats(), floats(3, 0), None, 1),
+        r"target is float32\[3, 0\]: expected float32\[\]",
+    ),
+    "weights of another kind": (
+        call("binary_cross_entropy.default", C, C, TensorSpec((3,), "float64")),
+        "weight is float64",
+    ),
+    "a product of no row": (
+        call("addmv.default", floats(1), floats(0, 4), floats(4)),
+        r"self is float32\[1\]: expected float32\[0\]",
+    ),
     "strides beyond": (call("_reshape_alias.default", C, (3,), (1 << 20,)), "no contiguous view"),
     "a number as dtype": (call("to.dtype", C, (1 << 63) - 1), "dtype is 9223372036854775807"),
     "4 million results": (
