@@ -136,11 +136,15 @@ def test_a_weights_file_wins_over_the_recipe(folder: Path) -> None:
         {n: t.clone() for n, t in other.state_dict().items() if n != "head.weight"},
         folder / "w.safetensors",
     )
-    with prepare(job(folder, weights="w.safetensors")) as prepared:
+    given = job(folder, weights="w.safetensors")
+    with prepare(given) as prepared:
         assert prepared.recipe is None
-        found = load_file(prepared.weights)
+        assert prepared.pretrained is not None
+        assert {n for n, _ in other.named_parameters()} <= set(prepared.pretrained.entries)
+        assert not load_file(prepared.weights).keys() & set(prepared.pretrained.entries)
+    begun = dict(models.build(given).named_parameters())
     for name, tensor in other.named_parameters():
-        assert torch.equal(found[name], tensor)
+        assert torch.equal(begun[name], tensor)
 
 
 def test_a_factory_that_needs_values_is_run_as_it_is_and_that_is_said(folder: Path) -> None:
