@@ -44,7 +44,7 @@ GIB = 1 << 30
 PEERS = 4
 PEER_OFFER = "1GiB"
 STEPS, BATCH, MICROBATCH, LENGTH = 5, 4, 2, 32
-LORA = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
+LORA: dict[str, Any] = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
