@@ -168,7 +168,7 @@ def errors(output: str) -> list[str]:
         ("net.py:Net", "no.py:Net", '"no.py", which is neither in'),
         ("net.py:Net", "no.where:Net", "ModuleNotFoundError: No module named 'no'"),
         ('Net"', 'Net"\nargs = {depth = 3}', "unexpected keyword argument 'depth'"),
-        ('Net"', 'Net"\nweights = "no.safetensors"', "is no readable safetensors file"),
+        ('Net"', 'Net"\nweights = "no.safetensors"', "has 2 bytes: no safetensors file"),
         ("text.bin", "none.bin", "no file matches"),
         ("length = 8", "length = 8000", "training and evaluation need a window"),
     ],
