@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..dag.graph import FLOATING
 from ..dag.recipe import MOST_ORTHOGONAL, MOST_STEPS, Initial, Recipe, Step
+from .adapters import plain_name
 from .contents import Content, Op, View, drawn
 from .recorded_steps import ELEMENTWISE, EMPTY, Steps, filled, rounding
 
@@ -32,7 +33,9 @@ def recipe_of(
 ) -> tuple[Recipe, dict[str, Tensor], list[str]]:
     """The recipe of a module's parameters; those that need values, by name: real ones, and others
     that `recording.value` makes; and the names of those that nothing ever filled, which are 0. Each
-    under its first name. Raises ValueError for two parameters over the same memory."""
+    under its first name. An adapter moves the names of what it wraps and changes no draw of it.
+    Raises ValueError for two parameters over the same memory."""
+    plain = plain_name(module)
     found: dict[str, Initial] = {}
     values: dict[str, Tensor] = {}
     empty: list[str] = []
@@ -47,7 +50,7 @@ def recipe_of(
                 )
         initial = None
         if recording.has(parameter):
-            initial = recording.reading.initial(name, recording.view(parameter))
+            initial = recording.reading.initial(plain(name), recording.view(parameter))
         if initial is None:
             values[name] = parameter
         else:

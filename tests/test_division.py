@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.client.division import why_it_depends
-from shoal.dag.graph import Graph, Operator
+from shoal.dag.graph import Graph, Input, Operator, Output, Ref, Size, TensorSpec
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
 from shoal.peer.data.sources import resolve
@@ -46,6 +46,18 @@ class Net(nn.Module):
         return F.mse_loss(h, y)
 
 
+def unshown(random: bool) -> Graph:
+    """A graph whose operators show nothing of how samples meet, so that the module is tried."""
+    spec = TensorSpec((Size(1), 4), "float32")
+    meet = Operator("a", "aten.cumsum.default", (Ref("in:x"), 0), (), (Output(spec),))
+    args = (Ref("a"), 0.5, 0)
+    drawn = Operator("b", "shoal.dropout.default", args, (), (Output(spec),))
+    whole = Output(TensorSpec((), "float32"))
+    loss = Operator("loss", "aten.sum.default", (Ref("a"),), (), (whole,))
+    operators = (meet, drawn, loss) if random else (meet, loss)
+    return Graph((Input("x", spec),), (), (), operators, loss="loss")
+
+
 @pytest.fixture
 def why(tmp_path: Path):
     """Why a kind of loss depends on the division of a batch."""
@@ -60,9 +72,7 @@ def why(tmp_path: Path):
     def get(kind: str) -> str:
         torch.manual_seed(0)
         module = Net(kind).eval()
-        target = "shoal.dropout.default" if kind == "dropout" else "aten.relu.default"
-        operators = (Operator("a", target, (), (), ()),)
-        graph = Graph((), (), (), operators, loss="a")
+        graph = unshown(random=kind == "dropout")
         found = why_it_depends(module, Job(model=module, steps=1), graph, reader)
         assert not module.training
         assert all(p.grad is None for p in module.parameters())

@@ -66,5 +66,5 @@ def test_an_error_is_that_of_the_median_probe(links: ModuleType) -> None:
         return {"bytes_per_s": rate, "rate": 1e6, "latency_s": latency_s, "latency": 0.02}
 
     rows = [row(1.1e6, 0.021), row(0.9e6, 0.5), row(1.05e6, 0.025)]
-    assert links.errors(rows) == pytest.approx((0.05, 0.1))
-    assert links.errors([row(1e6, 0.017)])[1] == 0, "3 ms are free"
+    assert links.errors(rows) == pytest.approx((0.05, 5 / 3)), "of the 3 ms that are allowed"
+    assert links.errors([row(1e6, 0.017)])[1] == pytest.approx(1.0)
