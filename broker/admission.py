@@ -46,6 +46,10 @@ CREATE TABLE IF NOT EXISTS invitations (
 CREATE TABLE IF NOT EXISTS parties (
   subject TEXT PRIMARY KEY, role TEXT NOT NULL, key BLOB NOT NULL UNIQUE, invitation TEXT NOT NULL,
   joined_s REAL NOT NULL, kicked_s REAL) STRICT;
+CREATE TABLE IF NOT EXISTS uses (
+  subject TEXT NOT NULL, invitation TEXT NOT NULL, PRIMARY KEY (subject, invitation)) STRICT;
+INSERT OR IGNORE INTO uses SELECT p.subject, p.invitation FROM parties p
+  JOIN invitations i ON i.id = p.invitation;
 """
 
 
@@ -123,6 +127,7 @@ class Admission:
                 f"it would last {lasts}: expected more than nothing and at most {limits.longest}",
             )
         self._db.execute("DELETE FROM invitations WHERE ends_s <= ?", (now_s,))
+        self._db.execute("DELETE FROM uses WHERE invitation NOT IN (SELECT id FROM invitations)")
         (count,) = self._db.execute("SELECT count(*) FROM invitations").fetchone()
         if count >= limits.most_invitations:
             raise AdmissionError(
@@ -179,16 +184,16 @@ class Admission:
             )
         role, uses, used, ends_s = invitation
         known = self._db.execute(
-            "SELECT subject, role, invitation, kicked_s FROM parties WHERE key = ?", (key,)
+            "SELECT subject, role, kicked_s FROM parties WHERE key = ?", (key,)
         ).fetchone()
-        if known is not None and known[3] is not None:
+        if known is not None and known[2] is not None:
             raise AdmissionError("PERMISSION_DENIED", f"{known[0]} was kicked out of this network")
         if ends_s <= now_s:
             raise AdmissionError(
                 "UNAUTHENTICATED",
                 f"the token ended {_ago(now_s - ends_s)} ago: ask for another (`shoal invite`)",
             )
-        if known is not None and (known[1], known[2]) == (role, token.name):
+        if known is not None and known[1] == role and self._has_used(known[0], token.name):
             return self._admitted(Party(Role(role), known[0]), request.request, now_s)
         if known is not None and known[1] != role:
             raise AdmissionError(
@@ -203,7 +208,9 @@ class Admission:
                 "ask for another (`shoal invite`)",
             )
         if known is not None:  # its certificate ended, or it was given a newer token
-            self._use(token.name, "UPDATE parties SET invitation = ? WHERE key = ?", key)
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._count_use(known[0], token.name)
             return self._admitted(Party(Role(role), known[0]), request.request, now_s)
         subject = f"{request.name}-{base64.b32encode(key).decode().lower()[:8]}"
         self._write_party(subject, role, key, token.name, now_s)
@@ -225,19 +232,22 @@ class Admission:
                     "VALUES (?, ?, ?, ?, ?)",
                     (subject, role, key, invitation, now_s),
                 )
-                self._db.execute(
-                    "UPDATE invitations SET used = used + 1 WHERE id = ?", (invitation,)
-                )
+                self._count_use(subject, invitation)
         except sqlite3.IntegrityError:
             raise AdmissionError(
                 "ALREADY_EXISTS", f"{subject} is another key's: join with another name"
             ) from None
 
-    def _use(self, invitation: str, statement: str, key: bytes) -> None:
-        with self._db:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute(statement, (invitation, key))
-            self._db.execute("UPDATE invitations SET used = used + 1 WHERE id = ?", (invitation,))
+    def _has_used(self, subject: str, invitation: str) -> bool:
+        found = self._db.execute(
+            "SELECT 1 FROM uses WHERE subject = ? AND invitation = ?", (subject, invitation)
+        )
+        return found.fetchone() is not None
+
+    def _count_use(self, subject: str, invitation: str) -> None:
+        # All tokens that somebody used are remembered: each could admit it again, by a new key.
+        self._db.execute("INSERT OR IGNORE INTO uses VALUES (?, ?)", (subject, invitation))
+        self._db.execute("UPDATE invitations SET used = used + 1 WHERE id = ?", (invitation,))
 
     def renew(self, party: Party, request: bytes, now_s: float) -> Admitted:
         """A new certificate for the key that the party joined with. Raises AdmissionError."""
@@ -291,8 +301,8 @@ class Admission:
             self._db.execute("UPDATE parties SET kicked_s = ? WHERE subject = ?", (now_s, subject))
             # Or it would come back with a new key.
             self._db.execute(
-                "UPDATE invitations SET uses = used WHERE by = ? OR id = "
-                "(SELECT invitation FROM parties WHERE subject = ?)",
+                "UPDATE invitations SET uses = used WHERE by = ? OR id IN "
+                "(SELECT invitation FROM uses WHERE subject = ?)",
                 (subject, subject),
             )
         self._kicked.add(subject)

@@ -3,9 +3,10 @@
 To gRPC every call here is a stream of raw bytes, also one with a single message: so its handler
 runs before anything of the message is read, and decides whether and when that happens. Who calls
 and whether it is too much is asked first (`guard.py`); until then a message waits at its sender,
-but for the first 64 KiB, by HTTP/2's flow control. Then its size is looked at, then what it would
-cost in memory (`wire.py`), and only then is it parsed. The share of a call ends when its answer has
-been taken.
+but for the first 64 KiB, by HTTP/2's flow control. Then it is asked again whether the caller still
+may, for a message can be held back until its sender was kicked; then its size is looked at, then
+what it would cost in memory (`wire.py`), and only then is it parsed. Before the answer goes out it
+is asked once more. The share of a call ends when its answer has been taken.
 
 Messages are parsed here and not by gRPC, so that one that does not parse becomes a readable status
 on its own call, and nothing else.
@@ -73,7 +74,8 @@ async def read(
     caller: Party | None,
     kind: type[M],
 ) -> M:
-    """The one message of a call. Raises MalformedError, and AdmissionError when none comes."""
+    """The one message of a call. Raises MalformedError, and AdmissionError when none comes, or when
+    its caller may not call any more."""
     most = guard.shares.limit(method).bytes
     async with guard.shares.reading(caller):
         try:
@@ -82,6 +84,7 @@ async def read(
         except TimeoutError:
             why = f"no message of {method} came within {_MESSAGE_S:g} s"
             raise AdmissionError("DEADLINE_EXCEEDED", why) from None
+        guard.still(caller)
         if not isinstance(data, bytes):
             raise MalformedError(f"{method} without a message")
         name = kind.DESCRIPTOR.name
@@ -139,7 +142,9 @@ def unary_handler(
         try:
             with guard.call(method, context) as caller:
                 message = await read(context, guard, method, caller, request)
-                await context.write(await behave(message, caller))
+                answered = await behave(message, caller)
+                guard.still(caller)  # what took long is for nobody who was kicked meanwhile
+                await context.write(answered)
         except REFUSALS as error:
             await refuse(context, guard, error)
 

@@ -40,18 +40,25 @@ def may_dial(host: str, port: int, came: str) -> str:
         return f"{host} is the broker's own host, and the peer is on another"
     if there.is_link_local or there.is_multicast or there.is_unspecified or there.is_reserved:
         return f"{host} is no address of one host"
-    if not there.is_global and (from_ is None or from_.is_global):
+    if not _is_public(there) and (from_ is None or _is_public(from_)):
         return f"{host} is a private address, and the peer came from a public one"
     return ""
 
 
+def _is_public(address: Address) -> bool:
+    site = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
+    return address.is_global and not site  # fec0::/10 is a house's, whatever is_global says
+
+
 def _ip(text: str) -> Address | None:
+    """What is dialled in the end: of an IPv6 address that stands for one of IPv4, that one."""
     try:
         found = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         return None
-    mapped = found.ipv4_mapped if found.version == 6 else None
-    return mapped or found
+    if isinstance(found, ipaddress.IPv4Address):
+        return found
+    return found.ipv4_mapped or found.sixtofour or found
 
 
 def came_from(peer: str) -> str:

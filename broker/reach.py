@@ -26,7 +26,7 @@ from ..net.local import joined, split
 from .dialable import may_dial
 from .front import Knocks
 
-__all__ = ["Reach"]
+__all__ = ["Reach", "resolved"]
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Reach:
     async def _reaches(self, peer: str, address: str, came: str) -> bool:
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                target = await _resolved(peer, address, came)
+                target = await resolved(peer, address, came)
                 if not target:
                     return False
                 options = channel_options(address, dns_name(Role.PEER, peer))
@@ -98,7 +98,7 @@ class Reach:
         return True
 
 
-async def _resolved(peer: str, address: str, came: str) -> str:
+async def resolved(peer: str, address: str, came: str) -> str:
     """HOST:PORT with the IP address that is dialled: looked up once, so that what was checked is
     what is used; the one that the peer came from, if it is among them. Empty: none may be."""
     host, port = split(address)

@@ -116,11 +116,11 @@ def add_services(
     reach: Reach | None = None,
     public: PublicAddress | None = None,
     *,
-    ways: Callable[[str], None] | None = None,
+    ways: Callable[[str, str, str], None] | None = None,
 ) -> None:
     """Registers all three services. `guard` None: everybody may call everything; `reach` None:
     addresses are taken as the peers say them; `public` None: none was named; `ways` gets the ways
-    into the swarm that peers offer."""
+    into the swarm that peers offer, with the IP address and the id of who does."""
     guard = guard or Guard()
     attach = AttachService(shell, guard, relay, reach, public, ways)
     runs = RunsService(shell, guard, public)
@@ -162,7 +162,7 @@ class AttachService:
         relay: Relay | None,
         reach: Reach | None,
         public: PublicAddress | None,
-        ways: Callable[[str], None] | None,
+        ways: Callable[[str, str, str], None] | None,
     ) -> None:
         self._shell = shell
         self._public = public
@@ -241,7 +241,7 @@ class AttachService:
                     continue
                 if said.HasField("way"):
                     if self._ways is not None:
-                        self._ways(said.way.multiaddr)
+                        self._ways(said.way.multiaddr, came, caller.subject if caller else "")
                     continue
                 if self._reach is not None and caller is not None and said.HasField("hello"):
                     hello = said.hello

@@ -3,7 +3,8 @@
 A record that says where it is, and through which nodes others find that out, is left in the
 swarm's directory: at the start, when anything in it has changed, and every few minutes. Peers offer
 nodes of their own as ways in; those that can be reached from here stand in the record, so that a
-broker that moves, and who looks for it, find each other through them.
+broker that moves, and who looks for it, find each other through them. A way is dialled where the
+address of its peer would be, and nowhere else (`dialable.py`).
 
 What others leave there is looked at too: a later start of a broker with the same identity takes the
 name over (`net/discovery/record.py`).
@@ -12,17 +13,21 @@ name over (`net/discovery/record.py`).
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..net.discovery.directory import Directory, DirectoryError
 from ..net.discovery.process import NodeConfig, NodeProcess
 from ..net.discovery.record import MOST_NODES, Claim, check_multiaddr, endpoint_of, newest, sign
 from ..net.identity.authority import Authority
-from ..net.local import free_port, split
+from ..net.local import free_port, joined, split
+from .knocks import Knocks
+from .reach import resolved
 
 __all__ = ["GREETING", "Beacon", "Swarm"]
 
@@ -38,6 +43,10 @@ _TRY_AGAIN_S = 60.0
 """Ways in are tried so often."""
 _PATIENCE_S = 3.0
 _MOST_OFFERS = 64
+_MOST_OF_ONE = 2
+"""Of these, of one peer: that of its host, and where that was before."""
+_IN_A_ROW, _PER_S = 32, 0.1
+"""Offers of one peer: each makes the broker look and dial."""
 GREETING = b"\x13/multistream/1.0.0\n"
 """What both ends of a libp2p connection say first."""
 
@@ -105,10 +114,10 @@ class Swarm:
             node.keep()
             await beacon.turn()
 
-    def offered(self, way: str) -> None:
-        """A peer says that its host has a node there."""
+    def offered(self, way: str, came: str, by: str) -> None:
+        """A peer says that its host has a node there; see Beacon."""
         if self._beacon is not None:
-            self._beacon.offered(way)
+            self._beacon.offered(way, came, by)
 
     @property
     def ways(self) -> list[str]:
@@ -120,6 +129,16 @@ class Swarm:
             self._shining.cancel()
         if self._node is not None:
             await asyncio.to_thread(self._node.__exit__, None, None, None)
+
+
+@dataclass
+class _Offer:
+    """`came`: the IP address of who offers it; `by`: its id, empty for what stood in a record of
+    ours; `reached`: a node answers there."""
+
+    came: str
+    by: str
+    reached: bool = False
 
 
 class Beacon:
@@ -139,28 +158,36 @@ class Beacon:
         self._directory, self._claim, self._authority = directory, claim, authority
         self._address, self._way, self._neighbours = address, way, neighbours
         self._began = time.monotonic()
-        self._offers: dict[str, bool] = {}  # ways in, and whether they could be reached
+        self._offers: dict[str, _Offer] = {}  # by way
+        self._often = Knocks(_IN_A_ROW, _PER_S, 10_000)
         self._tried_at = float("-inf")
         self._published: tuple[object, ...] = ()
         self._published_at = float("-inf")
         self._failed = ""
         self._news = asyncio.Event()
 
-    def offered(self, way: str) -> None:
-        """A peer says that its host has a node there."""
+    def offered(self, way: str, came: str, by: str) -> None:
+        """A peer, by its certificate, says that its host has a node there; it came from that IP
+        address."""
         try:
             check_multiaddr(way)
         except ValueError:
             return
-        if way not in self._offers and way != self._way and len(self._offers) < _MOST_OFFERS:
-            self._offers[way] = False
-            self._tried_at = float("-inf")
-            self._news.set()
+        if way in self._offers or way == self._way or len(self._offers) >= _MOST_OFFERS:
+            return
+        if by:
+            theirs = sum(offer.by == by for offer in self._offers.values())
+            if theirs >= _MOST_OF_ONE or not self._often.allowed(by, time.monotonic()):
+                return
+        self._offers[way] = _Offer(came, by)
+        self._tried_at = float("-inf")
+        self._news.set()
 
     @property
     def ways(self) -> list[str]:
         """Into the swarm, the broker's own first."""
-        return [self._way, *(way for way, open_ in self._offers.items() if open_)][:MOST_NODES]
+        reached = (way for way, offer in self._offers.items() if offer.reached)
+        return [self._way, *reached][:MOST_NODES]
 
     async def turn(self, wait_s: float = _LOOK_S) -> None:
         """Looks, and then waits for news or for some seconds."""
@@ -181,7 +208,7 @@ class Beacon:
         swarm, fingerprint = self._claim.swarm, self._authority.fingerprint
         seen = newest(await self._directory.find(), swarm, fingerprint, time.time())
         for way in seen.nodes if seen is not None else ():
-            self.offered(way)  # of before this start
+            self.offered(way, _own(way), "")  # of before this start, and checked then
         now = time.monotonic()
         if now > self._tried_at + _TRY_AGAIN_S:
             await self._try_ways()
@@ -210,27 +237,39 @@ class Beacon:
         self._published, self._published_at = state, now
 
     async def _try_ways(self) -> None:
-        ways = list(self._offers)
-        found = await asyncio.gather(*(_greets(*endpoint_of(way)) for way in ways))
-        for way, open_ in zip(ways, found, strict=True):
-            if open_:
-                self._offers[way] = True
-            else:
+        offers = list(self._offers.items())
+        found = await asyncio.gather(*(_greets(way, o.came, o.by) for way, o in offers))
+        for (way, offer), reached in zip(offers, found, strict=True):
+            offer.reached = reached
+            if not reached:
                 del self._offers[way]  # who is still there offers it again
 
     def __repr__(self) -> str:
         return f"<Beacon of {self._claim.swarm}, {len(self.ways)} ways in>"
 
 
-async def _greets(host: str, port: int) -> bool:
-    """Whether a libp2p node listens at an address."""
+def _own(way: str) -> str:
+    """The IP address in a way that was found to be one earlier; empty for a name, which may lead
+    elsewhere by now."""
+    host, _ = endpoint_of(way)
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return ""
+
+
+async def _greets(way: str, came: str, by: str) -> bool:
+    """Whether a libp2p node listens there, where that may be dialled for who came from `came`."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            reader, writer = await asyncio.open_connection(host, port)
+            there = await resolved(by or "of the record", joined(*endpoint_of(way)), came)
+            if not there:
+                return False
+            reader, writer = await asyncio.open_connection(*split(there))
             try:
                 writer.write(GREETING)
                 return await reader.readexactly(len(GREETING)) == GREETING
             finally:
                 writer.close()
-    except (OSError, asyncio.IncompleteReadError):
+    except (OSError, ValueError, asyncio.IncompleteReadError):
         return False

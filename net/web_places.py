@@ -103,4 +103,6 @@ def _public(address: str) -> bool:
             inner = ipaddress.IPv4Address(there.packed[-4:])
         if inner is not None:
             return _public(str(inner))
+        if there.is_site_local:  # of a house, whatever is_global says
+            return False
     return there.is_global and not (there.is_multicast or there.is_reserved)

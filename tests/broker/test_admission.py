@@ -171,6 +171,20 @@ def test_who_was_kicked_does_not_come_back_by_a_token_that_it_used_or_gave_out(a
     assert admission.join(asked(other, REQUESTS[2]), NOW).subject
 
 
+def test_all_tokens_that_it_used_end_not_the_newest_alone(tmp_path: Path):
+    path = tmp_path / "admissions.sqlite"
+    admission = Admission(AUTHORITY, path)
+    many, single, again = (invited(admission, uses=n) for n in (5, 1, 5))
+    for token in (many, single, again, many, single):  # a use each, however often it comes
+        subject = admission.join(asked(token), NOW).subject
+    admission.close()
+    admission = Admission(AUTHORITY, path)
+    admission.kick(subject, NOW)
+    for token in (many, single, again):
+        assert refused(admission, asked(token, REQUESTS[1]))[0] == "UNAUTHENTICATED"
+    admission.close()
+
+
 def test_a_key_whose_certificate_ended_comes_back_by_a_new_token_as_who_it_was(admission):
     first = admission.join(asked(invited(admission)), NOW)
     token = invited(admission)

@@ -88,7 +88,7 @@ async def test_it_is_said_again_when_something_changed_and_not_otherwise() -> No
         assert said is not None
         assert (said.address, list(said.nodes)) == ("a.example:7077", [OURS])
         for way in (node, other, "nonsense", OURS, f"/ip4/127.0.0.1/tcp/9/p2p/{NODE}"):
-            beacon.offered(way)
+            beacon.offered(way, "127.0.0.1", by=way)
         await beacon.look()
         said = await sea.said()
         assert said is not None
@@ -107,10 +107,26 @@ async def test_it_is_said_again_when_something_changed_and_not_otherwise() -> No
     await heir.look()  # nobody is at that node any more
     assert heir.ways == [OURS]
     for port in range(1, 1000):
-        heir.offered(f"/ip4/127.0.0.1/tcp/{port}/p2p/{NODE}")
+        heir.offered(f"/ip4/127.0.0.1/tcp/{port}/p2p/{NODE}", "127.0.0.1", by=f"peer-{port}")
     assert len(heir._offers) < 100
-    heir._offers = dict.fromkeys(heir._offers, True)
+    for offer in heir._offers.values():
+        offer.reached = True
     assert len(heir.ways) == MOST_NODES
+
+
+async def test_one_peer_offers_two_ways_and_does_not_keep_the_broker_dialling() -> None:
+    beacon = Sea().beacon("one")
+    for port in range(1, 200):
+        beacon.offered(f"/ip4/9.9.9.9/tcp/{port}/p2p/{NODE}", "9.9.9.9", by="eve")
+    assert len(beacon._offers) == 2
+    beacon.offered(f"/ip4/9.9.9.8/tcp/4001/p2p/{NODE}", "9.9.9.8", by="ann")
+    assert [offer.by for offer in beacon._offers.values()] == ["eve", "eve", "ann"]
+    tried = 0
+    while tried < 1000 and beacon._offers:  # each is tried and found to lead nowhere
+        beacon._offers.clear()
+        beacon.offered(f"/ip4/9.9.9.9/tcp/4001/p2p/{NODE}", "9.9.9.9", by="eve")
+        tried += 1
+    assert tried < 40
 
 
 async def test_a_record_is_renewed_before_it_ends() -> None:

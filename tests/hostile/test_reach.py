@@ -12,14 +12,16 @@ from contextlib import asynccontextmanager
 import pytest
 
 from shoal.broker import reach as reaching
+from shoal.broker import server as servers
 from shoal.broker import services
 from shoal.net.identity.names import Role
 from shoal.net.local import joined
-from shoal.proto.broker_pb2 import BrokerMessage, Hello, PeerMessage, Profile
+from shoal.proto.broker_pb2 import BrokerMessage, Hello, PeerMessage, Profile, Way
 from shoal.proto.broker_pb2_grpc import AttachStub
 from shoal.proto.graph_pb2 import FULL
 
 from ..broker.test_secured import channel, made, running
+from ..broker.test_swarm import NODE, OURS, Sea
 
 
 @asynccontextmanager
@@ -88,10 +90,10 @@ async def test_a_name_is_looked_up_once_and_what_was_checked_is_dialled(
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", there)]
 
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-        assert await reaching._resolved("eve", f"evil.example:{port}", "127.0.0.1") == joined(
+        assert await reaching.resolved("eve", f"evil.example:{port}", "127.0.0.1") == joined(
             "127.0.0.1", port
         )
-        assert await reaching._resolved("eve", f"evil.example:{port}", "127.0.0.1") == ""
+        assert await reaching.resolved("eve", f"evil.example:{port}", "127.0.0.1") == ""
         assert asked == ["evil.example"] * 2
         assert not dialled
 
@@ -120,3 +122,27 @@ async def test_one_peer_has_the_broker_dial_so_often(monkeypatch: pytest.MonkeyP
             for i in range(6):
                 await says(stubs, "eve", f"127.0.0.1:{port}", boot=f"b{i}")
         assert 1 <= len(dialled) <= 3
+
+
+@pytest.mark.parametrize("came", ["9.9.9.9", "127.0.0.1"])
+async def test_a_way_into_the_swarm_is_no_other_way_to_have_something_dialled(
+    came: str, monkeypatch: pytest.MonkeyPatch
+):
+    """A peer offers as a node of the directory what is a service of the broker's own host."""
+    monkeypatch.setattr(services, "came_from", lambda peer: came)
+    beacon = Sea().beacon("one")
+    honest = servers.add_services
+    monkeypatch.setattr(servers, "add_services", lambda *a, ways: honest(*a, ways=beacon.offered))
+    async with (
+        listening() as (port, dialled),
+        running() as broker,
+        channel(broker, made(broker, Role.PEER, "eve")) as stubs,
+    ):
+        call = AttachStub(stubs).Attach()
+        way = f"/ip4/127.0.0.1/tcp/{port}/p2p/{NODE}"
+        await call.write(PeerMessage(way=Way(multiaddr=way)))
+        await asyncio.wait_for(beacon._news.wait(), 10)
+        await beacon.look()
+        assert bool(dialled) == (came == "127.0.0.1")
+        assert beacon.ways == [OURS], "what answers there is no node"
+        call.cancel()

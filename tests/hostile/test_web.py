@@ -81,6 +81,7 @@ def test_what_is_not_listed_is_not_read(url: str) -> None:
         ("::1", False),
         ("fe80::1%eth0", False),
         ("fd00::1", False),
+        ("fec0::1", False),
         ("::ffff:127.0.0.1", False),
         ("::ffff:93.184.216.34", True),
         ("2002:7f00:1::", False),  # 6to4 of 127.0.0.1
