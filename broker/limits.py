@@ -24,7 +24,14 @@ from ..net.identity.names import OWNER, Party, Role
 from .admission import AdmissionError
 from .knocks import Knocks
 
-__all__ = ["CALLS", "MOST_MESSAGE_BYTES", "MOST_PIECE_BYTES", "CallLimit", "Shares"]
+__all__ = [
+    "CALLS",
+    "MESSAGES",
+    "MOST_MESSAGE_BYTES",
+    "MOST_PIECE_BYTES",
+    "CallLimit",
+    "Shares",
+]
 
 MOST_PIECE_BYTES = 4 << 20
 """Of a blob, in one message; clients send 1 MiB."""
@@ -32,6 +39,9 @@ MOST_MESSAGE_BYTES = MOST_PIECE_BYTES + 1024
 """That gRPC begins to take at all: what is longer is refused by its first five bytes."""
 _SPEC_BYTES = MOST_PIECE_BYTES
 """A spec that is a third too large is read, to be refused with what to do instead (`wish.py`)."""
+MESSAGES = 4096, 512.0
+"""That one peer says in a row, and then per second; further ones wait at their sender. One that was
+away brings some 1,000 reports at once. A step makes one or two: no run has 250 steps a second."""
 _READING = 2
 """Messages of calls that are read at once of one subject."""
 _MOST_SUBJECTS = 10_000

@@ -75,6 +75,7 @@ from .events import (
     WasAway,
     WatchAsked,
 )
+from .knocks import Knocks
 from .member import Member, clean
 from .membership import Lost, Membership
 from .options import BrokerOptions
@@ -91,6 +92,8 @@ __all__ = ["MOST_MESSAGE_BYTES", "BrokerMachine"]
 
 MOST_MESSAGE_BYTES = 64 * 1024
 """Longest message of a peer: none carries more than names, numbers and one reason."""
+_IGNORED = 256, 1.0
+"""Lines of the log that one peer may fill in a row with what is ignored, and then per second."""
 _WITHOUT_SHARE = ("", OWNER)
 """Submitters who may have all runs: where nobody has an identity, and the broker's own user."""
 
@@ -126,6 +129,7 @@ class BrokerMachine:
         self.placing = Placing(self.members, self.probing)
         self.reconsidering = Reconsidering(self.members, self.probing)
         self.ignored: Counter[str] = Counter()
+        self._often = Knocks(*_IGNORED, self.options.most_streams)
 
     def __repr__(self) -> str:
         peers, pool = len(self.members.members), len(self.members.pool)
@@ -147,13 +151,20 @@ class BrokerMachine:
         out += self.reconsidering.look(self.runs.values(), now)
         for run in self.runs.values():
             out += run.arm()
-        for instruction in out:
-            if isinstance(instruction, Log) and instruction.name == "message_ignored":
-                self.ignored[str(instruction.fields[0][1])] += 1
+        out = [i for i in out if not (isinstance(i, Log) and self._is_one_too_many(i, now))]
         if self.placing.draining and not any(run.active for run in self.runs.values()):
             out.append(Stop("no run is active"))
         record = self.decided.taken()
         return out if record is None else [Persist(record), *out]
+
+    def _is_one_too_many(self, log: Log, now: float) -> bool:
+        """Whether a peer has sent so much that was ignored that no line is written for it."""
+        if log.name != "message_ignored":
+            return False
+        fields = dict(log.fields)
+        self.ignored[str(fields["message"])] += 1
+        peer = fields.get("peer")
+        return peer is not None and not self._often.allowed(str(peer), now)
 
     def _decide(self, event: Event, now: float) -> list[Instruction]:
         match event:

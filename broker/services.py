@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -69,7 +70,8 @@ from .events import (
     StreamOpened,
 )
 from .guard import Guard
-from .limits import MOST_MESSAGE_BYTES
+from .knocks import Knocks
+from .limits import MESSAGES, MOST_MESSAGE_BYTES
 from .machine import MOST_MESSAGE_BYTES as MOST_SAID_BYTES
 from .needed import listed
 from .planning_process import MOST_ANSWER_BYTES
@@ -89,6 +91,10 @@ MOST_STREAMS = 128
 100."""
 _LOOK_S = 30.0
 """How often a watcher of a run in which nothing happens is asked whether it still may."""
+_PAUSE_S = 0.05
+"""Of reading from a peer that says too much."""
+_MOST_SPEAKERS = 10_000
+"""Whose messages are counted."""
 log = logging.getLogger(__name__)
 
 
@@ -170,6 +176,7 @@ class AttachService:
         self._guard = guard
         self._relay = relay
         self._reach = reach
+        self._often = Knocks(*MESSAGES, _MOST_SPEAKERS)
         self._count = 0
 
     async def attach(self, _: Any, context: ServicerContext[Any, Any]) -> None:
@@ -228,6 +235,7 @@ class AttachService:
             while isinstance(data := await context.read(), bytes):
                 if outbox.closed:
                     return
+                await self._in_turn(caller)
                 self._guard.still(caller)
                 said = PeerMessage()  # of no kind, which the machine refuses
                 if len(data) > MOST_SAID_BYTES:
@@ -256,6 +264,13 @@ class AttachService:
             why = "its process ended it or its connection broke"
         finally:
             self._ended(stream, why)
+
+    async def _in_turn(self, caller: Party | None) -> None:
+        """Returns when one more message of its is not too many; HTTP/2 holds up the others."""
+        while True:
+            if caller is None or self._often.allowed(caller.subject, time.monotonic()):
+                return
+            await asyncio.sleep(_PAUSE_S)
 
     def _ended(self, stream: StreamId, why: str) -> None:
         outbox = self._shell.outboxes.pop(stream, None)
