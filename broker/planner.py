@@ -5,6 +5,9 @@
 - A request has a time on the clock, its process a limit of memory and of CPU seconds
   (`planning_process.py`). What passes one, or crashes, ends that process; who asked is told what
   happened, with numbers, and the next request gets another one (`planning_children.py`).
+- Who had a process ended comes behind all others for LAST_S, and gives way to whoever comes: such a
+  request is begun anew when nobody else waits. So a graph that takes all the time there is holds
+  others up once, however often it is asked about.
 - A request that nobody waits for any more is dropped, also while it is worked on.
 """
 
@@ -18,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from ..job.words import count_of
+from .placing import LAST_S
 from .planning_children import Children, DroppedError, EndedError, PlannerLimits
 
 __all__ = ["CrowdedError", "EndedError", "Planner", "PlannerLimits"]
@@ -31,15 +35,22 @@ class CrowdedError(Exception):
 
 @dataclass(eq=False)
 class _Request:
+    subject: str
     graph: str
     make: Callable[[], bytes]
     """The request, made in the planner's thread; what it raises is the answer."""
     answer: asyncio.Future[bytes]
     wanted: Callable[[], bool]
+    gives_way: bool = False
 
     @property
     def dropped(self) -> bool:
         return self.answer.done() or not self.wanted()
+
+    @property
+    def ends(self) -> bool:
+        """Whether nobody is to work on it now."""
+        return self.gives_way or self.dropped
 
 
 class Planner:
@@ -50,6 +61,8 @@ class Planner:
         self.limits = limits or PlannerLimits()
         self._loop = asyncio.get_running_loop()
         self._waiting: OrderedDict[str, deque[_Request]] = OrderedDict()
+        self._now: _Request | None = None
+        self._last: dict[str, float] = {}  # subjects that come behind all others, until when
         self._news = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "shoal-broker-plan")
         self._children = Children(self.limits)
@@ -75,9 +88,12 @@ class Planner:
                 f"{count_of(len(queue), 'request')} of {subject or 'this network'} already wait "
                 "to be planned: ask again when some are answered"
             )
-        request = _Request(graph, make, self._loop.create_future(), wanted)
+        request = _Request(subject, graph, make, self._loop.create_future(), wanted)
         queue.append(request)
         self._news.set()
+        now = self._now
+        if now is not None and self._is_last(now.subject) and not self._is_last(subject):
+            now.gives_way = True
         try:
             return await request.answer
         except DroppedError:
@@ -88,37 +104,52 @@ class Planner:
             while not self._waiting:
                 self._news.clear()
                 await self._news.wait()
-            subject, queue = self._waiting.popitem(last=False)
+            first = next(iter(self._waiting))
+            subject = next((s for s in self._waiting if not self._is_last(s)), first)
+            queue = self._waiting.pop(subject)
             request = queue.popleft()
             if queue:
                 self._waiting[subject] = queue  # behind all others
             await self._answer(request)
 
+    def _is_last(self, subject: str) -> bool:
+        return self._last.get(subject, 0.0) > self._loop.time()
+
     async def _answer(self, request: _Request) -> None:
-        answer = request.answer
+        answer, self._now = request.answer, request
         try:
             found = await self._loop.run_in_executor(self._thread, self._carried_out, request)
         except Exception as error:  # whatever it is, it is told to who asked
+            if isinstance(error, DroppedError) and not request.dropped:
+                request.gives_way = False
+                self._waiting.setdefault(request.subject, deque()).appendleft(request)
+                return
+            if isinstance(error, EndedError) and error.blame and request.subject:
+                now = self._loop.time()
+                self._last = {s: until for s, until in self._last.items() if until > now}
+                self._last[request.subject] = now + LAST_S
             if not answer.done():
                 answer.set_exception(error)
         else:
             if not answer.done():
                 answer.set_result(found)
         finally:
-            answer.cancel()  # nothing, unless this is ended
+            self._now = None
+            if request not in self._waiting.get(request.subject, ()):
+                answer.cancel()  # nothing, unless this is ended
 
     def _carried_out(self, request: _Request) -> bytes:
         # In the planner's thread.
-        if request.dropped:
+        if request.ends:
             raise DroppedError
         data = request.make()
         try:
-            return self._children.ask(request.graph, data, lambda: request.dropped)
+            return self._children.ask(request.graph, data, lambda: request.ends)
         except EndedError as error:
             if error.blame:
                 raise
             log.warning("planner_again why=%s", error)
-            return self._children.ask(request.graph, data, lambda: request.dropped)
+            return self._children.ask(request.graph, data, lambda: request.ends)
 
     def close(self) -> None:
         """Ends the processes; a plan that is being made is dropped."""

@@ -10,7 +10,8 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -23,7 +24,14 @@ from shoal.broker.events import MakePlan, PlanFailed, RunId, Started
 from shoal.broker.machine import MOST_INTERRUPTED
 from shoal.broker.planner import Planner, PlannerLimits
 from shoal.broker.planning import answer
-from shoal.broker.planning_children import SHARING, Children, EndedError, _Child, _readable
+from shoal.broker.planning_children import (
+    SHARING,
+    Children,
+    DroppedError,
+    EndedError,
+    _Child,
+    _readable,
+)
 from shoal.broker.planning_process import FAILED as FAILED_STATUS
 from shoal.broker.planning_process import MOST_ANSWER_BYTES, OVER_ANSWER, OVER_MEMORY
 from shoal.broker.scheduler.interface import PeerOffer
@@ -350,6 +358,39 @@ async def test_who_asks_for_much_waits_behind_those_who_ask_for_little() -> None
     finally:
         planner.close()
     assert order == ["h0", "a", "b", "h1", "h2", "h3", "h4"]
+
+
+async def test_whose_planning_had_to_be_ended_gives_way_to_everybody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Previews have no run that fails: the same endless graph is asked about again and again."""
+    planner, order, begun = Planner(PlannerLimits()), list[str](), threading.Event()
+
+    def ask(graph: str, data: bytes, dropped: Callable[[], bool]) -> bytes:
+        order.append(graph)
+        if order == ["endless"]:
+            raise EndedError("it had all its time")
+        while graph == "endless":
+            begun.set()
+            if dropped():
+                raise DroppedError
+        return b"a plan"
+
+    monkeypatch.setattr(planner._children, "ask", ask)
+    try:
+        with pytest.raises(EndedError):
+            await planner.ask("hostile", "endless", bytes)
+        again = asyncio.ensure_future(planner.ask("hostile", "endless", bytes))
+        await asyncio.to_thread(begun.wait)
+        for _ in range(2):
+            assert await planner.ask("honest", "short", bytes) == b"a plan"
+            begun.clear()
+            await asyncio.to_thread(begun.wait)
+        assert not again.done()
+        again.cancel()
+    finally:
+        planner.close()
+    assert order == ["endless", "endless", "short", "endless", "short", "endless"]
 
 
 # ---------------------------------------------------------------- the machine
