@@ -11,18 +11,27 @@ from pathlib import Path
 
 import pytest
 
+from shoal.broker import barrier as barriers
 from shoal.broker import journal as journals
 from shoal.broker.options import BrokerOptions
 from shoal.broker.server import Broker, BrokerConfig
 from shoal.broker.wish import MOST_SPEC_BYTES
 from shoal.net.blobs_client import BlobClient
 from shoal.net.identity.names import Role
-from shoal.proto.broker_pb2 import DescribeRequest, RunRequest, RunSpec, WeightFile
-from shoal.proto.broker_pb2_grpc import RunsStub
-from shoal.proto.common_pb2 import BlobRef
+from shoal.proto.broker_pb2 import (
+    DescribeRequest,
+    Opening,
+    PeerMessage,
+    RunRequest,
+    RunSpec,
+    WeightFile,
+)
+from shoal.proto.broker_pb2_grpc import AttachStub, RunsStub
+from shoal.proto.common_pb2 import BlobRef, Reason
 
 from ..broker.conftest import make_spec
 from ..broker.test_secured import channel, made, status
+from .test_limits import hello
 
 MIB = 1 << 20
 
@@ -144,5 +153,31 @@ async def test_a_full_disk_is_waited_for_and_what_was_decided_is_told_then(
         db.execute("PRAGMA max_page_count = 1000000")
         run = (await submitted).run
         assert [s.run for s in (await runs.Describe(DescribeRequest())).runs] == [run]
+    async with broker(tmp_path) as again:
+        assert list(again.shell.machine.runs) == [run]
+
+
+async def test_a_broker_that_waits_too_long_for_a_full_disk_ends_and_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A peer that says much meanwhile can bring that about."""
+    monkeypatch.setattr(barriers, "MOST_HELD", 20)
+    monkeypatch.setattr(barriers, "AGAIN_S", 0.01)
+    async with broker(tmp_path) as found, submitter(found) as (runs, blob):
+        run = (await runs.Submit(spec(blob, MIB))).run
+        db = found._journal._db
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        db.execute("PRAGMA max_page_count = 1")
+        lost = asyncio.ensure_future(status(runs.Submit(spec(blob, MIB))))
+        async with channel(found, made(found, Role.PEER, "eve")) as stubs:
+            call = AttachStub(stubs).Attach()
+            await call.write(hello("eve"))
+            for i in range(40):
+                closed = Reason(code="hours", text="closed") if i % 2 else None
+                await call.write(PeerMessage(opening=Opening(closed=closed)))
+            await asyncio.wait_for(found.shell.stopped.wait(), 20)
+            assert "is full" in str(found.shell.error)
+            call.cancel()
+        await lost
     async with broker(tmp_path) as again:
         assert list(again.shell.machine.runs) == [run]
