@@ -212,6 +212,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         if self._allowed is not None and (why := self._allowed(newurl)):
             raise WebError(f"{req.full_url} leads to {newurl:.200}, which is not read: {why}")
+        fp.close()  # what comes with it would be read to its end, however long it is
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

@@ -14,10 +14,11 @@ __all__ = ["Served", "serving"]
 @dataclass
 class Served:
     """files: by path, "/a/b"; spoil: changes (status, headers, body) of an answer; redirects: by
-    path; asked: what was asked for, each with its range."""
+    path; beside: what comes with one; asked: what was asked for, each with its range."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     redirects: dict[str, str] = field(default_factory=dict)
+    beside: bytes = b""
     spoil: Callable[[int, dict[str, str], bytes], tuple[int, dict[str, str], bytes]] | None = None
     asked: list[tuple[str, str]] = field(default_factory=list)
     address: str = ""
@@ -37,7 +38,7 @@ def serving() -> Iterator[Served]:
             wanted = self.headers.get("Range", "")
             served.asked.append((self.path, wanted))
             if self.path in served.redirects:
-                self.answer(302, {"Location": served.redirects[self.path]}, b"")
+                self.answer(302, {"Location": served.redirects[self.path]}, served.beside)
                 return
             data = served.files.get(self.path)
             if data is None:

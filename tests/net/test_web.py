@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -127,3 +128,22 @@ def test_redirects_are_asked_about_too(served: Served) -> None:
     served.redirects["/round"] = f"{served.address}/round"
     with pytest.raises(WebError, match="answers 302"):
         web().look(f"{served.address}/round")
+
+
+def test_five_redirects_are_followed_and_no_sixth(served: Served) -> None:
+    for i in range(1, 7):
+        served.redirects[f"/{i}"] = f"{served.address}/{i - 1 if i > 1 else 'w'}"
+    assert web().look(f"{served.address}/5").size_bytes == len(DATA)
+    with pytest.raises(WebError, match="answers 302"):
+        web().look(f"{served.address}/6")
+
+
+def test_what_comes_with_a_redirect_is_not_read(served: Served) -> None:
+    served.redirects["/there"] = f"{served.address}/w"
+    served.beside = bytes(64 << 20)
+    tracemalloc.start()
+    try:
+        assert web().look(f"{served.address}/there").size_bytes == len(DATA)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
