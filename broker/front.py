@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 
 _TLS_HANDSHAKE = 0x16
 _WAITING_CONNECTIONS = 512
+_TOLD, _TOLD_PER_S = 3, 0.1
+"""Lines of the log about one address that knocks too often: in a row, and then per second."""
 _PEERS = f".{Role.PEER.value}.shoal"
 _TICKET = b"SHOAL-RELAY "
 _LIBP2P = b"\x13/mul"
@@ -132,6 +134,7 @@ class Front:
         self.limits = limits or FrontLimits()
         many = self.limits.most_addresses
         self._knocks = Knocks(self.limits.knocks, self.limits.knocks_per_s, many)
+        self._told = Knocks(_TOLD, _TOLD_PER_S, many)
         self._page = page
         self._page_knocks = Knocks(self.limits.page_knocks, self.limits.page_knocks_per_s, many)
         self._open: Counter[str] = Counter()  # by source
@@ -257,10 +260,12 @@ class Front:
             _less(pages, source)
 
     def _may_knock(self, source: str) -> bool:
-        if self._knocks.allowed(source, time.monotonic()):
+        now = time.monotonic()
+        if self._knocks.allowed(source, now):
             return True
         self.refused["knocks"] += 1
-        log.warning("too_many_knocks address=%s: closed; it may knock again soon", source)
+        if self._told.allowed(source, now):
+            log.warning("too_many_knocks address=%s: closed; it may knock again soon", source)
         return False
 
     async def _whole_request(self, first: bytes, reader: asyncio.StreamReader) -> bytes:

@@ -1,21 +1,26 @@
-"""A peer that says more than it has to say: over a real connection it is held up at its own end,
-others are served, and it fills no log."""
+"""Who says more than there is to say: over a real connection a peer is held up at its own end and
+others are served; and nobody fills the log."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+
 import pytest
 
+from shoal.broker import front as fronts
 from shoal.broker import services
 from shoal.broker.events import Log, PeerSaid
+from shoal.broker.knocks import Knocks
 from shoal.broker.limits import MESSAGES
 from shoal.broker.machine import _IGNORED
-from shoal.net.identity.names import Role
+from shoal.net.identity.names import DOOR_NAME, Role
 from shoal.peer.options import PeerOptions
 from shoal.proto.broker_pb2 import Drained, Heartbeat, PeerMessage
 from shoal.proto.broker_pb2_grpc import AttachStub
 
 from ..broker.conftest import World, make_world, world  # noqa: F401  # fixtures
-from ..broker.test_secured import channel, made, running
+from ..broker.test_secured import channel, hello_for, made, running
 from .test_limits import hello, welcomed
 
 
@@ -62,6 +67,22 @@ def test_what_is_ignored_fills_no_log(world: World) -> None:  # noqa: F811
     assert world.machine.ignored["drained"] == 1000
     out = world.say("ann", drained=Drained(run="none"))
     assert [i.name for i in out if isinstance(i, Log)] == ["message_ignored"]
+
+
+async def test_a_stranger_who_knocks_on_fills_no_log(caplog: pytest.LogCaptureFixture):
+    async with running() as broker:
+        front = broker.secured._front
+        front._knocks = Knocks(0, 0.0, 100)
+        host, port = broker.address.rsplit(":", 1)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(30):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(hello_for(DOOR_NAME))
+                assert await reader.read() == b""
+                writer.close()
+        assert front.refused["knocks"] == 30
+        lines = [r for r in caplog.records if r.getMessage().startswith("too_many_knocks")]
+        assert 1 <= len(lines) <= fronts._TOLD + 1
 
 
 def test_an_honest_peer_that_was_away_says_all_that_it_keeps_at_once() -> None:
