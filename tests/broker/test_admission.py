@@ -241,7 +241,8 @@ class Doors(RuleBasedStateMachine):
         self.now = NOW
         self.tokens: list[tuple[Token, int, float]] = []
         self.left: list[int] = []  # uses, by token
-        self.joined: dict[int, tuple[str, int]] = {}
+        self.joined: dict[int, str] = {}  # subjects
+        self.used: dict[int, set[int]] = {}  # tokens
         self.kicked: set[int] = set()
 
     def teardown(self) -> None:
@@ -263,7 +264,7 @@ class Doors(RuleBasedStateMachine):
             return
         at = which % len(self.tokens)
         token, _, ends = self.tokens[at]
-        again = self.joined.get(key, ("", -1))[1] == at
+        again = at in self.used.get(key, ())
         # A key that joined by another token takes a use of this one, and keeps its subject.
         expected = ends > self.now and key not in self.kicked and (again or self.left[at] > 0)
         try:
@@ -274,19 +275,20 @@ class Doors(RuleBasedStateMachine):
             assert expected
             if not again:
                 self.left[at] -= 1
-            assert self.joined.get(key, (admitted.subject,))[0] == admitted.subject
-            self.joined[key] = (admitted.subject, at)
+            assert self.joined.setdefault(key, admitted.subject) == admitted.subject
+            self.used.setdefault(key, set()).add(at)
 
     @rule(key=st.integers(0, 5))
     def kick(self, key: int) -> None:
         if key in self.joined:
-            self.admission.kick(self.joined[key][0], self.now)
+            self.admission.kick(self.joined[key], self.now)
             self.kicked.add(key)
-            self.left[self.joined[key][1]] = 0
+            for at in self.used[key]:
+                self.left[at] = 0
 
     @invariant()
     def nobody_who_was_kicked_passes(self) -> None:
-        for key, (subject, _) in self.joined.items():
+        for key, subject in self.joined.items():
             party = Party(Role.PEER, subject)
             if key in self.kicked:
                 with pytest.raises(AdmissionError):
