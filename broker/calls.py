@@ -46,8 +46,6 @@ __all__ = [
 
 _FIRST_S = 2.0
 """How long who is refused may take to say what it came for."""
-_MESSAGE_S = 300.0
-"""For the message of a call: 4 MiB over a line of 128 kbit/s."""
 
 M = TypeVar("M", bound=Message)
 
@@ -76,21 +74,22 @@ async def read(
 ) -> M:
     """The one message of a call. Raises MalformedError, and AdmissionError when none comes, or when
     its caller may not call any more."""
-    most = guard.shares.limit(method).bytes
+    limit = guard.shares.limit(method)
     async with guard.shares.reading(caller):
         try:
-            async with asyncio.timeout(_MESSAGE_S):
+            async with asyncio.timeout(limit.message_s):
                 data = await context.read()
         except TimeoutError:
-            why = f"no message of {method} came within {_MESSAGE_S:g} s"
+            why = f"no message of {method} came within {limit.message_s:g} s"
             raise AdmissionError("DEADLINE_EXCEEDED", why) from None
         guard.still(caller)
         if not isinstance(data, bytes):
             raise MalformedError(f"{method} without a message")
         name = kind.DESCRIPTOR.name
-        if len(data) > most:
+        if len(data) > limit.bytes:
             raise AdmissionError(
-                "RESOURCE_EXHAUSTED", f"{len(data)} bytes of a {name}: expected at most {most}"
+                "RESOURCE_EXHAUSTED",
+                f"{len(data)} bytes of a {name}: expected at most {limit.bytes}",
             )
         if len(data) > PLAIN_BYTES:
             try:

@@ -54,6 +54,8 @@ class CallLimit:
 
     bytes: int = 64 << 10
     """Of a message; most have names and numbers only."""
+    message_s: float = 300.0
+    """For a call's message to come: 4 MiB over a line of 128 kbit/s."""
     of_one: int = 16
     """Calls at once, of one subject."""
     of_all: int = 4096
@@ -68,6 +70,8 @@ class CallLimit:
 
 
 CALLS: dict[str, CallLimit] = {
+    # Strangers may call it: whoever holds many messages back has few of all calls.
+    "Admission.Join": CallLimit(message_s=10.0),
     # One stream is a peer's; a second one opens while the first has not ended, a third and fourth
     # when its process is started again meanwhile. A house that loses its uplink comes back slower.
     "Attach.Attach": CallLimit(of_one=4, of_all=10_000, in_a_row=32, per_s=1.0),

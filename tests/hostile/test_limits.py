@@ -421,3 +421,17 @@ async def test_a_stream_ends_with_its_certificate_unless_that_was_renewed():
             code, _ = await status(BlobsStub(late).Have(BlobQuery()))
             assert code == "UNAUTHENTICATED"
             assert await BlobsStub(honest).Have(BlobQuery()) == BlobQuery()
+
+
+async def test_a_stranger_who_holds_a_join_back_is_ended_soon(monkeypatch: pytest.MonkeyPatch):
+    """All joins together are so many at once."""
+    assert CALLS["Admission.Join"].message_s <= 10.0
+    monkeypatch.setitem(CALLS, "Admission.Join", CallLimit(message_s=0.1))
+    async with running() as broker, channel(broker, None) as stubs:
+        call = stubs.stream_unary("/shoal.v1.Admission/Join")()
+        await call.wait_for_connection()
+        code, why = await status(call)
+        assert (code, why) == (
+            "DEADLINE_EXCEEDED",
+            "no message of Admission.Join came within 0.1 s",
+        )
