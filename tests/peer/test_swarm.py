@@ -166,11 +166,14 @@ async def test_what_was_found_does_not_stand_in_the_way_of_what_was_given(tmp_pa
 async def test_a_peer_offers_the_node_of_its_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offered: list[str] = []
+    offered: list[tuple[str, str, str]] = []
     real = services.AttachService.__init__
 
+    def took(*way: str) -> None:
+        offered.append(way)
+
     def listening(self: services.AttachService, *arguments: object) -> None:
-        real(self, *arguments[:-1], offered.append)  # type: ignore[arg-type]
+        real(self, *arguments[:-1], took)  # type: ignore[arg-type]
 
     monkeypatch.setattr(services.AttachService, "__init__", listening)
     async with (
@@ -181,7 +184,8 @@ async def test_a_peer_offers_the_node_of_its_host(
         token = str(broker.secured.printed_token())
         async with joined(node, broker.address, token, tmp_path / "peer"):
             await until(lambda: offered)
-        assert offered == [NODE]
+        [(way, came, by)] = offered
+        assert (way, came, by[:5]) == (NODE, "127.0.0.1", "home-"), "it is known who offers it"
 
 
 @pytest.mark.parametrize(
