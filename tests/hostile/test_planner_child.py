@@ -213,13 +213,14 @@ def test_a_bug_in_counting_an_operator_is_no_fault_of_the_graph(
     """torch calls the counting and passes its errors on, like its own about the operator."""
 
     def ask() -> PlanFailed:
+        monkeypatch.setattr("shoal.dag.cost._TRIALS", {})  # what was tried before would serve
+        graph_from_bytes.cache_clear()
         offer = PeerOffer(PeerId("a"), "a", device_memory_bytes=2**30)
         failed = answer(MakePlan(RunId("r"), 1, make_spec(), (offer,)), long_graph(2))
         assert isinstance(failed, PlanFailed)
         return failed
 
     with monkeypatch.context() as broken:
-        broken.setattr("shoal.dag.cost._TRIALS", {})  # or the trials of another test would serve
         broken.setattr(Counter, "_moved", lambda *_: 1 // 0)
         failed = ask()
     assert failed.code == "internal"
