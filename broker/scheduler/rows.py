@@ -150,9 +150,9 @@ class Rows:
             path = self._path(
                 [[p] for p in used], microbatches, shared, recompute, exactly=True, among=among
             )
-            found = best_cut(path, microbatches, bound=self._bound) or found
-            at = self._positions(len(used))
-            peers = used
+            again = best_cut(path, microbatches, bound=self._bound)
+            if again is not None:  # its positions may be coarser, so that nothing fits
+                found, at, peers = again, self._positions(len(used)), used
         return tuple(
             Share(peers[k], int(at[a]), int(at[b]), recompute)
             for k, (a, b) in zip(found.peers, itertools.pairwise(found.cuts), strict=True)

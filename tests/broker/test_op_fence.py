@@ -15,7 +15,15 @@ from shoal.broker.scheduler.candidate import chain
 from shoal.broker.scheduler.interface import NoPlan, PeerOffer, PlanOptions, PlanRequest
 from shoal.broker.scheduler.judge import Judge
 from shoal.broker.scheduler.op_fence import MOST_JUDGED, candidates, op_fence
-from shoal.broker.scheduler.pathcut import Path, least_bottleneck, slowest_circle, soonest_fill
+from shoal.broker.scheduler.pathcut import (
+    Path,
+    PathCut,
+    best_cut,
+    least_bottleneck,
+    slowest_circle,
+    soonest_fill,
+)
+from shoal.broker.scheduler.rows import Rows
 from shoal.dag.cost import OperatorCost, cost
 from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 from shoal.dag.network import Network
@@ -273,3 +281,33 @@ def test_the_best_of_the_judged_is_taken() -> None:
     assert plan.predicted.step_s == pytest.approx(min(judge.seconds(c) for c in first))
     alone = min(judge.seconds(chain([p], [0, 9], 6)) for p in range(4))
     assert plan.predicted.step_s <= alone * (1 + 1e-9)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def test_a_row_keeps_its_cuts_where_fewer_peers_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut again for the peers that got something, positions may be coarser, and nothing fits
+    between them (seen with 48 peers and the 1,800 operators of a model of 8B parameters)."""
+    request, without = ask(3, 40, layers=150), 0
+    sizes = [GIB if i in (7, 30) else 1 for i in range(40)]
+    offers = tuple(
+        dataclasses.replace(offer, device_memory_bytes=size)
+        for offer, size in zip(request.offers, sizes, strict=True)
+    )
+    rows = Rows(Judge(dataclasses.replace(request, offers=offers)))
+
+    def only_once(path: Path, microbatches: int, *, bound: bool) -> PathCut | None:
+        nonlocal without
+        without += path.reach == 1
+        return None if path.reach == 1 else best_cut(path, microbatches, bound=bound)
+
+    monkeypatch.setattr("shoal.broker.scheduler.rows.best_cut", only_once)
+    guess = rows.single(range(40))
+    assert without == 1
+    assert guess is not None
+    (shares,) = guess.candidate.pipelines
+    assert {s.peer for s in shares} <= {7, 30}
+    ends = [end for s in shares for end in (s.start, s.stop)]
+    assert ends == sorted(ends)
+    assert (ends[0], ends[-1]) == (0, len(request.graph.operators))
