@@ -22,7 +22,7 @@ from .test_limits import welcomed
 
 async def until(true: Callable[[], bool]) -> None:
     """Turns of the loop, and no more."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(10):
         while not true():
             await asyncio.to_thread(lambda: None)
 
