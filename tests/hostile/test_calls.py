@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.broker import calls, services
-from shoal.broker.limits import MOST_MESSAGE_BYTES
+from shoal.broker.limits import CALLS, MOST_MESSAGE_BYTES, CallLimit
 from shoal.net.identity.names import Role
 from shoal.proto.broker_pb2 import DescribeRequest, Goodbye, PeerMessage
 from shoal.proto.broker_pb2_grpc import AttachStub, RunsStub
@@ -44,6 +44,33 @@ async def test_one_connection_has_only_so_many_calls(monkeypatch: pytest.MonkeyP
         for call in silent:
             call.cancel()
         await until(lambda: not mine["Blobs.Have", "eve"])
+
+
+@pytest.mark.parametrize(
+    ("method", "role"),
+    [
+        ("Attach.Attach", Role.PEER),
+        ("Runs.Watch", Role.SUBMITTER),
+        ("Runs.Describe", Role.SUBMITTER),
+        ("Blobs.Store", Role.PEER),
+        ("Blobs.Fetch", Role.PEER),
+    ],
+)
+async def test_a_call_counts_before_it_says_anything(
+    method: str, role: Role, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(CALLS, method, CallLimit(of_one=2))
+    async with running() as broker, channel(broker, made(broker, role, "eve")) as stubs:
+        start: Any = stubs.stream_stream(f"/shoal.v1.{method.replace('.', '/')}")
+        silent = [start(), start()]
+        mine = broker.secured.guard.shares._of
+        await until(lambda: mine[method, "eve"] == 2)
+        third = start()
+        await third.done_writing()
+        assert (await third.code()).name == "RESOURCE_EXHAUSTED"
+        for call in silent:
+            call.cancel()
+        await until(lambda: not mine[method, "eve"])
 
 
 async def test_a_message_is_refused_that_is_longer_than_its_method_takes():

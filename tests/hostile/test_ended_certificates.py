@@ -65,7 +65,8 @@ async def submitted(broker: Broker, events: int) -> str:
     return run.id
 
 
-async def test_a_watcher_gets_no_event_more_in_the_middle_of_many():
+async def test_a_watcher_gets_no_event_more_in_the_middle_of_many(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(services, "_LOOK_S", 0.05)
     async with running() as broker, channel(broker, made(broker, Role.SUBMITTER, "ann")) as stubs:
         run = await submitted(broker, events=8)
         ends_after(broker, looks=4)
@@ -100,7 +101,7 @@ async def test_a_blob_is_taken_no_further():
         await call.initial_metadata()  # the broker has taken it
         ends_after(broker, looks=0)
         await call.write(BlobPiece(offset=0, data=data[:MIB]))
-        code, why = await status(call)
+        code, why = await status(asyncio.wait_for(call, 10))
         assert (code, "has ended: renew it" in why) == ("UNAUTHENTICATED", True)
         assert not broker.blobs.size_of(ref.hash)
 

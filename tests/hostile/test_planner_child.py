@@ -21,7 +21,7 @@ import pytest
 
 from shoal.broker.events import MakePlan, PlanFailed, RunId, Started
 from shoal.broker.machine import MOST_INTERRUPTED
-from shoal.broker.planner import Planner, PlannerLimits
+from shoal.broker.planner import CrowdedError, Planner, PlannerLimits
 from shoal.broker.planning import answer
 from shoal.broker.planning_children import SHARING, Children, EndedError, _Child, _readable
 from shoal.broker.planning_process import FAILED as FAILED_STATUS
@@ -350,6 +350,29 @@ async def test_who_asks_for_much_waits_behind_those_who_ask_for_little() -> None
     finally:
         planner.close()
     assert order == ["h0", "a", "b", "h1", "h2", "h3", "h4"]
+
+
+async def test_one_subject_has_only_so_many_requests_that_wait() -> None:
+    planner, order = Planner(PlannerLimits(waiting=2)), list[str]()
+
+    def asked(name: str) -> bytes:
+        order.append(name)
+        raise EndedError(name)  # never gets to a process
+
+    def ask(subject: str, name: str) -> Any:
+        return planner.ask(subject, "g", lambda: asked(name))
+
+    try:
+        many = [ask("hostile", f"h{i}") for i in range(4)]
+        ends = await asyncio.gather(*many, ask("a", "a"), return_exceptions=True)
+    finally:
+        planner.close()
+    assert [type(end) for end in ends] == [
+        *[EndedError] * 2,
+        *[CrowdedError] * 2,
+        EndedError,
+    ]
+    assert order == ["h0", "a", "h1"]
 
 
 # ---------------------------------------------------------------- the machine
