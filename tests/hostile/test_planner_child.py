@@ -205,13 +205,14 @@ def test_a_bug_in_counting_an_operator_is_no_fault_of_the_graph(
     """torch calls the counting and passes its errors on, like its own about the operator."""
 
     def ask() -> PlanFailed:
+        monkeypatch.setattr("shoal.dag.cost._TRIALS", {})  # or those of before would serve
         offer = PeerOffer(PeerId("a"), "a", device_memory_bytes=2**30)
-        failed = answer(MakePlan(RunId("r"), 1, make_spec(), (offer,)), long_graph(2))
+        graph = long_graph(3)  # of another length than other tests', whose costs are remembered
+        failed = answer(MakePlan(RunId("r"), 1, make_spec(), (offer,)), graph)
         assert isinstance(failed, PlanFailed)
         return failed
 
     with monkeypatch.context() as broken:
-        broken.setattr("shoal.dag.cost._TRIALS", {})  # or the trials of another test would serve
         broken.setattr(Counter, "_moved", lambda *_: 1 // 0)
         failed = ask()
     assert failed.code == "internal"
