@@ -351,6 +351,15 @@ def test_a_manifest_of_a_stranger_is_not_believed(change: dict[str, Any], says: 
         _ = weights["a"]
 
 
+def test_a_manifest_that_is_too_large_is_not_read() -> None:
+    def read(*_: Any) -> bytes:
+        raise AssertionError("nothing of it is read")
+
+    weights = Weights([WeightsFile("m", (64 << 20) + 1, sharded=True)], read, read)
+    with pytest.raises(WeightError, match=f"expected at most {64 << 20}"):
+        _ = weights["a"]
+
+
 def test_a_manifest_round_trips() -> None:
     shards = (WeightShard("ab" * 32, 8), WeightShard("cd" * 32, 9, "https://x/y", 7))
     made = WeightManifest(shards, {})

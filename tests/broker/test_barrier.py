@@ -190,6 +190,17 @@ async def test_a_full_disk_is_asked_again_and_nothing_is_lost(
     assert rig.barrier.full is None
 
 
+async def test_a_full_disk_is_not_waited_for_with_ever_more_in_memory(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.broker.barrier.MOST_HELD", 4)
+    rig.disk.error = FullError("no place")
+    rig.add(persist(1), "a", persist(2), "b")
+    await rig.write()
+    assert isinstance(rig.barrier.error, FullError)
+    assert rig.passed == []
+
+
 async def test_a_snapshot_that_finds_no_place_gives_way_to_the_records(rig: Rig) -> None:
     rig.disk.crowded, rig.disk.full_for = True, "replace"
     rig.add(persist(1), "a")

@@ -153,6 +153,17 @@ def test_sizes_are_bounded(tmp_path) -> None:
             store.put(b"y")
 
 
+def test_what_has_come_of_an_upload_takes_its_place(tmp_path) -> None:
+    with BlobStore(tmp_path, BlobLimits(total_bytes=16)) as store:
+        store.put(b"x" * 10)
+        upload = store.begin("ab" * 32, 4, by="eve")
+        upload.write(b"1234")
+        for end in (lambda: None, upload.stop):  # its part stays for a while
+            end()
+            with pytest.raises(BlobError, match="the broker holds 14 of at most 16, 2 too many"):
+                store.begin("cd" * 32, 4, by="ann")
+
+
 def test_a_disk_that_is_nearly_full_is_said_before_and_one_that_is_full_at_once(tmp_path) -> None:
     left = [100]
     limits = BlobLimits(spare_bytes=20)

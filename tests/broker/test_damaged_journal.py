@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import random
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
 
-from shoal.broker.journal import Journal, JournalError, open_journal
+from shoal.broker.journal import Journal, JournalError, _checksum, open_journal
 from shoal.broker.options import BrokerOptions
 from shoal.proto.journal_pb2 import BrokerStarted, Decision, Record
 
@@ -109,13 +110,34 @@ def test_one_that_was_emptied_is_refused_and_one_that_was_moved_away_begins_anew
     shutil.copytree(folders["closed"], folder)
     path = folder / "journal.sqlite"
     path.write_bytes(b"")
-    assert outcome(path) == "refused"
+    with pytest.raises(JournalError, match="is empty, and"):
+        Journal(path)
     path.unlink()
     with Journal(path) as journal:
         assert journal.count == 0
         journal.append(RECORDS[:1])
     with Journal(path) as journal:
         assert list(journal.records()) == RECORDS[:1]
+
+
+def test_a_note_of_another_journal_of_the_same_length_is_noticed(tmp_path: Path):
+    for name, first in (("mine", 0), ("other", 1)):
+        (tmp_path / name).mkdir()
+        with Journal(tmp_path / name / "journal.sqlite") as journal:
+            journal.append(RECORDS[first : first + 3])
+    note = "journal.sqlite.last"
+    shutil.copy(tmp_path / "other" / note, tmp_path / "mine" / note)
+    with pytest.raises(JournalError, match=r"has another record 3, and journal\.sqlite\.last"):
+        Journal(tmp_path / "mine" / "journal.sqlite")
+
+
+def test_one_whose_beginning_is_gone_is_refused(tmp_path: Path):
+    path = tmp_path / "journal.sqlite"
+    with Journal(path) as journal:
+        journal.append(RECORDS[:3])
+        journal._db.execute("DELETE FROM record WHERE number = 1")
+    with pytest.raises(JournalError, match="begins at record 2, not 1"):
+        Journal(path)
 
 
 @pytest.mark.parametrize("number", [-5, 0])
@@ -127,3 +149,28 @@ def test_a_row_with_an_odd_number_is_damage_and_no_traceback(number: int, tmp_pa
     path.with_name("journal.sqlite.last").unlink()  # else it is seen even before
     with pytest.raises(JournalError, match="is damaged at record"):
         open_journal(path, BrokerOptions())
+
+
+def test_a_row_that_is_no_record_is_damage_and_no_traceback(tmp_path: Path):
+    """With a right checksum: an older broker's bug, say."""
+    path, data = tmp_path / "journal.sqlite", b"\xff"
+    with Journal(path) as journal:
+        journal.append(RECORDS[:3])
+        values = (data, _checksum(2, data))
+        journal._db.execute("UPDATE record SET data = ?, checksum = ? WHERE number = 2", values)
+    with pytest.raises(JournalError, match="is damaged at record 2; the 1 before it are whole"):
+        open_journal(path, BrokerOptions())
+
+
+def test_a_page_that_cannot_be_read_is_damage_and_no_traceback():
+    """Of a large record: to open the journal, its length is enough."""
+
+    class Broken:
+        def execute(self, *_: object) -> object:
+            raise sqlite3.DatabaseError("database disk image is malformed")
+
+    with Journal() as journal:
+        real, journal._db = journal._db, Broken()
+        with pytest.raises(JournalError, match=r"damaged at record 1 \(database disk image is"):
+            list(journal.records())
+        journal._db = real

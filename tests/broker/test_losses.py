@@ -9,6 +9,7 @@ from shoal.broker.events import (
     PlanReady,
     RunId,
 )
+from shoal.broker.recovery import Blamed
 from shoal.proto.broker_pb2 import (
     BUILDING,
     DONE,
@@ -193,6 +194,20 @@ def test_who_two_others_do_not_hear_goes_at_once(world) -> None:
     blame(world, run, "a", "dead", term=1)
     blame(world, run, "b", "dead", term=1)
     assert "dead" not in world.machine.runs[run].peers
+
+
+def test_who_is_not_in_a_run_says_nothing_about_it(world) -> None:
+    run = world.start("a", "honest", "evil")
+    world.join("accomplice")
+    blame(world, run, "accomplice", "honest", term=1)
+    blame(world, run, "evil", "honest", term=1)
+    assert world.machine.runs[run].peers == ("a", "honest", "accomplice")
+
+
+def test_the_same_one_counts_once_however_often_it_says_so() -> None:
+    blamed = Blamed()
+    assert not any(blamed.accuse("evil", "honest") for _ in range(3))
+    assert blamed.accuse("a", "honest")
 
 
 def lose_again(world, run, lost: str, other: str, times: int) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
 
-from shoal.broker.blobs import BlobLimits
+from shoal.broker.blobs import BlobError, BlobLimits, BlobStore
 from shoal.broker.events import MakePlan, PlanReady
-from shoal.broker.needed import needed
+from shoal.broker.needed import listed, needed
 from shoal.broker.server import Broker, BrokerConfig
 from shoal.job import Job
 from shoal.net.blobs_client import BlobClient, BlobTransferError
@@ -46,6 +47,18 @@ def test_an_open_run_needs_what_it_was_submitted_with_an_ended_one_what_is_left(
     world.export("a", run, 1)
     assert world.machine.runs[run].ended
     assert needed(world.machine.runs.values()) == ({DATA, EXPORTED}, {DATA})
+
+
+def test_a_manifest_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    name = "ab" * 32
+    (tmp_path / "whole").mkdir()
+    with (tmp_path / "whole" / name).open("wb") as file:
+        file.truncate((64 << 20) + 1)  # zeros that take no place
+    with (
+        BlobStore(tmp_path) as store,
+        pytest.raises(BlobError, match=f"expected at most {64 << 20}"),
+    ):
+        listed(store, name)
 
 
 def test_a_run_that_is_no_longer_kept_needs_nothing(make_world) -> None:

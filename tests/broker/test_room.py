@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from shoal.broker.durable import DurableRun
-from shoal.broker.events import RunId
+from shoal.broker.events import RunId, RunSubmitted
+from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
 from shoal.broker.runs import Run
 from shoal.broker.space import JOURNAL_SHARE, make_room, outnumbered, share
 from shoal.broker.wish import read_spec
 from shoal.proto.broker_pb2 import CANCELLED, RunEvent, RunState
 
-from .conftest import make_spec
+from .conftest import World, make_spec
 
 EACH = make_spec().ByteSize()
 OPTIONS = BrokerOptions(subject_bytes=10 * EACH, kept_bytes=20 * EACH)
@@ -77,3 +78,21 @@ def test_histories_share_half_of_what_may_be_kept() -> None:
     kept: list[DurableRun] = [*runs("eve", 4), *runs("ann", 1)]
     share(kept, options)
     assert [r.history.most_bytes for r in kept] == [1 << 20] * 4 + [4 << 20]
+
+
+def test_shares_of_histories_follow_the_runs_that_there_are() -> None:
+    options = BrokerOptions(subject_bytes=8 << 20, kept_runs=1)
+    world = World(BrokerMachine("broker-1", options))
+
+    def shares() -> list[int]:
+        return [run.history.most_bytes for run in world.machine.runs.values()]
+
+    for count in (1, 2, 3):
+        world.handle(RunSubmitted(world.request(), make_spec(), "eve"))
+        assert shares() == [(4 << 20) // count] * count
+    world.restart()
+    assert shares() == [(4 << 20) // 3] * 3
+    for run in list(world.machine.runs):
+        world.cancel(run)
+    world.handle(RunSubmitted(world.request(), make_spec(), "eve"))
+    assert shares() == [2 << 20] * 2, "of the ended ones the newest is kept"

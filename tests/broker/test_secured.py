@@ -375,10 +375,17 @@ async def test_one_who_ignores_the_end_is_not_kept_half_open(monkeypatch):
             writer.close()
 
 
-async def test_one_address_has_only_so_many_connections():
+async def test_a_hello_that_is_announced_too_large_is_not_waited_for():
+    async with running() as broker:
+        assert await raw(broker, b"\x16\x03\x01\xff\xff" + bytes(100)) == b""
+        assert dict(broker.secured.refused) == {"hello": 1}
+
+
+@pytest.mark.parametrize("limits", [FrontLimits(of_an_address=2), FrontLimits(most_connections=2)])
+async def test_one_address_and_all_have_only_so_many_connections(limits):
     async with running() as broker:
         front = broker.secured._front
-        front.limits = FrontLimits(of_an_address=2)
+        front.limits = limits
         host, _, port = broker.address.rpartition(":")
         held = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
         await until(lambda: front._open.total() == 2)

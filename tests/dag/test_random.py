@@ -1,7 +1,9 @@
 """Counter-based masks: exact rate, no correlation, and nothing but the counters decides them."""
 
+import gc
 import itertools
 import math
+import weakref
 
 import pytest
 import torch
@@ -24,6 +26,23 @@ def dropped(p: float, operator: int = 0, key: int = KEY, n: int = N) -> torch.Te
 def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
     a, b = a.double() - a.double().mean(), b.double() - b.double().mean()
     return float((a * b).mean() / (a.std() * b.std()))
+
+
+def test_what_masks_are_made_of_is_kept_as_long_as_somebody_holds_it() -> None:
+    """It may take 512 MiB, and a process outlives its runs."""
+    gc.collect()
+    assert not random._tables, "no test before this one has kept it"
+    one, other = random.table(), random.table()
+    assert one is other
+    dropped(0.5)
+    kept = weakref.ref(one.words[torch.device("cpu")])
+    del one
+    dropped(0.5)
+    assert kept() is other.words[torch.device("cpu")]
+    del other
+    assert kept() is None
+    dropped(0.5)
+    assert not random._tables, "without a holder nothing is kept"
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])

@@ -17,7 +17,7 @@ from shoal.net.blobs_client import BlobClient, BlobTransferError
 from shoal.net.identity.names import Role
 from shoal.peer import cache as caches
 from shoal.peer.cache import BlobCache
-from shoal.proto.broker_pb2 import RunSpec
+from shoal.proto.broker_pb2 import RunSpec, WeightFile
 from shoal.proto.broker_pb2_grpc import RunsStub
 from shoal.proto.common_pb2 import BlobRef
 
@@ -49,6 +49,16 @@ async def test_a_run_whose_graph_or_manifest_is_too_large_is_refused_unread(tmp_
         large = await blobs.store(await asyncio.to_thread(sparse, tmp_path, MAX_GRAPH_BYTES + 1))
         for what, graph, data in (("graph", large, small), ("data", small, large)):
             code, why = await status(runs.Submit(spec(graph, data)))
+            assert code == "INVALID_ARGUMENT"
+            assert f"{what} of the run is a blob of {large.size_bytes} bytes" in why
+        for what, part in (
+            ("core_graph", RunSpec(core_graph=large)),
+            ("recipe", RunSpec(recipe=large)),
+            ("weights", RunSpec(weights=[WeightFile(blob=large, sharded=True)])),
+        ):
+            wanted = spec(small, small)
+            wanted.MergeFrom(part)
+            code, why = await status(runs.Submit(wanted))
             assert code == "INVALID_ARGUMENT"
             assert f"{what} of the run is a blob of {large.size_bytes} bytes" in why
         lie = BlobRef(hash=large.hash, size_bytes=5)

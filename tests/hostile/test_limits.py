@@ -237,6 +237,14 @@ def test_few_fields_are_looked_at_whatever_they_are(field: bytes):
         check_elements(field * 600_000, RunSpec.DESCRIPTOR)
 
 
+def test_numbers_that_come_one_by_one_are_elements():
+    number = RunSpec.DESCRIPTOR.fields_by_name["microbatch_sizes"].number
+    for wire, value in ((0, b"\x01"), (5, bytes(4))):
+        tag = (number << 3 | wire).to_bytes()
+        with pytest.raises(CrowdedError, match="of a RunSpec with more than"):
+            check_elements((tag + value) * 60_000, RunSpec.DESCRIPTOR)
+
+
 def test_what_hides_in_a_group_is_no_message():
     with pytest.raises(CrowdedError, match="a group"):
         check_elements(b"\x0b" + crowd(MIB), RunSpec.DESCRIPTOR)
@@ -347,6 +355,7 @@ async def test_messages_of_one_subject_are_read_in_turns():
     async with shares.reading(ann), shares.reading(ann):
         third = asyncio.create_task(shares.reading(ann).__aenter__())
         async with shares.reading(Party(Role.SUBMITTER, "bob")):
+            await asyncio.to_thread(lambda: None)  # a turn of the loop, in which it could begin
             assert not third.done()
     await asyncio.wait_for(third, 20)
 

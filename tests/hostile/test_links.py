@@ -17,6 +17,7 @@ import pytest
 from shoal.broker.options import BrokerOptions
 from shoal.broker.relay import RelayLimits
 from shoal.broker.server import Broker, BrokerConfig
+from shoal.broker.services import server_options
 from shoal.dag.flow import Role
 from shoal.net.frame import FrameKey
 from shoal.net.grpc_transport import SERVER_OPTIONS, GrpcTransport
@@ -91,6 +92,7 @@ async def test_strangers_at_the_relay_keep_no_partner_out():
             source = f"127.0.0.{2 + i % 3}"
             strangers.append(await silent(broker.address, said, source))
             await b.told(i + 1)
+            assert len(broker.secured.relay._young) <= 8
         a.transport.dial("b", broker.address, 1)
         a.transport.allow("b", Role.ACTIVATION, 10)
         await a.heard(LinkUp)
@@ -120,10 +122,12 @@ async def test_a_link_that_has_proven_itself_gives_way_to_no_stranger():
         await gone(strangers)
 
 
-def test_a_handshake_at_a_peer_has_a_limit_and_so_have_connections():
+def test_a_handshake_has_a_limit_and_so_have_connections_at_a_peer():
     options = dict(SERVER_OPTIONS)
     assert options["grpc.server_handshake_timeout_ms"] <= 1000 * RelayLimits().young_s - 1000
     assert options["grpc.max_allowed_incoming_connections"] <= 1024
+    assert options["grpc.max_concurrent_streams"] <= 128
+    assert dict(server_options())["grpc.server_handshake_timeout_ms"] <= 10_000
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from shoal.broker.events import RunId
 from shoal.broker.options import BrokerOptions
 from shoal.broker.page.digest import Digest, Totals
 from shoal.broker.page.seen import Seen
@@ -28,6 +29,7 @@ from shoal.proto.broker_pb2 import (
     CheckpointFile,
     DescribeRequest,
     Description,
+    Outcome,
     RunEvent,
     RunRequest,
     RunSpec,
@@ -39,6 +41,8 @@ from shoal.proto.broker_pb2 import (
 )
 from shoal.proto.broker_pb2_grpc import RunsStub
 from shoal.proto.common_pb2 import Reason
+
+from ..broker.test_page import asked, connected, key_of
 
 JOB = {
     "version": 1,
@@ -138,6 +142,40 @@ async def test_who_is_refused_does_not_keep_news_from_who_waits(broker: Broker) 
         await RunsStub(ann).Cancel(RunRequest(run=run))
         event: Any = await asyncio.wait_for(heard, 10)
         assert event.HasField("state")
+
+
+def first_state(broker: Broker, key: str) -> bytes:
+    """What the page is told as soon as it is open."""
+    with connected(broker) as page:
+        page.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n")
+        page.sendall(f"Authorization: Bearer {key}\r\n\r\n".encode())
+        said = b""
+        while b"\n\n" not in said.partition(b"data: ")[2]:
+            more = page.recv(65_536)
+            assert more, said
+            said += more
+        return said
+
+
+async def test_a_key_of_the_page_opens_what_its_owner_may_see(broker: Broker) -> None:
+    async with calling(broker, Role.SUBMITTER, "ann") as ann:
+        run, _ = await submitted(broker, ann)
+    history = broker.shell.machine.runs[RunId(run)].history
+    history.add(RunEvent(note="ann's alone"))
+    history.add(RunEvent(step=StepDone(step=0, outcome=Outcome(loss=12.34375))))
+    for role, subject, shown in (
+        (Role.SUBMITTER, "bob", False),
+        (Role.SUBMITTER, "ann", True),
+        (Role.OPERATOR, "eve", True),
+        (Role.SUBMITTER, "carl", False),  # also when others have looked
+    ):
+        key = key_of(broker, Party(role, subject))
+        for path, secret in (("/state.json", b"ann's alone"), ("/metrics", b"12.34375")):
+            answer, text = await asked(broker, path, key)
+            assert (answer.status, run.encode() in text) == (200, True)
+            assert (secret in text) == shown, (subject, path)
+        live = await asyncio.to_thread(first_state, broker, key)
+        assert (b"ann's alone" in live) == shown, subject
 
 
 def test_the_page_shows_what_happens_in_a_run_to_whose_it_is() -> None:

@@ -11,12 +11,13 @@ import sys
 import grpc.aio
 import pytest
 
-from shoal.broker.events import WasAway
+from shoal.broker.events import Event, Instruction, TimerFired, WasAway
 from shoal.proto.broker_pb2 import RUNNING, DescribeRequest, Heartbeat, Hello, PeerMessage, Profile
 from shoal.proto.broker_pb2_grpc import AttachStub, RunsStub
 from shoal.proto.graph_pb2 import FULL
 
 from ..broker.conftest import World, make_world, world  # noqa: F401  # fixtures
+from ..broker.test_secured import running
 
 PROGRAM = """
 import asyncio, sys
@@ -37,6 +38,46 @@ def test_leases_and_deadlines_begin_anew(world: World) -> None:  # noqa: F811
     assert world.state(run).phase == RUNNING
     world.wait(20.0)  # and who is silent from now on is lost
     assert not world.machine.members.members
+
+
+def test_who_was_to_come_back_has_as_much_more_time(world: World) -> None:  # noqa: F811
+    run = world.start("a", "b")
+    world.break_stream("a")
+    world.now += 3600.0
+    world.handle(WasAway(3600.0))
+    world.wait(5.0)
+    assert world.state(run).phase == RUNNING
+    world.say("b", heartbeat=Heartbeat())
+    world.wait(6.0)
+    assert "did not come back within a lease" in world.state(run).reason.text
+
+
+def test_who_was_to_leave_its_run_has_as_much_more_time(world: World) -> None:  # noqa: F811
+    world.cancel(world.start("a"))
+    world.now += 3600.0
+    world.handle(WasAway(3600.0))
+    world.wait(5.0)
+    assert world.machine.members.members["a"].state == "draining"
+
+
+async def test_a_pause_is_noticed_by_whatever_comes_first() -> None:
+    """What came meanwhile is handled behind it: a timer, a message, or nothing at all."""
+    async with running() as broker:
+        shell, told = broker.shell, list[object]()
+        handle = shell.machine.handle
+
+        def seen(event: Event, now: float) -> list[Instruction]:
+            told.append(event)
+            return handle(event, now)
+
+        shell.machine.handle = seen  # type: ignore[method-assign]
+        for wakes in (lambda: shell.post(TimerFired("peer:nobody")), shell._tick):
+            told.clear()
+            shell._alive.cancel()
+            shell._alive_at -= 60.0
+            wakes()
+            assert isinstance(told[0], WasAway), told
+            assert 60.0 <= told[0].seconds < 70.0
 
 
 @pytest.mark.process

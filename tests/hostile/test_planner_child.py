@@ -22,7 +22,7 @@ import pytest
 
 from shoal.broker.events import MakePlan, PlanFailed, RunId, Started
 from shoal.broker.machine import MOST_INTERRUPTED
-from shoal.broker.planner import Planner, PlannerLimits
+from shoal.broker.planner import CrowdedError, Planner, PlannerLimits
 from shoal.broker.planning import answer
 from shoal.broker.planning_children import (
     SHARING,
@@ -392,6 +392,29 @@ async def test_whose_planning_had_to_be_ended_gives_way_to_everybody_else(
     finally:
         planner.close()
     assert order == ["endless", "endless", "short", "endless", "short", "endless"]
+
+
+async def test_one_subject_has_only_so_many_requests_that_wait() -> None:
+    planner, order = Planner(PlannerLimits(waiting=2)), list[str]()
+
+    def asked(name: str) -> bytes:
+        order.append(name)
+        raise EndedError(name)  # never gets to a process
+
+    def ask(subject: str, name: str) -> Any:
+        return planner.ask(subject, "g", lambda: asked(name))
+
+    try:
+        many = [ask("hostile", f"h{i}") for i in range(4)]
+        ends = await asyncio.gather(*many, ask("a", "a"), return_exceptions=True)
+    finally:
+        planner.close()
+    assert [type(end) for end in ends] == [
+        *[EndedError] * 2,
+        *[CrowdedError] * 2,
+        EndedError,
+    ]
+    assert order == ["h0", "a", "h1"]
 
 
 # ---------------------------------------------------------------- the machine

@@ -75,6 +75,10 @@ async def test_a_spec_that_is_larger_than_any_honest_one_is_refused_and_leaves_n
         long.job = long.job.replace("{", "{" + " " * 300_000, 1)
         code, why = await status(runs.Submit(long))
         assert (code, "the job of the run has" in why) == ("INVALID_ARGUMENT", True)
+        resumed = spec(blob)
+        resumed.resumed.job = long.job
+        code, why = await status(runs.Submit(resumed))
+        assert (code, "the job of the checkpoint of" in why) == ("INVALID_ARGUMENT", True)
         assert found._journal.size_bytes < 10_000
         assert (await runs.Submit(spec(blob))).run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from shoal.proto.broker_pb2_grpc import BlobsStub
 from shoal.proto.common_pb2 import BlobRef
 
 from ..broker.test_secured import channel, made, running, status
+from .test_calls import until
 
 MIB = 1 << 20
 
@@ -58,6 +60,22 @@ async def test_what_one_announces_and_does_not_bring_leaves_room_for_others():
         assert ref.size_bytes == 16 * MIB
 
 
+async def test_of_the_last_room_an_announcement_keeps_a_quarter_from_others():
+    limits = BlobLimits(total_bytes=16 * MIB)
+    async with (
+        running(limits=limits) as broker,
+        channel(broker, made(broker, Role.SUBMITTER, "eve")) as eve,
+        channel(broker, made(broker, Role.PEER, "ann")) as ann,
+    ):
+        broker.blobs.put(bytes(12 * MIB))
+        async with announced(BlobsStub(eve), never(1, 4 * MIB)):
+            await BlobClient(ann).store(b"x" * (2 * MIB))
+            more = BlobsStub(ann).Store(iter([BlobPiece(ref=never(2, 2 * MIB))]))
+            code, why = await status(more)
+            assert code == "RESOURCE_EXHAUSTED"
+            assert f"the broker holds {14 * MIB + MIB // 2} of at most {16 * MIB}" in why
+
+
 async def test_one_that_falls_silent_ends_and_goes_on_later(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(blobs_service, "SILENCE_S", 0.5)
     data = bytes(range(256)) * 4096
@@ -93,3 +111,27 @@ async def test_one_that_drips_ends_too(monkeypatch: pytest.MonkeyPatch):
         assert code == "ABORTED"
         assert "less than 65536 came within 0.5 s" in why
         assert not broker.blobs._open
+
+
+async def test_one_whose_caller_goes_while_it_begins_is_over():
+    begins, may_go_on, begun = (threading.Event() for _ in range(3))
+    async with running() as broker, channel(broker, made(broker, Role.PEER, "eve")) as stubs:
+        real = broker.blobs.begin
+
+        def slow(*announced: Any) -> Any:
+            begins.set()
+            may_go_on.wait(20)
+            try:
+                return real(*announced)
+            finally:
+                begun.set()
+
+        broker.blobs.begin = slow
+        call = BlobsStub(stubs).Store()
+        await call.write(BlobPiece(ref=never(1, MIB)))
+        await asyncio.to_thread(begins.wait, 20)
+        call.cancel()
+        await until(lambda: not broker.secured.guard.shares._open["Blobs.Store"])
+        may_go_on.set()
+        await asyncio.to_thread(begun.wait, 20)
+        await until(lambda: not broker.blobs._open)

@@ -68,8 +68,22 @@ def test_a_part_is_read_without_the_rest(tmp_path: Path) -> None:
 def test_what_is_longer_than_it_may_be_is_stopped(tmp_path: Path) -> None:
     store = Store(b"x" * 100)
     cache = BlobCache(tmp_path, store.fetch, limit_bytes=10)
-    with pytest.raises(BlobError, match="more than 10"):
-        cache.path(name_of(b"x" * 100))
+    for most in (None, 50):  # what somebody says of it makes it no more
+        with pytest.raises(BlobError, match="more than 10"):
+            cache.path(name_of(b"x" * 100), most)
+
+
+def test_a_part_that_never_ends_is_stopped(tmp_path: Path) -> None:
+    given: list[int] = []
+
+    def fetch(_: str, offset: int, length: int) -> Iterator[bytes]:
+        for i in range(1000):
+            given.append(i)
+            yield b"x" * length
+
+    with pytest.raises(BlobError, match="sends more than 5 bytes"):
+        BlobCache(tmp_path, fetch).read("ab" * 32, 0, 5)
+    assert len(given) == 2
 
 
 def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:

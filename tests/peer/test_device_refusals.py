@@ -17,6 +17,7 @@ from shoal.dag.graph import GraphError, TensorSpec
 from shoal.dag.lower import lower
 from shoal.dag.plan import PlanError
 from shoal.job import Training
+from shoal.peer.cache import BlobError
 from shoal.peer.device import SpecError, TorchDevice
 from shoal.peer.order import order_from_assign
 from shoal.peer.weights import WeightError, serialize
@@ -159,8 +160,8 @@ def test_a_core_form_of_another_graph_is_refused(case):
         case.world(plan, core=replace(core, graph=other))
 
 
-@pytest.mark.parametrize("core", [False, True])
-def test_an_assignment_from_the_wire_builds_the_same(case, core):
+def assigned(case, core=False):
+    """(An assignment as it comes from the broker; the blobs that it names, by hash.)"""
     blobs = {}
 
     def stored(data):
@@ -177,6 +178,21 @@ def test_an_assignment_from_the_wire_builds_the_same(case, core):
         data=stored(case.manifest.to_json().encode()),
         training=Training(seed=case.seed, train=case.train).to_json(),
     )  # fmt: skip
+    return assign, blobs
+
+
+@pytest.mark.parametrize("what", ["full_graph", "graph", "recipe", "data"])
+def test_what_is_too_large_for_what_it_is_to_be_is_not_fetched(case, what):
+    assign, blobs = assigned(case)
+    large = common_pb2.BlobRef(hash="ab" * 32, size_bytes=(64 << 20) + 1)
+    getattr(assign, what).CopyFrom(large)
+    with pytest.raises(BlobError, match=f"has {large.size_bytes} bytes: expected at most"):
+        order_from_assign("a", assign, blob=lambda ref: blobs[ref.hash], read=None, shard=None)
+
+
+@pytest.mark.parametrize("core", [False, True])
+def test_an_assignment_from_the_wire_builds_the_same(case, core):
+    assign, blobs = assigned(case, core)
     order = order_from_assign(
         "a", assign, blob=lambda ref: blobs[ref.hash],
         read=lambda name, offset, length: blobs[name][offset : offset + length],
@@ -187,7 +203,7 @@ def test_an_assignment_from_the_wire_builds_the_same(case, core):
         PlanError, match="1 microbatches of 2 samples: expected 4 samples in a step"
     ):
         order_from_assign("a", assign, blob=lambda ref: blobs[ref.hash], read=None, shard=None)
-    device, plain = TorchDevice(), case.world(plan)
+    device, plain = TorchDevice(), case.world(case.plan(1, ["a"]))
     built = device.build(order)
     assert built.exports == (0,)
     assert built.steps == 6

@@ -152,6 +152,27 @@ def test_frames_that_come_are_freed_and_stored_nowhere(peer):
     assert peer(e.FrameArrived(stray)) == [e.Release(stray)]
 
 
+def test_what_may_still_come_of_a_probe_shrinks_to_nothing(peer):
+    allowed = peer.machine.probes.most_bytes
+
+    def key(step, number=1, port="probe", source=OTHER):
+        return FrameKey(
+            "probe", number, step, Role.PROBE, 0, 0, port, source=source, destination=ME
+        )
+
+    assert allowed(key(0)) == 0, "none was ordered"
+    peer(probe())
+    assert allowed(key(0, number=2)) == allowed(key(0, port="end")) == 0
+    assert allowed(key(0, source="stranger")) == 0
+    for step in range(63):
+        assert allowed(key(step)) == 1 << 20
+        peer(e.FrameArrived(key(step), 1 << 20))
+    peer(e.FrameArrived(key(63), (1 << 20) - 5))
+    assert allowed(key(64)) == 5
+    peer(e.FrameArrived(key(64), 5))
+    assert allowed(key(65)) == 0
+
+
 def test_a_frame_that_a_broken_connection_interrupted_is_not_counted(peer):
     peer(probe())
     (send,) = of(peer(e.LinkUp(OTHER)), e.SendProbe)
