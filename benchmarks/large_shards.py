@@ -246,6 +246,15 @@ def beside_the_disk(work: Path, files: list[Path]) -> list[Figure]:
     ]
 
 
+def figures(folder: Path | None = None, gb: int = 8) -> list[Figure]:
+    """See the module: `gb` GB of files, in a folder of their own inside of `folder`."""
+    with tempfile.TemporaryDirectory(prefix="shoal-shards-", dir=folder) as name:
+        work = Path(name)
+        make(work / "model", gb)
+        files = sorted((work / "model").glob("*.safetensors"))
+        return killed_and_resumed(work, files[: gb * 3 // 4]) + beside_the_disk(work, files)
+
+
 def main() -> None:
     if sys.argv[1:2] == ["--serve"]:
         return serve(Path(sys.argv[2]))
@@ -257,13 +266,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary one")
     parser.add_argument("--gb", type=int, default=8, help="how many GB in all")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="shoal-shards-", dir=given.folder) as name:
-        work = Path(name)
-        make(work / "model", given.gb)
-        files = sorted((work / "model").glob("*.safetensors"))
-        figures = killed_and_resumed(work, files[: given.gb * 3 // 4])
-        figures += beside_the_disk(work, files)
-    report("large_shards", figures, given.json)
+    report("large_shards", figures(given.folder, given.gb), given.json)
 
 
 if __name__ == "__main__":
