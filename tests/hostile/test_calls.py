@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoal.broker import calls, services
+from shoal.broker import limits, services
 from shoal.broker.limits import CALLS, MOST_MESSAGE_BYTES, CallLimit
 from shoal.net.identity.names import Role
 from shoal.proto.broker_pb2 import DescribeRequest, Goodbye, PeerMessage
@@ -111,7 +111,7 @@ async def test_one_subject_has_two_messages_read_at_a_time():
 
 
 async def test_a_call_without_its_message_ends(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(calls, "_MESSAGE_S", 0.2)
+    monkeypatch.setattr(limits, "_USUAL", limits.CallLimit(message_s=0.2))
     async with running() as broker, channel(broker, made(broker, Role.SUBMITTER)) as stubs:
         call: Any = stubs.stream_stream("/shoal.v1.Runs/Describe")()
         code, why = await status(asyncio.wait_for(call.read(), 20))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.broker import barrier, blobs_service, calls, guard, journal, limits, reach, services
+from shoal.broker import barrier, blobs_service, guard, journal, limits, reach, services
 from shoal.broker import machine as machines
 from shoal.broker.blobs import BlobLimits
 from shoal.broker.front import FrontLimits
@@ -32,7 +32,10 @@ AT_MOST = {
     "a message of a call": (limits.MOST_MESSAGE_BYTES, 4 * MIB + 1024),
     "messages read of one subject": (limits._READING, 2),
     "a message of a peer": (machines.MOST_MESSAGE_BYTES, 64 * KIB),
-    "wait for a message": (calls._MESSAGE_S, 300),
+    "wait for a message": (limits._USUAL.message_s, 300),
+    "wait for a stranger's message": (limits.CALLS["Admission.Join"].message_s, 10),
+    "messages of a peer in a row": (limits.MESSAGES[0], 4096),
+    "messages of a peer a second": (limits.MESSAGES[1], 512),
     "refused streams whose message is taken": (guard._MOST_TAKEN, 16),
     "calls on a connection": (services.MOST_STREAMS, 128),
     "a spec": (MOST_SPEC_BYTES, 3 * MIB),
