@@ -85,6 +85,10 @@ def of_torch(op: Operator, reads: Sequence[TensorSpec], does: str) -> Iterator[N
         ) from error
 
 
+MOST_BYTES = 1 << 62
+"""Of a tensor: torch counts them in 64 bits."""
+
+
 def spec_of(tensor: Tensor) -> TensorSpec:
     """The bound spec of a tensor."""
     return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
@@ -131,6 +135,12 @@ def infer_operator(op: Operator, known: Inferred) -> Iterator[tuple[str, tuple[T
 def results_of(op: Operator, known: Inferred) -> list[tuple[TensorSpec, bool] | None]:
     """Spec and gradient of each result of an operator of a bound graph; None for an absent one.
     Raises GraphError where the operator does not run, MemoryError."""
+    for value in op.reads:
+        if (size := known[value][0].size_bytes) > MOST_BYTES:
+            raise GraphError(
+                f"operator {op.name} ({op.target}) reads {value} of {size} bytes: expected at most "
+                f"{MOST_BYTES}"
+            )
     values: dict[str, Any] = {v: _meta(*known[v]) for v in op.reads}
     with torch.enable_grad():
         results = call(op, values, torch.device("meta"))

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from . import rules_windows  # noqa: F401  # it adds its rules
 from .graph import (
     Arg,
     Device,
@@ -35,7 +36,8 @@ from .graph import (
     TensorSpec,
 )
 from .operators import is_own, resolve
-from .rules_table import CHOICES, RESULTS, RULES, STEPS, RuleError
+from .rules_table import CHOICES, RESULTS, STEPS
+from .rules_words import RULES, RuleError
 
 __all__ = ["MAX_GRAPH_STEPS", "MAX_RESULTS", "MAX_STEPS", "check", "check_graph"]
 

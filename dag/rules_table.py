@@ -6,19 +6,27 @@ should."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .graph import TensorSpec
+from .rules_words import (
+    RULES,
+    Given,
+    RuleError,
+    flag,
+    integer,
+    integers,
+    need,
+    rank,
+    rule,
+    shaped,
+    tensor,
+    tensors,
+)
 
 __all__ = ["CHOICES", "RESULTS", "RULES", "STEPS", "RuleError"]
 
-
-class RuleError(ValueError):
-    """A rule that a call breaks: what was expected and what came."""
-
-
-Given = Mapping[str, Any]
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "reduction": (0, 1, 2),
@@ -27,86 +35,16 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 """Arguments of any operator that are one of few values, which kernels tell apart by `else`."""
 
-RULES: dict[str, Callable[[Given], None]] = {}
 RESULTS: dict[str, Callable[[Given], int]] = {}
 """Operators whose number of results depends on their arguments."""
 STEPS: dict[str, Callable[[Given], int]] = {}
 """Operators that run a loop, on the host and on meta tensors too."""
 
 
-def _rule(names: str) -> Callable[[Callable[[Given], None]], Callable[[Given], None]]:
-    def add(function: Callable[[Given], None]) -> Callable[[Given], None]:
-        for name in names.split():
-            RULES[name] = function
-        return function
-
-    return add
-
-
-# ---------------------------------------------------------------- words of the rules
-
-
-def _need(holds: bool, what: str) -> None:
-    if not holds:
-        raise RuleError(what)
-
-
-def _tensor(given: Given, name: str) -> TensorSpec:
-    value = given.get(name)
-    if not isinstance(value, TensorSpec):
-        raise RuleError(f"{name} is {value!r}: expected a tensor")
-    return value
-
-
-def _tensors(given: Given, name: str, count: int | None = None) -> tuple[TensorSpec, ...]:
-    value = given.get(name)
-    if not isinstance(value, tuple) or not all(isinstance(v, TensorSpec) for v in value):
-        raise RuleError(f"{name}: expected a list of tensors")
-    _need(count in (None, len(value)), f"{name} has {len(value)} tensors: expected {count}")
-    return value
-
-
-def _int(given: Given, name: str, least: int | None = None) -> int:
-    value = given.get(name)
-    if type(value) is not int or (least is not None and value < least):
-        more = "" if least is None else f" of at least {least}"
-        raise RuleError(f"{name} is {value!r}: expected an integer{more}")
-    return value
-
-
-def _ints(given: Given, name: str) -> tuple[int, ...]:
-    value = given.get(name)
-    value = (value,) if type(value) is int else value
-    if not isinstance(value, tuple | list) or not all(type(v) is int for v in value):
-        raise RuleError(f"{name} is {value!r}: expected a list of integers")
-    return tuple(value)
-
-
-def _flag(given: Given, name: str) -> bool:
-    value = given.get(name)
-    if type(value) is not bool:
-        raise RuleError(f"{name} is {value!r}: expected true or false")
-    return value
-
-
-def _rank(spec: TensorSpec, name: str, least: int, most: int = 64) -> tuple[int, ...]:
-    found = len(spec.shape)
-    expected = f"{least}" if least == most else f"{least} to {most}"
-    _need(least <= found <= most, f"{name} has {found} dimensions: expected {expected}")
-    return spec.sizes
-
-
-def _shape(spec: TensorSpec, name: str, shape: Sequence[int], dtype: str | None = None) -> None:
-    _need(
-        spec.sizes == tuple(shape) and dtype in (None, spec.dtype),
-        f"{name} is {spec!r}: expected {dtype or spec.dtype}{list(shape)}",
-    )
-
-
 def _size(given: Given) -> int:
     """Of the dimension `dim` of `self`, a scalar's being 1."""
-    sizes, dim = _tensor(given, "self").sizes, _int(given, "dim")
-    _need(-len(sizes) <= dim < len(sizes), f"dim is {dim}: expected one of {len(sizes)} dimensions")
+    sizes, dim = tensor(given, "self").sizes, integer(given, "dim")
+    need(-len(sizes) <= dim < len(sizes), f"dim is {dim}: expected one of {len(sizes)} dimensions")
     return sizes[dim]
 
 
@@ -114,12 +52,12 @@ def _size(given: Given) -> int:
 
 
 def _pieces(given: Given) -> int:
-    size = _int(given, "split_size", least=0)
+    size = integer(given, "split_size", least=0)
     return -(-_size(given) // size) or 1 if size else 1
 
 
 def _chunks(given: Given) -> int:
-    size, chunks = _size(given), _int(given, "chunks", least=1)
+    size, chunks = _size(given), integer(given, "chunks", least=1)
     # Of nothing there are as many pieces as asked for.
     return -(-size // -(-size // chunks)) if size else chunks
 
@@ -129,37 +67,37 @@ RESULTS |= {
     "aten.split.Tensor": _pieces,
     "aten.split_copy.Tensor": _pieces,
     "aten.unsafe_split.Tensor": _pieces,
-    "aten.split.sizes": lambda g: len(_ints(g, "split_size")),
-    "aten.split_with_sizes.default": lambda g: len(_ints(g, "split_sizes")),
-    "aten.unsafe_split_with_sizes.default": lambda g: len(_ints(g, "split_sizes")),
+    "aten.split.sizes": lambda g: len(integers(g, "split_size")),
+    "aten.split_with_sizes.default": lambda g: len(integers(g, "split_sizes")),
+    "aten.unsafe_split_with_sizes.default": lambda g: len(integers(g, "split_sizes")),
     "aten.chunk.default": _chunks,
     "aten.unsafe_chunk.default": _chunks,
-    "aten.tensor_split.sections": lambda g: _int(g, "sections", least=1),
-    "aten.broadcast_tensors.default": lambda g: len(_tensors(g, "tensors")),
+    "aten.tensor_split.sections": lambda g: integer(g, "sections", least=1),
+    "aten.broadcast_tensors.default": lambda g: len(tensors(g, "tensors")),
 }
 
 
 def _time_steps(given: Given) -> int:
-    sizes = _rank(_tensor(given, "input"), "input", 3, 3)
-    ways = 2 if _flag(given, "bidirectional") else 1
-    layers = _int(given, "num_layers", least=1)
-    return sizes[1 if _flag(given, "batch_first") else 0] * layers * ways
+    sizes = rank(tensor(given, "input"), "input", 3, 3)
+    ways = 2 if flag(given, "bidirectional") else 1
+    layers = integer(given, "num_layers", least=1)
+    return sizes[1 if flag(given, "batch_first") else 0] * layers * ways
 
 
 def _unrolled(given: Given) -> int:
     """`_trilinear` goes through one dimension of three tensors that are broadcast."""
     sizes = [1]
     for name, expands in (("i1", "expand1"), ("i2", "expand2"), ("i3", "expand3")):
-        sizes += _tensor(given, name).sizes
-        _ints(given, expands)
+        sizes += tensor(given, name).sizes
+        integers(given, expands)
     return max(sizes)
 
 
 STEPS |= {f"aten.{name}.input": _time_steps for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")} | {
     "aten._trilinear.default": _unrolled,
-    "aten.bilinear.default": lambda g: max((1, *_tensor(g, "weight").sizes)),
-    "aten.diff.default": lambda g: min(_int(g, "n"), _size(g)),
-    "shoal.grouped_mm.default": lambda g: _rank(_tensor(g, "weight"), "weight", 3, 3)[0],
+    "aten.bilinear.default": lambda g: max((1, *tensor(g, "weight").sizes)),
+    "aten.diff.default": lambda g: min(integer(g, "n"), _size(g)),
+    "shoal.grouped_mm.default": lambda g: rank(tensor(g, "weight"), "weight", 3, 3)[0],
 }
 
 
@@ -169,15 +107,15 @@ STEPS |= {f"aten.{name}.input": _time_steps for name in ("lstm", "gru", "rnn_tan
 def _per_channel(given: Given, names: Sequence[str], channels: int) -> None:
     """Each is absent or has one element a channel; all have one dtype, the input's or, for an input
     of half the width, float32."""
-    dtype = _tensor(given, "input").dtype
+    dtype = tensor(given, "input").dtype
     own = {dtype, "float32"} if dtype in ("float16", "bfloat16") else {dtype}
     found: set[str] = set()
     for name in names:
         if given.get(name) is not None:
-            spec = _tensor(given, name)
-            _shape(spec, name, (channels,))
+            spec = tensor(given, name)
+            shaped(spec, name, (channels,))
             found.add(spec.dtype)
-    _need(
+    need(
         len(found) <= 1 and found <= own,
         f"{', '.join(names)} have the dtypes {', '.join(sorted(found))}: "
         f"expected one of {', '.join(sorted(own))}",
@@ -185,59 +123,59 @@ def _per_channel(given: Given, names: Sequence[str], channels: int) -> None:
 
 
 def _channels(given: Given) -> int:
-    spec = _tensor(given, "input")
-    channels = _rank(spec, "input", 2)[1]
-    _need(spec.is_floating and spec.elements > 0, f"input is {spec!r}: expected one float or more")
+    spec = tensor(given, "input")
+    channels = rank(spec, "input", 2)[1]
+    need(spec.is_floating and spec.elements > 0, f"input is {spec!r}: expected one float or more")
     return channels
 
 
-@_rule(
+@rule(
     "aten._native_batch_norm_legit_functional.default "
     "aten._native_batch_norm_legit_no_training.default"
 )
 def _batch_norm(given: Given) -> None:
     names = ("weight", "bias", "running_mean", "running_var")
-    _tensor(given, "running_mean"), _tensor(given, "running_var")
+    tensor(given, "running_mean"), tensor(given, "running_var")
     _per_channel(given, names, _channels(given))
 
 
-@_rule("aten._native_batch_norm_legit.no_stats")
+@rule("aten._native_batch_norm_legit.no_stats")
 def _batch_norm_without_statistics(given: Given) -> None:
-    _need(_flag(given, "training"), "training is false: expected true, as there are no statistics")
+    need(flag(given, "training"), "training is false: expected true, as there are no statistics")
     _per_channel(given, ("weight", "bias"), _channels(given))
 
 
-@_rule("aten.instance_norm.default")
+@rule("aten.instance_norm.default")
 def _instance_norm(given: Given) -> None:
     channels = _channels(given)
     both = [given.get(n) is not None for n in ("running_mean", "running_var")]
-    _need(both[0] == both[1], "expected both running_mean and running_var or neither")
-    _need(
+    need(both[0] == both[1], "expected both running_mean and running_var or neither")
+    need(
         both[0] or given.get("use_input_stats") is True,
         "use_input_stats is not true: expected true, as there are no statistics",
     )
     _per_channel(given, ("weight", "bias", "running_mean", "running_var"), channels)
 
 
-@_rule("aten.native_group_norm.default")
+@rule("aten.native_group_norm.default")
 def _group_norm(given: Given) -> None:
     channels = _channels(given)
-    sizes = _tensor(given, "input").sizes
-    told = tuple(_int(given, n) for n in ("N", "C", "HxW"))
+    sizes = tensor(given, "input").sizes
+    told = tuple(integer(given, n) for n in ("N", "C", "HxW"))
     found = (sizes[0], channels, math.prod(sizes[2:]))
-    _need(told == found, f"N, C and HxW are {told}: expected {found}, as input has them")
-    group = _int(given, "group", least=1)
-    _need(channels % group == 0, f"{channels} channels are not {group} equal groups")
+    need(told == found, f"N, C and HxW are {told}: expected {found}, as input has them")
+    group = integer(given, "group", least=1)
+    need(channels % group == 0, f"{channels} channels are not {group} equal groups")
     _per_channel(given, ("weight", "bias"), channels)
 
 
-@_rule("aten._weight_norm.default aten._weight_norm_interface.default")
+@rule("aten._weight_norm.default aten._weight_norm_interface.default")
 def _weight_norm(given: Given) -> None:
-    v, g, dim = _tensor(given, "v"), _tensor(given, "g"), _int(given, "dim")
-    sizes = _rank(v, "v", 1)
-    _need(v.is_floating, f"v is {v!r}: expected floating numbers")
-    _need(0 <= dim < len(sizes), f"dim is {dim}: expected 0 to {len(sizes) - 1}")
-    _shape(g, "g", [s if i == dim else 1 for i, s in enumerate(sizes)], v.dtype)
+    v, g, dim = tensor(given, "v"), tensor(given, "g"), integer(given, "dim")
+    sizes = rank(v, "v", 1)
+    need(v.is_floating, f"v is {v!r}: expected floating numbers")
+    need(0 <= dim < len(sizes), f"dim is {dim}: expected 0 to {len(sizes) - 1}")
+    shaped(g, "g", [s if i == dim else 1 for i, s in enumerate(sizes)], v.dtype)
 
 
 # ---------------------------------------------------------------- recurrent layers
@@ -246,128 +184,128 @@ def _weight_norm(given: Given) -> None:
 def _gated(given: Given, gates: int, states: Sequence[TensorSpec]) -> None:
     """One or two states (layers · ways, batch, hidden), and the weights of each layer and way. An
     LSTM whose two states differ in width projects the first."""
-    layers, ways = _int(given, "num_layers", least=1), 2 if _flag(given, "bidirectional") else 1
-    biases, first = _flag(given, "has_biases"), _flag(given, "batch_first")
+    layers, ways = integer(given, "num_layers", least=1), 2 if flag(given, "bidirectional") else 1
+    biases, first = flag(given, "has_biases"), flag(given, "batch_first")
     given_dropout = given.get("dropout")
-    _need(
-        given_dropout == 0 or not _flag(given, "train") or layers == 1,
+    need(
+        given_dropout == 0 or not flag(given, "train") or layers == 1,
         f"dropout is {given_dropout!r}: expected 0, or shoal.dropout between layers of their own",
     )
-    spec = _tensor(given, "input")
-    _need(spec.is_floating, f"input is {spec!r}: expected floating numbers")
-    sizes = _rank(spec, "input", 3, 3)
+    spec = tensor(given, "input")
+    need(spec.is_floating, f"input is {spec!r}: expected floating numbers")
+    sizes = rank(spec, "input", 3, 3)
     batch, wide = sizes[0 if first else 1], sizes[2]
-    hidden = _rank(states[-1], "hx", 3, 3)[2]
-    out = _rank(states[0], "hx", 3, 3)[2]
+    hidden = rank(states[-1], "hx", 3, 3)[2]
+    out = rank(states[0], "hx", 3, 3)[2]
     for i, state in enumerate(states):
-        _shape(
+        shaped(
             state,
             f"hx {i}",
             (layers * ways, batch, (out, hidden)[i == len(states) - 1]),
             spec.dtype,
         )
-    _need(hidden > 0 and out > 0, "hx has no elements: expected a hidden size of at least 1")
+    need(hidden > 0 and out > 0, "hx has no elements: expected a hidden size of at least 1")
     weights: list[tuple[int, ...]] = []
     for layer in range(layers):
         for _ in range(ways):
             weights += [(gates * hidden, out * ways if layer else wide), (gates * hidden, out)]
             weights += [(gates * hidden,)] * 2 if biases else []
             weights += [(out, hidden)] if out != hidden else []
-        _need(
+        need(
             len(weights) <= len(given.get("params") or ()),
             "params has too few tensors for its layers",
         )
-    params = _tensors(given, "params", len(weights))
+    params = tensors(given, "params", len(weights))
     for i, (found, shape) in enumerate(zip(params, weights, strict=True)):
-        _shape(found, f"params {i}", shape, spec.dtype)
+        shaped(found, f"params {i}", shape, spec.dtype)
 
 
-@_rule("aten.lstm.input")
+@rule("aten.lstm.input")
 def _lstm(given: Given) -> None:
-    _gated(given, 4, _tensors(given, "hx", 2))
+    _gated(given, 4, tensors(given, "hx", 2))
 
 
-@_rule("aten.gru.input")
+@rule("aten.gru.input")
 def _gru(given: Given) -> None:
-    _gated(given, 3, (_tensor(given, "hx"),))
+    _gated(given, 3, (tensor(given, "hx"),))
 
 
-@_rule("aten.rnn_tanh.input aten.rnn_relu.input")
+@rule("aten.rnn_tanh.input aten.rnn_relu.input")
 def _rnn(given: Given) -> None:
-    _gated(given, 1, (_tensor(given, "hx"),))
+    _gated(given, 1, (tensor(given, "hx"),))
 
 
 def _cell(given: Given, gates: int, states: Sequence[TensorSpec]) -> None:
-    spec = _tensor(given, "input")
-    _need(spec.is_floating, f"input is {spec!r}: expected floating numbers")
-    batch, wide = _rank(spec, "input", 2, 2)
-    hidden = _rank(states[0], "hx", 2, 2)[1]
-    _need(hidden > 0, "hx has no elements: expected a hidden size of at least 1")
+    spec = tensor(given, "input")
+    need(spec.is_floating, f"input is {spec!r}: expected floating numbers")
+    batch, wide = rank(spec, "input", 2, 2)
+    hidden = rank(states[0], "hx", 2, 2)[1]
+    need(hidden > 0, "hx has no elements: expected a hidden size of at least 1")
     for state in states:
-        _shape(state, "hx", (batch, hidden), spec.dtype)
-    _shape(_tensor(given, "w_ih"), "w_ih", (gates * hidden, wide), spec.dtype)
-    _shape(_tensor(given, "w_hh"), "w_hh", (gates * hidden, hidden), spec.dtype)
+        shaped(state, "hx", (batch, hidden), spec.dtype)
+    shaped(tensor(given, "w_ih"), "w_ih", (gates * hidden, wide), spec.dtype)
+    shaped(tensor(given, "w_hh"), "w_hh", (gates * hidden, hidden), spec.dtype)
     biases = [given.get(n) is not None for n in ("b_ih", "b_hh")]
-    _need(biases[0] == biases[1], "expected both b_ih and b_hh or neither")
+    need(biases[0] == biases[1], "expected both b_ih and b_hh or neither")
     for name in ("b_ih", "b_hh"):
         if biases[0]:
-            _shape(_tensor(given, name), name, (gates * hidden,), spec.dtype)
+            shaped(tensor(given, name), name, (gates * hidden,), spec.dtype)
 
 
-@_rule("aten.lstm_cell.default")
+@rule("aten.lstm_cell.default")
 def _lstm_cell(given: Given) -> None:
-    _cell(given, 4, _tensors(given, "hx", 2))
+    _cell(given, 4, tensors(given, "hx", 2))
 
 
-@_rule("aten.gru_cell.default")
+@rule("aten.gru_cell.default")
 def _gru_cell(given: Given) -> None:
-    _cell(given, 3, (_tensor(given, "hx"),))
+    _cell(given, 3, (tensor(given, "hx"),))
 
 
 # ---------------------------------------------------------------- sampling and views
 
 
-@_rule("aten.grid_sampler_2d.default aten.grid_sampler.default")
+@rule("aten.grid_sampler_2d.default aten.grid_sampler.default")
 def _grid(given: Given) -> None:
-    source, grid = _tensor(given, "input"), _tensor(given, "grid")
-    sizes, places = _rank(source, "input", 4, 5), _rank(grid, "grid", 4, 5)
-    _need(source.is_floating, f"input is {source!r}: expected floating numbers")
-    _need(
+    source, grid = tensor(given, "input"), tensor(given, "grid")
+    sizes, places = rank(source, "input", 4, 5), rank(grid, "grid", 4, 5)
+    need(source.is_floating, f"input is {source!r}: expected floating numbers")
+    need(
         len(places) == len(sizes)
         and (places[0], places[-1]) == (sizes[0], len(sizes) - 2)
         and grid.dtype == source.dtype,
         f"grid is {grid!r}: expected {source.dtype}[{sizes[0]}, …, {len(sizes) - 2}]",
     )
-    _need(min(sizes[2:]) > 0, f"input is {source!r}: expected something to sample")
+    need(min(sizes[2:]) > 0, f"input is {source!r}: expected something to sample")
 
 
 def _upsampled(given: Given) -> None:
     """Scales are what the sizes are to each other: kernels multiply places by them."""
-    spec = _tensor(given, "self")
-    sizes, out = spec.sizes[2:], _ints(given, "output_size")
+    spec = tensor(given, "self")
+    sizes, out = spec.sizes[2:], integers(given, "output_size")
     scales = [given[n] for n in ("scales", "scales_h", "scales_w") if n in given]
-    _need(
+    need(
         len(sizes) == len(out) == len(scales), f"self is {spec!r}, output_size has {len(out)} sizes"
     )
     for size, made, scale in zip(sizes, out, scales, strict=True):
         if scale is not None:
             _scale(scale)
-            _need(int(size * scale) == made, f"a scale of {scale} makes no {made} of {size}")
+            need(int(size * scale) == made, f"a scale of {scale} makes no {made} of {size}")
 
 
 def _scale(scale: Any) -> None:
-    _need(
+    need(
         isinstance(scale, int | float) and 2**-20 <= scale <= 2**20,
         f"a scale is {scale!r}: expected a number from 2^-20 to 2^20",
     )
 
 
 def _upsampled_by(given: Given) -> None:
-    _tensor(given, "input")
+    tensor(given, "input")
     sizes, scales = given.get("output_size"), given.get("scale_factors")
-    _need(
-        (sizes is None) != (scales is None), "expected output_size or scale_factors, and not both"
-    )
+    need((sizes is None) != (scales is None), "expected output_size or scale_factors, and not both")
+    need(scales is None or isinstance(scales, tuple), "scale_factors: expected a list of numbers")
+    need(sizes is None or isinstance(sizes, tuple), "output_size: expected a list of integers")
     for scale in scales or ():
         _scale(scale)
 
@@ -377,26 +315,26 @@ for _name in ("nearest1d", "nearest2d", "bilinear2d", "bicubic2d"):
     RULES[f"aten.upsample_{_name}.vec"] = _upsampled_by
 
 
-@_rule("aten.pixel_unshuffle.default")
+@rule("aten.pixel_unshuffle.default")
 def _something(given: Given) -> None:
     """Of nothing its kernel makes another shape than meta tensors tell."""
-    spec = _tensor(given, "self")
-    _need(spec.elements > 0, f"self is {spec!r}: expected one element or more")
+    spec = tensor(given, "self")
+    need(spec.elements > 0, f"self is {spec!r}: expected one element or more")
 
 
-@_rule("aten.huber_loss.default aten.soft_margin_loss.default")
+@rule("aten.huber_loss.default aten.soft_margin_loss.default")
 def _one_dtype(given: Given) -> None:
     """Of two their kernels make another dtype than meta tensors tell."""
-    spec, target = _tensor(given, "self"), _tensor(given, "target")
-    _need(spec.dtype == target.dtype, f"target is {target!r}: expected {spec.dtype}, as self is")
+    spec, target = tensor(given, "self"), tensor(given, "target")
+    need(spec.dtype == target.dtype, f"target is {target!r}: expected {spec.dtype}, as self is")
 
 
-@_rule("aten._reshape_alias.default")
+@rule("aten._reshape_alias.default")
 def _contiguous_alias(given: Given) -> None:
     """Whose strides nobody checks. A stage runs a reshape in its place."""
-    spec, size, stride = _tensor(given, "self"), _ints(given, "size"), _ints(given, "stride")
+    spec, size, stride = tensor(given, "self"), integers(given, "size"), integers(given, "stride")
     strides = tuple(math.prod(max(1, s) for s in size[i + 1 :]) for i in range(len(size)))
-    _need(
+    need(
         min((0, *size)) == 0 and math.prod(size) == spec.elements and stride == strides,
         f"size {list(size)} and stride {list(stride)} are no contiguous view of {spec!r}",
     )
@@ -408,34 +346,34 @@ def _contiguous_alias(given: Given) -> None:
 _MOST_COUNT = 1 << 60
 
 
-@_rule("aten.arange.default aten.arange.start aten.arange.start_step")
+@rule("aten.arange.default aten.arange.start aten.arange.start_step")
 def _arange(given: Given) -> None:
     """How many there are is reckoned in 64 bits, from the sum of all three."""
     for name in ("start", "end", "step"):
         value = given.get(name)
         if isinstance(value, int):
-            _need(abs(value) <= _MOST_COUNT, f"{name} is {value}: expected at most 2^60")
+            need(abs(value) <= _MOST_COUNT, f"{name} is {value}: expected at most 2^60")
 
 
 # ---------------------------------------------------------------- shapes that nobody compares
 
 
-@_rule("aten.binary_cross_entropy.default")
+@rule("aten.binary_cross_entropy.default")
 def _binary_cross_entropy(given: Given) -> None:
     """Shapes that broadcast pass the meta tensors, and the kernel writes none of the result."""
-    source = _tensor(given, "self")
-    target, weight = _tensor(given, "target"), given.get("weight")
-    _need(
+    source = tensor(given, "self")
+    target, weight = tensor(given, "target"), given.get("weight")
+    need(
         (target.shape, target.dtype) == (source.shape, source.dtype),
         f"target is {target!r}: expected {source!r}, as self is",
     )
     if isinstance(weight, TensorSpec):
-        _need(weight.dtype == source.dtype, f"weight is {weight!r}: expected {source.dtype}")
+        need(weight.dtype == source.dtype, f"weight is {weight!r}: expected {source.dtype}")
 
 
-@_rule("aten.addmv.default")
+@rule("aten.addmv.default")
 def _addmv(given: Given) -> None:
     """Of no row, the result is as long as what is added, or is not."""
-    matrix, added = _tensor(given, "mat"), _tensor(given, "self")
+    matrix, added = tensor(given, "mat"), tensor(given, "self")
     if len(matrix.sizes) == 2 and matrix.sizes[0] == 0:
-        _need(added.sizes == (0,), f"self is {added!r}: expected {matrix.dtype}[0]")
+        need(added.sizes == (0,), f"self is {added!r}: expected {matrix.dtype}[0]")

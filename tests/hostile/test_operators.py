@@ -39,7 +39,8 @@ from shoal.dag.infer import results_of
 from shoal.dag.operators import CORE, FULL
 from shoal.dag.random import table
 from shoal.dag.rules import MAX_GRAPH_STEPS, MAX_RESULTS, MAX_STEPS, check, check_graph
-from shoal.dag.rules_table import RESULTS, RULES, STEPS
+from shoal.dag.rules_table import RESULTS, STEPS
+from shoal.dag.rules_words import RULES
 from shoal.dag.stage_module import build, run_operator
 from shoal.net.blobs_client import BlobClient
 from shoal.net.identity.names import Role
