@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -28,7 +29,7 @@ from .capture_repeat import DifferError, repeated
 from .capture_trace import same_in_eval
 from .convert_fx import Converted, Names, convert
 from .evaluation import EvaluationError, check_evaluation, only_masks_change
-from .graph import Graph, Lowered
+from .graph import Graph, Lowered, Ref
 from .infer import infer, with_grads
 from .kept import AS_MADE, Kept
 from .lower import lower
@@ -80,6 +81,7 @@ def capture(
     graph, constants = _whole(module, inputs, loss, names, known)
     if dtype == "bf16":
         graph = mixed(kept.applied(graph), batch)
+    _refuse_misshapen_states(graph)
     graph = validate(_checked(graph, batch))
     known |= constants
     used = [p.name for p in graph.parameters] + [b.name for b in graph.buffers]
@@ -124,6 +126,25 @@ def _traced(
             in_eval = convert(functional(evaluated), names)
             _check_evaluation(graph, converted.constants, in_eval)
     return graph, converted.constants
+
+
+def _refuse_misshapen_states(graph: Graph) -> None:
+    """Up to torch 2.11, the last states of an LSTM have one dimension too many where nothing is
+    computed, so what reads them was captured with another shape than it will see."""
+    read = {value for op in graph.operators for value in op.reads}
+    for op in graph.operators:
+        if op.target != "aten.lstm.input" or not isinstance(op.args[1], tuple):
+            continue
+        for value, output, state in zip(op.values[1:], op.outputs[1:], op.args[1], strict=True):
+            if not isinstance(state, Ref) or output.spec is None or value not in read:
+                continue
+            if output.spec.shape != (expected := graph.spec[state.value].shape):
+                raise CaptureError(
+                    f"module {op.module!r}: torch {torch.__version__} gives the last states of an "
+                    f"LSTM the shape {list(output.spec.shape)} before they are computed, and "
+                    f"{list(expected)} then: read its output instead, such as the last place of "
+                    "each sequence, or use torch 2.12 or newer"
+                )
 
 
 def _batch_of(inputs: Mapping[str, Tensor]) -> int:
