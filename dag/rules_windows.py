@@ -116,8 +116,13 @@ def _corner(given: Given) -> None:
 
 @rule("aten.linear.default")
 def _linear(given: Given) -> None:
-    """A bias that broadcasts makes another shape on the device than meta tensors tell."""
-    weight, bias = tensor(given, "weight"), given.get("bias")
+    """A bias that broadcasts makes another shape on the device than meta tensors tell, and integers
+    times floating numbers another dtype."""
+    source, weight, bias = tensor(given, "input"), tensor(given, "weight"), given.get("bias")
+    need(
+        source.dtype == weight.dtype or (source.is_floating and weight.is_floating),
+        f"weight is {weight!r}: expected {source.dtype} as input is, or floating numbers in both",
+    )
     if isinstance(bias, TensorSpec):
         need(
             bias.sizes == weight.sizes[:-1],

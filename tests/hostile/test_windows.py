@@ -84,6 +84,10 @@ HARMFUL: dict[str, tuple[Call, str]] = {
         call("linear.default", floats(3, 4), floats(1, 4), floats(8)),
         r"bias is float32\[8\]: expected \[1\]",
     ),
+    "integers times floating numbers": (
+        call("linear.default", TensorSpec((3, 4), "int8"), TensorSpec((5, 4), "float16"), None),
+        "weight is",
+    ),
     "a number in place of a tensor": (call("to.dtype_layout", -1), "expected a tensor"),
 }
 
