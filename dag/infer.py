@@ -30,6 +30,9 @@ __all__ = [
     "with_grads",
 ]
 
+MOST_BYTES = 1 << 62
+"""Of a tensor: torch counts them in 64 bits."""
+
 Inferred = dict[str, tuple[TensorSpec, bool]]
 """Value → (bound spec, whether autograd could send a gradient through it)."""
 
@@ -83,10 +86,6 @@ def of_torch(op: Operator, reads: Sequence[TensorSpec], does: str) -> Iterator[N
             f"operator {op.name} ({op.target}) does not {does} {', '.join(map(repr, reads))}: "
             f"{type(error).__name__}: {error}"
         ) from error
-
-
-MOST_BYTES = 1 << 62
-"""Of a tensor: torch counts them in 64 bits."""
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:

@@ -1,7 +1,6 @@
-"""The table of `rules.py`: by operator, what its arguments must be, how many results it gives, and
-how often a loop inside it runs. A rule gets its arguments by their names in the schema, tensors as
-specs, and raises RuleError. Nothing is known of them before: a number may stand where a tensor
-should."""
+"""The table of `rules.py`: by operator, what its arguments must be (in the words of
+rules_words.py), how many results it gives, and how often a loop inside it runs. What goes over its
+input by windows is in rules_windows.py."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from .graph import TensorSpec
 from .rules_words import (
     RULES,
     Given,
-    RuleError,
     flag,
     integer,
     integers,
@@ -25,8 +23,7 @@ from .rules_words import (
     tensors,
 )
 
-__all__ = ["CHOICES", "RESULTS", "RULES", "STEPS", "RuleError"]
-
+__all__ = ["CHOICES", "RESULTS", "STEPS"]
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "reduction": (0, 1, 2),
