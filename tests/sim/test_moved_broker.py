@@ -122,7 +122,7 @@ def test_a_run_goes_on_when_its_broker_has_moved(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "text.txt").write_text("all fish swim in one sea. " * 60)
-    job = (JOB % 1).replace("steps = 5", f"steps = {STEPS}")
+    job = JOB % (STEPS, 1)
     (tmp_path / "job.toml").write_text(job)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
