@@ -6,7 +6,9 @@ Exit codes: 0 done, 1 the run failed (or a bug of ours), 2 wrong input, 3 broker
 
 from __future__ import annotations
 
+import atexit
 import functools
+import gc
 import json as json_module
 import os
 import select
@@ -44,6 +46,7 @@ __all__ = [
     "app",
     "complain",
     "echo",
+    "few_collections",
     "phase_name",
     "print_json",
     "state_row",
@@ -136,6 +139,20 @@ def _interruptible() -> Iterator[None]:
     finally:
         for number in ours:
             signal.signal(number, before[number])
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """For importing torch, capturing and planning, which make objects by the million that stay:
+    going through them again and again for cycles is a quarter of the seconds of `shoal plan`. What
+    is there when the process ends is not gone through either."""
+    before = gc.get_threshold()
+    gc.set_threshold(50_000, 20, 20)
+    atexit.register(gc.freeze)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 app = typer.Typer(

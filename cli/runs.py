@@ -20,6 +20,7 @@ from .base import (
     To,
     app,
     echo,
+    few_collections,
     phase_name,
     print_json,
     state_row,
@@ -55,7 +56,8 @@ def train(
     from .. import client as clients
 
     with clients.connect(broker) as client:
-        run = client.submit(loaded, say=partial(echo, err=True))
+        with few_collections():
+            run = client.submit(loaded, say=partial(echo, err=True))
         with _detachable(client, run):
             if json:
                 print_json({"run": run.id, "folder": str(run.folder)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shoal import cli
+from shoal.cli.base import few_collections
 from shoal.client.preview import as_json, page
 from shoal.client.submission import draft
 from shoal.job import Job
@@ -257,3 +259,11 @@ def test_wrong_input_is_said_in_one_line(drafted, tmp_path: Path) -> None:
     code, text = call("plan", str(path), "--cluster", str(cluster), "--broker", "127.0.0.1:1")
     assert code == 2
     assert "one of --cluster, --broker" in text
+
+
+def test_a_verb_that_collects_seldom_leaves_the_collector_as_it_was() -> None:
+    before = gc.get_threshold()
+    with pytest.raises(KeyboardInterrupt), few_collections():
+        assert gc.isenabled() and gc.get_threshold()[0] > before[0]
+        raise KeyboardInterrupt
+    assert gc.get_threshold() == before

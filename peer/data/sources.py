@@ -8,6 +8,7 @@ Shoal dials (net/proxy.py).
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import sysconfig
 import zipfile
@@ -218,7 +219,10 @@ def _standard_library() -> list[Path]:
     sorted by their path inside the library: the same bytes for the same interpreter."""
     root = Path(sysconfig.get_path("stdlib"))
     skip = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-    found = [p for p in root.rglob("*.py") if not skip & set(p.relative_to(root).parts)]
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in skip]
+        found += [Path(folder, name) for name in files if name.endswith(".py")]
     if not found:
         raise DataError(
             f"Python {sys.version_info.major}.{sys.version_info.minor} has no library sources at "
