@@ -263,7 +263,14 @@ def test_wrong_input_is_said_in_one_line(drafted, tmp_path: Path) -> None:
 
 def test_a_verb_that_collects_seldom_leaves_the_collector_as_it_was() -> None:
     before = gc.get_threshold()
-    with pytest.raises(KeyboardInterrupt), few_collections():
-        assert gc.isenabled() and gc.get_threshold()[0] > before[0]
-        raise KeyboardInterrupt
+    inside = []
+
+    def interrupted() -> None:
+        with few_collections():
+            inside.append((gc.isenabled(), gc.get_threshold()[0] > before[0]))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert inside == [(True, True)]
     assert gc.get_threshold() == before
