@@ -38,9 +38,9 @@ from shoal.dag.graph import (
 from shoal.dag.infer import results_of
 from shoal.dag.operators import CORE, FULL
 from shoal.dag.random import table
-from shoal.dag.rules import MAX_GRAPH_STEPS, MAX_RESULTS, MAX_STEPS, check, check_graph
-from shoal.dag.rules_table import RESULTS, STEPS
-from shoal.dag.rules_words import RULES
+from shoal.dag.rules import MAX_GRAPH_STEPS, MAX_RESULTS, MAX_STEPS, RULES, check, check_graph
+from shoal.dag.rules_table import RESULTS, STEPS, TABLE
+from shoal.dag.rules_windows import WINDOWS
 from shoal.dag.stage_module import build, run_operator
 from shoal.net.blobs_client import BlobClient
 from shoal.net.identity.names import Role
@@ -378,6 +378,7 @@ def test_every_operator_has_calls_to_begin_with_and_rules_are_for_listed_ones(pa
     seeds = part("operator_seeds").SEEDS
     assert sorted(FULL | CORE) == sorted(seeds)
     assert {*RULES, *RESULTS, *STEPS} <= FULL | CORE
+    assert not TABLE.keys() & WINDOWS.keys(), "which of two rules counts would be nobody's choice"
     case, refused = part("operator_cases"), part("fuzz_worker").accepted
     for target, calls in seeds.items():
         for i in range(len(calls)):

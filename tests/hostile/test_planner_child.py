@@ -51,7 +51,7 @@ from shoal.dag.graph import (
     TensorSpec,
 )
 from shoal.dag.plan import PeerId
-from shoal.dag.rules_words import RULES
+from shoal.dag.rules import RULES
 from shoal.proto.broker_pb2 import FAILED, PreviewAnswer, RunState, WatchRequest
 from shoal.proto.broker_pb2_grpc import RunsStub
 from shoal.tests.broker.conftest import World, make_spec, make_world
