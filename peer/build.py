@@ -5,7 +5,7 @@ here, before anything runs."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -33,7 +33,8 @@ from .store import Store
 from .streams import Streams
 from .sync.ahead import Ahead
 from .sync.allreduce import parts_of
-from .weights import WeightError, has_start, starting_spec, starting_tensor
+from .weight_shards import WeightShard
+from .weights import Lazy, WeightError, has_start, starting_spec, starting_tensor
 
 __all__ = ["Inputs", "Work", "build_work"]
 
@@ -172,31 +173,33 @@ def build_work(
     core = _checked_core(order.core, graph) if order.core else None
     firsts = _firsts(graph)
     held: dict[int, Held] = {}
-    for stage in mine:
-        within = (stage.start, stage.stop)
-        if core:
-            within = (core.start[stage.start], core.start[stage.stop])
-        form = core.graph if core else graph
-        _check_specs(form, within, form.operators)
-        _check_specs(form, within, evaluation(form).operators)
-        executor = StageExecutor(
-            core.graph if core else graph,
-            stage,
-            weights,
-            device=device,
-            seed=order.training.seed,
-            operators=within,
-            evaluation=(evaluation(core.graph), within) if core else None,
-            recompute=plan.stages[stage.index].recompute,
-        )
-        optimizer = StageOptimizer(
-            order.training.train,
-            executor.parameters,
-            weighs=order.training.rebuilds,
-            seed=order.training.seed,
-            firsts=firsts,
-        )
-        held[stage.index] = Held(stage, executor, optimizer)
+    names = [name for stage in mine for name in (*stage.parameters, *stage.buffers)]
+    with order.reading(weights.shards(names)):
+        for stage in mine:
+            within = (stage.start, stage.stop)
+            if core:
+                within = (core.start[stage.start], core.start[stage.stop])
+            form = core.graph if core else graph
+            _check_specs(form, within, form.operators)
+            _check_specs(form, within, evaluation(form).operators)
+            executor = StageExecutor(
+                core.graph if core else graph,
+                stage,
+                weights,
+                device=device,
+                seed=order.training.seed,
+                operators=within,
+                evaluation=(evaluation(core.graph), within) if core else None,
+                recompute=plan.stages[stage.index].recompute,
+            )
+            optimizer = StageOptimizer(
+                order.training.train,
+                executor.parameters,
+                weighs=order.training.rebuilds,
+                seed=order.training.seed,
+                firsts=firsts,
+            )
+            held[stage.index] = Held(stage, executor, optimizer)
     trim_heap()
     wire = Wire(flow, graph)
     for k, part in held.items():
@@ -357,6 +360,17 @@ class _Starting(Mapping[str, Tensor]):
                 trim_heap()
             return tensor.to(wanted)
         raise WeightError(f"no weights file has {name!r}: the submitter has to upload it")
+
+    def shards(self, names: Iterable[str]) -> list[WeightShard]:
+        """What is read as a whole for these, in their order."""
+        if not isinstance(self._files, Lazy):
+            return []
+        found: list[WeightShard] = []
+        for name in names:
+            own = (name, *self._tied.get(name, ()))
+            there = next((n for n in own if has_start(self._files, n)), name)
+            found += self._files.shards(there)
+        return found
 
     def __iter__(self) -> Iterator[str]:
         yield from self._tied

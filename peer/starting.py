@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..dag.graph import Graph, TensorSpec
 from ..dag.recipe import Recipe, RecipeError, make
+from .weight_shards import WeightShard
 from .weights import Lazy, Spec, Weights
 
 __all__ = ["Starting", "check_recipe"]
@@ -41,6 +42,9 @@ class Starting(Lazy):
         if name in self.files:
             return self.files.rows(name, start, stop)
         return self._made(name, (start, stop))
+
+    def shards(self, name: str) -> tuple[WeightShard, ...]:
+        return self.files.shards(name)
 
     def _made(self, name: str, rows: tuple[int, int] | None) -> Tensor:
         threads = torch.get_num_threads()

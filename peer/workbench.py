@@ -34,6 +34,7 @@ from .offer import OfferError
 from .optimizer import warm_up
 from .order import order_from_assign, resumed
 from .own_data import Catalogue
+from .read_ahead import AHEAD_BYTES, ReadAhead
 from .rebuilt import RebuildError
 from .snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
 from .spans import Spans
@@ -226,6 +227,11 @@ class Workbench:
         def build() -> e.Built:
             with self._spans.span("build", run):
                 self._own_data.check(assign.data.hash, assign.submitter, assign.local)
+                ahead = ReadAhead(
+                    lambda shard: self._cache.shard(shard, self._from_web),
+                    lambda shard: self._cache.bring(shard, self._from_web),
+                    min(AHEAD_BYTES, wanted.memory_bytes or AHEAD_BYTES),
+                )
                 # What is in the stages goes when the others are built.
                 here = assign.resume.live and self._peer not in assign.resume.rebuilt
                 live = (self._device.snapshot(assign.first_step)(),) if here else ()
@@ -234,7 +240,8 @@ class Workbench:
                     assign,
                     blob=self._cache.whole,
                     read=self._cache.read,
-                    whole=lambda shard: self._cache.shard(shard, self._from_web),
+                    whole=ahead.whole,
+                    reading=ahead.reading,
                     shard=lambda name: (
                         self._own_data.path(assign.data.hash, name) or self._cache.path(name)
                     ),
