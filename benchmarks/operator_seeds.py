@@ -1,9 +1,9 @@
 """Calls that each operator takes, from which the fuzzer starts: part of
 benchmarks/fuzz_operators.py.
 
-Every operator on the allow-lists has one or more here (`tests/hostile/test_operators.py` counts
-them), so whoever adds an operator adds a line. Shapes are small, and sizes that mean different
-things differ, so that a kernel which confuses two of them is seen.
+Every operator on the allow-lists has one or more here (`tests/hostile/test_every_operator.py`
+counts them), so whoever adds an operator adds a line. Shapes are small, and sizes that mean
+different things differ, so that a kernel which confuses two of them is seen.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ from ..dag.recipe import Recipe
 from ..job import Job, SettingsError
 from ..job.settings import plain
 from ..job.tables import Data
-from ..net.blobs_client import BlobClient
-from ..net.cap import Cap
+from ..net.blobs_client import BlobClient, Sent
 from ..peer.data.manifest import Manifest
 from ..peer.data.reader import Reader
 from ..peer.data.sampler import steps_for
@@ -452,7 +451,7 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
         spec.data.CopyFrom(await blobs.store(prepared.manifest.to_json().encode()))
         if prepared.recipe is not None:
             spec.recipe.CopyFrom(await blobs.store(prepared.recipe.to_bytes()))
-        if words := takes(size + stored_bytes, uplink.bytes_per_s):
+        if words := takes(size + stored_bytes, uplink.rate):
             say(words)
         spec.weights.append(WeightFile(blob=await blobs.store(prepared.weights)))
         for path in prepared.shards.values():
@@ -466,7 +465,7 @@ def upload(access: Access, prepared: Prepared, say: Say = lambda line: None) -> 
         of = f"{pretrained.size_bytes / 1e9:.2f} GB of weights"
         say(f"reading {of}, which peers read from the web" if urls else f"reading and sending {of}")
     say(f"uploading what the broker lacks of {size / 1e6:.1f} MB")
-    transfer(access, store, uplink.cap)
+    transfer(access, store, uplink.sent)
     return spec
 
 
@@ -498,14 +497,16 @@ def upload_graph(access: Access, graph: Graph) -> None:
 
 
 def transfer(
-    access: Access, work: Callable[[BlobClient], Coroutine[Any, Any, T]], up: Cap | None = None
+    access: Access,
+    work: Callable[[BlobClient], Coroutine[Any, Any, T]],
+    sent: Sent = lambda size_bytes, seconds: None,
 ) -> T:
     """Runs transfers with a broker's blobs to their end, also from code that has an event loop of
-    its own (a notebook). `up`: what goes to the broker passes it."""
+    its own (a notebook). `sent`: hears of each upload."""
 
     async def run() -> T:
         async with access.aio_channel() as channel:
-            return await work(BlobClient(channel, up=up))
+            return await work(BlobClient(channel, sent=sent))
 
     try:
         asyncio.get_running_loop()

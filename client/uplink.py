@@ -1,28 +1,31 @@
 """What an upload takes of the submitter's uplink, said before it begins.
 
 Weights of billions of parameters take hours over a home uplink. What goes first (graph, manifest:
-megabytes) is timed, and tells how fast the uplink is; where the broker has that already, two
-ordinary uplinks stand for it. A broken upload loses nothing: the broker keeps what came of each
-blob (`net/blobs_client.py`).
+megabytes) is timed while it is on the wire, and tells how fast the uplink is. A fast line is done
+with it before its speed shows: then, and where the broker has all of it already, ordinary uplinks
+stand for it, those that are not slower than what was seen. A broken upload loses nothing: the
+broker keeps what came of each blob (`net/blobs_client.py`).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ..dag.graph import Graph
 from ..job.words import size_text
-from ..net.cap import Cap, Meter
 
-__all__ = ["Uplink", "duration_text", "starting_bytes", "takes"]
+__all__ = ["Rate", "Uplink", "duration_text", "starting_bytes", "takes"]
 
 LONG_S = 60.0
 """An upload that takes longer is worth more words than its size."""
 LEAST_BYTES = 1 << 18
-"""So many must have gone for a rate: fewer are gone before the connection is at its speed."""
-ORDINARY = ((1.25e6, "10 Mbit/s"), (1.25e7, "100 Mbit/s"))
-"""Uplinks of homes, in bytes/s: behind a copper line, and behind fibre."""
+"""Of an upload that tells of the rate: a smaller one is the way there and back, and no more."""
+LEAST_S = 2.0
+"""So long must bytes have been on the wire for a rate: the ways there and back, of two such uploads
+over the longest lines (0.3 s), and the start of a connection are then a third of it at most."""
+ORDINARY = ((1.25e6, "10 Mbit/s"), (1.25e7, "100 Mbit/s"), (1.25e8, "1 Gbit/s"))
+"""Uplinks, in bytes/s: of homes behind a copper line, and behind fibre; of a data centre."""
 
 
 def starting_bytes(graph: Graph, is_made: Callable[[str], bool] = lambda name: False) -> int:
@@ -32,48 +35,45 @@ def starting_bytes(graph: Graph, is_made: Callable[[str], bool] = lambda name: F
     return sum(spec.size_bytes for name, spec in specs.items() if not is_made(name))
 
 
-class Uplink:
-    """How fast bytes go to the broker, from the first of them on. `cap` is for the BlobClient that
-    sends them: it counts. `clock`: seconds."""
+class Rate(NamedTuple):
+    """Of an uplink. known: else it has at least so much, and may have many times that."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._meter, self._clock = _Meter(clock), clock
-        self.cap = Cap(None, meter=self._meter)
+    bytes_per_s: float
+    known: bool
+
+
+class Uplink:
+    """How fast bytes go to the broker. `sent` is for the BlobClient that sends them."""
+
+    def __init__(self) -> None:
+        self._bytes, self._seconds = 0, 0.0
+
+    def sent(self, size_bytes: int, seconds: float) -> None:
+        """An upload is over, which was on the wire for so long."""
+        if size_bytes >= LEAST_BYTES:
+            self._bytes += size_bytes
+            self._seconds += seconds
 
     @property
-    def bytes_per_s(self) -> float | None:
-        """None: too little has gone."""
-        seconds = self._clock() - self._meter.began
-        if self._meter.bytes < LEAST_BYTES or seconds <= 0:
+    def rate(self) -> Rate | None:
+        """None: nothing has gone that tells."""
+        if not self._bytes:
             return None
-        return self._meter.bytes / seconds
+        return Rate(self._bytes / max(self._seconds, 1e-9), self._seconds >= LEAST_S)
 
 
-class _Meter(Meter):
-    """Knows when its first byte went."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__()
-        self._clock = clock
-        self.began = 0.0
-
-    def add(self, size_bytes: int) -> None:
-        if not self.bytes:
-            self.began = self._clock()
-        super().add(size_bytes)
-
-
-def takes(size_bytes: int, bytes_per_s: float | None = None) -> str:
+def takes(size_bytes: int, rate: Rate | None = None) -> str:
     """How long so many bytes take, in words for people, and that nothing is sent twice; empty where
     that is not worth a word."""
-    if size_bytes <= LONG_S * (bytes_per_s or ORDINARY[0][0]):
+    if size_bytes <= LONG_S * (rate.bytes_per_s if rate else ORDINARY[0][0]):
         return ""
-    if bytes_per_s is None:
-        each = (f"{duration_text(size_bytes / rate)} at {name}" for rate, name in ORDINARY)
-        how_long = " or ".join(each)
+    if rate is not None and rate.known:
+        named = f"{rate.bytes_per_s * 8e-6:.3g} Mbit/s"
+        how_long = f"{duration_text(size_bytes / rate.bytes_per_s)} at the {named} of this uplink"
     else:
-        rate = f"{bytes_per_s * 8e-6:.3g} Mbit/s"
-        how_long = f"{duration_text(size_bytes / bytes_per_s)} at the {rate} of this uplink"
+        least = rate.bytes_per_s if rate else 0.0
+        lines = [line for line in ORDINARY if line[0] >= least] or ORDINARY[-1:]
+        how_long = " or ".join(f"{duration_text(size_bytes / n)} at {name}" for n, name in lines)
     return (
         f"{size_text(size_bytes)} take about {how_long}; what has come stays with the broker, and "
         "the same command goes on from there after a break"

@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from . import rules_windows  # noqa: F401  # it adds its rules
 from .graph import (
     Arg,
     Device,
@@ -36,10 +35,14 @@ from .graph import (
     TensorSpec,
 )
 from .operators import is_own, resolve
-from .rules_table import CHOICES, RESULTS, STEPS
-from .rules_words import RULES, RuleError
+from .rules_table import CHOICES, RESULTS, STEPS, TABLE
+from .rules_windows import WINDOWS
+from .rules_words import Rule, RuleError
 
-__all__ = ["MAX_GRAPH_STEPS", "MAX_RESULTS", "MAX_STEPS", "check", "check_graph"]
+__all__ = ["MAX_GRAPH_STEPS", "MAX_RESULTS", "MAX_STEPS", "RULES", "check", "check_graph"]
+
+RULES: dict[str, Rule] = TABLE | WINDOWS
+"""By operator; none is in both tables."""
 
 MAX_RESULTS = 1 << 14
 """Of one operator. A sequence cut into its tokens, a mixture into its experts: some thousands."""

@@ -10,20 +10,24 @@ from typing import Any
 
 from .graph import TensorSpec
 from .rules_words import (
-    RULES,
     Given,
+    Rule,
+    adding_to,
     flag,
     integer,
     integers,
     need,
     rank,
-    rule,
     shaped,
     tensor,
     tensors,
 )
 
-__all__ = ["CHOICES", "RESULTS", "STEPS"]
+__all__ = ["CHOICES", "RESULTS", "STEPS", "TABLE"]
+
+TABLE: dict[str, Rule] = {}
+"""By operator, what its arguments must be."""
+_rule = adding_to(TABLE)
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "reduction": (0, 1, 2),
@@ -126,7 +130,7 @@ def _channels(given: Given) -> int:
     return channels
 
 
-@rule(
+@_rule(
     "aten._native_batch_norm_legit_functional.default "
     "aten._native_batch_norm_legit_no_training.default"
 )
@@ -136,13 +140,13 @@ def _batch_norm(given: Given) -> None:
     _per_channel(given, names, _channels(given))
 
 
-@rule("aten._native_batch_norm_legit.no_stats")
+@_rule("aten._native_batch_norm_legit.no_stats")
 def _batch_norm_without_statistics(given: Given) -> None:
     need(flag(given, "training"), "training is false: expected true, as there are no statistics")
     _per_channel(given, ("weight", "bias"), _channels(given))
 
 
-@rule("aten.instance_norm.default")
+@_rule("aten.instance_norm.default")
 def _instance_norm(given: Given) -> None:
     channels = _channels(given)
     both = [given.get(n) is not None for n in ("running_mean", "running_var")]
@@ -154,7 +158,7 @@ def _instance_norm(given: Given) -> None:
     _per_channel(given, ("weight", "bias", "running_mean", "running_var"), channels)
 
 
-@rule("aten.native_group_norm.default")
+@_rule("aten.native_group_norm.default")
 def _group_norm(given: Given) -> None:
     channels = _channels(given)
     sizes = tensor(given, "input").sizes
@@ -166,7 +170,7 @@ def _group_norm(given: Given) -> None:
     _per_channel(given, ("weight", "bias"), channels)
 
 
-@rule("aten._weight_norm.default aten._weight_norm_interface.default")
+@_rule("aten._weight_norm.default aten._weight_norm_interface.default")
 def _weight_norm(given: Given) -> None:
     v, g, dim = tensor(given, "v"), tensor(given, "g"), integer(given, "dim")
     sizes = rank(v, "v", 1)
@@ -217,17 +221,17 @@ def _gated(given: Given, gates: int, states: Sequence[TensorSpec]) -> None:
         shaped(found, f"params {i}", shape, spec.dtype)
 
 
-@rule("aten.lstm.input")
+@_rule("aten.lstm.input")
 def _lstm(given: Given) -> None:
     _gated(given, 4, tensors(given, "hx", 2))
 
 
-@rule("aten.gru.input")
+@_rule("aten.gru.input")
 def _gru(given: Given) -> None:
     _gated(given, 3, (tensor(given, "hx"),))
 
 
-@rule("aten.rnn_tanh.input aten.rnn_relu.input")
+@_rule("aten.rnn_tanh.input aten.rnn_relu.input")
 def _rnn(given: Given) -> None:
     _gated(given, 1, (tensor(given, "hx"),))
 
@@ -249,12 +253,12 @@ def _cell(given: Given, gates: int, states: Sequence[TensorSpec]) -> None:
             shaped(tensor(given, name), name, (gates * hidden,), spec.dtype)
 
 
-@rule("aten.lstm_cell.default")
+@_rule("aten.lstm_cell.default")
 def _lstm_cell(given: Given) -> None:
     _cell(given, 4, tensors(given, "hx", 2))
 
 
-@rule("aten.gru_cell.default")
+@_rule("aten.gru_cell.default")
 def _gru_cell(given: Given) -> None:
     _cell(given, 3, (tensor(given, "hx"),))
 
@@ -262,7 +266,7 @@ def _gru_cell(given: Given) -> None:
 # ---------------------------------------------------------------- sampling and views
 
 
-@rule("aten.grid_sampler_2d.default aten.grid_sampler.default")
+@_rule("aten.grid_sampler_2d.default aten.grid_sampler.default")
 def _grid(given: Given) -> None:
     source, grid = tensor(given, "input"), tensor(given, "grid")
     sizes, places = rank(source, "input", 4, 5), rank(grid, "grid", 4, 5)
@@ -308,25 +312,25 @@ def _upsampled_by(given: Given) -> None:
 
 
 for _name in ("nearest1d", "nearest2d", "bilinear2d", "bicubic2d"):
-    RULES[f"aten.upsample_{_name}.default"] = _upsampled
-    RULES[f"aten.upsample_{_name}.vec"] = _upsampled_by
+    TABLE[f"aten.upsample_{_name}.default"] = _upsampled
+    TABLE[f"aten.upsample_{_name}.vec"] = _upsampled_by
 
 
-@rule("aten.pixel_unshuffle.default")
+@_rule("aten.pixel_unshuffle.default")
 def _something(given: Given) -> None:
     """Of nothing its kernel makes another shape than meta tensors tell."""
     spec = tensor(given, "self")
     need(spec.elements > 0, f"self is {spec!r}: expected one element or more")
 
 
-@rule("aten.huber_loss.default aten.soft_margin_loss.default")
+@_rule("aten.huber_loss.default aten.soft_margin_loss.default")
 def _one_dtype(given: Given) -> None:
     """Of two their kernels make another dtype than meta tensors tell."""
     spec, target = tensor(given, "self"), tensor(given, "target")
     need(spec.dtype == target.dtype, f"target is {target!r}: expected {spec.dtype}, as self is")
 
 
-@rule("aten._reshape_alias.default")
+@_rule("aten._reshape_alias.default")
 def _contiguous_alias(given: Given) -> None:
     """Whose strides nobody checks. A stage runs a reshape in its place."""
     spec, size, stride = tensor(given, "self"), integers(given, "size"), integers(given, "stride")
@@ -343,7 +347,7 @@ def _contiguous_alias(given: Given) -> None:
 _MOST_COUNT = 1 << 60
 
 
-@rule("aten.arange.default aten.arange.start aten.arange.start_step")
+@_rule("aten.arange.default aten.arange.start aten.arange.start_step")
 def _arange(given: Given) -> None:
     """How many there are is reckoned in 64 bits, from the sum of all three."""
     for name in ("start", "end", "step"):
@@ -355,7 +359,7 @@ def _arange(given: Given) -> None:
 # ---------------------------------------------------------------- shapes that nobody compares
 
 
-@rule("aten.binary_cross_entropy.default")
+@_rule("aten.binary_cross_entropy.default")
 def _binary_cross_entropy(given: Given) -> None:
     """Shapes that broadcast pass the meta tensors, and the kernel writes none of the result."""
     source = tensor(given, "self")
@@ -368,7 +372,7 @@ def _binary_cross_entropy(given: Given) -> None:
         need(weight.dtype == source.dtype, f"weight is {weight!r}: expected {source.dtype}")
 
 
-@rule("aten.addmv.default")
+@_rule("aten.addmv.default")
 def _addmv(given: Given) -> None:
     """Of no row, the result is as long as what is added, or is not."""
     matrix, added = tensor(given, "mat"), tensor(given, "self")

@@ -4,9 +4,13 @@ rules.py."""
 from __future__ import annotations
 
 from .graph import TensorSpec
-from .rules_words import RULES, Given, integer, integers, need, rank, rule, tensor
+from .rules_words import Given, Rule, adding_to, integer, integers, need, rank, tensor
 
-__all__: list[str] = []
+__all__ = ["WINDOWS"]
+
+WINDOWS: dict[str, Rule] = {}
+"""By operator."""
+_rule = adding_to(WINDOWS)
 
 MOST = 1 << 16
 """Of a stride, a padding and a dilation: near 2^31 kernels multiply them into another number, or go
@@ -36,7 +40,7 @@ def _convolution(given: Given) -> None:
             _bounded(given, name, least)
 
 
-RULES |= dict.fromkeys(
+WINDOWS |= dict.fromkeys(
     (
         "aten.conv1d.default",
         "aten.conv1d.padding",
@@ -70,17 +74,17 @@ def _largest(given: Given, dims: int) -> None:
     )
 
 
-@rule("aten.max_pool1d.default")
+@_rule("aten.max_pool1d.default")
 def _largest_of_a_row(given: Given) -> None:
     _largest(given, 1)
 
 
-@rule("aten.max_pool2d.default aten.max_pool2d_with_indices.default")
+@_rule("aten.max_pool2d.default aten.max_pool2d_with_indices.default")
 def _largest_of_a_picture(given: Given) -> None:
     _largest(given, 2)
 
 
-@rule("aten.max_pool3d.default")
+@_rule("aten.max_pool3d.default")
 def _largest_of_a_room(given: Given) -> None:
     _largest(given, 3)
 
@@ -88,7 +92,7 @@ def _largest_of_a_room(given: Given) -> None:
 # ---------------------------------------------------------------- attention
 
 
-@rule("aten.scaled_dot_product_attention.default")
+@_rule("aten.scaled_dot_product_attention.default")
 def _attention(given: Given) -> None:
     """Of heads that are shared, kernels divide by how many keys have."""
     need(given.get("dropout_p") == 0, "dropout_p is not 0: expected shoal.dropout in its place")
@@ -107,14 +111,14 @@ def _attention(given: Given) -> None:
 # ---------------------------------------------------------------- counts
 
 
-@rule("aten.tril_indices.default aten.triu_indices.default")
+@_rule("aten.tril_indices.default aten.triu_indices.default")
 def _corner(given: Given) -> None:
     for name in ("row", "col"):
         need(0 <= integer(given, name) <= 1 << 31, f"{name}: expected 0 to 2^31")
     need(abs(integer(given, "offset")) <= 1 << 31, "offset: expected -2^31 to 2^31")
 
 
-@rule("aten.linear.default")
+@_rule("aten.linear.default")
 def _linear(given: Given) -> None:
     """A bias that broadcasts makes another shape on the device than meta tensors tell, and integers
     times floating numbers another dtype."""
@@ -130,6 +134,6 @@ def _linear(given: Given) -> None:
         )
 
 
-@rule("aten.to.dtype_layout")
+@_rule("aten.to.dtype_layout")
 def _cast(given: Given) -> None:
     tensor(given, "self")

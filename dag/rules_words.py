@@ -10,15 +10,15 @@ from typing import Any
 from .graph import TensorSpec
 
 __all__ = [
-    "RULES",
     "Given",
+    "Rule",
     "RuleError",
+    "adding_to",
     "flag",
     "integer",
     "integers",
     "need",
     "rank",
-    "rule",
     "shaped",
     "tensor",
     "tensors",
@@ -31,16 +31,22 @@ class RuleError(ValueError):
 
 Given = Mapping[str, Any]
 
-RULES: dict[str, Callable[[Given], None]] = {}
+Rule = Callable[[Given], None]
+"""Raises RuleError for arguments that an operator must not have."""
 
 
-def rule(names: str) -> Callable[[Callable[[Given], None]], Callable[[Given], None]]:
-    def add(function: Callable[[Given], None]) -> Callable[[Given], None]:
-        for name in names.split():
-            RULES[name] = function
-        return function
+def adding_to(table: dict[str, Rule]) -> Callable[[str], Callable[[Rule], Rule]]:
+    """What decorates a rule with its operators, between spaces, and puts it into the table."""
 
-    return add
+    def rule(names: str) -> Callable[[Rule], Rule]:
+        def add(function: Rule) -> Rule:
+            for name in names.split():
+                table[name] = function
+            return function
+
+        return add
+
+    return rule
 
 
 def need(holds: bool, what: str) -> None:

@@ -28,7 +28,7 @@ from .blob_pieces import packed
 from .cap import Cap
 from .grpc_quirks import hides_the_reason
 
-__all__ = ["BlobClient", "BlobTransferError", "Source", "Streamed", "blob_ref"]
+__all__ = ["BlobClient", "BlobTransferError", "Sent", "Source", "Streamed", "blob_ref"]
 
 PIECE_BYTES = 1 << 20
 WHOLE_BYTES = 64 << 20
@@ -47,6 +47,8 @@ class Streamed(Protocol):
 
 
 Source = Path | bytes | bytearray | memoryview | Streamed
+Sent = Callable[[int, float], None]
+"""(bytes, seconds) of an upload that ended well, from its first byte to the answer."""
 
 
 class BlobTransferError(RuntimeError):
@@ -90,7 +92,8 @@ class BlobClient:
     attempts: tries in a row without progress; stall_s: seconds without a byte that end a try;
     floor: bytes per second that whoever is fetched from gives at least, over `stall_s` seconds of
     waiting, or is given up; 0: any byte is progress; up, down: the owner's caps, which others may
-    share; clock: seconds, as the event loop's.
+    share; sent: is told of each upload what was on the wire, without what was before it (hashing,
+    asking, connecting); clock: seconds, as the event loop's.
     """
 
     def __init__(
@@ -102,12 +105,13 @@ class BlobClient:
         floor: float = 0.0,
         up: Cap | None = None,
         down: Cap | None = None,
+        sent: Sent = lambda size_bytes, seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.use(channel)
         self._attempts = attempts
         self._stall_s = stall_s
-        self._floor, self._clock = floor, clock
+        self._floor, self._sent, self._clock = floor, sent, clock
         self._up, self._down = up or Cap(None), down or Cap(None)
 
     def use(self, channel: grpc.aio.Channel) -> None:
@@ -153,15 +157,16 @@ class BlobClient:
     async def _send(self, ref: BlobRef, source: Source, offset: int) -> None:
         """One upload from an offset to the end. Raises AioRpcError, and BlobTransferError when no
         piece was taken for `stall_s`."""
-        at = offset
+        at, began_s = offset, 0.0
 
         async def upload() -> AsyncIterator[bytes]:
-            nonlocal at
+            nonlocal at, began_s
             yield packed(offset, ref=ref)
             # Nothing is under way while it may be refused: see grpc_quirks.
             if not await call.initial_metadata():
                 await call.code()
                 return
+            began_s = self._clock()
             pieces = iter(_pieces(source, offset, self._up.piece(PIECE_BYTES)))
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                 await self._up.take(len(piece))
@@ -181,6 +186,7 @@ class BlobClient:
                     text = f"storing blob {ref.hash[:12]}: no byte went for {self._stall_s:g} s"
                     raise BlobTransferError("DEADLINE_EXCEEDED", text)
             answer.result()
+            self._sent(at - offset, self._clock() - began_s)
         finally:
             call.cancel()
             answer.cancel()

@@ -10,35 +10,37 @@ as it says. What passes (a broken connection, "busy") is tried again.
 
 `allowed` is asked for every URL, those of redirects too, and `reachable` for every address that a
 name leads to, right before that very address is dialled: so no name leads anywhere else meanwhile.
-With it no proxy is used, as that would look names up itself. All methods block.
+With it no proxy is used, as that would look names up itself. All methods block, none without end:
+the head of an answer has a deadline, and its body a rate that it must reach (`web_dial.py`).
 """
 
 from __future__ import annotations
 
 import http.client
 import re
-import socket
-import ssl
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from .printable import printable
+from .web_dial import Asked, Clock, Pace, TooSlowError, WebError, opener
 
-__all__ = ["Web", "WebError", "WebFile", "is_web"]
+__all__ = ["HEAD_S", "SLOW", "Web", "WebError", "WebFile", "is_web"]
+
+HEAD_S = 60.0
+"""For the head of an answer, with dialling and redirects: as long as one silence is waited for."""
+SLOW = 16 << 10
+"""Bytes per second that a body has at least, on average: a line of 128 kbit/s, over which a billion
+parameters would take a day and a half. A range of 64 MiB ends within 69 minutes."""
 
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
 """Statuses that may pass."""
 _AGENT = "shoal"
-
-
-class WebError(ValueError):
-    """A URL that cannot be read, or that answers something else than what was asked for."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,9 @@ def is_web(name: str) -> bool:
 
 class Web:
     """See the module. `allowed` and `reachable` say why not; empty: it is. timeout_s: without a
-    byte; floor: bytes per second of a range, or it is given up; attempts: tries of each call;
-    pause: waits so many seconds between two."""
+    byte; head_s: for the head of an answer, with redirects; floor: bytes per second of a body,
+    after `timeout_s`, or it is given up; attempts: tries of each call; pause: waits so many seconds
+    between two; clock: seconds."""
 
     def __init__(
         self,
@@ -66,28 +69,25 @@ class Web:
         allowed: Callable[[str], str] | None = None,
         reachable: Callable[[str, str], str] | None = None,
         timeout_s: float = 60.0,
-        floor: float = 0.0,
+        head_s: float = HEAD_S,
+        floor: float = SLOW,
         attempts: int = 5,
         pause: Callable[[float], None] = time.sleep,
+        clock: Clock = time.monotonic,
     ) -> None:
-        self._allowed, self._timeout_s, self._floor = allowed, timeout_s, floor
-        self._reachable = reachable
-        self._attempts, self._pause = attempts, pause
+        self._allowed, self._reachable = allowed, reachable
+        self._timeout_s, self._head_s, self._floor = timeout_s, head_s, floor
+        self._attempts, self._pause, self._clock = attempts, pause, clock
 
     @cached_property
     def _opener(self) -> urllib.request.OpenerDirector:
         """Made when it is needed: it reads the system's certificates."""
-        handlers: list[urllib.request.BaseHandler] = [_Redirects(self._allowed)]
-        if self._reachable is not None:
-            dial = partial(_dial, self._reachable)
-            context = ssl.create_default_context()
-            handlers += [urllib.request.ProxyHandler({}), _Http(dial), _Https(dial, context)]
-        return urllib.request.build_opener(*handlers)
+        return opener(self._allowed, self._reachable)
 
     def look(self, url: str) -> WebFile:
         """Size and tag of a file. Raises WebError, also where it is empty or the server does not
         give ranges."""
-        with self._asked(url, 0, 1) as answer:
+        with self._asked(url, 0, 1)[0] as answer:
             tag = answer.headers.get("ETag", "")
             return WebFile(url, _total(url, answer, 0, 1), "" if tag.startswith("W/") else tag)
 
@@ -99,8 +99,12 @@ class Web:
             if attempt:
                 self._pause(min(5.0, 0.1 * 2.0**attempt))
             try:
-                with self._asked(file.url, offset, length) as answer:
+                answer, pace = self._asked(file.url, offset, length)
+                with answer:
+                    pace.body(length)
                     return self._body(file, answer, offset, length)
+            except TooSlowError as error:
+                raise WebError(f"{file.url} is too slow: {error}, given up") from None
             except (OSError, http.client.HTTPException) as error:  # the connection broke
                 problem = error
         raise WebError(f"{file.url}: {self._attempts} tries broke, the last: {problem}")
@@ -108,7 +112,9 @@ class Web:
     def small(self, url: str, most_bytes: int) -> bytes | None:
         """All of a small file; None where there is none. Raises WebError."""
         try:
-            with self._open(url, {}) as answer:
+            answer, pace = self._open(url, {})
+            with answer:
+                pace.body(most_bytes)
                 data: bytes = answer.read(most_bytes + 1)
         except _AbsentError:
             return None
@@ -126,19 +132,16 @@ class Web:
                 f"{file.url} has {total} bytes and the tag {tag!r:.80}: expected "
                 f"{file.size_bytes} and {file.tag!r:.80}, as it had before. It was changed"
             )
-        data, began_s = bytearray(), time.monotonic()
+        data = bytearray()
         while piece := answer.read(min(1 << 20, length + 1 - len(data))):
             data += piece
-            waited_s = time.monotonic() - began_s
-            if waited_s > self._timeout_s and len(data) < self._floor * waited_s:
-                raise WebError(f"{file.url}: {len(data)} bytes in {waited_s:.0f} s, given up")
         if len(data) < length:
             raise ConnectionError(f"{len(data)} of {length} bytes came")
         if len(data) > length:
             raise WebError(f"{file.url} gave more than the {length} bytes from {offset} on")
         return bytes(data)
 
-    def _asked(self, url: str, offset: int, length: int) -> Any:
+    def _asked(self, url: str, offset: int, length: int) -> tuple[Any, Pace]:
         headers = {
             "Range": f"bytes={offset}-{offset + length - 1}",
             "Accept-Encoding": "identity",
@@ -148,19 +151,20 @@ class Web:
         except _AbsentError as error:
             raise WebError(f"{url}: {error}") from None
 
-    def _open(self, url: str, headers: Mapping[str, str]) -> Any:
-        """The answer. Raises WebError, _AbsentError."""
+    def _open(self, url: str, headers: Mapping[str, str]) -> tuple[Any, Pace]:
+        """The answer, whose head is here, and its pace. Raises WebError, _AbsentError."""
         if not is_web(url):
             raise WebError(f"{url:.200} is no URL of http or https")
         if self._allowed is not None and (why := self._allowed(url)):
             raise WebError(f"{url} is not read: {why}")
-        request = urllib.request.Request(url, headers={**headers, "User-Agent": _AGENT})
         problem: object = ""
         for attempt in range(self._attempts):
             if attempt:
                 self._pause(min(5.0, 0.1 * 2.0**attempt))
+            pace = Pace(self._timeout_s, self._head_s, self._floor, self._clock)
+            request = Asked(url, {**headers, "User-Agent": _AGENT}, pace)
             try:
-                return self._opener.open(request, timeout=self._timeout_s)
+                return self._opener.open(request, timeout=self._timeout_s), pace
             except urllib.error.HTTPError as error:
                 code = error.code
                 error.close()
@@ -169,6 +173,8 @@ class Web:
                 if code not in _AGAIN:
                     raise WebError(f"{url} answers {code} {printable(error.reason)}") from None
                 problem = f"{code} {printable(error.reason)}"
+            except TooSlowError as error:
+                raise WebError(f"{url} is too slow: {error}, given up") from None
             except (OSError, http.client.HTTPException) as error:
                 problem = error
         raise WebError(f"{url} cannot be reached: {problem}")
@@ -196,79 +202,3 @@ def _total(url: str, answer: Any, offset: int, length: int) -> int:
     if own is not None and own != str(length):
         raise WebError(f"{url} answers {own} bytes: expected {length}")
     return int(found[3])
-
-
-# ---------------------------------------------------------------- whom it dials
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    max_redirections = 5
-
-    def __init__(self, allowed: Callable[[str], str] | None) -> None:
-        self._allowed = allowed
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        if self._allowed is not None and (why := self._allowed(newurl)):
-            raise WebError(f"{req.full_url} leads to {newurl:.200}, which is not read: {why}")
-        fp.close()  # what comes with it would be read to its end, however long it is
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-Dial = Callable[..., socket.socket]
-
-
-def _dial(
-    reachable: Callable[[str, str], str],
-    address: tuple[str, int],
-    timeout: float | None = None,
-    source_address: Any = None,
-) -> socket.socket:
-    """As socket.create_connection, to those addresses of a name that may be reached."""
-    host, port = address
-    problem: Exception = WebError(f"{host} leads to no address")
-    for family, kind, protocol, _, there in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        if why := reachable(host, str(there[0])):
-            problem = WebError(f"{host} leads to {there[0]}: {why}")
-            continue
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.settimeout(timeout)
-            sock.connect(there)
-            return sock
-        except OSError as error:
-            sock.close()
-            problem = error
-    raise problem
-
-
-def _http(dial: Dial, *args: Any, **kwargs: Any) -> http.client.HTTPConnection:
-    made = http.client.HTTPConnection(*args, **kwargs)
-    made._create_connection = dial  # type: ignore[attr-defined]  # its only way in
-    return made
-
-
-def _https(dial: Dial, *args: Any, **kwargs: Any) -> http.client.HTTPSConnection:
-    made = http.client.HTTPSConnection(*args, **kwargs)
-    made._create_connection = dial  # type: ignore[attr-defined]
-    return made
-
-
-class _Http(urllib.request.HTTPHandler):
-    def __init__(self, dial: Dial) -> None:
-        super().__init__()
-        self._dial = dial
-
-    def http_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(partial(_http, self._dial), req)
-
-
-class _Https(urllib.request.HTTPSHandler):
-    def __init__(self, dial: Dial, context: ssl.SSLContext) -> None:
-        super().__init__(context=context)
-        self._dial, self._tls = dial, context
-
-    def https_open(self, req: urllib.request.Request) -> Any:
-        made = partial(_https, self._dial)
-        return self.do_open(made, req, context=self._tls)

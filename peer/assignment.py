@@ -7,7 +7,8 @@
 - BUILDING: links are dialled or expected, parameters fetched, the stages built. READY is told once.
   A term that goes on from a snapshot waits for those that others give first (`keeping.py`).
   What a lost stage is made from is given when the giver's own stages stand.
-- WARM: it holds no stage, and keeps snapshots of those that do.
+- WARM: it holds no stage, and keeps snapshots of those that do; what is frozen in these stages it
+  fetches meanwhile (`warming.py`).
 - RUNNING: the action lists (`step.py`). After each update a StepReport; the peer that combines an
   evaluation reports after it. The data of the next step is fetched while this one computes.
 - An arrived frame that the plan does not name ends the assignment here: its sender follows another
@@ -162,7 +163,7 @@ class Assignment:
         out += snapshots
         if not self._holds:
             self.phase = Phase.WARM
-            return out
+            return [*out, e.Warm(self._assign, self._memory_bytes)]
         self._awaits = self.keeping.awaits
         return out if self._awaits else [*out, self._build()]
 

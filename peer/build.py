@@ -5,7 +5,7 @@ here, before anything runs."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -28,18 +28,16 @@ from .exchange import Exchange, Held, Wire
 from .offer import check_memory
 from .optimizer import StageOptimizer
 from .order import BuildOrder
-from .starting import Starting
+from .starting import ByGraph, Starting
 from .store import Store
 from .streams import Streams
 from .sync.ahead import Ahead
 from .sync.allreduce import parts_of
-from .weights import WeightError, has_start, starting_spec, starting_tensor
+from .weights import has_start
 
 __all__ = ["Inputs", "Work", "build_work"]
 
 Inputs = dict[str, Tensor]
-TRIM_BYTES = 64 << 20
-"""Of weights that are read before the heap is trimmed: it takes a millisecond or two."""
 
 
 @dataclass(eq=False)
@@ -168,35 +166,37 @@ def build_work(
     check_memory(order, graph, flow)
     mine = [stages[k] for k in plan.stages_of(order.peer)]
     _check_data(graph, order, {name for stage in mine for name in stage.inputs})
-    weights = _Starting(order.weights, graph)
+    weights = ByGraph(order.weights, graph)
     core = _checked_core(order.core, graph) if order.core else None
     firsts = _firsts(graph)
     held: dict[int, Held] = {}
-    for stage in mine:
-        within = (stage.start, stage.stop)
-        if core:
-            within = (core.start[stage.start], core.start[stage.stop])
-        form = core.graph if core else graph
-        _check_specs(form, within, form.operators)
-        _check_specs(form, within, evaluation(form).operators)
-        executor = StageExecutor(
-            core.graph if core else graph,
-            stage,
-            weights,
-            device=device,
-            seed=order.training.seed,
-            operators=within,
-            evaluation=(evaluation(core.graph), within) if core else None,
-            recompute=plan.stages[stage.index].recompute,
-        )
-        optimizer = StageOptimizer(
-            order.training.train,
-            executor.parameters,
-            weighs=order.training.rebuilds,
-            seed=order.training.seed,
-            firsts=firsts,
-        )
-        held[stage.index] = Held(stage, executor, optimizer)
+    names = [name for stage in mine for name in (*stage.parameters, *stage.buffers)]
+    with order.reading(weights.shards(names)):
+        for stage in mine:
+            within = (stage.start, stage.stop)
+            if core:
+                within = (core.start[stage.start], core.start[stage.stop])
+            form = core.graph if core else graph
+            _check_specs(form, within, form.operators)
+            _check_specs(form, within, evaluation(form).operators)
+            executor = StageExecutor(
+                core.graph if core else graph,
+                stage,
+                weights,
+                device=device,
+                seed=order.training.seed,
+                operators=within,
+                evaluation=(evaluation(core.graph), within) if core else None,
+                recompute=plan.stages[stage.index].recompute,
+            )
+            optimizer = StageOptimizer(
+                order.training.train,
+                executor.parameters,
+                weighs=order.training.rebuilds,
+                seed=order.training.seed,
+                firsts=firsts,
+            )
+            held[stage.index] = Held(stage, executor, optimizer)
     trim_heap()
     wire = Wire(flow, graph)
     for k, part in held.items():
@@ -324,43 +324,3 @@ def _check_data(graph: Graph, order: BuildOrder, names: set[str]) -> None:
         got = TensorSpec((size, *sample.shape), sample.dtype)
         if got != given.spec:
             raise SpecError(f"data {given.name!r}: the model expects {given.spec!r}, got {got!r}")
-
-
-class _Starting(Mapping[str, Tensor]):
-    """The starting weights by the graph's own names, each checked against its spec; a file may have
-    another floating-point dtype, such as bf16 for what is trained in fp32: each number is rounded
-    once, when it is read."""
-
-    def __init__(self, files: Mapping[str, Tensor], graph: Graph) -> None:
-        self._files, self._graph = files, graph
-        self._read = 0  # bytes
-        self._tied = {p.name: p.tied for p in graph.parameters}
-
-    def __getitem__(self, name: str) -> Tensor:
-        kind = "param" if name in self._tied else "buffer"
-        spec = self._graph.spec[f"{kind}:{name}"]
-        for there in (name, *self._tied.get(name, ())):
-            if (found := starting_spec(self._files, there)) is None:
-                continue
-            # What is read is allocated first, so it is looked at before.
-            got = TensorSpec(found.shape, str(found.dtype).removeprefix("torch."))
-            wanted: torch.dtype = getattr(torch, spec.dtype)
-            cast = wanted.is_floating_point and found.dtype.is_floating_point
-            if got.sizes != spec.sizes or not (cast or got.dtype == spec.dtype):
-                raise WeightError(f"weights of {name!r}: expected {spec!r}, got {got!r}")
-            tensor = starting_tensor(self._files, there)
-            assert tensor is not None, "its spec is there"
-            # Each is copied to its place, and came in pieces: the heap would be full of holes.
-            self._read += tensor.nbytes
-            if self._read > TRIM_BYTES:
-                self._read = 0
-                trim_heap()
-            return tensor.to(wanted)
-        raise WeightError(f"no weights file has {name!r}: the submitter has to upload it")
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self._tied
-        yield from (b.name for b in self._graph.buffers)
-
-    def __len__(self) -> int:
-        return len(self._tied) + len(self._graph.buffers)

@@ -103,20 +103,25 @@ class BlobCache:
     def shard(self, shard: WeightShard, from_web: FromWeb) -> bytes:
         """The bytes of a shard of weights; where it is not here, from the web if it says so, else
         as any blob. Raises BlobError, WebError, and what `fetch` raises."""
+        self.bring(shard, from_web)
+        return self.whole(common_pb2.BlobRef(hash=shard.hash, size_bytes=shard.size_bytes))
+
+    def bring(self, shard: WeightShard, from_web: FromWeb) -> None:
+        """Has it here, as `shard` does, and reads nothing of it."""
         ref = common_pb2.BlobRef(hash=shard.hash, size_bytes=shard.size_bytes)
         if not shard.url or self.has(shard.hash):
-            return self.whole(ref)
+            self._sized(ref)
+            return
         try:
             self.path(shard.hash, shard.size_bytes, from_web(shard))
         except (BlobError, WebError) as problem:
             # Whoever has read it already, or the broker, may have it all the same.
             try:
-                return self.whole(ref)
+                self._sized(ref)
             except Exception:
                 raise BlobError(
                     f"weights from {shard.url}, byte {shard.at} on: {problem}"
                 ) from None
-        return self.whole(ref)
 
     def mapped(self, ref: common_pb2.BlobRef) -> memoryview:
         """The same without reading it: its pages come from the disk as they are looked at."""

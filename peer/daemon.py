@@ -186,6 +186,7 @@ class Worker:
                 store=self._store,
                 wants=self._wants,
             ),
+            may_warm=config.monthly_bytes is None,
         )
 
         self._listens = joined(host, port)

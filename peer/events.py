@@ -434,6 +434,16 @@ class Build:
 
 
 @immutable
+class Warm:
+    """Fetch ahead what is frozen in the stages whose snapshots this peer keeps: no answer. A newer
+    one, a Build and a Discard end it."""
+
+    assign: broker_pb2.Assign
+    memory_bytes: int = 0
+    """That the owner offers on the device; 0: whatever there is."""
+
+
+@immutable
 class Prefetch:
     """Get the data of a step: answers `DataReady` or `DataFailed`; runs beside the compute."""
 
@@ -536,6 +546,7 @@ Instruction = (
     | HangUp
     | Allow
     | Build
+    | Warm
     | Prefetch
     | Compute
     | SendFrame

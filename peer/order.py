@@ -24,6 +24,7 @@ from ..job import MOST_MANIFEST_BYTES, Training
 from ..proto import broker_pb2, common_pb2
 from .cache import BlobError
 from .data.manifest import Manifest
+from .read_ahead import Reading, alone
 from .snapshots import SnapshotError, SnapshotId
 from .starting import Starting, check_recipe
 from .weights import Read, Weights, WeightsFile, Whole
@@ -64,6 +65,8 @@ class BuildOrder:
     in the stages."""
     memory_bytes: int = 0
     """That the owner offers on the device; 0: whatever there is."""
+    reading: Reading = alone
+    """Is told which shards of `weights` will be read inside of it, in their order."""
 
 
 def order_from_assign(
@@ -76,11 +79,12 @@ def order_from_assign(
     whole: Whole | None = None,
     parts: tuple[tuple[memoryview, ...], ...] = (),
     memory_bytes: int = 0,
+    reading: Reading = alone,
 ) -> BuildOrder:
     """Reads an assignment. `blob` gives a whole verified blob, `read` a byte range of one, `whole`
     a shard of weights (None: `blob` does); all may fetch, and block. `parts`: of the snapshots to
     go on from (`resumed`). `memory_bytes`: what the owner offers on the device; 0: whatever there
-    is.
+    is. `reading`: as in the order.
 
     Raises ValueError (GraphError, PlanError, DataError, SettingsError) for anything
     that does not keep its rules.
@@ -130,6 +134,7 @@ def order_from_assign(
         lossless_snapshots=assign.lossless_snapshots,
         rebuilt=tuple(map(PeerId, assign.resume.rebuilt)),
         memory_bytes=memory_bytes,
+        reading=reading,
     )
 
 

@@ -31,6 +31,7 @@ from ..dag.plan import PeerId
 from .build import Work
 from .snapshots import SnapshotError
 from .streams import stream_name, stream_of
+from .weight_shards import WeightShard
 from .weights import Lazy, Spec, Weights, WeightsFile, has_start, joined, serialize, spec_of
 
 __all__ = [
@@ -176,6 +177,11 @@ class _Over(Lazy):
         if name in self._own or not isinstance(self._rest, Lazy):
             return self[name][start:stop]
         return self._rest.rows(name, start, stop)
+
+    def shards(self, name: str) -> tuple[WeightShard, ...]:
+        if has_start(self._own, name) or not isinstance(self._rest, Lazy):
+            return ()
+        return self._rest.shards(name)
 
     def __iter__(self) -> Iterator[str]:
         yield from dict.fromkeys((*self._own, *self._rest))

@@ -147,6 +147,11 @@ class Lazy(Mapping[str, Tensor]):
         """Rows [start, stop) of a tensor, a fresh CPU tensor; only their bytes are read. Raises
         KeyError for an unknown name, WeightError for rows that it does not have."""
 
+    def shards(self, name: str) -> tuple[WeightShard, ...]:
+        """What is read as a whole when `starting_tensor` reads this name, in its order; nothing of
+        it is read. Unknown names have none."""
+        return ()
+
 
 class Weights(Lazy):
     """The tensors of some files by name; each access reads that tensor's bytes and nothing more,
@@ -181,6 +186,15 @@ class Weights(Lazy):
         if not entry.shape or not 0 <= start <= stop <= entry.shape[0]:
             raise WeightError(f"rows {start} to {stop} of {name!r}, which has shape {entry.shape}")
         return self.read(entry.rows(start, stop))
+
+    def shards(self, name: str) -> tuple[WeightShard, ...]:
+        entry, block = self.entries.get(name), block_of(name)
+        if entry is None and block is not None:
+            whole = self.entries.get(block.name)
+            if whole is not None and whole.shape:
+                entry = whole.rows(*block.rows(whole.shape[0]))
+        parts = () if entry is None else entry.parts
+        return tuple(p.source for p in parts if isinstance(p.source, WeightShard))
 
     def read(self, entry: Entry) -> Tensor:
         """A tensor of these files, made of some of their bytes. Raises WeightError."""

@@ -9,6 +9,7 @@ Torch never runs in the event loop:
     sending   SendFrame: encode
     arriving  decode what came, into the device's store; then the machine hears FrameArrived
     keeping   snapshots to and from the disk
+    warming   Warm: fetches for the disk
 
 What a job gives goes back to the loop, as an event for the machine or a frame for the transport.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,9 +36,12 @@ from .offer import OfferError
 from .optimizer import warm_up
 from .order import order_from_assign, resumed
 from .own_data import Catalogue
+from .read_ahead import AHEAD_BYTES, ReadAhead
 from .rebuilt import RebuildError
 from .snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
 from .spans import Spans
+from .warming import frozen_shards, warm
+from .weight_shards import WeightShard
 
 __all__ = ["Calls", "Work", "Workbench", "code_of", "said_of"]
 
@@ -53,6 +58,7 @@ Work = (
     | e.DropSnapshot
     | e.Prefetch
     | e.Build
+    | e.Warm
     | e.Discard
     | e.UploadWeights
 )
@@ -91,16 +97,20 @@ class Workbench:
         own_data: Catalogue,
         spans: Spans,
         calls: Calls,
+        may_warm: bool = True,
     ) -> None:
+        """`may_warm`: whether the owner lets it fetch what may never be needed."""
         self._peer, self._device, self._snapshots = peer, device, snapshots
         self._cache, self._from_web, self._own_data, self._spans = cache, from_web, own_data, spans
-        self._calls = calls
+        self._calls, self._may_warm = calls, may_warm
         loop = asyncio.get_running_loop()
         self._compute = Lane("compute", loop)
         self._data = Lane("data", loop)
         self._sending = Lane("sending", loop)
         self._arriving = Lane("arriving", loop)
         self._keeping = Lane("keeping", loop)
+        self._warming, self._cold = Lane("warming", loop), threading.Event()
+        """The second: set when what is fetched there is not wanted any more."""
         self._built: tuple[str, int] | None = None
         """Run and term that stand on the device; None while they are being built, or gone."""
 
@@ -110,7 +120,9 @@ class Workbench:
 
     async def close(self, patience_s: float) -> bool:
         """Ends all lanes; False when one did not end in time."""
-        lanes = (*(self._compute, self._data), *(self._sending, self._arriving, self._keeping))
+        self._cold.set()
+        lanes = [self._compute, self._data, self._sending]
+        lanes += [self._arriving, self._keeping, self._warming]
         return all(await asyncio.gather(*(lane.close(patience_s) for lane in lanes)))
 
     # ------------------------------------------------------------ frames
@@ -204,9 +216,13 @@ class Workbench:
                         e.DataFailed(run, term, step, said_of(error), code_of(error, "data"))
                     ),
                 )
+            case e.Warm():
+                self._warm(work)
             case e.Build():
+                self._cold.set()
                 self._build(work)
             case e.Discard():
+                self._cold.set()
                 self._built = None
                 self._compute.do(self._device.discard, _nothing, calls.crash)
             case e.UploadWeights(run, term, step):
@@ -220,12 +236,47 @@ class Workbench:
                     lambda error: calls.post(e.ExportFailed(run, term, step, said_of(error))),
                 )
 
+    def _warm(self, wanted: e.Warm) -> None:
+        self._cold.set()
+        cold = self._cold = threading.Event()
+        if not self._may_warm:
+            return
+
+        def fetch() -> int:
+            if cold.is_set():
+                return 0
+            order = order_from_assign(
+                self._peer,
+                wanted.assign,
+                blob=self._cache.whole,
+                read=self._cache.read,
+                shard=self._cache.path,
+                memory_bytes=wanted.memory_bytes,
+            )
+            most = self._cache.limit_bytes // 2
+            return warm(frozen_shards(order), self._bring, most, cold)
+
+        self._warming.do(
+            fetch,
+            lambda size: _log.debug("%d bytes of what is frozen are here", size),
+            # Nobody needs it yet; a build that does meets the same.
+            lambda error: _log.debug("warming ended", exc_info=error),
+        )
+
+    def _bring(self, shard: WeightShard) -> None:
+        self._cache.bring(shard, self._from_web)
+
     def _build(self, wanted: e.Build) -> None:
         run, term, assign = wanted.run, wanted.term, wanted.assign
 
         def build() -> e.Built:
             with self._spans.span("build", run):
                 self._own_data.check(assign.data.hash, assign.submitter, assign.local)
+                ahead = ReadAhead(
+                    lambda shard: self._cache.shard(shard, self._from_web),
+                    self._bring,
+                    min(AHEAD_BYTES, wanted.memory_bytes or AHEAD_BYTES),
+                )
                 # What is in the stages goes when the others are built.
                 here = assign.resume.live and self._peer not in assign.resume.rebuilt
                 live = (self._device.snapshot(assign.first_step)(),) if here else ()
@@ -234,7 +285,8 @@ class Workbench:
                     assign,
                     blob=self._cache.whole,
                     read=self._cache.read,
-                    whole=lambda shard: self._cache.shard(shard, self._from_web),
+                    whole=ahead.whole,
+                    reading=ahead.reading,
                     shard=lambda name: (
                         self._own_data.path(assign.data.hash, name) or self._cache.path(name)
                     ),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterator
 
 import pytest
 
-from shoal.client.uplink import Uplink, duration_text, starting_bytes, takes
+from shoal.client.uplink import Rate, Uplink, duration_text, starting_bytes, takes
 from shoal.dag.graph import Buffer, Graph, Parameter, TensorSpec
+from shoal.net.blobs_client import BlobClient
+from shoal.tests.broker.test_server import running
 
 
 def graph_of(*parameters: Parameter) -> Graph:
@@ -43,24 +45,68 @@ def test_durations_are_said_in_two_units(seconds: float, text: str) -> None:
 
 def test_a_long_upload_is_said_with_its_time_and_what_a_break_costs() -> None:
     size = 15 * 2**30
-    assert takes(size, 2.5e6).startswith(
+    assert takes(size, Rate(2.5e6, known=True)).startswith(
         "15 GiB take about 1 h 47 min at the 20 Mbit/s of this uplink; "
     )
     unknown = takes(size, None)
-    assert "3 h 35 min at 10 Mbit/s or 21 min at 100 Mbit/s" in unknown
+    assert "about 3 h 35 min at 10 Mbit/s or 21 min at 100 Mbit/s or 2 min at 1 Gbit/s" in unknown
     assert "goes on from there" in unknown
-    assert takes(10 << 20, 2.5e6) == ""
-    assert takes(starting_bytes(LARGE), 1e6).startswith("2 GiB take about 36 min at the 8 Mbit/s")
+    assert takes(10 << 20, Rate(2.5e6, known=True)) == ""
+    slow = takes(starting_bytes(LARGE), Rate(1e6, known=True))
+    assert slow.startswith("2 GiB take about 36 min at the 8 Mbit/s")
 
 
-def test_the_rate_is_that_of_what_has_gone_since_the_first_byte() -> None:
+def test_of_a_line_that_was_too_fast_to_be_seen_no_slower_one_is_claimed() -> None:
+    size = 15 * 2**30
+    at_least_20 = takes(size, Rate(2.5e6, known=False))
+    assert at_least_20.startswith("15 GiB take about 21 min at 100 Mbit/s or 2 min at 1 Gbit/s; ")
+    assert takes(size, Rate(2e8, known=False)).startswith("15 GiB take about 2 min at 1 Gbit/s; ")
+    assert takes(size, Rate(4e8, known=False)) == ""  # it is seen already: within a minute
+
+
+def test_the_rate_is_known_once_enough_bytes_took_enough_time() -> None:
+    uplink = Uplink()
+    assert uplink.rate is None
+    uplink.sent(1000, 30.0)  # the way there and back, and no more
+    assert uplink.rate is None
+    uplink.sent(1_000_000, 0.5)
+    assert uplink.rate == Rate(2e6, known=False)
+    uplink.sent(3_000_000, 1.5)
+    assert uplink.rate == Rate(2e6, known=True)
+
+
+async def test_what_is_not_on_the_wire_does_not_count() -> None:
+    """An uplink of 2 MB/s, by a clock that stands still but for what is said here: ten seconds
+    before each upload, and each piece's time on the wire."""
     now = 100.0
-    uplink = Uplink(lambda: now)
-    assert uplink.bytes_per_s is None
-    now = 160.0  # connecting
-    asyncio.run(uplink.cap.take(100_000))
-    now = 161.0
-    assert uplink.bytes_per_s is None  # too little to tell
-    asyncio.run(uplink.cap.take(900_000))
-    now = 162.0
-    assert uplink.bytes_per_s == pytest.approx(500_000)
+
+    class Slow:
+        """Read twice: for its hash, and on its way."""
+
+        def __init__(self, content: bytes) -> None:
+            self.content, self.times = content, 0
+
+        def pieces(self, offset: int, most: int) -> Iterator[memoryview]:
+            nonlocal now
+            self.times += 1
+            if self.times == 1:
+                now += 10.0
+            for at in range(offset, len(self.content), most):
+                piece = memoryview(self.content)[at : at + most]
+                if self.times > 1:
+                    now += len(piece) / 2e6
+                yield piece
+
+    uplink = Uplink()
+    async with running() as (_, channel):
+        client = BlobClient(channel, sent=uplink.sent, clock=lambda: now)
+        for byte in (b"a", b"b"):
+            source = Slow(byte * 3_000_000)
+            await client.store(source)
+            assert source.times == 2
+        again = Uplink()
+        await BlobClient(channel, sent=again.sent).store(b"a" * 3_000_000)
+    assert uplink.rate is not None
+    assert uplink.rate.known
+    assert uplink.rate.bytes_per_s == pytest.approx(2e6)
+    assert again.rate is None, "it was there already"

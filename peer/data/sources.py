@@ -35,9 +35,6 @@ TEXT_SHARD_BYTES = 4 * 2**20
 """Small enough that the first step starts soon over a home uplink."""
 ARRAY_SHARD_BYTES = 16 * 2**20
 
-_SILENT_S = 60.0
-"""A server that sends nothing for so long is given up; a long file may take as long as it does."""
-
 _OF_ARRAYS = (".npz", ".safetensors")
 """Ends of the names of files that hold several arrays by name."""
 
@@ -205,13 +202,12 @@ def _http_options(source: str) -> dict[str, Any]:
     scheme, _, rest = source.rpartition("::")[2].partition("://")
     if scheme not in ("http", "https"):
         return {}
-    import aiohttp  # takes a while, and few need it
+    from .paced import client_options  # takes a while, and few need it
 
     at = urlsplit(f"//{rest}")
     proxy = proxy_for(joined(at.hostname or "", at.port or (443 if scheme == "https" else 80)))
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SILENT_S, sock_read=_SILENT_S)
-    client = {"timeout": timeout}
-    return {scheme: {"client_kwargs": client, "proxy": None if proxy is None else proxy.url}}
+    url = None if proxy is None else proxy.url
+    return {scheme: {"client_kwargs": client_options(), "proxy": url}}
 
 
 def _standard_library() -> list[Path]:

@@ -287,6 +287,8 @@ class PeerShell:
                 self._transport.allow(peer, role, frames)
             case p.Build():
                 self._build(instruction)
+            case p.Warm():
+                pass  # blobs are here at once
             case p.Prefetch(run, term, step):
                 read: p.Event = p.DataReady(run, term, step)
                 try:

@@ -112,8 +112,8 @@ def test_a_listed_name_leads_to_public_addresses_only(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("shoal.net.web.socket.getaddrinfo", looked_up)
-    monkeypatch.setattr("shoal.net.web.socket.socket", Socket)
+    monkeypatch.setattr("shoal.net.web_dial.socket.getaddrinfo", looked_up)
+    monkeypatch.setattr("shoal.net.web_dial.socket.socket", Socket)
     web = Web(allowed=lambda url: why_not(url, LISTED), reachable=reachable(LISTED), attempts=1)
     with pytest.raises(WebError, match="cannot be reached" if public else "no public address"):
         web.look("https://huggingface.co/a")
