@@ -28,13 +28,14 @@ _NAMED = re.compile(r"(?<![\[`])`((?:[\w.-]+/)*[\w-]+\.md)`(?!`)")
 _FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The root of the repository is the package `shoal`, whatever its folder is called."""
+def on_startup(*, command: str, dirty: bool) -> None:
+    """The root of the repository is the package `shoal`, whatever its folder is called: a link by
+    that name is where docstrings are read, before anybody looks for it."""
     link = ROOT / ".cache" / "types" / "shoal"
     link.parent.mkdir(parents=True, exist_ok=True)
     if not link.exists():
+        link.unlink(missing_ok=True)  # one that leads nowhere any more
         link.symlink_to(ROOT)
-    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
