@@ -1,4 +1,4 @@
-"""Capture: an ordinary `nn.Module` becomes a Graph (design §3).
+"""Capture: an ordinary `nn.Module` becomes a Graph (docs/architecture.md, "Two planes").
 
     module --shortened--> module with few of its equal blocks --torch.export--> fx program
     --functional--> fx program --convert--> Graph --repeated--> Graph of all blocks --infer-->

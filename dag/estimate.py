@@ -1,5 +1,5 @@
 """The step-time estimate: one event calculation over action lists, for planner, preview, simulator
-and report alike (design §8).
+and report alike (docs/architecture.md, "One cost model").
 
     program = compile_program(flow, sizes)
     estimate = summarize(program, play(program, seconds, network), network)

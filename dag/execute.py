@@ -1,4 +1,6 @@
-"""Running one stage: forward, backward, evaluation, buffer updates (execution plane of the design).
+"""Running one stage: forward, backward, evaluation, buffer updates.
+
+The second of the two planes (docs/architecture.md, "Two planes").
 
     forward    values at the input ports  ->  values at the output ports, and the results
     backward   gradients of what left     ->  gradients of what came

@@ -1,4 +1,4 @@
-"""The graph: a model as data (IR plane of the design).
+"""The graph: a model as data (docs/architecture.md, "Two planes").
 
 Values have names. What an operator returns is `NAME`, or `NAME.0`, `NAME.1`, … where it returns a
 tuple. What comes from outside carries its kind before a colon: `in:x` (data), `param:emb.weight`,

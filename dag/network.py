@@ -2,8 +2,8 @@
 
     seconds(n, a -> b) = latency[a, b] + n / bandwidth[a, b]
 
-and all that a peer sends at once shares its uplink, all that it receives its downlink (design §8).
-A peer to itself is free.
+and all that a peer sends at once shares its uplink, all that it receives its downlink.
+A peer to itself is free (docs/architecture.md, "One cost model").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which operators a graph may contain, and the function behind each name (design §3, I7).
+"""Which operators a graph may contain, and the function behind each name (I7).
 
 The lists are explicit: an operator that is not named here is refused before anything is built, so
 that no graph from elsewhere reaches an operator that touches files, runs code, changes its

@@ -1,6 +1,6 @@
 """Counter-based randomness: a mask is a function of (seed, step, microbatch, operator, element).
 
-Neither the plan nor the card changes a mask (design §3): everything is arithmetic on 32-bit
+Neither the plan nor the card changes a mask (I1): everything is arithmetic on 32-bit
 integers, which wraps in the same way on every device. One hash gives 16 bits to each of two
 neighbouring elements, so that a probability is met to 2^-17. Per element the hash costs about a
 quarter of torch's own CPU dropout.

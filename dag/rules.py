@@ -1,4 +1,4 @@
-"""What an operator's arguments must be, where its kernels trust their caller (design I7).
+"""What an operator's arguments must be, where its kernels trust their caller (I7).
 
 torch checks most calls itself; some kernels read and write by what they were told, though: beyond a
 bias of one element, a gate that is missing, in a mode that does not exist. Meta tensors, which tell

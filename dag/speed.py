@@ -4,7 +4,8 @@
 
 Matrix products, convolutions and attention are counted in FLOPs; everything else waits for memory
 and is counted in bytes read and written, apart for what also computes per element (exponentials,
-GELU, softmax, normalisation). `count.py` counts, `peer/fit.py` fits (design §8).
+GELU, softmax, normalisation). `count.py` counts, `peer/fit.py` fits (docs/architecture.md,
+"One cost model").
 """
 
 from __future__ import annotations

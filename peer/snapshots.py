@@ -1,8 +1,8 @@
 """Snapshots as they lie on a host: own ones, and copies of others'.
 
-A snapshot is what a holder needs to go on after a step (design §1), as bytes that only devices
-read. Here it is a few parts, so that neither a frame nor a buffer has to hold all of it. With a
-folder the parts are files, and outlive the process; without one they lie in memory.
+A snapshot is what a holder needs to go on after a step (docs/architecture.md, "Words"), as bytes
+that only devices read. Here it is a few parts, so that neither a frame nor a buffer has to hold all
+of it. With a folder the parts are files, and outlive the process; without one they lie in memory.
 
 On a link a part is a frame of role `snapshot`: its step is the snapshot's, its microbatch the
 number of the part, its hop the number of all parts, and its port says under which term it was taken

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 async def work(config: PeerConfig, started: Callable[[Worker], None] | None = None) -> int:
-    """Runs one peer to its end; returns the exit code (design §9). `started` gets the worker, so
+    """Runs one peer to its end; returns the exit code (README.md). `started` gets the worker, so
     that it can be stopped; before that, cancelling this stops it."""
     loaded = _in_thread(lambda: importlib.import_module(f"{__package__}.daemon"))
     try:

@@ -1,4 +1,4 @@
-"""A room imports only from lower floors, never from a neighbour where the design forbids it."""
+"""A room imports only from lower floors (README.md has the table), and not from every neighbour."""
 
 import ast
 from pathlib import Path

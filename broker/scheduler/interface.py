@@ -40,7 +40,7 @@ UNKNOWN_BYTES_PER_S = 1.25e7
 """What links are taken for while none is known: 100 Mbit/s within a continent."""
 
 
-class NoPlan(ValueError):  # noqa: N818 (an answer, named in the design)
+class NoPlan(ValueError):  # noqa: N818 (an answer: there is none)
     """These peers cannot run this job. The text names the resource that is short, and by how much.
 
     `code`: "memory" and "peers" can be healed by more or other peers, "model" and "plan" cannot.

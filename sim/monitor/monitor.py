@@ -1,4 +1,4 @@
-"""What a world must never do, checked while it runs: the invariants of the design.
+"""What a world must never do, checked while it runs: docs/architecture.md, "Invariants".
 
     monitor = Monitor(world, seed=7, losses=plain.losses)
     events = monitor.finish(run)                # as world.finish; raises Violation

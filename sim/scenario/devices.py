@@ -3,8 +3,8 @@
     speed(class) = share(class) · published peak      seconds = Σ amount / speed + calls · overhead
 
 FLOP/s are those of plain fp32 (no tensor cores, no sparsity), as the vendor publishes them at boost
-clock: 2 · cores · clock. A real card is measured at join instead (design §8); this table stands for
-peers that exist only in a file.
+clock: 2 · cores · clock. A real card is measured at join instead (docs/planning.md); this
+table stands for peers that exist only in a file.
 """
 
 from __future__ import annotations
