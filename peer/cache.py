@@ -78,6 +78,9 @@ class BlobCache:
                 fcntl.flock(part, fcntl.LOCK_EX)
                 if not _is_at(part, path):  # it was finished, or given up, while this one waited
                     continue
+                if self.has(name):  # finished right before the part was opened: this one is new
+                    path.unlink()
+                    break
                 yield part
                 return
         yield None
