@@ -34,7 +34,7 @@ from shoal.peer.data.reader import Reader
 from shoal.peer.data.sources import resolve
 from shoal.peer.optimizer import StageOptimizer
 from shoal.peer.sync.ahead import Ahead
-from shoal.peer.sync.allreduce import Layout, add, grads_of, parts_of, set_grads, vector_of
+from shoal.peer.sync.vector import Layout, add, grads_of, parts_of, set_grads, vector_of
 
 __all__ = ["Data", "Pipeline", "Setting", "fuse"]
 

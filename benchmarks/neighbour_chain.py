@@ -29,7 +29,7 @@ from shoal.dag.graph import Graph
 from shoal.dag.neighbour import BOOST, rebuild
 from shoal.peer.data.reader import Reader
 from shoal.peer.optimizer import StageOptimizer
-from shoal.peer.sync.allreduce import add
+from shoal.peer.sync.vector import add
 
 __all__ = ["HOURLY_STEPS", "Chain", "losses"]
 

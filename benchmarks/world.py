@@ -44,9 +44,9 @@ from shoal.broker.options import BrokerOptions
 from shoal.dag.capture import capture
 from shoal.dag.convert import graph_to_bytes
 from shoal.dag.convert_plan import plan_to_proto
+from shoal.dag.exchange.rows import MOST_ALL_TO_ALL
 from shoal.dag.graph import Graph
-from shoal.dag.grid import rows_for
-from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.plan import PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.examples.gpt import gpt
 from shoal.job import Job
 from shoal.net.memory import steady
@@ -147,9 +147,11 @@ def plan_of(graph: Graph, names: list[str], microbatches: int) -> Plan:
                 starts[k],
                 starts[k + 1],
                 tuple(PeerId(p[k]) for p in pipelines),
-                rows=rows_for(len(pipelines)),
             )
             for k in range(STAGES)
+        ),
+        exchanges=tuple(
+            StageExchange(k, "two-level") for k in range(STAGES) if len(pipelines) > MOST_ALL_TO_ALL
         ),
         routes=tuple(
             tuple(Visit(k, PeerId(name)) for k, name in enumerate(pipelines[m % len(pipelines)]))

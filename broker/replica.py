@@ -24,13 +24,10 @@ def rerouted(plan: Plan, gone: Container[PeerId]) -> Plan | None:
     """The plan without these holders, their microbatches spread evenly over the other holders of
     the same stages; None where one of them was the last, and where holders step ahead, each from a
     state of its own. Predictions were for all of them."""
-    if any(s.ahead for s in plan.stages):
+    if any(e.ahead for e in plan.exchanges):
         return None
     stages = tuple(
-        replace(s, holders=tuple(h for h in s.holders if h not in gone), rows=0)
-        if any(h in gone for h in s.holders)
-        else s
-        for s in plan.stages
+        replace(s, holders=tuple(h for h in s.holders if h not in gone)) for s in plan.stages
     )
     if not all(s.holders for s in stages):
         return None
@@ -58,6 +55,10 @@ def rerouted(plan: Plan, gone: Container[PeerId]) -> Plan | None:
         stages=stages,
         routes=routes,
         evaluation_routes=moved(plan.evaluation_routes),
+        # Those among who is left begin anew: rows, places and shares were of all.
+        exchanges=tuple(
+            e for e in plan.exchanges if stages[e.stage].holders == plan.stages[e.stage].holders
+        ),
         codecs=tuple(c for c in plan.codecs if c.source not in gone and c.destination not in gone),
         predicted=Prediction(),
         keepers=(),

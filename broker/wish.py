@@ -171,6 +171,7 @@ def read_spec(spec: RunSpec) -> Wish:
             swaps=job.recovery.swaps,
             optimizer_slots=train.optimizer_slots,
             state_bytes=train.state_bytes,
+            collective=job.sync.collective,
             codecs=_codecs(job.codec),
         ),
         batchings=batchings,

@@ -21,7 +21,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from .action import Content
 from .cut import Stage, TiedGroup
+from .exchange.wiring import LEVELS, level_of
 from .flow import Flow
 from .plan import PeerId, Plan
 from .replay import Link, Replay
@@ -31,10 +33,9 @@ __all__ = ["Checked", "Link", "bubble", "check", "slots", "table", "timeline"]
 
 Lists = Mapping[PeerId, Sequence[Action]]
 
-_EVALUATION = frozenset({Kind.EVALUATE, Kind.EVAL_GIVE, Kind.EVAL_COMBINE})
-_PAIR = (Kind.PAIR_GIVE, Kind.PAIR_COMBINE, Kind.PAIR_TAKE)
-_SYNC = (Kind.SYNC_GIVE, Kind.SYNC_ROW, Kind.SYNC_COMBINE, Kind.SYNC_RELAY, Kind.SYNC_TAKE)
-_NORM = frozenset({Kind.NORM_GIVE, Kind.NORM_COMBINE, Kind.NORM_TAKE})
+
+def _evaluates(action: Action) -> bool:
+    return action.kind is Kind.EVALUATE or action.content is Content.SCORES
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ def check(
 def slots(plan: Plan, stages: Sequence[Stage], tied: Sequence[TiedGroup]) -> dict[Link, int]:
     """Receive slots that every link needs, by role, over any number of steps and evaluations."""
     flow = Flow(plan, stages, tied)
-    training, evaluating = step_actions(plan, stages, tied), evaluation_actions(plan, stages)
+    exchanges = flow.exchanges.values()
+    training = step_actions(plan, stages, exchanges)
+    evaluating = evaluation_actions(plan, stages, exchanges)
     runs = [[(0, training), (1, training)]]
     if plan.evaluation_routes:
         runs.append([(0, training), (0, evaluating), (1, training), (1, evaluating)])
@@ -105,13 +108,11 @@ def _check_complete(flow: Flow, actions: Lists) -> None:
     absent = [peer for peer in flow.plan.peers if peer not in actions]
     if absent:
         raise ScheduleError(f"there is no list for {absent[0]}, which holds a stage of the plan")
-    kinds = {a.kind for found in actions.values() for a in found}
-    evaluates = bool(kinds & _EVALUATION)
-    trains = bool(kinds - _EVALUATION) or not evaluates
+    given = {_evaluates(a) for found in actions.values() for a in found}
+    evaluates = True in given
+    trains = False in given or not evaluates
     for peer in flow.plan.peers:
-        demanded = {
-            a for a in _demanded(flow, peer) if (evaluates if a.kind in _EVALUATION else trains)
-        }
+        demanded = {a for a in _demanded(flow, peer) if (evaluates if _evaluates(a) else trains)}
         for action, count in Counter(actions[peer]).items():
             if action not in demanded:
                 raise ScheduleError(f"{peer} has {action}, which the plan does not give it")
@@ -135,42 +136,34 @@ def _before(
     flow: Flow, peer: PeerId, action: Action, present: Sequence[Action]
 ) -> Iterator[Action]:
     """Actions of the same list that must stand before this one; those that are absent count not."""
-    match action.kind:
-        case Kind.BACKWARD:
-            yield Action(Kind.FORWARD, action.microbatch, action.stage)
-        case Kind.SYNC_GIVE:
-            visits = (Kind.FORWARD, Kind.BACKWARD)
-            yield from (a for a in present if a.kind in visits and a.stage == action.stage)
-            groups = [g.index for g in flow.tied if action.stage in g.stages]
-            yield from (a for a in present if a.kind in _PAIR and a.stage in groups)
-        case Kind.SYNC_ROW | Kind.SYNC_COMBINE | Kind.SYNC_RELAY | Kind.SYNC_TAKE:
-            for kind in _SYNC[: _SYNC.index(action.kind)]:
-                yield Action(kind, stage=action.stage)
-        case Kind.PAIR_GIVE:
-            group = flow.tied[action.stage].stages
-            yield from (a for a in present if a.stage in group and a.kind is Kind.BACKWARD)
-        case Kind.PAIR_COMBINE | Kind.PAIR_TAKE:
-            yield Action(Kind.PAIR_GIVE, stage=action.stage)
-        case Kind.TIED_GIVE | Kind.TIED_COMBINE | Kind.TIED_TAKE:
-            group = flow.tied[action.stage].stages
-            yield from (
-                a
-                for a in present
-                if a.stage in group and (a.kind is Kind.BACKWARD or a.kind is Kind.SYNC_TAKE)
-            )
-            if action.kind is not Kind.TIED_GIVE:
-                yield Action(Kind.TIED_GIVE, stage=action.stage)
-        case Kind.NORM_GIVE:
-            last = _EVALUATION | _NORM | {Kind.UPDATE}
-            yield from (a for a in present if a.kind not in last)
-        case Kind.NORM_COMBINE | Kind.NORM_TAKE:
-            yield Action(Kind.NORM_GIVE)
-        case Kind.UPDATE:
-            yield from (Action(kind) for kind in (Kind.NORM_COMBINE, Kind.NORM_TAKE))
-        case Kind.EVAL_GIVE | Kind.EVAL_COMBINE:
-            yield from (a for a in present if a.kind is Kind.EVALUATE)
-        case _:
-            pass
+    if action.kind is Kind.BACKWARD:
+        yield Action(Kind.FORWARD, action.microbatch, action.stage)
+    elif action.kind is Kind.UPDATE:
+        yield from (a for a in present if a.content is Content.NORM)
+    elif action.content is not None:
+        own = [a for a in present if (a.content, a.stage) == (action.content, action.stage)]
+        yield from (a for a in own if a.phase < action.phase)
+        if action.kind is Kind.GIVE:
+            yield from _made_from(flow, action, present)
+
+
+def _made_from(flow: Flow, action: Action, present: Sequence[Action]) -> Iterator[Action]:
+    """What must have happened before a peer can give its part of an exchange."""
+    content = action.content
+    assert content is not None, f"{action} is of no exchange"
+    below = level_of(content)
+    if content is Content.SCORES:
+        yield from (a for a in present if a.kind is Kind.EVALUATE)
+        return
+    visits = [a for a in present if a.kind in (Kind.FORWARD, Kind.BACKWARD)]
+    others = [a for a in present if a.content is not None and level_of(a.content) < below]
+    if content is not Content.NORM:
+        of_group = content in LEVELS[0] | LEVELS[2]
+        mine = flow.tied[action.stage].stages if of_group else (action.stage,)
+        groups = [g.index for g in flow.tied if set(mine) & set(g.stages)]
+        visits = [a for a in visits if a.stage in mine]
+        others = [a for a in others if a.stage in (groups if a.content in LEVELS[0] else mine)]
+    yield from (*visits, *others)
 
 
 def _check_order(flow: Flow, peer: PeerId, actions: Sequence[Action]) -> None:

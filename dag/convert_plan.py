@@ -28,6 +28,7 @@ from .plan import (
     Route,
     ScheduleName,
     Spare,
+    StageExchange,
     StageSlot,
     Visit,
 )
@@ -58,12 +59,21 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
                 stop=s.stop,
                 holders=s.holders,
                 recompute=s.recompute,
-                rows=s.rows,
-                ahead=s.ahead,
             )
             for s in plan.stages
         ],
         routes=_routes_to_proto(plan.routes),
+        exchanges=[
+            broker_pb2.StageExchange(
+                stage=e.stage,
+                collective=e.collective,
+                groups=[broker_pb2.PeerGroup(peers=group) for group in e.groups],
+                weights=e.weights,
+                chunks=e.chunks,
+                ahead=e.ahead,
+            )
+            for e in plan.exchanges
+        ],
         schedule=_SCHEDULES[plan.schedule],
         microbatch_size=plan.microbatch_size,
         codecs=[
@@ -136,10 +146,21 @@ def plan_from_proto(message: broker_pb2.Plan) -> Plan:
         _refuse(f"schedule {message.schedule} is unknown")
     plan = Plan(
         stages=tuple(
-            StageSlot(s.start, s.stop, tuple(map(_peer, s.holders)), s.recompute, s.rows, s.ahead)
+            StageSlot(s.start, s.stop, tuple(map(_peer, s.holders)), s.recompute)
             for s in message.stages
         ),
         routes=_routes_from_proto(message.routes),
+        exchanges=tuple(
+            StageExchange(
+                e.stage,
+                e.collective,
+                tuple(tuple(map(_peer, group.peers)) for group in e.groups),
+                tuple(e.weights),
+                e.chunks,
+                e.ahead,
+            )
+            for e in message.exchanges
+        ),
         microbatch_size=message.microbatch_size,
         schedule=schedules[0],
         codecs=tuple(_codec_from_proto(c) for c in message.codecs),

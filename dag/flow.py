@@ -11,56 +11,30 @@ activation       VALUE         F m@source          F m@target  a value; its spec
                                                                name that of the target (`made`)
                                F m@source          B m@loss    one made behind the loss
                                                                (Stage.late); without a backward
-                                                               of the loss taken by N>
+                                                               of the loss taken by >@norm
 activation_grad  VALUE<TARGET  B m@TARGET          B m@source  its gradient from stage TARGET;
                                                                hop of the source's visit
 activation       eval:VALUE    E m@source          E m@target  a value, held-out microbatch m
-                               E m@source          V>          one made behind the loss
-sync             Sk>grad       S>@k, each holder   S+@k        a shard of its gradient of stage
-                                                               k, to each holder (itself too)
-sync             Sk>stats      S>@k, each holder   S<@k        batch statistics of the
-                               that ran some                   microbatches that it ran, to each
-                                                               other holder
-sync             Sk+grad       S+@k, each holder   S<@k        its shard's sum over the holders,
-                                                               in their order, to each other one
-sync             Sk>ahead      S>@k, each holder   S<@k        its update of stage k, to each other
-                                                               holder; all add up
-sync             Sk>row        S>@k, each holder   S=@k        in rows: its shards of which the
-                                                               member of its row answers there,
-                                                               to each of the row (itself too)
-sync             Sk=row        S=@k, each holder   S+@k        the row's sum of a shard, to the
-                                                               shard's owner
-sync             Sk+row        S+@k, each holder   S*@k        its shard's sum over the rows, in
-                                                               their order, to who answers for it
-                                                               in each
-sync             Sk*row        S*@k, each holder   S<@k        totals of the shards for which it
-                                                               answers, to each of its row
-sync             Tg>STAGE      T>@g, first holder  T+@g, the   its stage's gradient of the tied
-                               of each stage       group hub   parameter, after S
-sync             Tg+           T+@g                T<@g        the sum, to each other peer that
-                                                               holds one of the group's stages
-sync             tg>STAGE      t>@g, i-th holder   t+@g, i-th  where stages step ahead: its own
-                               of each stage       of the      gradient of the tied parameter,
-                                                   lowest      before S
-sync             tg+           t+@g                t<@g        the sum, to the i-th holder of each
-                                                               other of the group's stages
-sync             ug>STAGE ug+  as Tg>STAGE Tg+                 where stages step ahead: the updates
-                                                               of all holders; their mean
-sync             N>            N>, each peer       N+, the     squares of the gradients that it
-                                                   hub         answers for; loss, weight and
-                                                               metrics of its microbatches
-sync             N+            N+                  N<          norm, weight, loss and metrics of
-                                                               the step, to each other peer
-sync             V>            V>, each holder of  V+, the     loss, weight and metrics of its
-                               the loss that       hub         held-out microbatches
-                               evaluated some
+                               E m@source          >@eval      one made behind the loss
+sync             NAME/A-B      phase A of NAME     phase B     a hop of the exchange NAME
+                                                               (`exchange/wiring.py`), one to
+                                                               itself for what a peer keeps
 
-The hub is the first holder of the loss's stage, a tied group's hub the first holder of its lowest
-stage. A peer answers in N> for the stages whose first holder it is, for a tied parameter only the
-group's hub. Transfers of S, T, N and V have microbatch 0 and hop 0. A stage that trains nothing has
-no Sk>grad; its S+ is in no list then. A stage that exchanges in rows (`StageSlot.rows`) has the
-four transfers named row in place of Sk>grad and Sk+grad; `grid.py` says who answers for what. One
-that steps ahead (`StageSlot.ahead`) has those named ahead in their place, and no S+.
+What the parts of an exchange are, by the name that it begins with:
+
+grad STAGE    a holder's gradients of the stage
+delta STAGE   in their place where holders step ahead, the update that each made of its own
+stats STAGE   batch statistics of the microbatches that a holder ran
+pair GROUP    where stages step ahead, a tied parameter's gradient of the i-th holder of each stage
+tied GROUP    a tied parameter's gradient, of the first holder of each of its stages
+both GROUP    in its place where stages step ahead, the update of it
+norm          squares of the gradients that a peer answers for; loss, weight and metrics of its
+              microbatches
+eval          loss, weight and metrics of its held-out microbatches
+
+The hub of the norm is the first holder of the loss's stage, a tied group's hub the first holder of
+its lowest stage. A peer answers in the norm for the stages whose first holder it is, for a tied
+parameter only the group's hub. What an exchange carries has microbatch 0 and hop 0.
 """
 
 from __future__ import annotations
@@ -70,10 +44,12 @@ from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
+from .action import Action, Content, Kind
 from .cut import Stage, TiedGroup
-from .grid import grid_of
+from .exchange.collective import Hop
+from .exchange.wiring import Exchange, exchanges_of, hub_of
 from .plan import PeerId, Plan, Route
-from .schedule import Action, Kind, evaluation_actions, hub_of, shares_gradient, step_actions
+from .schedule import evaluation_actions, step_actions
 from .swaps import Crossing, crossings
 
 __all__ = ["Flow", "Role", "Transfer"]
@@ -126,8 +102,9 @@ class Flow:
         self.stages = tuple(stages)
         self.tied = tuple(tied)
         self.hub = hub_of(plan, stages)
-        self.grids = tuple(map(grid_of, plan.stages))
-        """By stage; None: its holders exchange each with each."""
+        self.exchanges = {(e.content, e.index): e for e in exchanges_of(plan, stages, tied)}
+        self.hops: dict[Transfer, tuple[Exchange, Hop]] = {}
+        """Of which exchange a transfer is, and which of its messages."""
         self.taken_by: dict[Transfer, Action] = {}
         """The action that waits for a transfer, at its destination. What is not here is no transfer
         of this plan: a frame that claims to be one is refused."""
@@ -143,11 +120,8 @@ class Flow:
             self._visits(m, route, training=True)
         for m, route in enumerate(plan.evaluation_routes):
             self._visits(m, route, training=False)
-        for stage in self.stages:
-            self._sync(stage)
-        for group in self.tied:
-            self._tied(group)
-        self._norm()
+        for exchange in self.exchanges.values():
+            self._exchange(exchange)
 
     def takes(self, peer: PeerId, action: Action) -> tuple[Transfer, ...]:
         """What must be in the peer's store before the action runs, in the order of reductions."""
@@ -176,11 +150,11 @@ class Flow:
 
     @cached_property
     def _training(self) -> Mapping[PeerId, tuple[Action, ...]]:
-        return step_actions(self.plan, self.stages, self.tied)
+        return step_actions(self.plan, self.stages, self.exchanges.values())
 
     @cached_property
     def _evaluation(self) -> Mapping[PeerId, tuple[Action, ...]]:
-        return evaluation_actions(self.plan, self.stages)
+        return evaluation_actions(self.plan, self.stages, self.exchanges.values())
 
     def _add(self, transfer: Transfer, giver: Action, taker: Action) -> None:
         assert transfer not in self.taken_by, f"{transfer} is given twice"
@@ -213,90 +187,44 @@ class Flow:
         if not crossing.late:
             return Action(Kind.FORWARD if training else Kind.EVALUATE, m, target)
         if not training:
-            return Action(Kind.EVAL_GIVE)
+            return Action(Kind.GIVE, content=Content.SCORES)
         if self.stages[target].has_backward:
             return Action(Kind.BACKWARD, m, target)
-        return Action(Kind.NORM_GIVE)
+        return Action(Kind.GIVE, content=Content.NORM)
 
-    def _exchange(
-        self, port: str, source: PeerId, destination: PeerId, giver: Action, taker: Action
-    ) -> None:
-        self._add(Transfer(Role.SYNC, 0, 0, port, source, destination), giver, taker)
+    def _exchange(self, exchange: Exchange) -> None:
+        for hop in exchange.hops:
+            transfer = Transfer(Role.SYNC, 0, 0, exchange.port(hop), hop.source, hop.destination)
+            self.hops[transfer] = exchange, hop
+            self._add(
+                transfer,
+                exchange.action(hop.source, hop.given),
+                exchange.action(hop.destination, hop.taken),
+            )
 
-    def _sync(self, stage: Stage) -> None:
-        k = stage.index
-        holders = self.plan.stages[k].holders
-        if len(holders) < 2:
-            return
-        give, add, take = (
-            Action(kind, stage=k) for kind in (Kind.SYNC_GIVE, Kind.SYNC_COMBINE, Kind.SYNC_TAKE)
-        )
-        others = [(a, b) for a in holders for b in holders if a != b]
-        if (grid := self.grids[k]) and shares_gradient(stage):
-            for port, a, b, giver, taker in grid.transfers():
-                self._exchange(f"S{k}{port}", a, b, Action(giver, 0, k), Action(taker, 0, k))
-        elif shares_gradient(stage) and self.plan.stages[k].ahead:
-            for a, b in others:
-                self._exchange(f"S{k}>ahead", a, b, give, take)
-        elif shares_gradient(stage):
-            for a in holders:
-                for b in holders:
-                    self._exchange(f"S{k}>grad", a, b, give, add)
-            for a, b in others:
-                self._exchange(f"S{k}+grad", a, b, add, take)
-        if stage.statistics:
-            ran = {visit.peer for route in self.plan.routes for visit in route if visit.stage == k}
-            for a, b in others:
-                if a in ran:
-                    self._exchange(f"S{k}>stats", a, b, give, take)
+    def exchange_of(self, action: Action) -> Exchange:
+        """The exchange that an action has a part in."""
+        assert action.content is not None, f"{action} is of no exchange"
+        return self.exchanges[action.content, action.stage]
 
-    def _tied(self, group: TiedGroup) -> None:
-        g = group.index
-        holders = [self.plan.stages[i].holders for i in group.stages]
-        hub = holders[0][0]
-        give, add, take = (
-            Action(kind, stage=g) for kind in (Kind.TIED_GIVE, Kind.TIED_COMBINE, Kind.TIED_TAKE)
-        )
-        port = self.tied_port(g)
-        for stage, at in zip(group.stages, holders, strict=True):
-            self._exchange(f"{port}>{stage}", at[0], hub, give, add)
-        for peer in dict.fromkeys(p for at in holders for p in at):
-            if peer != hub:
-                self._exchange(f"{port}+", hub, peer, add, take)
-        if self.steps_ahead(g):
-            self._pairs(group, holders)
+    def is_coded(self, transfer: Transfer) -> bool:
+        """Whether the codec of its link and role carries a transfer, rather than raw: values, their
+        gradients, and what an exchange gives each receiver once (`Exchange.coded`)."""
+        if transfer.role is Role.SYNC:
+            return self.hops[transfer][0].coded
+        return transfer.role in (Role.ACTIVATION, Role.ACTIVATION_GRAD)
 
-    def _pairs(self, group: TiedGroup, holders: Sequence[Sequence[PeerId]]) -> None:
-        g = group.index
-        give, add, take = (
-            Action(kind, stage=g) for kind in (Kind.PAIR_GIVE, Kind.PAIR_COMBINE, Kind.PAIR_TAKE)
-        )
-        for stage, at in zip(group.stages, holders, strict=True):
-            for peer, hub in zip(at, holders[0], strict=True):
-                self._exchange(f"t{g}>{stage}", peer, hub, give, add)
-        pairs = {(hub, peer) for at in holders for peer, hub in zip(at, holders[0], strict=True)}
-        for hub, peer in sorted(pairs):
-            if peer != hub:
-                self._exchange(f"t{g}+", hub, peer, add, take)
+    def alike(self, transfer: Transfer) -> tuple[Transfer, ...]:
+        """The transfers to other peers that carry the same tensor, of which all receivers are to
+        have the same bits, in the plan's order; of anything else only itself."""
+        if not self.is_shared(transfer):
+            return (transfer,)
+        gives = self.gives(transfer.source, self.given_by[transfer])
+        return tuple(t for t in gives if t.port == transfer.port and not t.is_local)
 
-    def steps_ahead(self, group: int) -> bool:
-        """Whether the stages of a tied group exchange updates (`StageSlot.ahead`)."""
-        return self.plan.stages[self.tied[group].stages[0]].ahead
-
-    def tied_port(self, group: int) -> str:
-        """What the ports of a tied group's exchange after S begin with."""
-        return f"{'u' if self.steps_ahead(group) else 'T'}{group}"
-
-    def _norm(self) -> None:
-        give, add, take = map(Action, (Kind.NORM_GIVE, Kind.NORM_COMBINE, Kind.NORM_TAKE))
-        for peer in self.plan.peers:
-            self._exchange("N>", peer, self.hub, give, add)
-            if peer != self.hub:
-                self._exchange("N+", self.hub, peer, add, take)
-        loss = next(s.index for s in self.stages if s.makes_loss)
-        ran = {v.peer for route in self.plan.evaluation_routes for v in route if v.stage == loss}
-        for peer in self.plan.stages[loss].holders:
-            if peer in ran:
-                self._exchange(
-                    "V>", peer, self.hub, Action(Kind.EVAL_GIVE), Action(Kind.EVAL_COMBINE)
-                )
+    def is_shared(self, transfer: Transfer) -> bool:
+        """Whether a codec carries a tensor that is meant to be the same for several receivers."""
+        if transfer.role is not Role.SYNC:
+            return False
+        exchange, hop = self.hops[transfer]
+        return exchange.coded and exchange.is_shared(hop)

@@ -18,7 +18,7 @@ operators is swept, not bounded.
     update     = the optimizer's temporaries, when nothing is kept: two of the largest parameter
                  (torch goes through them one by one on a CPU)
     exchange   = gradients in one vector and those of others, when nothing is kept: 2 · trainable
-                 of a stage with several holders; in rows (`grid.py`) as much, as the vector is
+                 of a stage with several holders; by any collective as much, as the vector is
                  gathered into what goes to the row, and all who answer there have equal shares
 
 Storages are followed as in `cost.py`: views of one storage count once, from when its first value
@@ -204,7 +204,7 @@ class MemoryModel:
             for k, live in moments
         )
         most = max(computed, default=0)  # a holder may be on no route
-        standing = sum(found[k].standing(state_bytes, plan.stages[k].ahead) for k in held)
+        standing = sum(found[k].standing(state_bytes, plan.steps_ahead(k)) for k in held)
         return standing + max(most, after)
 
     def _find(self, start: int, stop: int, recompute: bool) -> StageMemory:

@@ -27,6 +27,7 @@ __all__ = [
     "Route",
     "ScheduleName",
     "Spare",
+    "StageExchange",
     "StageSlot",
     "Visit",
     "by_stage",
@@ -35,6 +36,10 @@ __all__ = [
 
 PeerId = NewType("PeerId", str)
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
+
+
+MOST_CHUNKS = 64
+"""Of an exchange: each is a frame of its own."""
 
 
 class PlanError(ValueError):
@@ -51,11 +56,26 @@ class StageSlot:
     holders: tuple[PeerId, ...]
     recompute: bool = False
     """Whether its backward computes the forward again, so that only its inputs are kept."""
-    rows: int = 0
-    """In how many rows its holders exchange gradients (`grid.py`); 0: each with each."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageExchange:
+    """How the holders of a stage exchange its gradients; a stage without one: all-to-all."""
+
+    stage: int
+    collective: str = "all-to-all"
+    """One of `dag/exchange/collectives.py` that adds up."""
+    groups: tuple[tuple[PeerId, ...], ...] = ()
+    """Its holders side by side, for collectives that ask (rows, places)."""
+    weights: tuple[int, ...] = ()
+    """By holder, how much of the sum it is to make, for collectives that ask; empty: as much as the
+    others."""
+    chunks: int = 1
+    """Into how many parts each holder's share is cut, that follow each other, for collectives that
+    ask."""
     ahead: bool = False
-    """Whether the holders exchange updates in place of gradients, each giving each other one all of
-    its own (`peer/sync/ahead.py`)."""
+    """Whether they exchange updates in place of gradients, each giving each other one all of its
+    own (`peer/sync/ahead.py`); by no collective but that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +221,9 @@ class Plan:
     reasons: tuple[str, ...] = ()
     spares: tuple[Spare, ...] = ()
     evaluation_routes: tuple[Route, ...] = ()
+    exchanges: tuple[StageExchange, ...] = ()
+    """How the holders of stages exchange gradients, at most one for each; tied sums, statistics and
+    the norm follow from the rest of the plan (`dag/exchange/wiring.py`)."""
     head_parts: int = 0
     """Column blocks that the vocabulary head is split into before the graph is cut; 0: whole."""
     keepers: tuple[Keeper, ...] = ()
@@ -224,6 +247,18 @@ class Plan:
     def keepers_of(self, holder: PeerId) -> tuple[PeerId, ...]:
         return tuple(k.peer for k in self.keepers if k.holder == holder)
 
+    def exchange_of(self, stage: int) -> StageExchange:
+        """How the holders of a stage exchange its gradients."""
+        return self._exchanges.get(stage) or StageExchange(stage)
+
+    def steps_ahead(self, stage: int) -> bool:
+        """Whether the holders of a stage exchange updates in place of gradients."""
+        return self.exchange_of(stage).ahead
+
+    @cached_property
+    def _exchanges(self) -> dict[int, StageExchange]:
+        return {e.stage: e for e in self.exchanges}
+
     def stages_of(self, peer: PeerId) -> tuple[int, ...]:
         return tuple(i for i, s in enumerate(self.stages) if peer in s.holders)
 
@@ -231,10 +266,10 @@ class Plan:
         """Returns itself when it is a plan for a graph of `operators` operators.
 
         Raises PlanError when the stages are not consecutive non-empty intervals that cover all
-        operators, a stage has no holder, one twice or fewer than rows, a route leaves a stage out
-        or visits a peer that does not hold the stage, there is no route, a microbatch has no
-        sample, a spare holds a stage, a link has two codecs for one role, or a keeper keeps what is
-        its own, of no holder, or twice.
+        operators, a stage has no holder or one twice, an exchange is of no stage or not among all
+        of its holders, a route leaves a stage out or visits a peer that does not hold the stage,
+        there is no route, a microbatch has no sample, a spare holds a stage, a link has two codecs
+        for one role, or a keeper keeps what is its own, of no holder, or twice.
         """
         if not self.stages:
             raise PlanError("the plan has no stage: expected at least one")
@@ -249,17 +284,13 @@ class Plan:
                 )
             if not stage.holders or len(set(stage.holders)) != len(stage.holders):
                 raise PlanError(f"stage {i} has holders {stage.holders}: expected distinct peers")
-            if not 0 <= stage.rows <= len(stage.holders):
-                raise PlanError(
-                    f"stage {i} exchanges in {stage.rows} rows: expected 0 to "
-                    f"{len(stage.holders)}, the number of its holders"
-                )
-            if stage.ahead and stage.rows:
-                raise PlanError(f"stage {i} steps ahead in {stage.rows} rows: expected none")
             at = stage.stop
         if at != operators:
             raise PlanError(f"the stages cover {at} operators, the graph has {operators}")
-        if any(s.ahead for s in self.stages) and not in_pipelines(s.holders for s in self.stages):
+        self._check_exchanges()
+        if any(e.ahead for e in self.exchanges) and not in_pipelines(
+            s.holders for s in self.stages
+        ):
             raise PlanError(
                 "stages that step ahead have "
                 f"{' and '.join(str(len(s.holders)) for s in self.stages)} holders: expected as "
@@ -303,11 +334,48 @@ class Plan:
             raise PlanError(f"the link {source} -> {destination} has two codecs for {role}")
         return self
 
+    def _check_exchanges(self) -> None:
+        seen: set[int] = set()
+        for e in self.exchanges:
+            if e.stage >= len(self.stages) or e.stage in seen:
+                raise PlanError(
+                    f"an exchange is of stage {e.stage}: expected one of {len(self.stages)}, "
+                    "each at most once"
+                )
+            seen.add(e.stage)
+            holders = self.stages[e.stage].holders
+            if e.groups and sorted(p for g in e.groups for p in g) != sorted(holders):
+                raise PlanError(
+                    f"the exchange of stage {e.stage} is among {e.groups}: expected groups that "
+                    f"have each of its holders {holders} once"
+                )
+            if e.groups and not all(e.groups):
+                raise PlanError(f"the exchange of stage {e.stage} has a group without a holder")
+            if e.weights and (len(e.weights) != len(holders) or not any(e.weights)):
+                raise PlanError(
+                    f"the exchange of stage {e.stage} has weights {e.weights}: expected one for "
+                    f"each of {len(holders)} holders, and one at least that is not 0"
+                )
+            if not 1 <= e.chunks <= MOST_CHUNKS:
+                raise PlanError(
+                    f"the exchange of stage {e.stage} has {e.chunks} chunks: expected 1 to "
+                    f"{MOST_CHUNKS}"
+                )
+            if e.ahead and (e.groups or e.weights):
+                raise PlanError(
+                    f"stage {e.stage} steps ahead, with groups or weights: expected neither, for "
+                    "each holder gives each other one all of its own"
+                )
+
     def __repr__(self) -> str:
+        how = {
+            e.stage: " ahead" if e.ahead else f" by {e.collective}"
+            for e in self.exchanges
+            if e.ahead or e.collective != "all-to-all"
+        }
         cuts = " ".join(
-            f"[{s.start},{s.stop})@{'+'.join(s.holders)}"
-            + (f" in {s.rows} rows" * (s.rows > 0) + " ahead" * s.ahead)
-            for s in self.stages
+            f"[{s.start},{s.stop})@{'+'.join(s.holders)}{how.get(i, '')}"
+            for i, s in enumerate(self.stages)
         )
         work = f"{len(self.routes)} microbatches of {self.microbatch_size}"
         return f"<Plan {cuts}, {work}, {self.schedule}>"

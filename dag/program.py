@@ -22,7 +22,7 @@ from .schedule import Action, Kind
 __all__ = ["FRAME_BYTES", "Program", "compile_program"]
 
 FRAME_BYTES = 400
-"""What a frame costs besides its payload: header, acknowledgement, credit."""
+"""What a frame costs besides its content: header, acknowledgement, credit."""
 
 
 @dataclass(frozen=True, slots=True)

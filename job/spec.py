@@ -174,7 +174,7 @@ def _not_built(job: Job) -> Iterator[tuple[str, str]]:
         "data": ("tokenizer", "partition"),
         "train": ("stop",),
         "plan": ("peers", "exclude", "pin", "skip", "swap"),
-        "sync": tuple(f.name for f in fields(Sync)),
+        "sync": tuple(f.name for f in fields(Sync) if f.name != "collective"),
     }
     for table, keys in anything.items():
         settings = getattr(job, table)

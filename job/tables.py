@@ -319,6 +319,9 @@ class Sync(Settings):
 
     kind: Literal["allreduce", "local", "gossip", "federated"] = "allreduce"
     """allreduce: the mean gradient, exactly, before every update."""
+    collective: Literal["auto", "all-to-all", "two-level", "ring", "tree", "hierarchical"] = "auto"
+    """allreduce: by what the holders of a stage add up gradients; auto: the planner chooses by the
+    predicted time."""
     every: int = 1
     """Steps of one round."""
     outer: Outer = field(default_factory=Outer)

@@ -12,19 +12,20 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..dag.action import Action, Content, Kind
 from ..dag.cut import cut, tied_groups
 from ..dag.evaluation import evaluation
+from ..dag.exchange.wiring import shares_gradient
 from ..dag.execute import SpecError, StageExecutor
 from ..dag.flow import Flow
 from ..dag.graph import Graph, GraphError, Lowered, Operator, TensorSpec
 from ..dag.infer import infer_operator
 from ..dag.rules import check_graph
-from ..dag.schedule import Action, Kind, shares_gradient
 from ..dag.split_weights import grouped
 from ..net.buffers import trim_heap
 from .codings import Codings
 from .data.reader import Reader
-from .exchange import Exchange, Held, Wire
+from .exchange import Exchanges, Held, Wire
 from .offer import check_memory
 from .optimizer import StageOptimizer
 from .order import BuildOrder
@@ -32,7 +33,7 @@ from .starting import ByGraph, Starting
 from .store import Store
 from .streams import Streams
 from .sync.ahead import Ahead
-from .sync.allreduce import parts_of
+from .sync.vector import parts_of
 from .weights import has_start
 
 __all__ = ["Inputs", "Work", "build_work"]
@@ -51,7 +52,7 @@ class Work:
     wire: Wire
     held: dict[int, Held]
     """This peer's stages by index."""
-    exchange: Exchange
+    exchange: Exchanges
     streams: Streams
     reader: Reader
     unread: dict[str, Tensor]
@@ -107,9 +108,9 @@ class Work:
     def unsent(self, stage: int) -> dict[str, Tensor]:
         """What codecs here did not send yet of this peer's own updates, by parameter; nothing where
         none holds anything back."""
-        gives = self.flow.gives(self.order.peer, Action(Kind.SYNC_GIVE, stage=stage))
-        mine = next(t for t in gives if t.port.endswith(">ahead"))
-        left = self.streams.unsent(mine)
+        action = Action(Kind.GIVE, stage=stage, content=Content.DELTA)
+        gives = self.flow.gives(self.order.peer, action)
+        left = self.streams.unsent(next(t for t in gives if not t.is_local))
         return {} if left is None else parts_of(self.wire.layout(stage), left)
 
     @cached_property
@@ -200,7 +201,7 @@ def build_work(
     trim_heap()
     wire = Wire(flow, graph)
     for k, part in held.items():
-        if not plan.stages[k].ahead or not shares_gradient(part.stage):
+        if not plan.steps_ahead(k) or not shares_gradient(part.stage):
             continue
         if graph.weight:
             raise SpecError(
@@ -223,7 +224,7 @@ def build_work(
         lost = [p.name for p in graph.parameters if f"param:{p.name}" not in owners]
         lost += [b.name for b in graph.buffers if b.persistent and f"buffer:{b.name}" not in owners]
         unread = {name: weights[name] for name in lost}
-    exchange = Exchange(order.peer, wire, held, device)
+    exchange = Exchanges(order.peer, wire, held, device)
     streams = Streams(
         order.peer,
         Codings(wire, plan.codecs),

@@ -1,11 +1,11 @@
 """Which codec carries a transfer. Both ends find the same, from the plan and the graph alone.
 
-- What `dag.pace.is_coded` says is carried by the codec that the plan names for link and role, where
+- What `Flow.is_coded` says is carried by the codec that the plan names for link and role, where
   that pays (`compression.codec.fitting`): a value, its gradient, and the gradients that holders
   exchange each with each. Norms, scores and batch statistics are small and must be exact: they go
   raw, and so do gradients that many holders exchange in rows.
 - In a vector of gradients, the flags that say which parameters have one, and the padding, stay
-  exact (`dag.pace.tensors_of`): a codec that loses something gets what is before them.
+  exact (`Vectors.tensor`): a codec that loses something gets what is before them.
 - A sum that goes to several peers has one codec for all: of those of its links, the one that makes
   the fewest bytes. So it is encoded once, and all holders get the same bits (`streams.py`).
 """
@@ -21,7 +21,7 @@ from ..compression.support import Support
 from ..compression.topk import TopK
 from ..dag.flow import Role, Transfer
 from ..dag.graph import TensorSpec
-from ..dag.pace import is_coded, is_sum, tensors_of
+from ..dag.pace import Vectors
 from ..dag.plan import CodecChoice
 from .exchange import Wire
 
@@ -51,7 +51,8 @@ class Codings:
     def __init__(self, wire: Wire, choices: Iterable[CodecChoice]) -> None:
         """Raises CodecError for a choice that names no codec."""
         self.flow, self._wire = wire.flow, wire
-        self._tensor = tensors_of(self.flow.plan, self.flow.stages, self.flow.tied, wire.graph)
+        flow = wire.flow
+        self._vectors = Vectors(flow.plan, flow.stages, flow.tied, wire.graph)
         self._chosen = {(c.source, c.destination, c.role): parse(c.codec) for c in choices}
         self._found: dict[Transfer, Coding] = {}
 
@@ -65,10 +66,7 @@ class Codings:
     def alike(self, transfer: Transfer) -> tuple[Transfer, ...]:
         """The transfers to other peers that carry the same sum, in the plan's order; of anything
         else only itself."""
-        if not is_sum(transfer):
-            return (transfer,)
-        gives = self.flow.gives(transfer.source, self.flow.given_by[transfer])
-        return tuple(t for t in gives if t.port == transfer.port)
+        return self.flow.alike(transfer)
 
     def answered_on_support(self, transfer: Transfer) -> bool:
         """Whether the gradient of this value comes back where the value is not 0 only."""
@@ -79,10 +77,11 @@ class Codings:
 
     def _find(self, transfer: Transfer) -> Coding:
         whole = self._wire.spec(transfer)
-        if not is_coded(transfer):
+        if not self.flow.is_coded(transfer):
             return Coding(RAW, whole, whole)
         body, tail = whole, None
-        exact = self._tensor(transfer)[1]
+        synced = transfer.role is Role.SYNC
+        exact = self._vectors.tensor(*self.flow.hops[transfer])[1] if synced else 0
         if exact:
             body = TensorSpec((whole.elements - exact,), whole.dtype)
             tail = TensorSpec((exact,), whole.dtype)

@@ -26,10 +26,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..dag.action import Action, Content, Kind
 from ..dag.check import slots
 from ..dag.execute import SpecError
 from ..dag.flow import Role, Transfer
-from ..dag.schedule import Action, Kind
 from ..net.frame import Arrived, FrameKey, Payload
 from ..proto import broker_pb2
 from .build import Inputs, Work, build_work
@@ -223,8 +223,9 @@ class TorchDevice:
         self._measure(work.backward_bytes(action.stage) if backward else 0)
         seconds = passed() - began
         links = work.streams.take_uses() if action.kind is Kind.UPDATE else ()
-        outcome = self._outcome(step) if action.kind is Kind.NORM_COMBINE else None
-        evaluation = self._evaluation() if action.kind is Kind.EVAL_COMBINE else None
+        ends = action.kind is Kind.TAKE and peer == work.flow.hub
+        outcome = self._outcome(step) if ends and action.content is Content.NORM else None
+        evaluation = self._evaluation() if ends and action.content is Content.SCORES else None
         return Result(seconds, self.peak_bytes, outcome, evaluation, links)
 
     def _run(
@@ -241,8 +242,9 @@ class TorchDevice:
                 self._update(work, step)
                 return {}
             case _:
-                ahead = work.held[action.stage].ahead if action.kind is Kind.SYNC_GIVE else None
-                if ahead is not None:
+                if action.kind is Kind.GIVE and action.content is Content.DELTA:
+                    ahead = work.held[action.stage].ahead
+                    assert ahead is not None, f"{action} of a stage that steps not ahead"
                     ahead.turn(step)
                 return work.exchange.run(
                     action, taken, lambda transfer, tensor: self._echo(step, transfer, tensor)
@@ -306,7 +308,7 @@ class TorchDevice:
 
     def _update(self, work: Work, step: int) -> None:
         total = work.exchange.total
-        assert total is not None, "U before N"
+        assert total is not None, "an update before the norm"
         for held in work.held.values():
             if held.ahead is not None:
                 held.ahead.land()
@@ -323,7 +325,7 @@ class TorchDevice:
 
     def _outcome(self, step: int) -> broker_pb2.Outcome:
         total = self._now.exchange.total
-        assert total is not None, "no outcome before N"
+        assert total is not None, "no outcome before the norm"
         return broker_pb2.Outcome(
             loss=total.loss,
             weight=total.weight,
@@ -335,7 +337,7 @@ class TorchDevice:
     def _evaluation(self) -> broker_pb2.Evaluation:
         exchange = self._now.exchange
         total = exchange.total
-        assert total is not None, "no evaluation before V"
+        assert total is not None, "no evaluation before its scores"
         exchange.clear()
         return broker_pb2.Evaluation(
             loss=total.loss, weight=total.weight, metrics=self._metrics(total.metrics)

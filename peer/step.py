@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
+from ..dag.action import Action, Content, Kind
 from ..dag.flow import Flow, Transfer
 from ..dag.plan import PeerId
-from ..dag.schedule import Action, Kind
 from ..net.frame import FrameKey
 from ..proto import broker_pb2
 from .events import Built, Result
@@ -146,7 +146,7 @@ class Steps:
         if self.evaluating or self.over:
             return True
         actions = self._train.actions
-        given = next((i for i, a in enumerate(actions) if a.kind is Kind.NORM_GIVE), 0)
+        given = next((i for i, a in enumerate(actions) if a.content is Content.NORM), 0)
         return self.position + self.in_flight <= min(given, self._turned)
 
     @property
@@ -162,10 +162,8 @@ class Steps:
     def _turned(self) -> int:
         """How many actions there are before the first that changes the state of an optimizer: it is
         the update itself, but where updates are exchanged in place of gradients."""
-        slots, actions = self._flow.plan.stages, self._train.actions
-        gives = (
-            i for i, a in enumerate(actions) if a.kind is Kind.SYNC_GIVE and slots[a.stage].ahead
-        )
+        actions = self._train.actions
+        gives = (i for i, a in enumerate(actions) if a.content is Content.DELTA)
         return next(gives, len(actions))
 
     def evaluates_after(self, step: int) -> bool:
@@ -179,7 +177,7 @@ class Steps:
         """Whether this peer's report of `step` will carry the evaluation's outcome: it is the one
         that combines it."""
         return self.evaluates_after(self.step) and any(
-            a.kind is Kind.EVAL_COMBINE for a in self._evaluate.actions
+            a.kind is Kind.TAKE and a.content is Content.SCORES for a in self._evaluate.actions
         )
 
     def neighbours(self) -> tuple[PeerId, ...]:

@@ -29,7 +29,6 @@ from ..compression.codec import RAW, CodecError, Encoded, State
 from ..compression.stream import Stream, is_stateful
 from ..compression.support import Support, positions
 from ..dag.flow import Role, Transfer
-from ..dag.pace import is_sum
 from ..dag.plan import PeerId
 from ..net.frame import FrameKey
 from ..proto import broker_pb2
@@ -93,7 +92,7 @@ class Streams:
         if coding.codec is RAW:
             with self._uses.encoding(transfer, coding.codec):
                 encoded = RAW.encode(tensor)
-        elif is_sum(transfer):
+        elif self.codings.flow.is_shared(transfer):
             encoded = self._share(key, transfer, tensor)[0]
         elif isinstance(coding.codec, Support):
             support = self._support(transfer)
@@ -259,7 +258,8 @@ class Streams:
             return None
         transfer = stream
         if stream.destination == _EVERYONE:
-            gives = (t for t in self.codings.flow.given_by if is_sum(t))
+            flow = self.codings.flow
+            gives = (t for t in flow.given_by if flow.is_shared(t) and not t.is_local)
             alike = (t for t in gives if t._replace(destination=_EVERYONE) == stream)
             transfer = next(alike, stream)
         if transfer not in self.codings.flow.taken_by:
@@ -280,7 +280,7 @@ class Streams:
     def unsent(self, transfer: Transfer) -> Tensor | None:
         """What the codec of this transfer, or of the sum that it carries, did not send yet; None
         where none keeps that. Nobody may write to it."""
-        if is_sum(transfer):
+        if self.codings.flow.is_shared(transfer):
             transfer = transfer._replace(destination=_EVERYONE)
         with self._lock:
             end = self._ends.get(transfer)

@@ -23,6 +23,7 @@ from .baselines import equal_compute, uniform
 from .batchings import look_at_forms
 from .beside import no_plan_beside, seeds_beside
 from .candidate import Candidate, Share, to_plan
+from .collectives import with_collectives
 from .enough import no_plan
 from .interface import NoPlan, Planner, PlanRequest
 from .judge import Judge
@@ -126,7 +127,17 @@ def auto(request: PlanRequest) -> Plan:
         )
         if again.best is not None and again.best.seconds < chosen.best.seconds:
             chosen = again
+    chosen = _with_collectives(chosen)
     return _plan(chosen, seconds, [x[0] for x in fitting[1:]])
+
+
+def _with_collectives(chosen: Chosen) -> Chosen:
+    best, judge = chosen.best, chosen.judge
+    assert best is not None
+    found = with_collectives(judge, best.candidate)
+    if found == best.candidate:
+        return chosen
+    return replace(chosen, best=Found(found, (best.key[0], judge.seconds(found))))
 
 
 def _seconds_of(fence: Fenced | None) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...dag.grid import rows_for
 from ...dag.plan import (
     PeerId,
     Plan,
@@ -18,13 +17,25 @@ from ...dag.plan import (
     Route,
     ScheduleName,
     Spare,
+    StageExchange,
     StageSlot,
     Visit,
     in_pipelines,
     swapped_pairs,
 )
 
-__all__ = ["Candidate", "Pipeline", "Share", "chain", "from_plan", "share_out", "to_plan"]
+__all__ = [
+    "Candidate",
+    "Exchanging",
+    "Pipeline",
+    "Share",
+    "Sum",
+    "all_to_all",
+    "chain",
+    "from_plan",
+    "share_out",
+    "to_plan",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +53,22 @@ Pipeline = tuple[Share, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Sum:
+    """By which collective the holders of a stage add up its gradients: a `StageExchange` with peers
+    by number."""
+
+    stage: int
+    collective: str
+    groups: tuple[tuple[int, ...], ...] = ()
+    weights: tuple[int, ...] = ()
+    chunks: int = 1
+
+    def named(self, names: Sequence[PeerId]) -> StageExchange:
+        groups = tuple(tuple(names[p] for p in group) for group in self.groups)
+        return StageExchange(self.stage, self.collective, groups, self.weights, self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """`microbatches[p]` of a step go through `pipelines[p]`; each has at least one."""
 
@@ -51,6 +78,9 @@ class Candidate:
     swaps: bool = False
     """Whether the first two and the last two inner stages change places for microbatches of the
     second pipeline (`swapped.py`)."""
+    sums: tuple[Sum, ...] = ()
+    """Of stages whose collective is not the one that plans are searched with. They are chosen for
+    cuts as they are: who moves one leaves them out."""
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -134,6 +164,15 @@ def from_plan(plan: Plan, index: Mapping[PeerId, int]) -> Candidate:
     return Candidate(tuple(pipelines), tuple(counts.values()), plan.schedule, swaps)
 
 
+Exchanging = Callable[[int, Sequence[int], Sequence[PeerId]], StageExchange]
+"""How a stage's holders (peers by number, in order; names of all peers) exchange gradients."""
+
+
+def all_to_all(stage: int, holders: Sequence[int], names: Sequence[PeerId]) -> StageExchange:
+    """Each with each, in equal shares."""
+    return StageExchange(stage)
+
+
 def _swapped(route: Route) -> Route:
     """Its second and third visit the other way round, and the third and second last."""
     first, a, b, *rest, y, z, last = route
@@ -146,18 +185,19 @@ def to_plan(
     microbatch_size: int,
     evaluation_microbatches: int = 0,
     *,
-    rows: Callable[[int], int] = rows_for,
+    exchange: Exchanging = all_to_all,
     ahead: bool = False,
     head_parts: int = 0,
     predicted: Prediction | None = None,
     reasons: Sequence[str] = (),
     spares: Sequence[Spare] = (),
 ) -> Plan:
-    """The plan of a candidate. `names[i]` is the id of peer i. `rows`: in how many so many
-    holders exchange gradients; `ahead`: whether they step ahead, if the plan is one of whole
+    """The plan of a candidate. `names[i]` is the id of peer i. `exchange`: how the holders of a
+    stage exchange gradients; `ahead`: whether they step ahead, if the plan is one of whole
     pipelines."""
     slots = candidate.slots()
     ahead = ahead and in_pipelines(holders for _, _, holders, _ in slots)
+    sums = {s.stage: s for s in candidate.sums}
     routes: list[Route] = []
     for pipeline in candidate.pipelines:
         at, route = 0, []
@@ -176,10 +216,21 @@ def to_plan(
                 stop,
                 tuple(names[p] for p in holders),
                 recompute,
-                rows(len(holders)),
-                ahead,
             )
             for start, stop, holders, recompute in slots
+        ),
+        exchanges=tuple(
+            found
+            for k, (_, _, holders, _) in enumerate(slots)
+            if len(holders) > 1
+            for found in [
+                StageExchange(k, ahead=True)
+                if ahead
+                else sums[k].named(names)
+                if k in sums
+                else exchange(k, holders, names)
+            ]
+            if found != StageExchange(k)
         ),
         routes=tuple(trained[p] for p in order),
         microbatch_size=microbatch_size,

@@ -92,7 +92,7 @@ class Carried:
         """Steps calculated so far."""
         self._per_unit = judge.per_unit[self.peers]
         self._base_s = self.structure.row_seconds(self._per_unit)
-        self._rows = rows_of(self.structure, judge.request.graph)
+        self._rows = rows_of(self.structure)
         self._messages = np.bincount(self.wiring.message_row, minlength=len(self._rows))
         self._of_lane: dict[int, list[int]] = {}
         self._decided: dict[int, list[int]] = {}

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from ...compression.codec import RAW, AnyCodec, fitting, parse
 from ...compression.stream import is_exact
 from ...dag.flow import Role, Transfer
-from ...dag.graph import Graph, TensorSpec
-from ...dag.pace import is_coded, is_sum, tensors_of
+from ...dag.graph import TensorSpec
 from ...dag.program import FRAME_BYTES
 from .codec_costs import typical_share
 from .structure import Structure
@@ -36,10 +35,9 @@ class CodedRow:
     by the one of their codecs that makes the fewest bytes (peer/codings.py)."""
 
 
-def rows_of(structure: Structure, graph: Graph) -> list[CodedRow]:
+def rows_of(structure: Structure) -> list[CodedRow]:
     """By row of the wiring."""
     wiring = structure.wiring
-    of = tensors_of(structure.plan, structure.stages, structure.tied, graph)
 
     def tensor(transfer: Transfer) -> CodedTensor:
         if transfer.role is not Role.SYNC:
@@ -47,7 +45,7 @@ def rows_of(structure: Structure, graph: Graph) -> list[CodedRow]:
             stage, port = wiring.port[transfer.value]
             spec = structure.stages[stage].sends[port].spec
             return CodedTensor(spec, spec, 0)
-        whole, tail = of(transfer)
+        whole, tail = structure.vectors.tensor(*wiring.hops[transfer])
         rest = TensorSpec((tail,), whole.dtype)
         return CodedTensor(
             whole, TensorSpec((whole.elements - tail,), whole.dtype), rest.size_bytes
@@ -56,16 +54,18 @@ def rows_of(structure: Structure, graph: Graph) -> list[CodedRow]:
     lane_of = dict(zip(wiring.message_row, wiring.program.lane, strict=True))
     out: dict[tuple[str, str], list[int]] = {}
     for r, row in enumerate(wiring.rows):
-        for t in filter(is_sum, row):
+        for t in wiring.shared.intersection(row):
             out.setdefault((t.source, t.port), []).append(lane_of[r])
     found = []
     for r, (row, size) in enumerate(zip(wiring.rows, structure.row_bytes, strict=True)):
-        tensors = tuple(tensor(t) for t in row if is_coded(t))
+        tensors = tuple(
+            tensor(t) for t in row if t.role is not Role.SYNC or wiring.hops[t][0].coded
+        )
         frames = FRAME_BYTES * len(row)
         dense = size - frames
         if len(tensors) < len(row):
             dense = sum(t.whole.size_bytes for t in tensors)
-        sums = [out[t.source, t.port] for t in row if is_sum(t)]
+        sums = [out[t.source, t.port] for t in row if t in wiring.shared]
         lanes = tuple(sums[0]) if sums else (lane_of[r],)
         found.append(CodedRow(max(0, size - frames - dense) + frames, tensors, lanes))
     return found

@@ -142,6 +142,8 @@ class PlanOptions:
     """Numbers of optimizer state per trainable number: AdamW 2, SGD with momentum 1."""
     state_bytes: int = 8
     """Bytes of them: AdamW in fp32 8, in bf16 4."""
+    collective: str = "auto"
+    """By what the holders of a stage add up gradients; "auto": the planner chooses."""
     codecs: CodecOptions = CodecOptions()
     """What may be compressed, and how."""
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from ...dag.cut import Cutter, tied_groups
 from ...dag.estimate import Estimate, summarize
-from ...dag.grid import rows_for
+from ...dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
 from ...dag.memory import MemoryModel
 from ...dag.pace import Totals
-from ...dag.plan import Alternative, PeerId, Plan, Spare
+from ...dag.plan import Alternative, PeerId, Plan, Spare, StageExchange
 from ...dag.play import Hosts, Played, play
 from ...dag.speed import FLOPS_PER_BYTE
 from .candidate import Candidate, Share, to_plan
@@ -84,6 +84,10 @@ class Judge:
                 tuple(Share(place[s.peer], s.start, s.stop, s.recompute) for s in p)
                 for p in candidate.pipelines
             ),
+            sums=tuple(
+                replace(s, groups=tuple(tuple(place[p] for p in g) for g in s.groups))
+                for s in candidate.sums
+            ),
         )
 
     def cuttable(self, candidate: Candidate) -> bool:
@@ -91,9 +95,20 @@ class Judge:
         return self._cutter.can(self.bounds(candidate))
 
     def rows(self, holders: int) -> int:
-        """In how many rows so many holders of a stage exchange gradients. What goes in rows goes
-        raw (`dag/pace.py`), so where gradients are to be compressed each exchanges with each."""
-        return rows_for(holders) if self.request.options.codecs.sync == "none" else 0
+        """In how many rows so many holders of a stage exchange gradients; 0: each with each. What
+        goes in rows goes raw, so where gradients are to be compressed each exchanges with each."""
+        options = self.request.options
+        raw = options.codecs.sync == "none" and options.collective in ("auto", "two-level")
+        return len(even_rows(range(holders))) if raw and holders > MOST_ALL_TO_ALL else 0
+
+    def exchange(
+        self, stage: int, holders: Sequence[int], names: Sequence[PeerId]
+    ) -> StageExchange:
+        """By what the holders of a stage exchange while plans are searched: it depends on nothing
+        but their number, so that equal forms have equal structures."""
+        if (named := self.request.options.collective) != "auto":
+            return StageExchange(stage, named)
+        return StageExchange(stage, "two-level" if self.rows(len(holders)) else "all-to-all")
 
     @property
     def ahead(self) -> bool:
@@ -116,7 +131,9 @@ class Judge:
 
     def _compile(self, form: Candidate) -> Structure:
         names = [PeerId(f"p{i}") for i in range(len(form.peers))]
-        plan = to_plan(form, names, self.request.microbatch_size, rows=self.rows, ahead=self.ahead)
+        plan = to_plan(
+            form, names, self.request.microbatch_size, exchange=self.exchange, ahead=self.ahead
+        )
         return self.structure_of(plan)
 
     def structure_of(self, plan: Plan) -> Structure:
@@ -370,7 +387,7 @@ class Judge:
             [o.peer for o in self.offers],
             request.microbatch_size,
             request.evaluation_microbatches,
-            rows=self.rows,
+            exchange=self.exchange,
             ahead=self.ahead,
             head_parts=request.head_parts,
             predicted=prediction,
@@ -378,7 +395,7 @@ class Judge:
             spares=spares,
         )
         shared = any(len(s.holders) > 1 for s in plan.stages)
-        if self._ahead_asked and shared and not plan.stages[0].ahead:
+        if self._ahead_asked and shared and not plan.steps_ahead(0):
             why = (
                 'no stepping ahead, error feedback alone: feedback = "ahead" takes pipelines that '
                 "share no peer, and a model that does not weigh its losses"

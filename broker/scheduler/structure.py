@@ -15,13 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.cut import Stage, TiedGroup
+from ...dag.exchange.collective import Hop
+from ...dag.exchange.wiring import Exchange, Exchanges
 from ...dag.flow import Flow, Role, Transfer
 from ...dag.graph import Graph
 from ...dag.memory import live_moments
-from ...dag.pace import Totals, action_work, sizes_of
+from ...dag.pace import Totals, Vectors, action_work
 from ...dag.plan import Plan
 from ...dag.program import FRAME_BYTES, Program, compile_program
-from ...dag.schedule import Action, Kind
+from ...dag.schedule import Action
 from ...dag.speed import Speeds, Work
 from ...dag.unshared import Unshared
 
@@ -53,8 +55,13 @@ class Wiring:
     """By value: the stage that makes it, its place among what that stage sends."""
     action_row: tuple[int, ...]
     """By action; actions of one row take equally long."""
-    kinds: tuple[tuple[int, Kind, int], ...]
-    """By row of actions: position of the peer, kind, stage or tied group."""
+    kinds: tuple[tuple[int, Action], ...]
+    """By row of actions: position of the peer, and one of them (of visits, microbatch 0)."""
+    exchanges: Exchanges
+    hops: dict[Transfer, tuple[Exchange, Hop]]
+    """Of the transfers in `rows`."""
+    shared: frozenset[Transfer]
+    """Those among them whose tensor is encoded once for all of its receivers."""
     end_rows: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
     """By end of a message: row of its action, row of the message, 1 / actions of that row."""
     held: tuple[tuple[int, ...], ...]
@@ -72,7 +79,7 @@ class Wiring:
         message_row: list[int] = []
         for giver, taker, lane in zip(program.giver, program.taker, program.lane, strict=True):
             a, b = program.actions[giver], program.actions[taker]
-            key = (lane, a.kind, a.stage, b.kind, b.stage)
+            key = (lane, _alike(a), _alike(b))
             if key not in rows:
                 rows[key] = len(rows)
                 source, to = program.peers[program.owner[giver]], program.owner[taker]
@@ -86,9 +93,9 @@ class Wiring:
                     )
                 )
             message_row.append(rows[key])
-        kinds: dict[tuple[int, Kind, int], int] = {}
+        kinds: dict[tuple[int, Action], int] = {}
         action_row = tuple(
-            kinds.setdefault((i, action.kind, action.stage), len(kinds))
+            kinds.setdefault((i, _alike(action)), len(kinds))
             for i, action in zip(program.owner, program.actions, strict=True)
         )
         port = {p.value: (k, n) for k, s in enumerate(stages) for n, p in enumerate(s.sends)}
@@ -100,6 +107,9 @@ class Wiring:
             port,
             action_row,
             tuple(kinds),
+            flow.exchanges,
+            {t: flow.hops[t] for row in samples for t in row if t.role is Role.SYNC},
+            frozenset(t for row in samples for t in row if flow.is_shared(t)),
             _ends(program, action_row, message_row),
             held := tuple(plan.stages_of(peer) for peer in program.peers),
             tuple(
@@ -117,6 +127,11 @@ class Wiring:
             np.float64
         )
         return found
+
+
+def _alike(action: Action) -> Action:
+    """The same for all actions of a peer that take equally long."""
+    return action if action.content is not None else Action(action.kind, 0, action.stage)
 
 
 def _ends(
@@ -145,7 +160,8 @@ def wiring_key(
     return (
         plan.schedule,
         plan.routes,
-        tuple((slot.holders, slot.rows, slot.ahead) for slot in plan.stages),
+        tuple(slot.holders for slot in plan.stages),
+        plan.exchanges,
         tuple(
             (
                 s.has_backward,
@@ -173,19 +189,22 @@ class Structure:
         optimizer_slots: int,
     ) -> None:
         self.plan, self.stages, self.tied, self.wiring = plan, stages, tied, wiring
-        size = sizes_of(plan, stages, tied, graph)
+        vectors = Vectors(plan, stages, tied, graph)
+        self.vectors = vectors
 
         def here(t: Transfer) -> int:
             if t.role is Role.SYNC:
-                return size(t) + FRAME_BYTES
+                return vectors.size(*wiring.hops[t]) + FRAME_BYTES
             k, n = wiring.port[t.value]
             return stages[k].sends[n].spec.size_bytes + FRAME_BYTES
 
         self.row_bytes = [sum(map(here, row)) for row in wiring.rows]
         self.size_bytes = tuple(self.row_bytes[r] for r in wiring.message_row)
-        work = action_work(plan, stages, tied, graph, totals, optimizer_slots=optimizer_slots)
+        work = action_work(
+            plan, stages, wiring.exchanges, vectors, totals, optimizer_slots=optimizer_slots
+        )
         peers = wiring.program.peers
-        rows = [work(peers[i], Action(kind, 0, stage)) for i, kind, stage in wiring.kinds]
+        rows = [work(peers[i], action) for i, action in wiring.kinds]
         self.work = np.column_stack(
             (
                 np.array(rows, dtype=np.float64).reshape(len(rows), len(Work._fields)),
@@ -195,7 +214,7 @@ class Structure:
         )
         """By row of actions: its work, and the frames and bytes that its peer gives for it and
         takes; see `units`."""
-        self.work_owner = np.array([i for i, _, _ in wiring.kinds], dtype=np.int64)
+        self.work_owner = np.array([i for i, _ in wiring.kinds], dtype=np.int64)
 
     @property
     def program(self) -> Program:

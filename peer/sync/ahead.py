@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from ..optimizer import StageOptimizer
-from .allreduce import Layout
 from .norm import squares_of
+from .vector import Layout
 
 __all__ = ["Ahead"]
 

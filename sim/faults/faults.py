@@ -148,7 +148,7 @@ class Faults:
         for entry in list(self._waiting):
             fired, names = entry
             fault = fired.fault
-            here = fault.at_step == record.step and record.action.kind in PHASES[fault.phase]
+            here = fault.at_step == record.step and PHASES[fault.phase](record.action)
             if here and (seen.who in names or not any(n in self._holders for n in names)):
                 self._waiting.remove(entry)
                 # In a turn of its own: it may end the very machine that is being observed.

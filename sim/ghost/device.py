@@ -18,11 +18,11 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from ...dag.action import Action, Content, Kind
 from ...dag.cost import OperatorCost, cost
 from ...dag.execute import SpecError
 from ...dag.flow import Role
 from ...dag.graph import Graph
-from ...dag.schedule import Action, Kind
 from ...net.frame import Arrived, FrameKey, Payload
 from ...net.outbox import Pieces
 from ...peer.events import Built, Result
@@ -30,10 +30,10 @@ from ...peer.optimizer import learning_rate
 from ...peer.order import BuildOrder
 from ...peer.rebuilt import RebuildError
 from ...proto import broker_pb2
-from .exchange import EXCHANGES
-from .hashes import MASK, figure, name_hash
+from .exchange import carry_out
+from .hashes import MASK, Hash, figure, name_hash
 from .plan import GhostPlan, Hollow
-from .work import NOTHING, Hash, Part, Store, Work
+from .work import NOTHING, Part, Store, Work
 
 __all__ = ["GhostDevice", "Ghosts", "hollow", "read_export"]
 
@@ -127,8 +127,9 @@ class GhostDevice:
                 f"{arrived.codec!r}"
             )
         tag = cast(Hollow, arrived.data).tag
-        words = key.role is Role.SYNC and key.port[0] == "S"
-        value: Hash = np.frombuffer(tag, np.uint64) if words else int.from_bytes(tag, "little")
+        value: Hash = int.from_bytes(tag, "little")
+        if at in work.words:
+            value = np.frombuffer(tag, np.uint64)
         work.store.setdefault(key.step, {})[at] = value
 
     def most_bytes(self, key: FrameKey) -> int | None:
@@ -171,13 +172,11 @@ class GhostDevice:
                 work.reported.clear()
                 work.store.pop(step - 1, None)
             case _:
-                made = EXCHANGES[action.kind](work, action, part, store)
-                for transfer, at in part.gives:
-                    found = made[transfer.port]
-                    store[at] = found[transfer.destination] if isinstance(found, dict) else found
+                store |= carry_out(work, action, part, store)
         self.peak_bytes = max(self.peak_bytes, work.live_bytes())
-        outcome = self._outcome(step) if action.kind is Kind.NORM_COMBINE else None
-        evaluation = self._evaluation() if action.kind is Kind.EVAL_COMBINE else None
+        ends = action.kind is Kind.TAKE and work.order.peer == work.shared.flow.hub
+        outcome = self._outcome(step) if ends and action.content is Content.NORM else None
+        evaluation = self._evaluation() if ends and action.content is Content.SCORES else None
         return Result(0.0, self.peak_bytes, outcome, evaluation)
 
     def _forward(self, work: Work, step: int, action: Action, part: Part, store: Store) -> None:

@@ -38,6 +38,8 @@ __all__ = ["MASK", "Expected", "Hashes", "expected", "figure", "mix", "mixed", "
 
 MASK = (1 << 64) - 1
 Words = NDArray[np.uint64]
+Hash = int | Words
+"""What stands for a tensor: one hash, or one for each parameter of a shard."""
 
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _N1, _N2 = np.uint64(_M1), np.uint64(_M2)

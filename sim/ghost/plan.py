@@ -5,16 +5,19 @@ It is made from plan and graph alone, once, instead of once on each of a thousan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from ...compression.codec import RAW, typical_bytes
+from ...dag.action import Content
 from ...dag.check import slots
 from ...dag.cost import OperatorCost
 from ...dag.cut import cut, tied_groups
+from ...dag.exchange.engine import Space
+from ...dag.exchange.wiring import Exchange
 from ...dag.flow import Flow, Role, Transfer
 from ...dag.graph import Graph, TensorSpec
 from ...dag.memory import MemoryModel, StageMemory
@@ -22,7 +25,7 @@ from ...dag.plan import PeerId
 from ...peer.codings import Codings
 from ...peer.exchange import Wire
 from ...peer.order import BuildOrder
-from .hashes import Hashes, Words, odd
+from .hashes import MASK, Hash, Hashes, Words, odd
 from .stage_hash import Linear
 
 __all__ = ["GhostPlan", "Hollow", "Shards", "Weighed"]
@@ -81,29 +84,65 @@ class Shards:
         words = gradients[self._index] * self._part
         return [words[b :: self.holders] for b in range(self.holders)]
 
-    def gathered(self, words: list[Words], which: Sequence[int]) -> Words:
-        """Those shards, one behind the other."""
-        return np.concatenate([words[b] for b in which])
+    def concat(self, shards: Sequence[Words]) -> Words:
+        return np.concatenate(shards)
 
     def split(self, words: Words, which: Sequence[int]) -> list[Words]:
-        """What `gathered` put together."""
+        """What `concat` put together."""
         sizes = [-(-(len(self._index) - b) // self.holders) for b in which]
         return np.split(words, np.cumsum(sizes[:-1]))
 
-    def scattered(self, parts: Iterable[tuple[Sequence[int], Words]]) -> Words:
-        """As `join`, of (which, those shards gathered), together all."""
-        found: dict[int, Words] = {}
-        for which, words in parts:
-            found |= zip(which, self.split(words, which), strict=True)
-        return self.join([found[b] for b in range(self.holders)])
+    def add(self, parts: Sequence[Words]) -> Words:
+        found: Words = np.add.reduce(np.array(parts, np.uint64), 0)
+        return found
 
-    def join(self, shards: list[Words]) -> Words:
+    def join(self, shards: Sequence[Words]) -> Words:
         words = np.empty(len(self._index), np.uint64)
         for b, shard in enumerate(shards):
             words[b :: self.holders] = shard
         found = np.zeros(self.parameters, np.uint64)
         np.add.at(found, self._index, words)
         return found
+
+
+class _Numbers:
+    """One number for each vector: nothing is cut."""
+
+    def cut(self, vector: Hash) -> Sequence[Hash]:
+        return (vector,)
+
+    def split(self, vector: Hash, shards: Sequence[int]) -> Sequence[Hash]:
+        return (vector,)
+
+    def concat(self, shards: Sequence[Hash]) -> Hash:
+        return shards[0]
+
+    join = concat
+
+    def add(self, parts: Sequence[Hash]) -> Hash:
+        return sum(cast(Sequence[int], parts)) & MASK
+
+
+class _Equal(_Numbers):
+    """What all have alike, of which the mean is taken."""
+
+    def add(self, parts: Sequence[Hash]) -> Hash:
+        assert len(set(cast(Sequence[int], parts))) == 1, "each stage has the sum of all holders"
+        return parts[0]
+
+
+_SUMS, _SAME = _Numbers(), _Equal()
+
+
+def _kind_of(flow: Flow, transfer: Transfer) -> Hashable:
+    """The same for all transfers that weigh the same where nothing is compressed."""
+    if transfer.role is not Role.SYNC:
+        return transfer.role, transfer.port
+    exchange, hop = flow.hops[transfer]
+    small = exchange.content in (Content.STATISTICS, Content.NORM, Content.SCORES)
+    # Who sends counts where it is what microbatches made.
+    source = hop.source if small and not hop.total else ""
+    return exchange.content, exchange.index, hop.shards, hop.total, source
 
 
 class GhostPlan:
@@ -122,7 +161,7 @@ class GhostPlan:
         self._codings = Codings(self.wire, plan.codecs)
         self._linear: dict[int, Linear] = {}
         self._shards: dict[int, Shards] = {}
-        self._weighed: dict[tuple[Role, str, str], Weighed] = {}
+        self._weighed: dict[Hashable, Weighed] = {}
         self._state_bytes = order.training.train.state_bytes
 
     def linear(self, stage: int) -> Linear:
@@ -130,11 +169,15 @@ class GhostPlan:
             self._linear[stage] = Linear(self.hashes, self.stages[stage])
         return self._linear[stage]
 
-    def shards(self, stage: int) -> Shards:
+    def space(self, exchange: Exchange) -> Space[Hash]:
+        """The arithmetic of an exchange: of words for a stage's gradients, else of one number."""
+        if exchange.content not in (Content.GRADIENT, Content.DELTA):
+            return _SAME if exchange.content is Content.TIED_DELTA else _SUMS
+        stage = exchange.index
         if stage not in self._shards:
-            holders = len(self.plan.stages[stage].holders)
-            self._shards[stage] = Shards(len(self.stages[stage].trainable), holders)
-        return self._shards[stage]
+            shards = len(exchange.edges) - 1
+            self._shards[stage] = Shards(len(self.stages[stage].trainable), shards)
+        return cast(Space[Hash], self._shards[stage])
 
     def weighed(self, transfer: Transfer) -> Weighed:
         if self.plan.codecs:
@@ -142,10 +185,7 @@ class GhostPlan:
             size = typical_bytes(coding.codec, coding.body)
             size += coding.tail.size_bytes if coding.tail else 0
             return Weighed(coding.codec.name, coding.whole, size)
-        # Without codecs, who sends counts where microbatches are exchanged; in rows, who answers.
-        by_source = transfer.port.endswith((">stats", "N>", "V>", "*row"))
-        by_end = transfer.destination if transfer.port.endswith(">row") else ""
-        key = (transfer.role, transfer.port, transfer.source if by_source else by_end)
+        key = _kind_of(self.flow, transfer)
         if key not in self._weighed:
             spec = self.wire.spec(transfer)
             self._weighed[key] = Weighed(RAW.name, spec, spec.size_bytes)

@@ -6,23 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...dag.flow import Transfer
+from ...dag.action import Action, Content
+from ...dag.flow import Role, Transfer
 from ...dag.neighbour import Rebuild
-from ...dag.plan import PeerId
-from ...dag.schedule import Action
 from ...peer.order import BuildOrder
 from ...peer.rebuilt import recipe
-from .hashes import Words
+from .hashes import Hash
 from .plan import GhostPlan, Weighed
 from .stage_hash import HeldHash
 
-__all__ = ["NOTHING", "Hash", "Local", "Made", "Part", "Store", "Work"]
-
-Hash = int | Words
-"""What stands for a tensor: one hash, or one for each parameter of a shard."""
-
-Made = dict[str, "Hash | dict[PeerId, Words]"]
-"""What an action gives, by port: one for all destinations, or one for each."""
+__all__ = ["NOTHING", "Local", "Part", "Store", "Work"]
 
 Local = tuple[int, int, str, str, str]
 """Microbatch, hop, port, source and destination of a transfer: `transfer[1:]`, or of its frame
@@ -63,8 +56,13 @@ class Work:
         """By step."""
         self.reported: dict[tuple[bool, int], dict[str, int]] = {}
         """Results by (training, microbatch)."""
-        self.sums: dict[int, Words] = {}
-        """Of each stage this peer's own shard of the sum, between S+ and S<."""
+        self.words = frozenset(
+            at
+            for part in self.parts.values()
+            for t, at in part.takes
+            if t.role is Role.SYNC and flow.hops[t][0].content in _IN_WORDS
+        )
+        """What comes as words, not as one number."""
         self.total = 0
         ran = {t: shared.wire.microbatches(peer, shared.wire.loss_stage, training=t) for t in _BOTH}
         self.ran = ran if shared.wire.loss_stage in self.held else dict.fromkeys(_BOTH, ())
@@ -74,7 +72,7 @@ class Work:
             for k, held in self.held.items()
             if shared.plan.stages[k].holders[0] == peer
         }
-        """By stage that it answers for in N>: the parameters."""
+        """By stage that it answers for in the norm: the parameters."""
         self.standing_bytes = sum(shared.standing_bytes(k) for k in self.held)
         self._kept = [(shared.kept_bytes(k), held) for k, held in self.held.items()]
         """What a microbatch that went forward keeps in each stage, bytes."""
@@ -96,3 +94,4 @@ class Work:
 
 
 _BOTH = (True, False)
+_IN_WORDS = frozenset({Content.GRADIENT, Content.DELTA, Content.STATISTICS})

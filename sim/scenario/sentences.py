@@ -14,10 +14,10 @@ and recovery are not built yet: faults in them are refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...dag.schedule import Kind
+from ...dag.action import Action, Content, Kind
 from ...job.settings import SettingsError
 from ...job.units import Duration
 from .mishaps import FaultTable as Fault
@@ -38,14 +38,14 @@ __all__ = [
     "stop",
 ]
 
-PHASES = {
-    "forward": (Kind.FORWARD,),
-    "backward": (Kind.BACKWARD,),
-    "clip": (Kind.NORM_GIVE, Kind.NORM_COMBINE, Kind.NORM_TAKE),
-    "update": (Kind.UPDATE,),
-    "any": tuple(Kind),
+PHASES: dict[str, Callable[[Action], bool]] = {
+    "forward": lambda action: action.kind is Kind.FORWARD,
+    "backward": lambda action: action.kind is Kind.BACKWARD,
+    "clip": lambda action: action.content is Content.NORM,
+    "update": lambda action: action.kind is Kind.UPDATE,
+    "any": lambda action: True,
 }
-"""The kinds of action that begin a phase."""
+"""Which actions begin a phase."""
 _NOT_BUILT = {
     "snapshot": "holders make no snapshots yet",
     "recovery": "a run cannot recover from a loss yet",

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ...dag.cost import cost
 from ...dag.cut import cut, tied_groups
-from ...dag.pace import Totals, action_work
+from ...dag.exchange.wiring import exchanges_of
+from ...dag.pace import Totals, Vectors, action_work
 from ...dag.plan import PeerId
-from ...dag.schedule import Action, Kind
+from ...dag.schedule import Action
 from ...dag.speed import Speeds, Work
 from ...peer.order import BuildOrder, order_from_assign, starting_weights
 from ...peer.starting import Starting
@@ -28,10 +29,11 @@ class Pace:
 
     def __init__(self, work: Callable[[PeerId, Action], Work], peer: PeerId, speeds: Speeds):
         self._work, self._peer, self._speeds = work, peer, speeds
-        self._known: dict[tuple[Kind, int], float] = {}
+        self._known: dict[Action, float] = {}
 
     def seconds(self, action: Action) -> float:
-        key = action.kind, action.stage
+        # Visits of one stage take equally long.
+        key = action if action.content is not None else action._replace(microbatch=0)
         if key not in self._known:
             self._known[key] = self._speeds.seconds(self._work(self._peer, action))
         return self._known[key]
@@ -91,11 +93,12 @@ def _work(order: BuildOrder) -> Callable[[PeerId, Action], Work]:
     plan = order.plan
     graph = order.graph.bind(plan.microbatch_size)
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+    tied = tied_groups(graph, stages)
     return action_work(
         plan,
         stages,
-        tied_groups(graph, stages),
-        graph,
+        {(e.content, e.index): e for e in exchanges_of(plan, stages, tied)},
+        Vectors(plan, stages, tied, graph),
         Totals(cost(graph)),
         optimizer_slots=2 if order.training.train.optimizer == "adamw" else 1,
     )

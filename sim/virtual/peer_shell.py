@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...dag.action import Content, Kind
 from ...dag.flow import Role
 from ...dag.plan import PeerId
-from ...dag.schedule import Kind
 from ...net.frame import Arrived, FrameKey, Payload
 from ...net.memory import MemoryTransport
 from ...net.outbox import PIECES
@@ -58,10 +58,8 @@ _KINDS: dict[Kind, trace.Kind] = {
     Kind.BACKWARD: "backward",
     Kind.UPDATE: "update",
     Kind.EVALUATE: "evaluate",
-    Kind.EVAL_GIVE: "evaluate",
-    Kind.EVAL_COMBINE: "evaluate",
 }
-"""What actions are in a trace; all others are exchanges."""
+"""What actions are in a trace; all others are exchanges, but for the scores of an evaluation."""
 
 
 class PeerShell:
@@ -448,7 +446,8 @@ class PeerShell:
         def ended() -> None:
             self._computing = None
             if self.world.trace is not None:
-                kind = _KINDS.get(action.kind, "exchange")
+                scores = action.content is Content.SCORES
+                kind = "evaluate" if scores else _KINDS.get(action.kind, "exchange")
                 self._span(kind, began, wanted.step, action.microbatch, action.stage)
             self.handle(answer)
 

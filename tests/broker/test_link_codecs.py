@@ -29,7 +29,6 @@ from shoal.dag.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.cut import cut, tied_groups
 from shoal.dag.flow import Flow
 from shoal.dag.network import uniform
-from shoal.dag.pace import is_coded
 from shoal.dag.plan import PeerId, Plan
 from shoal.peer.codings import Codings
 from shoal.peer.exchange import Wire
@@ -131,7 +130,7 @@ def test_predicted_bytes_are_those_of_the_wire(seed: int, text: str) -> None:
     for peer in found.peers:
         for action in flow.actions(peer):
             for transfer in flow.gives(peer, action):
-                if transfer.is_local or not is_coded(transfer):
+                if transfer.is_local or not flow.is_coded(transfer):
                     continue
                 coding = codings.of(transfer)
                 key = (peer, transfer.destination, transfer.role.value, coding.codec.name)

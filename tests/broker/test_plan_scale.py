@@ -14,10 +14,10 @@ from shoal.broker.scheduler.op_fence import op_fence
 from shoal.dag.check import check
 from shoal.dag.cost import OperatorCost
 from shoal.dag.cut import cut, tied_groups
+from shoal.dag.flow import Flow
 from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 from shoal.dag.network import Network
 from shoal.dag.plan import PeerId
-from shoal.dag.schedule import step_actions
 from shoal.dag.speed import Work
 
 GIB = 2**30
@@ -85,7 +85,8 @@ def test_a_hundred_peers_and_three_hundred_operators() -> None:
     assert all(0 < p.device_bytes <= ROOM for p in plan.predicted.peers)
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
     tied = tied_groups(graph, stages)
-    check(plan, stages, tied, step_actions(plan, stages, tied))
+    flow = Flow(plan, stages, tied)
+    check(plan, stages, tied, {peer: flow.actions(peer) for peer in plan.peers})
     assert len(plan.routes) == 16
     assert {s.peer for s in plan.spares} == {o.peer for o in offers} - set(plan.peers)
     assert plan.predicted.step_s <= op_fence(request).predicted.step_s * (1 + 1e-9)

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from shoal.dag.cut import Stage, TiedGroup, cut, tied_groups
+from shoal.dag.exchange.collectives import SUMS
+from shoal.dag.exchange.rows import even_rows
 from shoal.dag.graph import (
     Buffer,
     BufferUpdate,
@@ -22,7 +24,7 @@ from shoal.dag.graph import (
     Size,
     TensorSpec,
 )
-from shoal.dag.plan import PeerId, Plan, Route, StageSlot, Visit
+from shoal.dag.plan import PeerId, Plan, Route, StageExchange, StageSlot, Visit
 
 FLOAT = TensorSpec((Size(1), 3), "float32")
 WHOLE = TensorSpec((Size(1, 2),), "int64")
@@ -120,7 +122,7 @@ def random_plan(rng: random.Random, operators: int) -> Plan:
     cuts = [0, *sorted(rng.sample(range(1, operators), count - 1)), operators]
     peers = [PeerId(f"peer-{i}") for i in range(rng.randint(1, 6))]
     slots = tuple(
-        StageSlot(a, b, tuple(rng.sample(peers, rng.randint(1, min(3, len(peers))))))
+        StageSlot(a, b, tuple(rng.sample(peers, rng.randint(1, min(4, len(peers))))))
         for a, b in itertools.pairwise(cuts)
     )
 
@@ -134,8 +136,25 @@ def random_plan(rng: random.Random, operators: int) -> Plan:
         schedule=rng.choice(["gpipe", "1f1b", "interleaved"]),
         evaluation_routes=tuple(route() for _ in range(rng.randint(0, 3))),
     )
-    in_rows = tuple(replace(s, rows=rng.randint(0, len(s.holders))) for s in slots)
-    return replace(plan, stages=in_rows).validate(operators)
+    exchanges = tuple(
+        random_exchange(rng, k, s.holders) for k, s in enumerate(slots) if rng.random() < 0.8
+    )
+    return replace(plan, exchanges=exchanges).validate(operators)
+
+
+def random_exchange(rng: random.Random, stage: int, holders: tuple[PeerId, ...]) -> StageExchange:
+    """Any collective, with any groups or weights where it asks for them."""
+    name = rng.choice(SUMS)
+    groups: tuple[tuple[PeerId, ...], ...] = ()
+    weights: tuple[int, ...] = ()
+    if name in ("two-level", "hierarchical") and rng.random() < 0.8:
+        mixed = rng.sample(holders, len(holders))
+        groups = even_rows(mixed, rng.randint(1, len(holders)))
+    if name == "all-to-all" and rng.random() < 0.5:
+        weights = tuple(rng.randint(0, 3) for _ in holders)
+        weights = weights if any(weights) else ()
+    chunks = rng.choice([1, 1, 3]) if name == "all-to-all" else 1
+    return StageExchange(stage, name, groups, weights, chunks)
 
 
 def make_world(seed: int, operators: int) -> World:

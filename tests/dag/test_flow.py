@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.dag.action import Content
 from shoal.dag.check import check
 from shoal.dag.cut import cut, tied_groups
+from shoal.dag.exchange import engine
 from shoal.dag.flow import Flow, Role, Transfer
 from shoal.dag.graph import Operator, Output, Ref, TensorSpec
 from shoal.dag.plan import PeerId, StageSlot, Visit
-from shoal.dag.schedule import Action, Kind, evaluation_actions, step_actions
+from shoal.dag.schedule import Action, Kind
 
 A, B, C, D = map(PeerId, "abcd")
 
@@ -38,6 +40,27 @@ def _refs(arg):
     elif isinstance(arg, tuple):
         for item in arg:
             yield from _refs(item)
+
+
+class Names:
+    """Gradients by name in whole numbers; shard i of n has every n-th name from i on."""
+
+    def __init__(self, names, shards):
+        self.parts = [[n for n in names[i::shards]] for i in range(shards)]
+
+    def cut(self, vector):
+        return [Counter({n: vector[n] for n in part}) for part in self.parts]
+
+    def split(self, vector, shards):
+        return [Counter({n: vector[n] for n in self.parts[s]}) for s in shards]
+
+    def concat(self, shards):
+        return self.add(shards)
+
+    join = concat
+
+    def add(self, parts):
+        return sum(parts, Counter())
 
 
 class Holders:
@@ -68,36 +91,41 @@ class Holders:
                 return self.forward(action, taken, gives)
             case Kind.BACKWARD:
                 return self.backward(peer, action, taken, gives)
-            case Kind.SYNC_GIVE:
-                # A "shard" is the whole gradient here; each holder adds up all of it.
-                return {t: self.of(peer, action.stage) for t in gives}
-            case Kind.SYNC_ROW:
-                return {t: sum(taken.values(), Counter()) for t in gives}
-            case Kind.SYNC_RELAY:
-                total, *others = taken.values()
-                assert all(other == total for other in others)
-                return {t: total for t in gives}
-            case Kind.SYNC_COMBINE:
-                total = sum(taken.values(), Counter())
-                self.set(peer, action.stage, total)
-                return {t: total for t in gives}
-            case Kind.SYNC_TAKE:
-                for t, total in taken.items():
-                    if t.port.endswith(("+grad", "*row")):
-                        assert self.of(peer, action.stage) == total
+            case Kind.UPDATE:
                 return {}
-            case Kind.TIED_GIVE:
-                name = self.world.tied[action.stage].parameter
-                return {t: self.grads[peer, int(t.port.split(">")[1]), name] for t in gives}
-            case Kind.TIED_COMBINE:
-                self.set_tied(peer, action.stage, sum(taken.values()))
-                return {t: sum(taken.values()) for t in gives}
-            case Kind.TIED_TAKE:
-                self.set_tied(peer, action.stage, *taken.values())
-                return {}
-            case _:
-                self.norm[peer, action.kind] = sorted(t.source for t in taken)
-                return dict.fromkeys(gives, 0)
+        exchange = self.flow.exchange_of(action)
+        hops = [(self.flow.hops[t][1], what) for t, what in taken.items() if t.role is Role.SYNC]
+        space = Names(self.names(exchange), len(exchange.edges) - 1)
+        if action.kind is Kind.TAKE:
+            self.end(exchange, peer, hops, space)
+            return {}
+        if action.kind is Kind.GIVE:
+            given_ = engine.give(exchange, lambda hop: self.own(exchange, peer, hop), space)
+        else:
+            given_ = engine.pass_on(hops, space)
+        return {t: given_(self.flow.hops[t][1]) for t in gives}
+
+    def names(self, exchange):
+        if exchange.content is Content.GRADIENT:
+            return self.world.stages[exchange.index].trainable
+        return ["all"]
+
+    def own(self, exchange, peer, hop):
+        if exchange.content is Content.GRADIENT:
+            return self.of(peer, exchange.index)
+        if exchange.content is Content.TIED:
+            group = self.world.tied[exchange.index]
+            return Counter(all=self.grads[peer, group.stages[hop.part], group.parameter])
+        return Counter({peer: 1})
+
+    def end(self, exchange, peer, hops, space):
+        match exchange.content:
+            case Content.GRADIENT:
+                self.set(peer, exchange.index, engine.take(hops, space))
+            case Content.TIED:
+                self.set_tied(peer, exchange.index, engine.take(hops, space)["all"])
+            case Content.NORM | Content.SCORES:
+                self.norm[peer, exchange.content] = sorted(engine.take(hops, space).elements())
 
     def forward(self, action, taken, gives):
         stage = self.world.stages[action.stage]
@@ -142,27 +170,28 @@ def test_every_holder_ends_with_the_gradient_of_the_whole_graph(worlds, data):
     """I1 in whole numbers: paths from parameters to the loss, summed over all microbatches."""
     world = data.draw(worlds)
     holders = Holders(world)
-    holders.run(step_actions(world.plan, world.stages, world.tied))
+    holders.run({peer: holders.flow.actions(peer) for peer in world.plan.peers})
     wanted = parameter_gradients(world.bound)
     for stage, slot in zip(world.stages, world.plan.stages, strict=True):
         for peer in slot.holders:
             for name in stage.trainable:
                 got = holders.grads[peer, stage.index, name]
                 assert got == len(world.plan.routes) * wanted[name]
-    assert holders.norm[holders.flow.hub, Kind.NORM_COMBINE] == sorted(world.plan.peers)
+    for peer in world.plan.peers:
+        assert holders.norm[peer, Content.NORM] == sorted(world.plan.peers)
 
 
 @given(st.data())
 def test_evaluation_takes_and_gives_only_values_of_its_own(worlds, data):
     world = data.draw(worlds)
-    lists = evaluation_actions(world.plan, world.stages)
     if not world.plan.evaluation_routes:
         return
     holders = Holders(world)
+    lists = {peer: holders.flow.evaluation_actions(peer) for peer in world.plan.peers}
     holders.run(lists)
     transfers = [t for p in world.plan.peers for a in lists[p] for t in holders.flow.gives(p, a)]
     assert all(t.port.startswith("eval:") for t in transfers if t.role is Role.ACTIVATION)
-    assert all(t.port == "V>" for t in transfers if t.role is not Role.ACTIVATION)
+    assert all(t.port.startswith("eval/") for t in transfers if t.role is not Role.ACTIVATION)
 
 
 @given(st.data())
@@ -180,8 +209,7 @@ def test_every_transfer_is_given_once_and_taken_once(worlds, data):
         if transfer.role is Role.SYNC:
             assert (transfer.microbatch, transfer.hop) == (0, 0)
         else:
-            kinds = (Kind.EVALUATE, Kind.EVAL_GIVE)
-            held_out = flow.given_by[transfer].kind in kinds
+            held_out = flow.given_by[transfer].kind is Kind.EVALUATE
             routes = world.plan.evaluation_routes if held_out else world.plan.routes
             assert routes[transfer.microbatch][transfer.hop].peer == transfer.destination
 
@@ -268,57 +296,60 @@ def exchanged(flow, peer, text):
 
 
 def test_holders_exchange_shards(shared):
-    assert exchanged(shared, C, "S>@1") == ([], ["S1>grad to b", "S1>grad to c"])
-    assert exchanged(shared, C, "S+@1") == (["S1>grad from b", "S1>grad from c"], ["S1+grad to b"])
-    assert exchanged(shared, C, "S<@1") == (["S1+grad from b"], [])
+    assert exchanged(shared, C, ">@grad1") == ([], ["grad1/0-1 to b", "grad1/0-1 to c"])
+    assert exchanged(shared, C, "+1@grad1") == (
+        ["grad1/0-1 from b", "grad1/0-1 from c"],
+        ["grad1/1-2 to b", "grad1/1-2 to c"],
+    )
+    assert exchanged(shared, C, "<2@grad1") == (["grad1/1-2 from b", "grad1/1-2 from c"], [])
 
 
 def test_a_tied_gradient_is_summed_by_the_lowest_stages_first_holder(shared):
-    assert exchanged(shared, B, "T>@0") == ([], ["T0>1 to a"])
-    assert exchanged(shared, A, "T+@0") == (
-        ["T0>0 from a", "T0>1 from b"],
-        ["T0+ to b", "T0+ to c"],
+    assert exchanged(shared, B, ">@tied0") == ([], ["tied0/0-1.1 to a"])
+    assert exchanged(shared, A, "+1@tied0") == (
+        ["tied0/0-1 from a", "tied0/0-1.1 from b"],
+        ["tied0/1-2 to a", "tied0/1-2 to b", "tied0/1-2 to c"],
     )
-    assert exchanged(shared, C, "T<@0") == (["T0+ from a"], [])
+    assert exchanged(shared, C, "<2@tied0") == (["tied0/1-2 from a"], [])
     assert [str(a) for a in shared.actions(C)][-7:] == [
-        "S>@1",
-        "S+@1",
-        "S<@1",
-        "T<@0",
-        "N>",
-        "N<",
+        ">@grad1",
+        "+1@grad1",
+        "<2@grad1",
+        "<2@tied0",
+        ">@norm",
+        "<2@norm",
         "U",
     ]
 
 
 def test_the_norm_is_a_star_at_the_first_holder_of_the_loss(shared):
     assert shared.hub == B
-    assert exchanged(shared, C, "N>") == ([], ["N> to b"])
-    assert exchanged(shared, B, "N+") == (
-        ["N> from a", "N> from b", "N> from c"],
-        ["N+ to a", "N+ to c"],
+    assert exchanged(shared, C, ">@norm") == ([], ["norm/0-1.2 to b"])
+    assert exchanged(shared, B, "+1@norm") == (
+        ["norm/0-1 from a", "norm/0-1.1 from b", "norm/0-1.2 from c"],
+        ["norm/1-2 to b", "norm/1-2 to a", "norm/1-2 to c"],
     )
-    assert exchanged(shared, A, "N<") == (["N+ from b"], [])
+    assert exchanged(shared, A, "<2@norm") == (["norm/1-2 from b"], [])
     assert exchanged(shared, A, "U") == ([], [])
 
 
 def test_only_holders_that_evaluated_report_to_the_hub(shared):
-    assert exchanged(shared, C, "V>") == ([], ["V> to b"])
-    assert exchanged(shared, B, "V+") == (["V> from c"], [])
-    assert [str(a) for a in shared.evaluation_actions(B)] == ["V+"]
+    assert exchanged(shared, C, ">@eval") == ([], ["eval/0-1 to b"])
+    assert exchanged(shared, B, "+1@eval") == (["eval/0-1 from c"], ["eval/1-2 to b"])
+    assert [str(a) for a in shared.evaluation_actions(B)] == ["+1@eval", "<2@eval"]
 
 
 @given(st.data())
-def test_statistics_go_from_holders_that_ran_microbatches_to_all_others(worlds, data):
+def test_statistics_go_from_holders_that_ran_microbatches_to_all(worlds, data):
     world = data.draw(worlds)
     flow = Flow(world.plan, world.stages, world.tied)
     for stage, slot in zip(world.stages, world.plan.stages, strict=True):
         ran = {route[stage.index].peer for route in world.plan.routes}
-        port = f"S{stage.index}>stats"
         for peer in slot.holders:
-            taken = flow.takes(peer, Action(Kind.SYNC_TAKE, stage=stage.index))
-            sources = {t.source for t in taken if t.port == port}
-            assert sources == (ran - {peer} if stage.statistics else set())
+            action = Action(Kind.TAKE, 1, stage.index, Content.STATISTICS)
+            sources = {t.source for t in flow.takes(peer, action)}
+            exchanged = stage.statistics and len(slot.holders) > 1
+            assert sources == (ran if exchanged else set())
 
 
 def test_results_made_behind_the_loss_come_with_its_backward(chain):
@@ -333,12 +364,14 @@ def test_results_made_behind_the_loss_come_with_its_backward(chain):
     stages = cut(graph, [(0, 1), (1, 2), (2, 3)])
     flow = Flow(plan.validate(3), stages, ())
     assert lines(flow.takes(B, Action.parse("B0@1"))) == ["activation late m0 hop 1 c->b"]
-    assert lines(flow.takes(B, Action.parse("V>"))) == ["activation eval:late m0 hop 1 c->b"]
-    assert [str(a) for a in flow.actions(B)] == ["F0@1", "B0@1", "N>", "N+", "U"]
+    assert lines(flow.takes(B, Action.parse(">@eval"))) == ["activation eval:late m0 hop 1 c->b"]
+    assert [str(a) for a in flow.actions(B)] == [
+        *("F0@1", "B0@1", ">@norm", "+1@norm", "<2@norm", "U")
+    ]
     operators = tuple(replace(op, outputs=(Output(op.outputs[0].spec),)) for op in graph.operators)
     frozen = cut(replace(graph, operators=operators), [(0, 1), (1, 2), (2, 3)])
     flow = Flow(plan, frozen, ())
-    assert lines(flow.takes(B, Action(Kind.NORM_GIVE))) == ["activation late m0 hop 1 c->b"]
+    assert lines(flow.takes(B, Action.parse(">@norm"))) == ["activation late m0 hop 1 c->b"]
 
 
 def test_a_transfer_is_a_value(chain):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.dag.plan import CodecChoice, PeerId, PlanError, Spare, StageSlot, Visit
+from shoal.dag.plan import CodecChoice, PeerId, PlanError, Spare, StageExchange, StageSlot, Visit
 
 A, B = PeerId("a"), PeerId("b")
 
@@ -36,10 +36,14 @@ def test_a_plan_knows_its_peers_and_their_stages(chain):
         ({"stages": (StageSlot(0, 1, (A,)),)}, "cover 1 operators, the graph has 2"),
         ({"stages": (StageSlot(0, 2, ()),)}, "expected distinct peers"),
         ({"stages": (StageSlot(0, 2, (A, A)),)}, "expected distinct peers"),
-        (
-            {"stages": (StageSlot(0, 1, (A, B), rows=3), StageSlot(1, 2, (B,)))},
-            "stage 0 exchanges in 3 rows: expected 0 to 2",
-        ),
+        ({"exchanges": (StageExchange(2),)}, "an exchange is of stage 2: expected one of 2"),
+        ({"exchanges": (StageExchange(0), StageExchange(0, "ring"))}, "each at most once"),
+        ({"exchanges": (StageExchange(0, groups=((A, B),)),)}, "the exchange of stage 0 is among"),
+        ({"exchanges": (StageExchange(0, groups=((A,), ())),)}, "a group without a holder"),
+        ({"exchanges": (StageExchange(0, weights=(1, 2)),)}, "expected one for each of 1 holders"),
+        ({"exchanges": (StageExchange(0, weights=(0,)),)}, "one at least that is not 0"),
+        ({"exchanges": (StageExchange(0, chunks=0),)}, "has 0 chunks: expected 1 to"),
+        ({"exchanges": (StageExchange(0, chunks=65),)}, "has 65 chunks: expected 1 to"),
         ({"routes": ()}, "no route"),
         ({"routes": ((Visit(0, A),),)}, r"microbatch 0 visits stages \[0\]: expected 0 to 1"),
         ({"routes": ((Visit(1, B), Visit(0, A)),)}, "expected 0 to 1 in order"),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.dag.action import Content
 from shoal.dag.check import bubble, check, slots, table, timeline
 from shoal.dag.flow import Flow, Role
 from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
@@ -19,8 +20,6 @@ from shoal.dag.schedule import (
     Action,
     Kind,
     ScheduleError,
-    evaluation_actions,
-    step_actions,
 )
 from shoal.dag.visits import _Simulation
 
@@ -60,15 +59,25 @@ def parse(text):
     return tuple(map(Action.parse, text.split()))
 
 
+HUB = ">@norm +1@norm <2@norm U"
+END = ">@norm <2@norm U"
+"""How the list of the hub ends, and that of any other."""
+
 numbers = st.integers(0, 10**9 - 1)
-actions = st.sampled_from(list(Kind)).flatmap(
+visits_ = st.tuples(st.sampled_from(sorted(VISITS)), numbers, numbers).map(lambda x: Action(*x))
+exchanges = st.sampled_from(sorted(EXCHANGES)).flatmap(
     lambda kind: st.builds(
         Action,
         st.just(kind),
-        numbers if kind in VISITS else st.just(0),
-        numbers if kind in VISITS | EXCHANGES else st.just(0),
+        st.just(0) if kind is Kind.GIVE else st.integers(1, 10**9 - 1),
+        numbers,
+        st.sampled_from([c for c in Content if c not in (Content.NORM, Content.SCORES)]),
     )
 )
+single = st.builds(
+    Action, st.just(Kind.GIVE), st.just(0), st.just(0), st.sampled_from(["norm", "eval"])
+).map(lambda a: a._replace(content=Content(a.content)))
+actions = visits_ | exchanges | single | st.just(Action(Kind.UPDATE))
 
 
 @given(actions)
@@ -77,7 +86,8 @@ def test_an_action_prints_and_parses_back(action):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "F", "F1", "F01@2", "X1@1", "U@1", "N>@0", "S>", "F1@2 ", "F-1@0", "F١@0"]
+    "text",
+    ["", "F", "F1", "F01@2", "X1@1", "U@1", ">@0", "+@grad", "<02@grad1", "F1@2 ", "F-1@0", "F١@0"],
 )
 def test_a_text_that_is_no_action_is_refused(text):
     with pytest.raises(ScheduleError, match="is no action"):
@@ -90,6 +100,16 @@ def test_only_canonical_texts_parse(text):
         assert str(Action.parse(text)) == text
 
 
+def step_actions(plan, stages, tied):
+    flow = Flow(plan, stages, tied)
+    return {peer: flow.actions(peer) for peer in plan.peers}
+
+
+def evaluation_actions(plan, stages):
+    flow = Flow(plan, stages, ())
+    return {peer: flow.evaluation_actions(peer) for peer in plan.peers}
+
+
 def test_gpipe_on_a_chain_is_the_textbook(chain):
     world = chain(4, 8)
     lists = step_actions(world.plan("gpipe"), world.stages, ())
@@ -100,8 +120,8 @@ def test_1f1b_on_a_chain_is_the_textbook(chain):
     world = chain(4, 8)
     lists = step_actions(world.plan("1f1b"), world.stages, ())
     assert [visits(lists[peer]) for peer in "abcd"] == ONE_F_ONE_B
-    assert texts(lists["a"]).endswith("B7@0 N> N< U")
-    assert texts(lists["d"]).endswith("B7@3 N> N+ U")
+    assert texts(lists["a"]).endswith(f"B7@0 {END}")
+    assert texts(lists["d"]).endswith(f"B7@3 {HUB}")
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -154,10 +174,10 @@ def test_interleaved_lists_are_those_of_megatron(chain):
     stages, plan = circle(chain, 2, 2, 4)
     lists = step_actions(plan, stages, ())
     assert texts(lists["p0"]) == (
-        "F0@0 F1@0 F0@2 F1@2 F2@0 B0@2 F3@0 B1@2 F2@2 B0@0 F3@2 B1@0 B2@2 B3@2 B2@0 B3@0 N> N< U"
+        f"F0@0 F1@0 F0@2 F1@2 F2@0 B0@2 F3@0 B1@2 F2@2 B0@0 F3@2 B1@0 B2@2 B3@2 B2@0 B3@0 {END}"
     )
     assert texts(lists["p1"]) == (
-        "F0@1 F1@1 F0@3 B0@3 F1@3 B1@3 F2@1 B0@1 F3@1 B1@1 F2@3 B2@3 F3@3 B3@3 B2@1 B3@1 N> N+ U"
+        f"F0@1 F1@1 F0@3 B0@3 F1@3 B1@3 F2@1 B0@1 F3@1 B1@1 F2@3 B2@3 F3@3 B3@3 B2@1 B3@1 {HUB}"
     )
 
 
@@ -306,7 +326,7 @@ def test_holders_of_a_wide_stage_are_kept_busy(chain):
         routes=tuple((Visit(0, PeerId("a")), Visit(1, peers[m % 3])) for m in range(9)),
     ).validate(2)
     lists = step_actions(plan, world.stages, ())
-    assert texts(lists["b"]) == "F0@1 B0@1 F3@1 B3@1 F6@1 B6@1 S>@1 S+@1 S<@1 N> N+ U"
+    assert texts(lists["b"]) == f"F0@1 B0@1 F3@1 B3@1 F6@1 B6@1 >@grad1 +1@grad1 <2@grad1 {HUB}"
     assert check(plan, world.stages, (), lists).peak_live["a", 0] == 3
 
 
@@ -319,7 +339,7 @@ def test_two_stages_on_one_peer_drain_before_they_fill(chain):
         routes=((Visit(0, a), Visit(1, b), Visit(2, a)),) * 2,
     ).validate(3)
     lists = step_actions(plan, world.stages, ())
-    assert texts(lists[a]) == "F0@0 F1@0 F0@2 B0@2 F1@2 B0@0 B1@2 B1@0 N> N+ U"
+    assert texts(lists[a]) == f"F0@0 F1@0 F0@2 B0@2 F1@2 B0@0 B1@2 B1@0 {HUB}"
 
 
 def test_stages_below_which_nothing_trains_have_no_backward(chain):
@@ -332,46 +352,61 @@ def test_stages_below_which_nothing_trains_have_no_backward(chain):
 def test_an_evaluation_is_forwards_and_one_sum(chain):
     world = chain(2, 1)
     lists = evaluation_actions(world.plan(evaluations=2), world.stages)
-    assert (texts(lists["a"]), texts(lists["b"])) == ("E0@0 E1@0", "E0@1 E1@1 V> V+")
+    assert (texts(lists["a"]), texts(lists["b"])) == (
+        "E0@0 E1@0",
+        "E0@1 E1@1 >@eval +1@eval <2@eval",
+    )
     assert evaluation_actions(world.plan(), world.stages) == {"a": (), "b": ()}
 
 
 @pytest.mark.parametrize(
     ("a", "b", "message"),
     [
-        ("F0@0 F1@0 B0@0 B1@0 N> N< U", "F0@1 B0@1 B1@1 F1@1 N> N+ U", "b has B1@1 before F1@1"),
-        ("F0@0 F1@0 B0@0 B1@0 N> U N<", "F0@1 B0@1 F1@1 B1@1 N> N+ U", "a has U before N<"),
-        ("F0@0 F1@0 B0@0 N> B1@0 N< U", "F0@1 B0@1 F1@1 B1@1 N> N+ U", "a has N> before B1@0"),
         (
-            "F0@0 B0@0 F1@0 B1@0 N> N< U",
-            "F0@1 F1@1 B0@1 B1@1 N> N+ U",
+            f"F0@0 F1@0 B0@0 B1@0 {END}",
+            f"F0@1 B0@1 B1@1 F1@1 {HUB}",
+            "b has B1@1 before F1@1",
+        ),
+        (
+            "F0@0 F1@0 B0@0 B1@0 >@norm U <2@norm",
+            f"F0@1 B0@1 F1@1 B1@1 {HUB}",
+            "a has U before <2@norm",
+        ),
+        (
+            "F0@0 F1@0 B0@0 >@norm B1@0 <2@norm U",
+            f"F0@1 B0@1 F1@1 B1@1 {HUB}",
+            "a has >@norm before B1@0",
+        ),
+        (
+            f"F0@0 B0@0 F1@0 B1@0 {END}",
+            f"F0@1 F1@1 B0@1 B1@1 {HUB}",
             r"deadlock: a waits in B0@0 for activation_grad v0<1 m0 hop 0 b->a of B0@1 of b, "
             r"which is at F1@1; b waits in F1@1 for activation v0 m1 hop 1 a->b of F1@0 of a, "
             r"which is at B0@0",
         ),
         (
-            "F0@0 F1@0 B0@0 B1@0 N> N< U",
-            "F0@1 F1@1 B1@1 N> N+ U",
+            f"F0@0 F1@0 B0@0 B1@0 {END}",
+            f"F0@1 F1@1 B1@1 {HUB}",
             r"b lacks B0@1: a takes activation_grad v0<1 m0 hop 0 b->a in B0@0 and nobody gives it",
         ),
         (
-            "F0@0 F1@0 B0@0 B1@0 N> N< U",
-            "F1@1 B1@1 B0@1 N> N+ U",
+            f"F0@0 F1@0 B0@0 B1@0 {END}",
+            f"F1@1 B1@1 B0@1 {HUB}",
             r"b lacks F0@1: a gives activation v0 m0 hop 1 a->b in F0@0 and nobody takes it",
         ),
         (
-            "F0@0 F0@0 F1@0 B0@0 B1@0 N> N< U",
-            "F0@1 F1@1 B0@1 B1@1 N> N+ U",
+            f"F0@0 F0@0 F1@0 B0@0 B1@0 {END}",
+            f"F0@1 F1@1 B0@1 B1@1 {HUB}",
             r"a has F0@0 2 times: activation v0 m0 hop 1 a->b would be given twice",
         ),
         (
-            "F0@0 F1@0 F2@0 B0@0 B1@0 N> N< U",
-            "F0@1 F1@1 B0@1 B1@1 N> N+ U",
+            f"F0@0 F1@0 F2@0 B0@0 B1@0 {END}",
+            f"F0@1 F1@1 B0@1 B1@1 {HUB}",
             "a has F2@0, which the plan does not give it",
         ),
         (
-            "F0@0 F1@0 F0@1 B0@0 B1@0 N> N< U",
-            "F0@1 F1@1 B0@1 B1@1 N> N+ U",
+            f"F0@0 F1@0 F0@1 B0@0 B1@0 {END}",
+            f"F0@1 F1@1 B0@1 B1@1 {HUB}",
             "a has F0@1, which the plan does not give it",
         ),
     ],
@@ -409,9 +444,9 @@ def test_the_table_shows_time_and_peers(chain):
     plan = world.plan()
     lists = step_actions(plan, world.stages, ())
     assert table(plan, world.stages, (), lists).splitlines() == [
-        "      0  1  2  3  4  5  6  7  8  9",
-        "a [0] F0 F1 ·  B0 ·  B1 N> ·  N< U",
-        "b [1] ·  F0 B0 F1 B1 N> ·  N+ U  ·",
+        "      0  1  2  3  4  5      6      7       8       9",
+        "a [0] F0 F1 ·  B0 ·  B1     >@norm ·       <2@norm U",
+        "b [1] ·  F0 B0 F1 B1 >@norm ·      +1@norm <2@norm U",
         "bubble 33.3 % of 2 peers × time in visits",
     ]
     assert [start for start, _ in timeline(plan, world.stages, (), lists)["a"]][:3] == [0, 1, 3]

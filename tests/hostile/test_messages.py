@@ -17,9 +17,11 @@ from shoal.net.identity.names import Role
 from shoal.proto.broker_pb2 import (
     BlobQuery,
     DescribeRequest,
+    PeerGroup,
     Plan,
     Route,
     RunSpec,
+    StageExchange,
     StageSlot,
     Visit,
     WeightFile,
@@ -164,7 +166,14 @@ STAGES = st.builds(
     stop=st.integers(0, 2**32 - 1),
     holders=st.lists(st.text(max_size=9), max_size=4),
     recompute=st.booleans(),
-    rows=st.integers(0, 3),
+)
+GROUPS = st.builds(PeerGroup, peers=st.lists(st.text(max_size=9), max_size=4))
+EXCHANGES = st.builds(
+    StageExchange,
+    stage=st.integers(0, 2**32 - 1),
+    collective=st.text(max_size=20),
+    groups=st.lists(GROUPS, max_size=3),
+    weights=st.lists(st.integers(0, 2**32 - 1), max_size=4),
     ahead=st.booleans(),
 )
 FILES = st.builds(
@@ -176,13 +185,23 @@ FILES = st.builds(
 @given(
     routes=st.lists(st.lists(VISITS, max_size=5), max_size=5),
     stages=st.lists(STAGES, max_size=5),
+    exchanges=st.lists(EXCHANGES, max_size=3),
     files=st.lists(FILES, max_size=5),
     reasons=st.lists(st.text(max_size=300), max_size=5),
 )
 def test_a_message_is_refused_for_one_element_more_than_its_bytes_are_worth(
-    routes: list[list[Visit]], stages: list[StageSlot], files: list[WeightFile], reasons: list[str]
+    routes: list[list[Visit]],
+    stages: list[StageSlot],
+    exchanges: list[StageExchange],
+    files: list[WeightFile],
+    reasons: list[str],
 ):
-    plan = Plan(stages=stages, routes=[Route(visits=v) for v in routes], reasons=reasons)
+    plan = Plan(
+        stages=stages,
+        routes=[Route(visits=v) for v in routes],
+        exchanges=exchanges,
+        reasons=reasons,
+    )
     plan.routes.append(Route(visits=[Visit()] * 12_000))
     spec = RunSpec(plan=plan, weights=files, microbatches=7)
     count = elements(spec)

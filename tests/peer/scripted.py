@@ -68,7 +68,7 @@ def two_stage_flow() -> Flow:
 
 
 FLOW = two_stage_flow()
-"""List of `me`: F0@0 F1@0 B0@0 B1@0 N> N< U (or another order of F and B)."""
+"""List of `me`: F0@0 F1@0 B0@0 B1@0 >@norm <2@norm U (or another order of F and B)."""
 
 
 def assign(run: str = "r", term: int = 1, **fields: Any) -> e.BrokerSaid:
@@ -100,7 +100,7 @@ def finish_step(one: PeerMachine, now: float = 1.0) -> list[e.Instruction]:
     assert part.steps is not None
     step, out = part.step, []
     out += one.handle(e.DataReady("r", 1, step + 1), now)
-    for port, m in (("h<1", 0), ("h<1", 1), ("N+", 0)):
+    for port, m in (("h<1", 0), ("h<1", 1), ("norm/1-2", 0)):
         out += one.handle(e.FrameArrived(frame(port, step, microbatch=m)), now)
     while one.assignment and part.steps.in_flight and part.step == step:
         action = part.steps.program.actions[part.steps.position]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from shoal.dag.plan import CodecChoice, PlanError
+from shoal.dag.plan import CodecChoice, PlanError, StageExchange
 from shoal.peer.optimizer import learning_rate
 from shoal.peer.records import take_records
 
@@ -59,7 +59,7 @@ def ahead(plan, text=CODEC):
     links = [(a, b) for a in plan.peers for b in plan.peers if a != b]
     return replace(
         plan,
-        stages=tuple(replace(s, ahead=True) for s in plan.stages),
+        exchanges=tuple(StageExchange(k, ahead=True) for k in range(len(plan.stages))),
         codecs=tuple(CodecChoice(a, b, "sync", text) for a, b in links),
     )
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shoal.dag.lower import lower
-from shoal.dag.plan import CodecChoice
+from shoal.dag.plan import CodecChoice, StageExchange
 from shoal.dag.schedule import Kind
 
 from .test_device import Gpt, Mlp, digits
@@ -66,7 +66,9 @@ CHANGES = {
     "residuals": lambda plan: coded(plan, "ef+topk:ratio=4", "sync"),
     "topk": lambda plan: coded(plan, "topk:ratio=4", "activation"),
     "ahead": lambda plan: coded(
-        replace(plan, stages=tuple(replace(s, ahead=True) for s in plan.stages)),
+        replace(
+            plan, exchanges=tuple(StageExchange(k, ahead=True) for k in range(len(plan.stages)))
+        ),
         "ef+topk:ratio=4",
         "sync",
     ),

@@ -239,15 +239,15 @@ def test_a_consumed_frame_that_comes_again_is_dropped(running: Make) -> None:
     finish_step(one)
     assert one.assignment is not None
     assert one.assignment.step == 1
-    again = frame("N+", step=0)
+    again = frame("norm/1-2", step=0)
     assert one.handle(e.FrameArrived(again), 2.0) == [e.Release(again)]
     assert one.late_frames == 1
 
 
 def test_a_doubled_frame_that_still_waits_keeps_its_tensor(running: Make) -> None:
     one = running()
-    one.handle(e.FrameArrived(frame("N+")), 0.1)
-    assert one.handle(e.FrameArrived(frame("N+")), 0.2) == []
+    one.handle(e.FrameArrived(frame("norm/1-2")), 0.1)
+    assert one.handle(e.FrameArrived(frame("norm/1-2")), 0.2) == []
     assert one.late_frames == 1
 
 

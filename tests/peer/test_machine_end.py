@@ -285,7 +285,7 @@ def test_actions_run_in_list_order_whatever_comes_when(seed: int) -> None:
     for step in (0, 1):
         waiting.append(e.DataReady("r", 1, step))
         waiting += [e.FrameArrived(frame("h<1", step, microbatch=m)) for m in (0, 1)]
-        waiting.append(e.FrameArrived(frame("N+", step)))
+        waiting.append(e.FrameArrived(frame("norm/1-2", step)))
     ran: list[tuple[int, Action]] = []
     sent: list[FrameKey] = []
     flight: list[e.Compute] = []

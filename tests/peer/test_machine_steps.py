@@ -140,11 +140,11 @@ class GhostDevice:
             self.store[key(transfer)] = hashlib.sha256(text.encode()).hexdigest()
         self.log.append((order.step, str(order.action)))
         outcome = evaluation = None
-        if str(order.action) == "N+":
+        if str(order.action) == "<2@norm" and self.peer == self.flow.hub:
             digest = hashlib.sha256(repr(values).encode()).digest()
             loss = int.from_bytes(digest[:6], "big") / 2**48
             outcome = broker_pb2.Outcome(loss=loss, weight=len(values))
-        if str(order.action) == "V+":
+        if str(order.action) == "<2@eval":
             evaluation = broker_pb2.Evaluation(loss=0.5, weight=len(values))
         seconds = {Kind.FORWARD: 0.5, Kind.BACKWARD: 1.0, Kind.UPDATE: 2.0}
         took = seconds.get(order.action.kind, 0.25)

@@ -44,9 +44,9 @@ def test_an_action_is_written_with_what_it_was(tmp_path: Path, clock: Callable[[
             seen.append((step, str(action)))
             return result
 
-        for text in ("F2@1", "B0@1", "E3@1", "S>@1", "N+", "U"):
+        for text in ("F2@1", "B0@1", "E3@1", ">@grad1", "+1@norm", "U"):
             assert spans.compute(work, "r", 7, Action.parse(text)) is result
-        assert seen == [(7, text) for text in ("F2@1", "B0@1", "E3@1", "S>@1", "N+", "U")]
+        assert seen == [(7, text) for text in ("F2@1", "B0@1", "E3@1", ">@grad1", "+1@norm", "U")]
         head, *found = lines(tmp_path / "a")
         assert head == {"peer": "p-1", "name": "p"}
         assert found[0] == {

@@ -13,9 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from shoal.compression.codec import CodecError
+from shoal.dag.action import Content
 from shoal.dag.execute import SpecError
 from shoal.dag.flow import Role, Transfer
-from shoal.dag.pace import is_coded, is_sum, tensors_of
+from shoal.dag.pace import Vectors
 from shoal.dag.plan import CodecChoice, PeerId
 from shoal.net.frame import Payload
 from shoal.peer.step import transfer_of
@@ -93,29 +94,30 @@ def test_only_values_and_gradients_may_lose_anything(make_case):
     for transfer in flow.given_by:
         lossy = world.devices["a"]._work.streams.codings.of(transfer).exact is False
         exact = transfer.role is Role.SYNC and (
-            transfer.port[0] in "NV" or transfer.port.endswith(">stats")
+            flow.hops[transfer][0].content in (Content.NORM, Content.SCORES, Content.STATISTICS)
         )
-        assert is_coded(transfer) is not exact
+        assert flow.is_coded(transfer) is not exact
         assert not (lossy and exact)
-    ports = {t.port for t in flow.given_by if t.role is Role.SYNC}
-    assert {p for p in ports if "stats" in p or p[0] in "NV"}
+    there = {exchange.content for exchange in flow.exchanges.values()}
+    assert there == {Content.GRADIENT, Content.STATISTICS, Content.NORM, Content.SCORES}
     world.run(2)
     world.evaluate(1)
     seen = {(k.role, k.port): frame.codec.partition("/")[0] for k, frame in world.frames}
     for (role, port), word in seen.items():
         if role is Role.SYNC:
-            assert word == ("int8" if port.endswith("grad") else "raw"), port
+            assert word == ("int8" if port.startswith("grad") else "raw"), port
     assert {w for (r, _), w in seen.items() if r is Role.ACTIVATION_GRAD} == {"int8"}
 
 
-def test_sums_are_those_on_their_way_back():
-    def sync(port):
-        return Transfer(Role.SYNC, 0, 0, port, PeerId("a"), PeerId("b"))
-
-    assert [is_sum(sync(p)) for p in ("S0+grad", "T3+", "S0>grad", "T3>1", "N+", "V>")] == [
-        *(True, True, False, False, False, False)
-    ]
-    assert not is_sum(Transfer(Role.ACTIVATION, 0, 0, "T3+", PeerId("a"), PeerId("b")))
+def test_what_is_alike_for_several_is_a_total_or_an_update(make_case):
+    case = make_case(Tied(), length=8)
+    flow = case.world(case.plan(2, ["a b", "c"])).built["a"].flow
+    for transfer, (exchange, hop) in flow.hops.items():
+        sums = exchange.content in (Content.GRADIENT, Content.TIED)
+        assert flow.is_shared(transfer) is (sums and hop.total)
+    values = [t for t in flow.given_by if t.role is not Role.SYNC]
+    assert values
+    assert not any(map(flow.is_shared, values))
 
 
 def test_a_sum_has_one_codec_on_all_links(make_case):
@@ -129,14 +131,18 @@ def test_a_sum_has_one_codec_on_all_links(make_case):
     world = case.world(replace(plan, codecs=choices))
     found = {}
     for transfer in world.built["a"].flow.given_by:
+        if transfer.is_local:
+            continue
         codings = {d._work.streams.codings.of(transfer).codec.name for d in world.devices.values()}
         assert len(codings) == 1, "the ends disagree"
         found[transfer.port, transfer.source, transfer.destination] = codings.pop()
-    assert found["S0>grad", "a", "b"].startswith("int8")
-    assert found["S0>grad", "a", "c"].startswith("int4")
-    assert found["S0+grad", "a", "b"] == found["S0+grad", "a", "c"] == found["S0>grad", "a", "c"]
-    assert found["S0+grad", "b", "a"] == found["S0+grad", "b", "c"] == "bf16/1"
-    assert found["S0>grad", "b", "c"] == found["S0+grad", "c", "a"] == "raw/1"
+    assert found["grad0/0-1", "a", "b"].startswith("int8")
+    assert found["grad0/0-1", "a", "c"].startswith("int4")
+    assert (
+        found["grad0/1-2", "a", "b"] == found["grad0/1-2", "a", "c"] == found["grad0/0-1", "a", "c"]
+    )
+    assert found["grad0/1-2", "b", "a"] == found["grad0/1-2", "b", "c"] == "bf16/1"
+    assert found["grad0/0-1", "b", "c"] == found["grad0/1-2", "c", "a"] == "raw/1"
 
 
 def test_a_choice_that_names_no_codec_fails_the_build(make_case):
@@ -146,7 +152,7 @@ def test_a_choice_that_names_no_codec_fails_the_build(make_case):
 
 
 def test_a_key_is_a_place_in_the_run_and_not_a_sender(make_case):
-    t = Transfer(Role.SYNC, 0, 0, "S0>grad", PeerId("a"), PeerId("b"))
+    t = Transfer(Role.SYNC, 0, 0, "grad0/0-1", PeerId("a"), PeerId("b"))
     key = encoding_key(5, key_of(3, t))
     assert 0 <= key < 2**64
     assert key == encoding_key(5, key_of(3, t._replace(source=PeerId("c"))))
@@ -154,7 +160,7 @@ def test_a_key_is_a_place_in_the_run_and_not_a_sender(make_case):
         encoding_key(6, key_of(3, t)),
         encoding_key(5, key_of(4, t)),
         encoding_key(5, key_of(3, t._replace(microbatch=1))),
-        encoding_key(5, key_of(3, t._replace(port="S0+grad"))),
+        encoding_key(5, key_of(3, t._replace(port="grad0/1-2"))),
         encoding_key(5, key_of(3, t._replace(role=Role.ACTIVATION))),
     ]
     assert len({key, *others}) == 6
@@ -231,7 +237,7 @@ def test_a_sum_is_encoded_once_whoever_asks_first(make_case, first):
     a, b, c = (world.devices[p]._work.streams for p in "abc")
     flow = world.built["a"].flow
     to_b, to_c = (
-        t for t in flow.given_by if t.port == "S0+grad" and t.source == "a"
+        t for t in flow.hops if (t.port, t.source) == ("grad0/1-2", "a") and not t.is_local
     )  # in the plan's order
     with ThreadPoolExecutor(3) as pool:
         for step in range(8):
@@ -298,16 +304,16 @@ def test_planner_and_peers_mean_the_same_tensors(make_case, holders):
     case = make_case(Tied(), length=8)
     work = case.world(case.plan(3, holders)).devices["a"]._work
     flow, wire = work.flow, work.wire
-    tensor = tensors_of(flow.plan, flow.stages, flow.tied, work.graph)
+    vectors = Vectors(flow.plan, flow.stages, flow.tied, work.graph)
     tails = {}
-    for transfer in filter(is_coded, flow.given_by):
-        spec, tail = tensor(transfer)
+    for transfer, (exchange, hop) in flow.hops.items():
+        if not exchange.coded:
+            continue
+        spec, tail = vectors.tensor(exchange, hop)
         assert spec == wire.spec(transfer)
-        if transfer.port == "S0>grad" and transfer.source == "a":
+        if transfer.port == "grad0/0-1" and transfer.source == "a":
             tails[transfer.destination] = tail
-    layout, shards = wire.layout(0), len(tails)
-    padding = shards * layout.shard_spec(shards).elements - layout.elements
-    assert sum(tails.values()) == len(layout.parameters) + padding
+    assert sum(tails.values()) == len(wire.layout(0).parameters)
 
 
 # ---------------------------------------------------------------- states

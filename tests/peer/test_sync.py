@@ -9,8 +9,8 @@ import torch
 
 from shoal.dag.graph import TensorSpec
 from shoal.peer.sync import norm
-from shoal.peer.sync.allreduce import Layout, add, grads_of, shards_of, vector_of
 from shoal.peer.sync.statistics import Statistics
+from shoal.peer.sync.vector import Layout, TensorSpace, add, grads_of, vector_of
 
 CPU = torch.device("cpu")
 LAYOUT = Layout(
@@ -29,10 +29,12 @@ def grads(seed, missing=()):
 
 
 def reduced(holders, shards):
-    """S>, S+ and S< of all holders: the gradients that each ends with."""
-    given = [shards_of(vector_of(LAYOUT, g, CPU, shards), shards) for g in holders]
-    sums = [add([own[j] for own in given]) for j in range(shards)]
-    return [grads_of(LAYOUT, torch.cat(sums)) for _ in holders]
+    """Each with each, in so many shards: the gradients that each ends with."""
+    bounds = [LAYOUT.elements * i // shards for i in range(shards + 1)]
+    space = TensorSpace(bounds, CPU)
+    given = [space.cut(vector_of(LAYOUT, g, CPU)) for g in holders]
+    sums = [space.add([own[j] for own in given]) for j in range(shards)]
+    return [grads_of(LAYOUT, space.join(sums)) for _ in holders]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 20])
@@ -52,11 +54,20 @@ def test_a_parameter_that_nobody_reached_stays_without_gradient():
     assert torch.equal(found[0]["b"], grads(1)["b"])
 
 
-def test_a_shard_has_the_spec_that_both_ends_expect():
-    for count in (1, 2, 5, 50):
-        vector = vector_of(LAYOUT, grads(0), CPU, count)
-        for shard in shards_of(vector, count):
-            assert TensorSpec(tuple(shard.shape), "float32") == LAYOUT.shard_spec(count)
+def test_shards_put_together_can_be_split():
+    space, vector = TensorSpace((0, 2, 2, 7, 12), CPU), torch.arange(12.0)
+    shards = space.cut(vector)
+    assert [len(s) for s in shards] == [2, 0, 5, 5]
+    some = space.concat([shards[3], shards[0]])
+    assert [s.tolist() for s in space.split(some, [3, 0])] == [[7, 8, 9, 10, 11], [0, 1]]
+    assert torch.equal(space.join(shards), vector)
+
+
+def test_a_result_is_nobody_elses():
+    """Whoever sends a total keeps it, and an update divides gradients in place."""
+    total = torch.ones(3)
+    TensorSpace((0, 3), CPU).join([total]).div_(2)
+    assert total.tolist() == [1, 1, 1]
 
 
 def test_sums_of_doubles_stay_doubles():

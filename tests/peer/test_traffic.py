@@ -130,7 +130,7 @@ def test_neighbours_behind_one_uplink_show_the_uplink_not_their_shares(at_once: 
     for step in range(30):
         for piece in range(10):
             for to in "bcd":
-                key = frame(step, to, Role.SYNC, f"S0>grad{piece}")
+                key = frame(step, to, Role.SYNC, f"grad0/{piece}")
                 sends.append((now, key, 100_000))
         now += 6.0 if at_once else 3.5
     told = played(Uplink(1e6), sends)

@@ -17,7 +17,7 @@ from shoal.broker.scheduler.interface import (
 )
 from shoal.broker.scheduler.judge import Judge
 from shoal.dag.convert_plan import plan_to_proto
-from shoal.dag.plan import CodecChoice, PeerId, Plan, StageSlot, Visit
+from shoal.dag.plan import CodecChoice, PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.job import Job
 from shoal.proto.broker_pb2 import RunSpec
 from shoal.sim.ghost.device import Ghosts, read_export
@@ -35,9 +35,10 @@ def two_pipelines(operators: int, codec: str) -> Plan:
     names = [PeerId(f"p{i}") for i in range(4)]
     middle = operators // 2
     slots = (
-        StageSlot(0, middle, (names[0], names[1]), ahead=True),
-        StageSlot(middle, operators, (names[2], names[3]), ahead=True),
+        StageSlot(0, middle, (names[0], names[1])),
+        StageSlot(middle, operators, (names[2], names[3])),
     )
+    exchanges = (StageExchange(0, ahead=True), StageExchange(1, ahead=True))
     routes = ((Visit(0, names[0]), Visit(1, names[2])), (Visit(0, names[1]), Visit(1, names[3])))
     choices = [
         CodecChoice(a, b, "sync", codec)
@@ -46,7 +47,9 @@ def two_pipelines(operators: int, codec: str) -> Plan:
         for b in s.holders
         if a != b and codec
     ]
-    return Plan(slots, routes, 2, "1f1b", tuple(choices), evaluation_routes=routes)
+    return Plan(
+        slots, routes, 2, "1f1b", tuple(choices), evaluation_routes=routes, exchanges=exchanges
+    )
 
 
 class Ahead(Lab):
@@ -107,7 +110,7 @@ def test_the_planner_lets_whole_pipelines_step_ahead(laboratory: Any) -> None:
         world = found.world(4)
         events = world.finish(world.submit(found.spec))
         plan = next(e.plan for e in events if e.HasField("plan"))
-        assert [stage.ahead for stage in plan.stages] == [feedback == "ahead"] * 2
+        assert [e.ahead for e in plan.exchanges] == [True] * 2 * (feedback == "ahead")
         assert {c.codec.partition(":")[0] for c in plan.codecs} == {"ef/1+topk/1"}
         runs.append([e.step for e in events if e.HasField("step")])
     ahead, late = ([s.outcome.loss for s in run] for run in runs)
@@ -129,5 +132,5 @@ def test_a_plan_that_cannot_step_ahead_says_so(laboratory: Any) -> None:
         first = (Share(0, 0, n // 2), Share(2, n // 2, n))
         second = (Share(1, 0, n // 2), Share(last, n // 2, n))
         plan = judge.plan(Candidate((first, second), (1, 1)))
-        assert [s.ahead for s in plan.stages] == [can, can]
+        assert [e.ahead for e in plan.exchanges] == [True, True] * can
         assert any("no stepping ahead" in reason for reason in plan.reasons) != can

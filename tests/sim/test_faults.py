@@ -184,12 +184,12 @@ def test_a_fault_with_a_time_happens_then_and_is_undone():
     [
         ("forward", ["F0@0"]),
         ("backward", ["B0@0"]),
-        ("clip", ["N>", "N+", "N<"]),
+        ("clip", [">@norm", "+1@norm", "<2@norm"]),
         ("update", ["U"]),
     ],
 )
 def test_a_fault_in_a_step_happens_when_its_peer_begins_the_phase(phase, actions):
-    others = {"F0@0", "B0@0", "N>", "N<", "U", "S>@0"} - set(actions)
+    others = {"F0@0", "B0@0", ">@norm", "<2@norm", "U", ">@grad0"} - set(actions)
     for action in actions:
         stage, _ = playing(f.kill("a", at_step=3, phase=phase))
         stage.built("a", "b")

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.dag.action import Content
 from shoal.dag.check import check
 from shoal.dag.cost import OperatorCost
+from shoal.dag.exchange.collectives import SUMS
 from shoal.dag.flow import Role
 from shoal.dag.graph import (
     Buffer,
@@ -27,9 +29,8 @@ from shoal.dag.graph import (
     Ref,
     TensorSpec,
 )
-from shoal.dag.grid import rows_for
-from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
-from shoal.dag.schedule import Action, Kind, evaluation_actions, step_actions
+from shoal.dag.plan import PeerId, Plan, StageExchange, StageSlot, Visit
+from shoal.dag.schedule import Action, Kind
 from shoal.dag.speed import Work
 from shoal.job import Job, Train
 from shoal.net.frame import Arrived, FrameKey
@@ -119,22 +120,26 @@ def plan_of(rng: random.Random, stages: int) -> Plan:
     )
 
 
-def in_rows(plan: Plan, rng: random.Random) -> Plan:
-    """The holders of each stage in any number of rows, or in none."""
-    slots = tuple(replace(s, rows=rng.randint(0, len(s.holders))) for s in plan.stages)
-    return replace(plan, stages=slots).validate(N)
+def exchanged(plan: Plan, rng: random.Random) -> Plan:
+    """Any collective among the holders of each stage."""
+    exchanges = tuple(StageExchange(k, rng.choice(SUMS)) for k in range(len(plan.stages)))
+    return replace(plan, exchanges=exchanges).validate(N)
 
 
-def wide_plan(rng: random.Random, pipelines: int, rows: int) -> Plan:
+def wide_plan(rng: random.Random, pipelines: int, collective: str) -> Plan:
     """Two stages, each held by as many peers as there are pipelines; microbatches anywhere."""
     cut = rng.randint(2, 8)  # both stages train something
     slots = tuple(
-        StageSlot(a, b, tuple(PeerId(f"{name}{i}") for i in range(pipelines)), rows=rows)
+        StageSlot(a, b, tuple(PeerId(f"{name}{i}") for i in range(pipelines)))
         for name, a, b in (("p", 0, cut), ("q", cut, N))
     )
     lines = [rng.randrange(pipelines) for _ in range(MICROBATCHES + HELD_OUT)]
     routes = tuple(tuple(Visit(k, s.holders[i]) for k, s in enumerate(slots)) for i in lines)
-    return Plan(slots, routes[HELD_OUT:], 4, evaluation_routes=routes[:HELD_OUT]).validate(N)
+    exchanges = tuple(StageExchange(k, collective) for k in range(2))
+    plan = Plan(
+        slots, routes[HELD_OUT:], 4, evaluation_routes=routes[:HELD_OUT], exchanges=exchanges
+    )
+    return plan.validate(N)
 
 
 Meddle = Callable[["Cluster", PeerId, int, Action], bool]
@@ -174,8 +179,9 @@ class Cluster:
     def run(self, meddle: Meddle = lambda *_: False) -> Expected:
         found = Expected()
         stages, tied = self.shared.stages, self.shared.tied
-        training = check(self.plan, stages, tied, step_actions(self.plan, stages, tied)).order
-        lists = evaluation_actions(self.plan, stages)
+        lists = {p: self.flow.actions(p) for p in self.plan.peers}
+        training = check(self.plan, stages, tied, lists).order
+        lists = {p: self.flow.evaluation_actions(p) for p in self.plan.peers}
         evaluating = check(self.plan, stages, tied, lists).order
         for step in range(STEPS):
             rounds = [training, evaluating] if step % 2 else [training]
@@ -219,35 +225,36 @@ class Cluster:
 @given(stages=st.integers(1, N), seed=st.integers(0, 2**32))
 def test_any_plan_gives_the_hashes_of_the_plain_loop(stages, seed):
     rng = random.Random(seed)
-    found = Cluster(in_rows(plan_of(rng, stages), rng)).run()
+    found = Cluster(exchanged(plan_of(rng, stages), rng)).run()
     assert found == WANTED
     assert len(set(found.losses)) == STEPS
 
 
 @settings(max_examples=12, deadline=None)
 @given(pipelines=st.integers(9, 17), seed=st.integers(0, 2**32))
-def test_many_holders_in_rows_give_the_hashes_of_the_plain_loop(pipelines, seed):
+def test_many_holders_give_the_hashes_of_the_plain_loop(pipelines, seed):
     rng = random.Random(seed)
-    rows = rng.choice([rows_for(pipelines), rng.randint(1, pipelines)])
-    cluster = Cluster(wide_plan(rng, pipelines, rows))
-    assert cluster.run() == WANTED
-    ports = {t.port for t in cluster.flow.given_by}
-    assert {"S1>row", "S1=row", "S1+row", "S1*row"} <= ports
-    assert "S1+grad" not in ports
+    assert Cluster(wide_plan(rng, pipelines, rng.choice(SUMS))).run() == WANTED
 
 
 @pytest.mark.parametrize(
-    ("kind", "port"),
-    [(Kind.SYNC_ROW, "S1>row"), (Kind.SYNC_COMBINE, "S1=row"), (Kind.SYNC_RELAY, "S1+row")],
+    ("collective", "text", "port"),
+    [
+        ("two-level", "+1@grad1", "grad1/0-1"),
+        ("two-level", "+2@grad1", "grad1/1-2"),
+        ("two-level", "*3@grad1", "grad1/2-3"),
+        ("ring", "+4@grad1", "grad1/3-4"),
+        ("tree", "+2@grad1", "grad1/1-2"),
+    ],
 )
-def test_a_part_that_is_lost_in_a_row_changes_losses_and_weights(kind, port):
-    plan = wide_plan(random.Random(1), 10, 3)
+def test_a_part_that_is_lost_on_its_way_changes_losses_and_weights(collective, text, port):
+    plan = wide_plan(random.Random(1), 10, collective)
     # Who runs no microbatch has nothing to lose, and nobody sees its weights.
     running = {visit.peer for route in plan.routes for visit in route}
     lost_by: list[PeerId] = []
 
     def lost(cluster: Cluster, peer: PeerId, step: int, action: Action) -> bool:
-        if (step, action) == (1, Action(kind, stage=1)) and peer in running and not lost_by:
+        if (step, action) == (1, Action.parse(text)) and peer in running and not lost_by:
             there = cluster.devices[peer]._work.store[step]
             for key in [k for k, v in there.items() if k[2] == port and np.any(v)][:1]:
                 there[key] = np.zeros_like(there[key])
@@ -354,9 +361,9 @@ def a_step_updated_twice(cluster: Cluster, peer: PeerId, step: int, action: Acti
 
 
 def a_lost_shard(cluster: Cluster, peer: PeerId, step: int, action: Action) -> bool:
-    if at(Kind.SYNC_COMBINE, "c")(peer, step, action):
+    if at(Kind.REDUCE, "c")(peer, step, action) and action.content is Content.GRADIENT:
         there = cluster.devices[peer]._work.store[step]
-        key = next(k for k in there if k[2] == "S1>grad" and k[3] == "b")
+        key = next(k for k in there if k[2] == "grad1/0-1" and k[3] == "b")
         there[key] = np.zeros_like(there[key])
     return False
 

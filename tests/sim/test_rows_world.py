@@ -13,10 +13,10 @@ from shoal.broker.scheduler.interface import PeerOffer, PlanRequest
 from shoal.broker.scheduler.judge import Judge
 from shoal.dag.convert_plan import plan_to_proto
 from shoal.dag.cut import cut, tied_groups
+from shoal.dag.exchange.rows import even_rows
 from shoal.dag.flow import Flow
-from shoal.dag.grid import rows_for
 from shoal.dag.network import uniform
-from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.plan import PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.job import Job
 from shoal.net.memory import steady
 from shoal.peer.exchange import Wire
@@ -56,11 +56,16 @@ def plan_of(operators: int, cut: int) -> Plan:
     names = [PeerId(f"p{i}") for i in range(HOLDERS + 2)]
     first, second = tuple(names[:HOLDERS]), tuple(names[:0:-1])
     slots = (
-        StageSlot(0, cut, first, rows=rows_for(len(first))),
-        StageSlot(cut, operators, second, rows=4),
+        StageSlot(0, cut, first),
+        StageSlot(cut, operators, second),
+    )
+    exchanges = (
+        StageExchange(0, "two-level"),
+        StageExchange(1, "two-level", even_rows(second, 4)),
     )
     routes = tuple((Visit(0, first[m * 3 % 8]), Visit(1, second[m * 5 % 11])) for m in range(12))
-    return Plan(slots, routes, 2, evaluation_routes=routes[:2]).validate(operators)
+    plan = Plan(slots, routes, 2, evaluation_routes=routes[:2], exchanges=exchanges)
+    return plan.validate(operators)
 
 
 def spec_of(lab: Any, plan: Plan) -> RunSpec:
@@ -123,7 +128,7 @@ def test_a_step_takes_what_the_plan_predicts(laboratory, latency_s, bandwidth):
     lines = tuple((Share(i, 0, judge.operators),) for i in range(HOLDERS))
     candidate = Candidate(lines, (2, 2, *(1,) * (HOLDERS - 2)))
     plan = judge.plan(candidate)
-    assert [slot.rows for slot in plan.stages] == [3]
+    assert [e.collective for e in plan.exchanges] == ["two-level"]
     world = lab.world(specs, carry=steady(latency_s, bandwidth), device=Ghosts())
     events = world.finish(world.submit(spec_of(lab, plan)))
     measured = statistics.median([e.step.seconds for e in events if e.HasField("step")][1:])

@@ -1,23 +1,18 @@
-"""Exact sums of gradients among the holders of a stage.
+"""The gradients of a stage as one flat vector, and its arithmetic for exchanges.
 
-The gradients of a stage become one flat vector in the order of the stage's parameters, followed by
-one number per parameter that says whether there was a gradient at all (1 or 0): a parameter that no
-microbatch of any holder reached must keep `None`, as in a plain loop, and not decay on zeros.
-Padded with zeros, the vector is cut into P equal shards for P holders. Holder j adds up shard j of
-all holders in holder order, in one place, so every holder ends with the same bits.
-
-Many holders do it in rows (`dag/grid.py`): `gathered` shards go to who answers for them, are added
-up twice, in rows and over rows, and `scattered` into the vector again.
-
-Cost per holder, n bytes of gradients: 2·(P-1)/P·n sent and as much received.
+They stand in the order of the stage's parameters, followed by one number per parameter that says
+whether there was a gradient at all (1 or 0): a parameter that no microbatch of any holder reached
+must keep `None`, as in a plain loop, and not decay on zeros. What carries the vector to other
+holders, and in how many shards, is for the collective (`dag/exchange/`); each shard is added up in
+one place and one order, so every holder ends with the same bits.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +21,11 @@ from ...dag.graph import TensorSpec
 
 __all__ = [
     "Layout",
+    "TensorSpace",
     "add",
-    "gathered",
     "grads_of",
     "parts_of",
-    "scattered",
-    "shards_of",
+    "set_grads",
     "vector_of",
 ]
 
@@ -50,22 +44,44 @@ class Layout:
 
     @cached_property
     def elements(self) -> int:
-        """Length of the vector before padding: all elements, then one flag per parameter."""
+        """Length of the vector: all elements, then one flag per parameter."""
         return sum(spec.elements for _, spec in self.parameters) + len(self.parameters)
 
-    def shard_spec(self, shards: int) -> TensorSpec:
-        """Of each shard when the vector is cut into so many."""
+    def spec(self, elements: int | None = None) -> TensorSpec:
+        """Of the vector, or of so many of its elements."""
         name = str(self.dtype).removeprefix("torch.")
-        return TensorSpec((math.ceil(self.elements / shards),), name)
+        return TensorSpec((self.elements if elements is None else elements,), name)
 
 
-def vector_of(
-    layout: Layout, grads: Mapping[str, Tensor | None], device: torch.device, shards: int = 1
-) -> Tensor:
-    """A fresh flat vector of the gradients, padded for so many shards: (shards · shard length,)."""
-    vector = torch.zeros(
-        layout.shard_spec(shards).elements * shards, dtype=layout.dtype, device=device
-    )
+class TensorSpace:
+    """Flat tensors of one exchange: (elements,) each. `bounds`: where its shards begin, and where
+    the last one ends."""
+
+    def __init__(self, bounds: Sequence[int], device: torch.device) -> None:
+        self._lengths = [b - a for a, b in pairwise(bounds)]
+        self._device = device
+
+    def cut(self, vector: Tensor) -> Sequence[Tensor]:
+        """Views: nobody may change them."""
+        return torch.split(vector, self._lengths)
+
+    def split(self, vector: Tensor, shards: Sequence[int]) -> Sequence[Tensor]:
+        return torch.split(vector, [self._lengths[s] for s in shards])
+
+    def concat(self, shards: Sequence[Tensor]) -> Tensor:
+        return torch.cat([shard.to(self._device) for shard in shards])
+
+    def join(self, shards: Sequence[Tensor]) -> Tensor:
+        """A fresh one: who sends a total keeps it."""
+        return self.concat(shards)
+
+    def add(self, parts: Sequence[Tensor]) -> Tensor:
+        return add(parts)
+
+
+def vector_of(layout: Layout, grads: Mapping[str, Tensor | None], device: torch.device) -> Tensor:
+    """A fresh flat vector of the gradients: (elements,)."""
+    vector = torch.zeros(layout.elements, dtype=layout.dtype, device=device)
     at, flags = 0, layout.elements - len(layout.parameters)
     for i, (name, spec) in enumerate(layout.parameters):
         grad = grads[name]

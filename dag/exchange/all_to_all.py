@@ -1,0 +1,45 @@
+"""Each with each: a participant adds up its shard of all vectors and gives everybody the sum.
+
+2·n·(n - 1) frames for each chunk. A participant that adds up the share f of a vector of N bytes
+sends and receives (1 + (n - 2)·f)·N of them. In chunks, the sums of the first come back while parts
+of the last are still on their way, so lines that are slow both ways are used both ways at once:
+with shares that follow them all are done at about max(N / slowest line, 2·(n - 1)·N / Σ lines), and
+no all-reduce is faster (Patarasuk and Yuan 2009, for equal lines).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..plan import PeerId
+from .collective import Hop, Members
+
+__all__ = ["AllToAll"]
+
+
+class AllToAll:
+    """See the module. A participant of weight 0 adds up nothing."""
+
+    name, coded = "all-to-all", True
+
+    def hops(self, members: Members) -> Iterator[Hop]:
+        """Chunk i of all shards is added up in phase i + 1; an owner's shards are its chunks."""
+        owners, everybody, chunks = self._owners(members), members.participants, members.chunks
+        for i in range(chunks):
+            for source in everybody:
+                for k, owner in enumerate(owners):
+                    yield Hop(0, i + 1, source, owner, (k * chunks + i,))
+        for i in range(chunks):
+            for k, owner in enumerate(owners):
+                for receiver in everybody:
+                    yield Hop(i + 1, chunks + 1, owner, receiver, (k * chunks + i,), total=True)
+
+    def shards(self, members: Members) -> Sequence[int]:
+        weights = [w for w in members.weights if w] or [1] * len(members.participants)
+        return [w for w in weights for _ in range(members.chunks)]
+
+    def _owners(self, members: Members) -> list[PeerId]:
+        if not any(members.weights):
+            return list(members.participants)
+        pairs = zip(members.participants, members.weights, strict=True)
+        return [peer for peer, weight in pairs if weight]
