@@ -23,7 +23,7 @@ from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
 from .lossless import LosslessCodec
 from .lowrank import LowRank
 from .randomk import RandomK
-from .raw import DTYPES, RawCodec
+from .raw import DTYPES, RAW, RawCodec
 from .support import Support
 from .topk import TopK
 
@@ -47,7 +47,6 @@ AnyCodec = Codec | StatefulCodec
 LEAST_ELEMENTS = 64
 """A tensor with fewer is a count, a loss or a weight that much depends on, and its frame is no
 quicker for a few bytes less."""
-RAW = RawCodec()
 
 WORDS: Mapping[str, Callable[..., AnyCodec]] = {
     "raw": RawCodec,

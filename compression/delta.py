@@ -23,6 +23,7 @@ import struct
 import torch
 from torch import Tensor
 
+from .block import int8
 from .checks import count, dtype_name, dtype_of, flat
 from .echo import all_finite, echo, narrowed, shape_of, wide
 from .feedback import stateless, typical_bytes
@@ -42,11 +43,9 @@ class Delta:
     """The states of both ends are equal after each tensor."""
 
     def __init__(self, inner: Codec | StatefulCodec) -> None:
-        from .codec import parse  # which makes this
-
         self.inner = stateless("delta", inner)
         self.name = f"delta/1+{self.inner.name}"
-        self._near = stateless("delta", parse("int8"))
+        self._near = int8()
 
     def error_bound(self, spec: Spec) -> float:
         """Of the change: ‖x - h'‖₂ / ‖x - h‖₂; for the first tensor of x itself."""

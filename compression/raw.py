@@ -13,7 +13,7 @@ import torch
 from .checks import DTYPES, as_dtype, check_length, count, dtype_of, encoded, flat, from_bytes
 from .interface import CodecError, Encoded, Spec
 
-__all__ = ["DTYPES", "RawCodec"]
+__all__ = ["DTYPES", "RAW", "RawCodec"]
 
 assert sys.byteorder == "little", "raw/1 is little endian; this machine is not"
 
@@ -48,3 +48,6 @@ class RawCodec:
 
     def size_bytes(self, spec: Spec) -> int:
         return spec.size_bytes
+
+
+RAW = RawCodec()

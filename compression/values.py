@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from .block import BlockCodec
-from .cast import CastCodec
+from .block import BlockCodec, int4, int6, int8
+from .cast import CastCodec, bf16, fp16
 from .checks import DTYPES, check_length, from_bytes, views
 from .echo import TensorShape
 from .interface import Codec, CodecError
+from .raw import RAW
 
 __all__ = ["VALUES", "Values"]
 
@@ -34,6 +34,16 @@ VALUES = {
     **{word: word for word in ("bf16", "fp16", "int8", "int6", "int4")},
 }
 """By the word of a `values` parameter, the codec's text; fp32: as they are, whatever the dtype."""
+
+_MADE: dict[str, Codec] = {
+    "raw": RAW,
+    "bf16": bf16(),
+    "fp16": fp16(),
+    "int8": int8(),
+    "int6": int6(),
+    "int4": int4(),
+}
+"""By text. `codec.parse` knows them as well, but imports the sparse codecs that need this."""
 
 _TOGETHER = ("fp32", "bf16")
 
@@ -44,13 +54,11 @@ class Values:
     text: of the codec that writes them."""
 
     def __init__(self, codec: str, word: str) -> None:
-        from .codec import parse  # which makes the sparse codecs
-
         if word not in VALUES:
             raise CodecError(f"{codec}: values is {word!r}: expected one of {', '.join(VALUES)}")
         self.text = VALUES[word]
         self._codec, self._whole = codec, word in _TOGETHER
-        self._inner = cast(Codec, parse(VALUES[word]))
+        self._inner = _MADE[self.text]
 
     def error_bound(self, dtype: str, pieces: Sequence[int]) -> float:
         """‖Δ‖₂ / ‖x‖₂ of the numbers alone."""
@@ -115,8 +123,6 @@ class Values:
         return codec if isinstance(codec, BlockCodec | CastCodec) else None
 
     def _parts(self, dtype: str, pieces: Sequence[int]) -> Iterator[tuple[Codec, TensorShape]]:
-        from .codec import RAW
-
         item = DTYPES[dtype].itemsize
         for n in [sum(pieces)] if self._whole else pieces:
             spec = TensorShape((n,), dtype, n * item)
