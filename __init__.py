@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .client import Run, connect
-    from .client.initialise import deferred_init, initialise
+    from .client.models.initialise import deferred_init, initialise
     from .job import Job
 
 __all__ = ["Job", "Run", "connect", "deferred_init", "initialise"]
@@ -17,8 +17,8 @@ _HOME = {
     "Job": "shoal.job",
     "Run": "shoal.client",
     "connect": "shoal.client",
-    "deferred_init": "shoal.client.initialise",
-    "initialise": "shoal.client.initialise",
+    "deferred_init": "shoal.client.models.initialise",
+    "initialise": "shoal.client.models.initialise",
 }
 
 

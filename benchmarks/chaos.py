@@ -24,13 +24,13 @@ from functools import cache
 
 from table import Figure, arguments, report
 
-from shoal.client import models
+from shoal.client.models import models
 from shoal.client.submission import prepare
 from shoal.job import Job
 from shoal.sim.ghost.device import Ghosts
 from shoal.sim.ghost.hashes import expected
+from shoal.sim.modelled.random_worlds import CELLS, draw, play
 from shoal.sim.monitor.violation import Violation
-from shoal.sim.random_worlds import CELLS, draw, play
 from shoal.tests.sim.conftest import Laboratory
 
 STEPS, MICROBATCHES = 20, 4

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from shoal.client.bench import CODECS, CodecRow, measure, table
 from shoal.compression.codec import CodecError, parse
 from shoal.compression.stream import Stream, is_stateful
-from shoal.dag.graph import TensorSpec
+from shoal.dag.ir.graph import TensorSpec
 from shoal.examples.gpt import gpt
 from shoal.examples.resnet_digits import resnet
 

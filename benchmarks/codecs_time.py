@@ -28,13 +28,13 @@ from graphs import MODELS, graph_of
 from table import Figure, arguments, report
 from testbeds import BATCH, Known, request_of
 
-from shoal.broker.scheduler.alternatives import alone
-from shoal.broker.scheduler.coded import plan_with_codecs, with_codecs
-from shoal.broker.scheduler.interface import CodecOptions, NoPlan, PlanOptions, PlanRequest
-from shoal.broker.scheduler.judge import Judge
-from shoal.broker.scheduler.planners import PLANNERS
-from shoal.dag.cost import cost
-from shoal.dag.plan import Plan
+from shoal.broker.scheduler.base.interface import CodecOptions, NoPlan, PlanOptions, PlanRequest
+from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.planners.alternatives import alone
+from shoal.broker.scheduler.planners.coded import plan_with_codecs, with_codecs
+from shoal.broker.scheduler.planners.planners import PLANNERS
+from shoal.dag.cost.cost import cost
+from shoal.dag.plan.plan import Plan
 from shoal.sim.scenario.scenario import SCENARIOS, Scenario
 
 FUSIONLLM = (1.45, 9.39)

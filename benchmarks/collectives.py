@@ -26,16 +26,16 @@ from pathlib import Path
 import numpy as np
 from table import Figure, arguments, report
 
-from shoal.broker.scheduler.candidate import Candidate, Share
-from shoal.broker.scheduler.collectives import with_collectives
-from shoal.broker.scheduler.communities import groupings, rates
-from shoal.broker.scheduler.interface import PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.judge import Judge
+from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
+from shoal.broker.scheduler.cost.candidate import Candidate, Share
+from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.network.communities import groupings, rates
+from shoal.broker.scheduler.search.collectives import with_collectives
+from shoal.dag.cost.network import Network
+from shoal.dag.cost.speed import Speeds
 from shoal.dag.exchange.collectives import SUMS
-from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
-from shoal.dag.network import Network
-from shoal.dag.plan import StageExchange
-from shoal.dag.speed import Speeds
+from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
+from shoal.dag.plan.plan import StageExchange
 from shoal.sim.scenario.scenario import Scenario
 
 SCENARIOS = Path(__file__).parents[1] / "sim" / "scenarios"

@@ -21,14 +21,14 @@ import torch
 from table import Figure, arguments, report
 from torch import Tensor, nn
 
-from shoal.dag.capture import capture
-from shoal.dag.cost import cost, stage_cost
-from shoal.dag.cut import cut
-from shoal.dag.execute import StageExecutor
-from shoal.dag.speed import Work
+from shoal.dag.capture.capture import capture
+from shoal.dag.cost.cost import cost, stage_cost
+from shoal.dag.cost.speed import Work
+from shoal.dag.execute.execute import StageExecutor
+from shoal.dag.plan.cut import cut
 from shoal.examples.gpt import gpt
 from shoal.examples.resnet_digits import resnet
-from shoal.peer.calibrate import REPEATS, Bench
+from shoal.peer.host.calibrate import REPEATS, Bench
 
 STAGES = 3
 

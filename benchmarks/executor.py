@@ -18,9 +18,9 @@ import torch
 from table import Figure, arguments, report
 from torch import Tensor, nn
 
-from shoal.dag.capture import capture
-from shoal.dag.cut import cut
-from shoal.dag.execute import StageExecutor
+from shoal.dag.capture.capture import capture
+from shoal.dag.execute.execute import StageExecutor
+from shoal.dag.plan.cut import cut
 from shoal.examples.gpt import gpt
 
 LAYERS, WIDTH, HEADS, LENGTH, BATCH = 12, 256, 8, 128, 8

@@ -30,9 +30,9 @@ from operator_cases import Case, draw, laid, stored
 from operator_seeds import SEEDS
 from torch import Tensor
 
-from shoal.dag.graph import GraphError, TensorSpec
-from shoal.dag.infer import results_of, spec_of
-from shoal.dag.stage_module import run_operator
+from shoal.dag.execute.stage_module import run_operator
+from shoal.dag.ir.graph import GraphError, TensorSpec
+from shoal.dag.ir.infer import results_of, spec_of
 
 __all__ = ["FaultError", "attempt", "run_cases"]
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.dag.capture import capture
-from shoal.dag.graph import Graph
+from shoal.dag.capture.capture import capture
+from shoal.dag.ir.graph import Graph
 from shoal.examples.gpt import Block
 
 __all__ = ["MODELS", "graph_of"]

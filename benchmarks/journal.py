@@ -17,7 +17,6 @@ from pathlib import Path
 
 from table import Figure, arguments, report
 
-from shoal.broker.decided import Decided
 from shoal.broker.events import (
     Event,
     Instruction,
@@ -32,10 +31,11 @@ from shoal.broker.events import (
     StreamId,
     StreamOpened,
 )
-from shoal.broker.journal import Journal
+from shoal.broker.journal.decided import Decided
+from shoal.broker.journal.journal import Journal
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
-from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
 from shoal.proto.broker_pb2 import (
     Hello,

@@ -317,8 +317,8 @@ def _read(job_file: Path, folder: Path) -> tuple[Any, Any]:
 
 def _starting_adapter(job: Any) -> dict[str, Any]:
     """How the adapter begins in the run: by its recipe, without the base."""
-    from shoal.client import models
-    from shoal.dag.recipe import make
+    from shoal.client.models import models
+    from shoal.dag.ir.recipe import make
 
     recipe = models.outline(job).recipe
     assert recipe is not None, "peft's initialisation is recorded"

@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import shoal
-from shoal.client import models
-from shoal.client.initialise import recording_of
-from shoal.client.recorded import recipe_of
+from shoal.client.models import models
+from shoal.client.models.initialise import recording_of
+from shoal.client.models.recorded import recipe_of
 from shoal.client.submission import prepare
-from shoal.dag.recipe import Initial, Step, make
+from shoal.dag.ir.recipe import Initial, Step, make
 from shoal.examples.gpt import gpt
 from shoal.job import Job
 from shoal.peer.data.reader import Reader

@@ -71,8 +71,8 @@ def make(folder: Path, files: int) -> None:
 
 def serve(folder: Path) -> None:
     """A broker; says its address, and at the end of its input how many bytes of blobs came."""
-    from shoal.broker.blobs import Upload
-    from shoal.broker.server import Broker, BrokerConfig
+    from shoal.broker.service.blobs import Upload
+    from shoal.broker.service.server import Broker, BrokerConfig
 
     came, whole = [0], Upload.write
 
@@ -117,10 +117,10 @@ def send(address: str, cache: Path, names: list[str]) -> None:
     """The weights at some places, as a submission sends them."""
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_BYTES, LIMIT_BYTES))
     from shoal.client.access import Access
-    from shoal.client.fitting import Wanted, fit
-    from shoal.client.sending import send as send_all
+    from shoal.client.files.sending import send as send_all
+    from shoal.client.files.weight_files import find
+    from shoal.client.models.fitting import Wanted, fit
     from shoal.client.submission import transfer
-    from shoal.client.weight_files import find
 
     stored = find(names)
     wanted = [Wanted((n,), e.shape, e.dtype, True) for n, e in stored.entries.items()]

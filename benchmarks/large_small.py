@@ -73,8 +73,8 @@ def _capture(model: str) -> None:
     from torch import nn
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    from shoal.client.models import _with_loss
-    from shoal.dag.capture import capture
+    from shoal.client.models.models import _with_loss
+    from shoal.dag.capture.capture import capture
 
     given = {k: v for k, v in CONFIGS[model].items() if k not in ("model_type", "architectures")}
     with torch.device("meta"):
@@ -91,7 +91,8 @@ def _capture(model: str) -> None:
 def _where(job: str) -> None:
     """Prints where the seconds of a plan go."""
     began = time.perf_counter()
-    from shoal.client import models, submission
+    from shoal.client import submission
+    from shoal.client.models import models
     from shoal.job import Job
     from shoal.sim.preview import preview_cluster
     from shoal.sim.scenario.scenario import Scenario

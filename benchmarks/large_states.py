@@ -4,8 +4,8 @@ rounding to the nearest.
     python benchmarks/large_states.py [--json FILE] [--steps 400] [--seeds 3]
 
 The examples' GPT, small (two blocks of width 32 over windows of 32 bytes), trained on the standard
-library's sources by one process with a peer's own optimizer (`peer/optimizer.py`). All is computed
-in float32, so that nothing differs but what is kept between two steps:
+library's sources by one process with a peer's own optimizer (`peer/sync/optimizer.py`). All is
+computed in float32, so that nothing differs but what is kept between two steps:
 
 states    AdamW's two moments in bfloat16 (`train.state_dtype`)
 weights   trained weights and their gradients in bfloat16, no other copy (`model.trained_dtype`)
@@ -34,9 +34,9 @@ from torch.func import functional_call
 
 from shoal.client.front import SimulationFront
 from shoal.job import Job
-from shoal.peer import narrow
 from shoal.peer.data.reader import Reader
-from shoal.peer.optimizer import StageOptimizer
+from shoal.peer.sync import narrow
+from shoal.peer.sync.optimizer import StageOptimizer
 
 FAST, SLOW = 0.95, 0.999
 BATCH, HELD_OUT = 8, 32

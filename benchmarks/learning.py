@@ -2,8 +2,8 @@
 
     python benchmarks/learning.py [--json FILE] [--jobs N] [--rows NAME,…] [--seeds N]
     python benchmarks/learning.py --write-table     # all rows; also writes what is committed:
-        benchmarks/learning.json (the results), broker/scheduler/codec_table.json (what `auto` may
-        choose) and docs/compression-learning.png
+        benchmarks/learning.json (the results), broker/scheduler/codecs/codec_table.json (what
+        `auto` may choose) and docs/compression-learning.png
     python benchmarks/learning.py --committed [--write-table]    # no training: from learning.json
 
 12 blocks in 6 stages, two of the five links slow, 2,000 steps on the standard library's sources,

@@ -22,18 +22,18 @@ import torch
 from learning_wire import SUPPORT, Codecs, Crossing, Use
 from torch import Tensor
 
-from shoal.dag.capture import capture
-from shoal.dag.cut import cut, tied_groups
-from shoal.dag.execute import StageExecutor
-from shoal.dag.graph import Graph
-from shoal.dag.random import step_key
+from shoal.dag.capture.capture import capture
+from shoal.dag.execute.execute import StageExecutor
+from shoal.dag.ir.graph import Graph
+from shoal.dag.ir.random import step_key
+from shoal.dag.plan.cut import cut, tied_groups
 from shoal.examples.gpt import GPT, gpt
 from shoal.job import Train
 from shoal.peer.data.manifest import Manifest
 from shoal.peer.data.reader import Reader
 from shoal.peer.data.sources import resolve
-from shoal.peer.optimizer import StageOptimizer
 from shoal.peer.sync.ahead import Ahead
+from shoal.peer.sync.optimizer import StageOptimizer
 from shoal.peer.sync.vector import Layout, add, grads_of, parts_of, set_grads, vector_of
 
 __all__ = ["Data", "Pipeline", "Setting", "fuse"]

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from shoal.compression.codec import fitting, parse
+from shoal.compression.sparse.support import Support, positions
 from shoal.compression.stream import Stream
-from shoal.compression.support import Support, positions
-from shoal.dag.graph import TensorSpec
+from shoal.dag.ir.graph import TensorSpec
 
 __all__ = ["SUPPORT", "Codecs", "Crossing", "Use"]
 

@@ -1,9 +1,9 @@
 """A pipeline of six stages in one process, which loses stages and makes them anew.
 
-Executors, optimizers and the rebuilding (dag/neighbour.py) are those of peers; only time and frames
-are missing. The embedding, its tied twin the head, and the last norm are parts of their own here,
-which are never lost: a run keeps them twice. So what a loss takes is two blocks of the twelve, with
-their optimizer's state.
+Executors, optimizers and the rebuilding (dag/execute/neighbour.py) are those of peers; only time
+and frames are missing. The embedding, its tied twin the head, and the last norm are parts of their
+own here, which are never lost: a run keeps them twice. So what a loss takes is two blocks of the
+twelve, with their optimizer's state.
 
 With `swaps` every second microbatch visits the first stage after the second one, and the last
 before the last but one (CheckFree+). Evaluations visit them in order.
@@ -21,14 +21,14 @@ import torch
 from learning_chain import Setting, fuse
 from torch import Tensor
 
-from shoal.dag.blocks import blocks
-from shoal.dag.capture import capture
-from shoal.dag.cut import cut, tied_groups
-from shoal.dag.execute import StageExecutor
-from shoal.dag.graph import Graph
-from shoal.dag.neighbour import BOOST, rebuild
+from shoal.dag.analysis.blocks import blocks
+from shoal.dag.capture.capture import capture
+from shoal.dag.execute.execute import StageExecutor
+from shoal.dag.execute.neighbour import BOOST, rebuild
+from shoal.dag.ir.graph import Graph
+from shoal.dag.plan.cut import cut, tied_groups
 from shoal.peer.data.reader import Reader
-from shoal.peer.optimizer import StageOptimizer
+from shoal.peer.sync.optimizer import StageOptimizer
 from shoal.peer.sync.vector import add
 
 __all__ = ["HOURLY_STEPS", "Chain", "losses"]

@@ -20,8 +20,17 @@ import torch
 from operator_seeds import SEEDS, Like
 from torch import Tensor
 
-from shoal.dag.graph import ITEM_BYTES, Arg, Device, Dtype, MemoryFormat, Operator, Ref, TensorSpec
-from shoal.dag.operators import is_own, resolve
+from shoal.dag.ir.graph import (
+    ITEM_BYTES,
+    Arg,
+    Device,
+    Dtype,
+    MemoryFormat,
+    Operator,
+    Ref,
+    TensorSpec,
+)
+from shoal.dag.ir.operators import is_own, resolve
 
 __all__ = ["Case", "draw", "laid", "stored"]
 

@@ -1,9 +1,10 @@
 """Calls that each operator takes, from which the fuzzer starts: part of
 benchmarks/fuzz_operators.py.
 
-Every operator on the allow-lists has one or more here (`tests/hostile/test_every_operator.py`
-counts them), so whoever adds an operator adds a line. Shapes are small, and sizes that mean
-different things differ, so that a kernel which confuses two of them is seen.
+Every operator on the allow-lists has one or more here
+(`tests/hostile/operators/test_every_operator.py` counts them), so whoever adds an operator adds a
+line. Shapes are small, and sizes that mean different things differ, so that a kernel which confuses
+two of them is seen.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.dag.graph import Device, Dtype, MemoryFormat
+from shoal.dag.ir.graph import Device, Dtype, MemoryFormat
 
 __all__ = ["SEEDS", "Like"]
 

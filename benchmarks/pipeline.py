@@ -22,7 +22,8 @@ import torch
 from pipeline_codecs import overlap, wait_for_peers
 from table import Figure, arguments, report
 
-from shoal.client import connect, models
+from shoal.client import connect
+from shoal.client.models import models
 from shoal.client.submission import Prepared, prepare
 from shoal.job import Job
 from shoal.peer.data.reader import Reader

@@ -25,10 +25,10 @@ from skippipe import LAYERS_HELD, baseline_routes, delays, ends_s
 from skippipe_plan import describe, first, search
 from table import Figure
 
-from shoal.broker.scheduler.communities import groupings, rates
-from shoal.broker.scheduler.grouping import Arrangement, Objective, group
-from shoal.broker.scheduler.groups import Islands
-from shoal.broker.scheduler.matching import shortest_path
+from shoal.broker.scheduler.network.communities import groupings, rates
+from shoal.broker.scheduler.network.grouping import Arrangement, Objective, group
+from shoal.broker.scheduler.network.groups import Islands
+from shoal.broker.scheduler.network.matching import shortest_path
 from shoal.sim.scenario.topologies import Topology, load, names
 
 __all__ = ["dtfm", "dtfm_figures", "planned", "replayed_s", "skippipe_figures"]

@@ -68,9 +68,9 @@ class _Ranges(BaseHTTPRequestHandler):
 
 def serve(folder: Path, mb: int) -> None:
     """Both servers; says their ports and the shards."""
-    from shoal.broker.server import Broker, BrokerConfig
+    from shoal.broker.service.server import Broker, BrokerConfig
     from shoal.client.access import Access
-    from shoal.net.blobs_client import BlobClient
+    from shoal.net.blobs.client import BlobClient
 
     found: dict[int, list[tuple[str, int]]] = {size: [] for size in SIZES}
     handler = type("Ranges", (_Ranges,), {"folder": folder})
@@ -98,13 +98,13 @@ def serve(folder: Path, mb: int) -> None:
 def read(host: str, text: str, folder: Path) -> None:
     """Reads all by turns; says the seconds, [alone, ahead], by source and size."""
     from shoal.client.access import Access
-    from shoal.net.blobs_client import BlobClient
+    from shoal.net.blobs.client import BlobClient
     from shoal.net.cap import Cap
-    from shoal.peer.cache import BlobCache
-    from shoal.peer.fetching import Fetching
-    from shoal.peer.read_ahead import ReadAhead, alone
-    from shoal.peer.sharing import Fellows
-    from shoal.peer.weight_shards import WeightShard
+    from shoal.peer.blobs.cache import BlobCache
+    from shoal.peer.blobs.fetching import Fetching
+    from shoal.peer.blobs.read_ahead import ReadAhead, alone
+    from shoal.peer.blobs.sharing import Fellows
+    from shoal.peer.blobs.weight_shards import WeightShard
 
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()

@@ -29,15 +29,15 @@ import numpy as np
 import torch
 from table import Figure
 
-from shoal.broker.scheduler.auto import auto
-from shoal.broker.scheduler.baselines import equal_compute, uniform
-from shoal.broker.scheduler.interface import PeerOffer, Planner, PlanRequest
-from shoal.broker.scheduler.op_fence import op_fence
-from shoal.dag.capture import capture
-from shoal.dag.cost import cost
-from shoal.dag.graph import Arg, Graph, Operator, Ref, map_arg
-from shoal.dag.network import Network
-from shoal.dag.plan import PeerId
+from shoal.broker.scheduler.base.interface import PeerOffer, Planner, PlanRequest
+from shoal.broker.scheduler.baselines.baselines import equal_compute, uniform
+from shoal.broker.scheduler.baselines.op_fence import op_fence
+from shoal.broker.scheduler.planners.auto import auto
+from shoal.dag.capture.capture import capture
+from shoal.dag.cost.cost import cost
+from shoal.dag.cost.network import Network
+from shoal.dag.ir.graph import Arg, Graph, Operator, Ref, map_arg
+from shoal.dag.plan.plan import PeerId
 from shoal.examples.gpt import gpt
 
 PLANNERS: dict[str, Planner] = {

@@ -18,11 +18,11 @@ from scale import scale
 from table import Figure, arguments, report
 from truth import figures as truth_figures
 
-from shoal.broker.scheduler.auto import choose
-from shoal.broker.scheduler.cases import random_case
-from shoal.broker.scheduler.exact import prove
-from shoal.broker.scheduler.judge import Judge
-from shoal.broker.scheduler.search import Space
+from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.planners.auto import choose
+from shoal.broker.scheduler.planners.cases import random_case
+from shoal.broker.scheduler.planners.exact import prove
+from shoal.broker.scheduler.search.search import Space
 
 CASES = 200
 

@@ -19,11 +19,11 @@ from multiprocessing.connection import Connection as Pipe
 import grpc
 import numpy as np
 
-from shoal.dag.flow import Role
-from shoal.dag.graph import TensorSpec
-from shoal.net.frame import FrameKey, Payload
-from shoal.net.grpc_transport import SERVER_OPTIONS, GrpcTransport
-from shoal.net.transport import FrameAcknowledged, FrameArrived, TransportEvent
+from shoal.dag.ir.graph import TensorSpec
+from shoal.dag.schedule.flow import Role
+from shoal.net.links.frame import FrameKey, Payload
+from shoal.net.links.transport import FrameAcknowledged, FrameArrived, TransportEvent
+from shoal.net.transports.grpc_transport import SERVER_OPTIONS, GrpcTransport
 from shoal.sim.shaped.forwarder import Forwarder
 from shoal.sim.shaped.shaping import Shaping
 

@@ -17,13 +17,13 @@ from shoal.client.submission import Prepared, upload
 from shoal.job import Job
 from shoal.peer.data.reader import Reader
 from shoal.proto import broker_pb2
+from shoal.sim.modelled.virtual_run import run_virtual
 from shoal.sim.processes import ClusterError, LocalCluster
 from shoal.sim.scenario.scenario import Scenario
 from shoal.sim.shaped.contention import busy_share, contended, processor, snapshot
 from shoal.sim.shaped.emulation import cpu_seconds, step_work, stretch_of
 from shoal.sim.shaped.forwarder import Forwarder
 from shoal.sim.shaped.shaping import Shaping
-from shoal.sim.virtual_run import run_virtual
 
 __all__ = ["CASES", "Case", "Outcome", "outcomes"]
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 from skippipe import LAYERS_HELD, Delays, Route, ends_s
 
-from shoal.broker.scheduler.candidate import share_out
-from shoal.broker.scheduler.communities import groupings, linked, rates
-from shoal.broker.scheduler.matching import shortest_path
-from shoal.dag.network import Network
+from shoal.broker.scheduler.cost.candidate import share_out
+from shoal.broker.scheduler.network.communities import groupings, linked, rates
+from shoal.broker.scheduler.network.matching import shortest_path
+from shoal.dag.cost.network import Network
 
 __all__ = ["Rows", "describe", "first", "search"]
 

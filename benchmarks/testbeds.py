@@ -20,12 +20,12 @@ from dataclasses import replace
 from graphs import MODELS, graph_of
 from table import Figure, arguments, report
 
-from shoal.broker.scheduler.alternatives import ALONE, alone
-from shoal.broker.scheduler.interface import NoPlan, PlanOptions, PlanRequest
-from shoal.broker.scheduler.judge import Judge
-from shoal.broker.scheduler.planners import PLANNERS
-from shoal.dag.cost import OperatorCost, cost
-from shoal.dag.graph import Graph
+from shoal.broker.scheduler.base.interface import NoPlan, PlanOptions, PlanRequest
+from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.planners.alternatives import ALONE, alone
+from shoal.broker.scheduler.planners.planners import PLANNERS
+from shoal.dag.cost.cost import OperatorCost, cost
+from shoal.dag.ir.graph import Graph
 from shoal.sim.scenario.redraw import redraw
 from shoal.sim.scenario.scenario import SCENARIOS, Scenario
 

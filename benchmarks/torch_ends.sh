@@ -4,7 +4,7 @@
 #   bash benchmarks/torch_ends.sh [--keep DIR] [--json FILE] [VERSION ...]
 #
 # Each version gets an environment of its own, with everything else as constraints.txt pins it, and
-# runs tests/dag, tests/compression and tests/test_examples.py. PyPI's wheels for Linux bring CUDA
+# runs tests/dag, tests/compression and tests/examples/test_examples.py. PyPI's wheels for Linux bring CUDA
 # along, and torch does not load without: 3 to 4 GB to download and 5 to 8 GB of disk for each,
 # removed again unless --keep names a folder. Ends with 1 when a test fails; the table says which.
 set -euo pipefail
@@ -36,7 +36,7 @@ one() { # VERSION FOLDER: an environment, the tests, and their counts as one JSO
   fi
   local installed=$SECONDS
   (cd "$root" && PYTHONDONTWRITEBYTECODE=1 nice -n 10 "$python" -m pytest -q -n 1 -o timeout=1200 -p no:cacheprovider \
-    --junitxml "$folder/tests.xml" tests/dag tests/compression tests/test_examples.py \
+    --junitxml "$folder/tests.xml" tests/dag tests/compression tests/examples/test_examples.py \
     > "$folder/tests.log" 2>&1) || true
   "$python" - "$folder" $((installed - started)) $((SECONDS - installed)) <<'PY'
 import json, pathlib, re, subprocess, sys

@@ -30,15 +30,15 @@ import numpy as np
 from table import Figure, arguments, report
 from transport_relay import answer_dials, relaying
 
-from shoal.dag.flow import Role
-from shoal.dag.graph import TensorSpec
-from shoal.net.frame import FrameKey, Payload
-from shoal.net.grpc_transport import SERVER_OPTIONS, GrpcTransport
+from shoal.dag.ir.graph import TensorSpec
+from shoal.dag.schedule.flow import Role
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.credential import Credential, server_credentials
 from shoal.net.identity.names import Party
 from shoal.net.identity.names import Role as PartyRole
-from shoal.net.transport import FrameAcknowledged, FrameArrived, TransportEvent
+from shoal.net.links.frame import FrameKey, Payload
+from shoal.net.links.transport import FrameAcknowledged, FrameArrived, TransportEvent
+from shoal.net.transports.grpc_transport import SERVER_OPTIONS, GrpcTransport
 
 SIZES = {"64KiB": 1 << 16, "1MiB": 1 << 20, "16MiB": 1 << 24, "256MiB": 1 << 28}
 RUN_BYTES = 256 << 20

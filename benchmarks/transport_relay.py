@@ -7,9 +7,9 @@ import asyncio
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
-from shoal.broker.front import Front
-from shoal.broker.relay import Relay
-from shoal.peer.relayed import answer
+from shoal.broker.service.door.front import Front
+from shoal.broker.service.door.relay import Relay
+from shoal.peer.shell.relayed import answer
 
 __all__ = ["answer_dials", "relaying"]
 

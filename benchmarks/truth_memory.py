@@ -22,21 +22,21 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from shoal.broker.scheduler.candidate import Candidate, Share, to_plan
-from shoal.broker.scheduler.interface import PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.judge import Judge
-from shoal.dag.capture import Captured, capture
-from shoal.dag.flow import Flow
-from shoal.dag.plan import PeerId
+from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
+from shoal.broker.scheduler.cost.candidate import Candidate, Share, to_plan
+from shoal.broker.scheduler.cost.judge import Judge
+from shoal.dag.capture.capture import Captured, capture
+from shoal.dag.plan.plan import PeerId
+from shoal.dag.schedule.flow import Flow
 from shoal.examples.gpt import gpt
 from shoal.examples.resnet_digits import resnet
 from shoal.examples.unet import unet
 from shoal.job import Train, Training
-from shoal.net.frame import Arrived, FrameKey, Payload
+from shoal.net.links.frame import Arrived, FrameKey, Payload
+from shoal.peer.compute.device import TorchDevice
+from shoal.peer.compute.order import BuildOrder
 from shoal.peer.data.reader import Reader
 from shoal.peer.data.sources import resolve
-from shoal.peer.device import TorchDevice
-from shoal.peer.order import BuildOrder
 
 __all__ = ["LEAST_BYTES", "Outcome", "cases", "outcomes", "summary"]
 

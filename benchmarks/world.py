@@ -41,15 +41,15 @@ from table import Figure, arguments, report
 
 from shoal.broker.events import RunId
 from shoal.broker.options import BrokerOptions
-from shoal.dag.capture import capture
-from shoal.dag.convert import graph_to_bytes
-from shoal.dag.convert_plan import plan_to_proto
+from shoal.dag.capture.capture import capture
 from shoal.dag.exchange.rows import MOST_ALL_TO_ALL
-from shoal.dag.graph import Graph
-from shoal.dag.plan import PeerId, Plan, StageExchange, StageSlot, Visit
+from shoal.dag.ir.convert import graph_to_bytes
+from shoal.dag.ir.graph import Graph
+from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
+from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.examples.gpt import gpt
 from shoal.job import Job
-from shoal.net.memory import steady
+from shoal.net.transports.memory import steady
 from shoal.peer.data.manifest import Column, Manifest, Shard
 from shoal.proto import broker_pb2, common_pb2
 from shoal.sim.ghost.device import Ghosts, read_export

@@ -20,14 +20,14 @@ from pathlib import Path
 from graphs import graph_of
 
 from shoal.broker.options import BrokerOptions
-from shoal.dag.convert import graph_to_bytes
+from shoal.dag.ir.convert import graph_to_bytes
 from shoal.job import Job
 from shoal.job.units import Duration
 from shoal.peer.data.manifest import Column, Manifest, Shard
 from shoal.proto import broker_pb2, common_pb2
+from shoal.sim.modelled.virtual_run import run_virtual
 from shoal.sim.scenario.catalogue import find
 from shoal.sim.scenario.scenario import Scenario
-from shoal.sim.virtual_run import run_virtual
 
 __all__ = ["virtual_hour"]
 

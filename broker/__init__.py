@@ -1,4 +1,21 @@
-"""The control plane: who is here, what runs, who runs what.
+"""The control plane: who is here, what runs, who runs what. `machine.py` decides (no I/O),
+`service/server.py` carries out; `events.py` lists what passes between them."""
 
-`machine.py` decides (no I/O), `server.py` carries out; `events.py` lists what passes between them.
-"""
+__all__ = [
+    "access",
+    "events",
+    "journal",
+    "links",
+    "machine",
+    "membership",
+    "options",
+    "placement",
+    "planning",
+    "recovery",
+    "runs",
+    "scheduler",
+    "service",
+    "snapshots",
+    "validate",
+    "wish",
+]

@@ -25,8 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NewType
 
-from ..dag.network import Network
-from ..dag.plan import PeerId, Plan
+from ..dag.cost.network import Network
+from ..dag.plan.plan import PeerId, Plan
 from ..proto.broker_pb2 import (
     BrokerMessage,
     DataAnswer,
@@ -40,7 +40,7 @@ from ..proto.broker_pb2 import (
     Submitted,
 )
 from ..proto.journal_pb2 import Record
-from .scheduler.interface import PeerOffer
+from .scheduler.base.interface import PeerOffer
 
 __all__ = [
     "Answer",

@@ -4,14 +4,16 @@ Rules.
 
 - Nothing happens outside of an event. The same events at the same times give the same instructions,
   byte for byte (I6); only dictionaries and lists are iterated over, in order of insertion.
-- Membership knows peers (`membership.py`), a Run knows itself (`runs.py`), and they meet only here:
-  a run goes on without a lost member; an ended run gives its members back; the pool is offered to
-  the runs that wait (`placing.py`); links are measured beside all that (`probing.py`).
+- Membership knows peers (`broker/membership/membership.py`), a Run knows itself
+  (`broker/runs/runs.py`), and they meet only here: a run goes on without a lost member; an ended
+  run gives its members back; the pool is offered to the runs that wait
+  (`broker/placement/placing.py`); links are measured beside all that (`broker/links/probing.py`).
 - Whoever speaks nonsense on a stream loses that stream, and nobody else notices.
 - Every client request is answered once, in the same call; one about data of peers, once these have
-  looked at it (`datasets.py`).
-- What it must not forget changes by decisions only (`decided.py`). Those of one event are one
-  Persist in front of all that tells anybody, so that a journal ends between two events.
+  looked at it (`broker/placement/datasets.py`).
+- What it must not forget changes by decisions only (`broker/journal/decided.py`). Those of one
+  event are one Persist in front of all that tells anybody, so that a journal ends between two
+  events.
 - After DrainAsked nothing new starts; Stop comes when nothing is active. StopAsked ends everything.
 """
 
@@ -22,7 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from ..dag.plan import PeerId
+from ..dag.plan.plan import PeerId
 from ..net.identity.names import OWNER
 from ..proto.broker_pb2 import (
     BrokerMessage,
@@ -40,8 +42,7 @@ from ..proto.broker_pb2 import (
     Submitted,
 )
 from ..proto.common_pb2 import Reason
-from .datasets import DataSets
-from .decided import Decided
+from .access.knocks import Knocks
 from .events import (
     PLANNER,
     Answer,
@@ -75,17 +76,18 @@ from .events import (
     WasAway,
     WatchAsked,
 )
-from .knocks import Knocks
-from .member import Member, clean
-from .membership import Lost, Membership
+from .journal.decided import Decided
+from .links.probing import Probing
+from .membership.member import Member, clean
+from .membership.membership import Lost, Membership
 from .options import BrokerOptions
-from .placing import Placing
-from .probing import Probing
-from .reconsider import Reconsidering
-from .runs import Run
-from .sets import MOST_SNAPSHOTS
-from .space import make_room, outnumbered
-from .terms import NEVER
+from .placement.datasets import DataSets
+from .placement.placing import Placing
+from .placement.reconsider import Reconsidering
+from .runs.runs import Run
+from .runs.space import make_room, outnumbered
+from .runs.terms import NEVER
+from .snapshots.sets import MOST_SNAPSHOTS
 from .wish import SpecError, read_spec
 
 __all__ = ["MOST_MESSAGE_BYTES", "BrokerMachine"]

@@ -63,7 +63,7 @@ class BrokerOptions:
     is."""
     probe_bytes: int = 512 << 20
     """What probes may cost a peer's uplink in an hour, bytes: sixteen of the largest ones; a slow
-    uplink has less (`probing.py`)."""
+    uplink has less (`broker/links/probing.py`)."""
 
     def __post_init__(self) -> None:
         if not self.probe_s >= 0:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ..dag.plan import PeerId
+from ..dag.plan.plan import PeerId
 from ..proto.broker_pb2 import BUILDING, EXPORTING, RUNNING, WAITING
 from .events import RunId
-from .handing import PAUSE
 from .machine import BrokerMachine
-from .runs import Run
+from .recovery.handing import PAUSE
+from .runs.runs import Run
 
 __all__ = ["validate"]
 

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
-from ..dag.convert import MAX_GRAPH_BYTES, MAX_RECIPE_BYTES
-from ..dag.plan import PeerId, Plan, ScheduleName
+from ..dag.ir.convert import MAX_GRAPH_BYTES, MAX_RECIPE_BYTES
+from ..dag.plan.plan import PeerId, Plan, ScheduleName
 from ..job import MOST_CHOICES, MOST_MANIFEST_BYTES, MOST_MICROBATCHES, Job
 from ..job.settings import plain
 from ..job.tables import Codec, Model, Output, Recovery
 from ..job.training import Train
-from ..net.web_places import origin_of
+from ..net.web.places import origin_of
 from ..proto.broker_pb2 import Checkpoint, RunSpec
 from ..proto.common_pb2 import BlobRef
-from .scheduler.interface import CodecOptions, PlanOptions
-from .scheduler.swapped import LEAST as LEAST_SWAPPED
+from .scheduler.base.interface import CodecOptions, PlanOptions
+from .scheduler.planners.swapped import LEAST as LEAST_SWAPPED
 
 __all__ = ["HASH", "Batching", "SpecError", "Wish", "check_size", "read_spec"]
 
@@ -261,7 +261,7 @@ def _codec(asked: Codec, role: str) -> str:
 def _check_support(role: str, text: str, activation: str) -> None:
     """Raises SpecError unless the values whose gradients go by `support` are sparse themselves."""
     from ..compression.codec import parse
-    from ..compression.topk import TopK
+    from ..compression.sparse.topk import TopK
 
     ratio = getattr(parse(text), "ratio")  # noqa: B009  # of codecs with one
     there = None if activation in ("none", "adatopk", "auto") else parse(activation)

@@ -91,7 +91,7 @@ def doctor(
 
     from ..client.access import credential_folder
     from ..client.doctor import examine
-    from ..peer.config import DEFAULT_STATE
+    from ..peer.host.config import DEFAULT_STATE
 
     peers = sorted(p.parent for p in DEFAULT_STATE.expanduser().glob("*/*/certificate.pem"))
     findings = []

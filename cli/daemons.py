@@ -67,7 +67,7 @@ def broker(
     """Run the broker; prints the line that a peer pastes. Example: shoal broker"""
     import asyncio
 
-    from ..broker.server import Broker, BrokerConfig, serve
+    from ..broker.service.server import Broker, BrokerConfig, serve
     from ..client.access import remember
     from ..net.local import joined
 
@@ -178,10 +178,10 @@ def join(
     """Join with one peer per device found here. Example: shoal join HOST:7077 --token shl1.…"""
     from ..job.settings import plain
     from ..job.units import ByteCount, Duration, Rate
-    from ..peer.addresses import read_addresses
-    from ..peer.config import JoinConfig
-    from ..peer.rights import read_rights
-    from ..peer.supervisor import supervise
+    from ..peer.entry.supervisor import supervise
+    from ..peer.host.addresses import read_addresses
+    from ..peer.host.config import JoinConfig
+    from ..peer.host.rights import read_rights
 
     rights = read_rights(config)
     try:

@@ -11,7 +11,7 @@ from .base import Broker, Json, app, echo, verb
 from .runs import pause_run
 
 if TYPE_CHECKING:
-    from ..peer.host import Host
+    from ..peer.host.host import Host
 
 __all__ = ["pause", "standing", "unpause"]
 
@@ -58,8 +58,8 @@ def unpause(state: State = None) -> None:
 
 
 def _host(state: Path | None) -> Host:
-    from ..peer.config import DEFAULT_STATE
-    from ..peer.host import Host
+    from ..peer.host.config import DEFAULT_STATE
+    from ..peer.host.host import Host
 
     return Host((state or DEFAULT_STATE).expanduser())
 

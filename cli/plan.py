@@ -47,7 +47,7 @@ def plan(
         complain("plan over a file or over a broker's pool: expected one of --cluster, --broker")
         raise typer.Exit(WRONG)
     with few_collections():
-        from ..client.preview import as_json, show
+        from ..client.show.preview import as_json, show
 
         name, answer = _previewed(job, cluster, broker)
         if json:

@@ -86,8 +86,8 @@ def watch(
 @verb
 def logs(run: RunId, broker: Broker = None, json: Json = False) -> None:
     """Show what happened in a run so far: plans, losses, recoveries. Example: shoal logs r-3f2"""
-    from ..client.logs import lines
-    from ..client.progress import row_of
+    from ..client.show.logs import lines
+    from ..client.show.progress import row_of
 
     with _opened(run, broker, Path("runs")) as (_, found):
         if json:
@@ -227,7 +227,7 @@ def evaluate(
 def _ended(run: Run) -> Run:
     """Raises RunFailed for a run that goes on: its weights are not there yet."""
     from ..client.errors import RunFailed
-    from ..client.run import ENDED
+    from ..client.runs.run import ENDED
 
     state = run.state()
     if state.phase not in ENDED:
@@ -266,7 +266,7 @@ def _detachable(client: Client, run: Run) -> Iterator[None]:
 
 def _follow(run: Run, *, json: bool, export: bool) -> None:
     """Shows a run until it has ended, then exports."""
-    from ..client.progress import follow
+    from ..client.show.progress import follow
 
     state = run.checked(follow(run, json=json))
     target = run.export() if export else None

@@ -114,7 +114,7 @@ def _public_row(public: PublicAddress) -> dict[str, str]:
 
 def public_line(public: PublicAddress) -> str:
     """For people: whether the broker's public address is right."""
-    from ..client.text import safe
+    from ..client.show.text import safe
 
     if public.confirmed_by:
         return f"public address {public.address}: confirmed by {public.confirmed_by}"
@@ -174,7 +174,7 @@ def _describe(
         carried = {"links": link_rows} if links else {}
         print_json({**(more or {}), **parts, **rows, **carried, **public})
         return
-    from ..client.progress import print_table
+    from ..client.show.progress import print_table
 
     if peers and runs and found.HasField("public"):
         echo(public_line(found.public))
@@ -203,7 +203,7 @@ def _link_row(link: LinkState) -> dict[str, Any]:
 
 def _shown_link(row: Mapping[str, Any]) -> dict[str, str]:
     """The same for people; "": not measured, or none."""
-    from ..client.text import safe, size_text, time_text
+    from ..client.show.text import safe, size_text, time_text
 
     sustained, burst = row["bytes_per_s"], row["burst_bytes_per_s"]
     fast = f"{size_text(row['burst_bytes'])} at {size_text(burst)}/s"

@@ -1,11 +1,12 @@
-"""The Python client: submit a job, follow it, take its weights home. See session.py and run.py.
+"""The Python client: submit a job, follow it, take its weights home. See client/runs/session.py and
+client/runs/run.py.
 
 Importing this needs no torch; what does is imported by the calls that need it.
 """
 
 from .errors import BrokerUnreachable, ClientError, Refused, RunFailed
-from .run import Run
-from .session import Client, connect, login
+from .runs.run import Run
+from .runs.session import Client, connect, login
 
 __all__ = [
     "BrokerUnreachable",

@@ -35,8 +35,8 @@ from ..net.identity.enroll import (
 from ..net.identity.names import OWNER, Role
 from ..net.identity.token import Token
 from ..net.local import is_loopback, split
-from ..net.proxy import proxy_options
-from .records import replacing
+from ..net.web.proxy import proxy_options
+from .files.records import replacing
 
 __all__ = [
     "Access",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..compression.codec import parse
 from ..compression.stream import Stream
-from ..dag.graph import TensorSpec
+from ..dag.ir.graph import TensorSpec
 
 __all__ = ["CODECS", "CodecRow", "gaussian", "machine", "measure", "table"]
 

@@ -25,8 +25,8 @@ from ..net.identity.enroll import (
 from ..net.identity.token import Token, TokenError, fingerprint_of_pem
 from ..net.local import local_address, split
 from ..net.printable import printable
-from ..net.proxy import ProxyError, ProxyRefusedError, dial, proxy_for
-from ..peer.host import Host
+from ..net.web.proxy import ProxyError, ProxyRefusedError, dial, proxy_for
+from ..peer.host.host import Host
 from ..proto.broker_pb2 import BlobQuery
 from ..proto.broker_pb2_grpc import BlobsStub
 

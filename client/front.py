@@ -11,19 +11,19 @@ from pathlib import Path
 
 from torch import nn
 
-from ..dag.convert import graph_to_bytes, lowered_to_bytes
-from ..dag.graph import Graph
-from ..dag.operators import takes_key
+from ..dag.ir.convert import graph_to_bytes, lowered_to_bytes
+from ..dag.ir.graph import Graph
+from ..dag.ir.operators import takes_key
 from ..job import Job
 from ..job.settings import plain
 from ..peer.data.manifest import Manifest
 from ..proto.broker_pb2 import RunSpec, WeightFile
 from ..proto.common_pb2 import BlobRef
-from . import models
-from .run import Run
-from .session import Client
+from .models import models
+from .runs.run import Run
+from .runs.session import Client
+from .show.wire import Wire
 from .submission import Prepared, prepare, resolved, spec_of
-from .wire import Wire
 
 __all__ = ["SimulationFront"]
 

@@ -22,33 +22,33 @@ import torch
 from torch import Tensor, nn
 
 from ..compression.codec import parse
-from ..dag.capture import Captured, capture
-from ..dag.convert import graph_to_bytes, lowered_to_bytes
-from ..dag.graph import Graph, GraphError, Lowered
-from ..dag.kept import Kept
-from ..dag.lower_sizes import lower_for_sizes
-from ..dag.recipe import Recipe
+from ..dag.capture.capture import Captured, capture
+from ..dag.ir.convert import graph_to_bytes, lowered_to_bytes
+from ..dag.ir.graph import Graph, GraphError, Lowered
+from ..dag.ir.recipe import Recipe
+from ..dag.transforms.kept import Kept
+from ..dag.transforms.lower_sizes import lower_for_sizes
 from ..job import Job, SettingsError
 from ..job.settings import plain
 from ..job.tables import Data
-from ..net.blobs_client import BlobClient, Sent
+from ..net.blobs.client import BlobClient, Sent
 from ..peer.data.manifest import Manifest
 from ..peer.data.reader import Reader
 from ..peer.data.sampler import steps_for
 from ..peer.data.sources import resolve
 from ..proto.broker_pb2 import RunSpec, WeightFile
 from ..proto.common_pb2 import BlobRef
-from . import models
 from .access import Access
-from .adapters import is_adapted, plain_name, save_config
-from .division import why_it_depends
-from .fitting import fit, wanted_by
-from .records import write_run
-from .sending import send
-from .shards import Pretrained
-from .uplink import Uplink, starting_bytes, takes
-from .values import write_values
-from .weight_files import Stored
+from .files.records import write_run
+from .files.sending import send
+from .files.shards import Pretrained
+from .files.uplink import Uplink, starting_bytes, takes
+from .files.values import write_values
+from .files.weight_files import Stored
+from .models import models
+from .models.adapters import is_adapted, plain_name, save_config
+from .models.division import why_it_depends
+from .models.fitting import fit, wanted_by
 
 __all__ = [
     "JobData",

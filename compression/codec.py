@@ -15,17 +15,17 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from .block import int2, int4, int6, int8
-from .cast import bf16, fp16
-from .delta import Delta
-from .feedback import decayed_feedback, feedback
 from .interface import Codec, CodecError, Encoded, Spec, State, StatefulCodec
-from .lossless import LosslessCodec
-from .lowrank import LowRank
-from .randomk import RandomK
-from .raw import DTYPES, RAW, RawCodec
-from .support import Support
-from .topk import TopK
+from .plain.block import int2, int4, int6, int8
+from .plain.cast import bf16, fp16
+from .plain.lossless import LosslessCodec
+from .plain.raw import DTYPES, RAW, RawCodec
+from .sparse.randomk import RandomK
+from .sparse.support import Support
+from .sparse.topk import TopK
+from .stateful.delta import Delta
+from .stateful.feedback import decayed_feedback, feedback
+from .stateful.lowrank import LowRank
 
 __all__ = [
     "RAW",

@@ -1,1 +1,15 @@
 """The net room: links between peers, and what carries them; it knows no jobs."""
+
+__all__ = [
+    "blobs",
+    "cap",
+    "discovery",
+    "grpc_quirks",
+    "identity",
+    "interrupts",
+    "links",
+    "local",
+    "printable",
+    "transports",
+    "web",
+]

@@ -1,0 +1,25 @@
+"""A cluster over a wide-area network on one machine: the machines over a modelled network, or real
+processes over shaped paths, with a report at the end."""
+
+__all__ = [
+    "cluster",
+    "expectations",
+    "faults",
+    "following",
+    "front",
+    "ghost",
+    "live",
+    "modelled",
+    "monitor",
+    "options",
+    "oracle",
+    "preview",
+    "processes",
+    "report",
+    "scenario",
+    "shaped",
+    "simulate",
+    "trace",
+    "verify",
+    "virtual",
+]

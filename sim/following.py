@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping
 
 from ..compression.codec import parse
-from ..dag.graph import TensorSpec
+from ..dag.ir.graph import TensorSpec
 from ..proto import broker_pb2
 from .report import Summary
 

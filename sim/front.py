@@ -14,7 +14,7 @@ from ..proto import broker_pb2
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..dag.graph import Graph
+    from ..dag.ir.graph import Graph
     from ..peer.data.manifest import Manifest
 
 __all__ = ["Facts", "Front", "Packed", "RunHandle", "Wire"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..broker.events import PreviewWanted
-from ..broker.preview import preview_wanted
-from ..broker.scheduler.interface import PeerOffer
-from ..broker.speeds import speeds_of
-from ..dag.graph import Graph
-from ..peer.profile import speeds_to_proto
+from ..broker.membership.speeds import speeds_of
+from ..broker.planning.preview import preview_wanted
+from ..broker.scheduler.base.interface import PeerOffer
+from ..dag.ir.graph import Graph
+from ..peer.host.profile import speeds_to_proto
 from ..proto.broker_pb2 import PeerState, PreviewAnswer, Profile, RunSpec
 from ..proto.graph_pb2 import CORE, FULL
 from .scenario.scenario import Scenario

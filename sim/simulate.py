@@ -1,8 +1,8 @@
 """`shoal sim`: a job in one of the three worlds, then a report.
 
 real      the daemons as processes of this machine       cluster.py, shaped/
-virtual   their machines and real tensors, modelled time modelled.py
-ghost     the same with hashes instead of tensors        modelled.py
+virtual   their machines and real tensors, modelled time sim/modelled/modelled.py
+ghost     the same with hashes instead of tensors        sim/modelled/modelled.py
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .cluster import run_cluster
 from .expectations import missed
 from .front import Front
 from .live import LiveView, View, mode
-from .modelled import run_modelled
+from .modelled.modelled import run_modelled
 from .options import Setting, SimOptions
 from .processes import ClusterError
 from .report import Summary, measured_summary, render, to_json, write_json, write_report

@@ -1,7 +1,12 @@
-"""A room imports only from lower floors (README.md has the table), and not from every neighbour."""
+"""A room imports only from lower floors (README.md has the table), and not from every neighbour. A
+room inside a room does likewise, rooms are small, and each says what is in it."""
 
 import ast
+import tomllib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -22,6 +27,68 @@ FLOORS = {
 PLAIN_DATA = {"job"}  # holds data only; may be read from floor 3 up
 FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "dag": {"compression"}}
 
+ORDER = {
+    "broker": """
+        access options scheduler < events wish < membership < links snapshots < recovery < runs
+        < journal placement < machine planning < service validate""",
+    "broker/scheduler": "base < network < cost < baselines codecs search < planners",
+    "broker/service": """
+        blobs door wire < needed secured < shell < calls page < admitting blobs_service < services
+        < server""",
+    "client": """
+        bench doctor errors files < access models < submission < runs < show < front""",
+    "compression": """
+        counter interface < checks < echo plain < sparse stateful < codec < stream""",
+    "dag": "ir < analysis plan < exchange < schedule transforms < capture cost execute",
+    "dag/ir": """
+        capture_errors draws experts graph random < convert fx_args operators
+        < recipe rules validate < infer""",
+    "net": """
+        cap grpc_quirks interrupts links local printable < blobs web < identity
+        < discovery transports""",
+    "peer": "blobs data hours logs sync < core host < compute < shell < entry",
+    "sim": """
+        front ghost oracle processes scenario trace < live options preview report virtual
+        < expectations faults following monitor < verify < cluster modelled < shaped < simulate""",
+    "sim/report": "summary words < measures text < pictures tables < page < write",
+}
+"""By room that has rooms inside: these and its own files, from the ground up. What stands between
+two `<` imports nothing of one another."""
+
+ONLY_TYPES = {
+    # A decision about a run reads the run, which asks for the decision.
+    ("broker", "recovery", "runs"),
+}
+"""(room, lower, higher): the lower one names types of the higher one, for type checkers alone."""
+
+MOST_FILES = 15
+MOST_TESTS = 20
+LARGE = {"benchmarks"}
+DATA = {".css", ".csv", ".html", ".js", ".json", ".toml"}
+"""What code reads from beside itself."""
+NAMESPACES = {"compression", "proto"}
+ACROSS = {
+    "tests/benchmarks",
+    "tests/examples",
+    "tests/hostile",
+    "tests/hostile/broker",
+    "tests/hostile/operators",
+    "tests/hostile/peer",
+    "tests/hostile/planning",
+    "tests/mutants",
+    "tests/proto",
+    "tests/sim/processes",
+    "tests/sim/recovery",
+}
+"""Folders of tests that are of no one room."""
+
+
+class Import(NamedTuple):
+    """`target`: parts of a file or of a room's `__init__`. `types`: only type checkers read it."""
+
+    target: tuple[str, ...]
+    types: bool
+
 
 def rooms() -> list[tuple[str, Path]]:
     files = [(p.stem, p) for p in ROOT.glob("*.py")]
@@ -30,26 +97,66 @@ def rooms() -> list[tuple[str, Path]]:
     return [(room, p) for room, p in files if "_pb2" not in p.name]
 
 
+@cache
+def packages() -> list[Path]:
+    """Every folder of the product that has Python files."""
+    folders = {p.parent for room, p in rooms() if room != "__init__" and p.parent != ROOT}
+    return sorted(folders | {ROOT / name for name in ("benchmarks", "examples", "proto")})
+
+
+@cache
+def imports(path: Path) -> list[Import]:
+    """What a file of ours imports from us, at any depth, functions included."""
+    folder = path.relative_to(ROOT).parts[:-1]
+    return [
+        Import(target, types)
+        for node, types in _statements(ast.parse(path.read_text()), False)
+        for target in _targets(node, folder)
+    ]
+
+
+def _statements(node: ast.AST, types: bool) -> Iterator[tuple[ast.stmt, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child, types
+        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+            yield from _statements(ast.Module(child.body, []), True)
+            yield from _statements(ast.Module(child.orelse, []), types)
+        else:
+            yield from _statements(child, types)
+
+
+def _targets(node: ast.stmt, folder: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            parts = tuple(alias.name.split("."))
+            if parts[0] == "shoal":
+                yield _existing(parts[1:])
+    elif isinstance(node, ast.ImportFrom):
+        named = tuple((node.module or "").split(".")) if node.module else ()
+        if node.level:
+            named = (*folder[: len(folder) - node.level + 1], *named)
+        elif named[:1] == ("shoal",):
+            named = named[1:]
+        else:
+            return
+        for alias in node.names:
+            yield _existing((*named, alias.name))
+
+
+def _existing(parts: tuple[str, ...]) -> tuple[str, ...]:
+    """The file that has this name: itself, or without its last part, which is a name in it."""
+    for known in (parts, parts[:-1]):
+        if known and (ROOT / Path(*known)).with_suffix(".py").exists():
+            return known
+        if (ROOT / Path(*known)).is_dir() and known:
+            return (*known, "__init__")
+    return parts[:1] or ("__init__",)
+
+
 def imported(path: Path) -> set[str]:
     """The rooms that a file imports from, at any depth, type-checking blocks included."""
-    folder = path.relative_to(ROOT).parts[:-1]
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            if node.level:
-                package = folder[: len(folder) - node.level + 1]
-                module = (*package, *(node.module or "").split(".")) if node.module else package
-                names = [module[0]] if module else [alias.name for alias in node.names]
-                found.update(names)
-            elif node.module and node.module.split(".")[0] == "shoal":
-                rest = node.module.split(".")[1:]
-                found.update(rest[:1] or [alias.name for alias in node.names])
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                parts = alias.name.split(".")
-                if parts[0] == "shoal" and len(parts) > 1:
-                    found.add(parts[1])
-    return found
+    return {i.target[0] for i in imports(path)}
 
 
 @pytest.mark.parametrize(("room", "path"), rooms(), ids=lambda x: str(x).removeprefix(f"{ROOT}/"))
@@ -68,6 +175,100 @@ def test_a_room_imports_only_from_lower_floors(room: str, path: Path) -> None:
         assert FLOORS[other] < FLOORS[room] or FLOORS[room] == 5, (
             f"{path}: {room} (floor {FLOORS[room]}) imports {other} (floor {FLOORS[other]})"
         )
+
+
+@pytest.mark.parametrize("room", ORDER)
+def test_a_room_inside_a_room_imports_only_from_lower_ones(room: str) -> None:
+    height = {name: i for i, tier in enumerate(ORDER[room].split("<")) for name in tier.split()}
+    folder = ROOT / room
+    inside = {p.name for p in packages() if p.parent == folder}
+    inside |= {p.stem for p in folder.glob("*.py")} - {"__init__"}
+    assert set(height) == inside, "the order names every file and room, and no other"
+    parts = Path(room).parts
+    for path in sorted(folder.rglob("*.py")):
+        here = path.relative_to(folder).with_suffix("").parts[0]
+        if here == "__init__":
+            continue  # it may offer what is in its room
+        for target, types in imports(path):
+            there = target[len(parts)] if target[: len(parts)] == parts else here
+            if there == here or (types and (room, here, there) in ONLY_TYPES):
+                continue
+            assert there != "__init__", f"{path} imports the room that it is in"
+            assert height[there] < height[here], f"{path}: {here} may not import {there}"
+
+
+def test_every_room_with_rooms_inside_has_an_order() -> None:
+    outer = {p.parent for p in packages()} - {ROOT}
+    # Beside the kinds that these rooms are made of nothing lies in them.
+    assert {str(p.relative_to(ROOT)) for p in outer} == set(ORDER)
+
+
+def test_no_files_import_each_other_when_they_run() -> None:
+    """Neither when they are loaded nor later, from inside a function."""
+    known = {path.relative_to(ROOT).with_suffix("").parts: path for _, path in rooms()}
+    left = {
+        name: {i.target for i in imports(path) if not i.types and i.target in known} - {name}
+        for name, path in known.items()
+    }
+    while done := {name for name, needs in left.items() if not needs & left.keys()}:
+        left = {name: needs for name, needs in left.items() if name not in done}
+    assert not left, "in circles, or above one: " + ", ".join("/".join(name) for name in left)
+
+
+@pytest.mark.parametrize("folder", packages(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_room_is_small_and_says_what_is_in_it(folder: Path) -> None:
+    name = str(folder.relative_to(ROOT))
+    if name not in LARGE:
+        files = [p for p in folder.glob("*.py") if "_pb2" not in p.name and p.stem != "__init__"]
+        assert len(files) <= MOST_FILES
+    if name in NAMESPACES | LARGE:
+        return
+    tree = ast.parse((folder / "__init__.py").read_text())
+    assert ast.get_docstring(tree)
+    [listed] = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    froms = [n for n in tree.body if isinstance(n, ast.ImportFrom)]
+    bound = {alias.asname or alias.name for n in froms for alias in n.names}
+    bound |= {n.name for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    inside = {p.stem for p in folder.glob("*.py")} - {"__init__"}
+    inside |= {p.name for p in packages() if p.parent == folder}
+    assert set(listed) <= bound | inside, "it names what is there"
+    assert bound or set(listed) == inside, "or else it names all its files and rooms"
+
+
+def test_tests_lie_as_the_rooms_do() -> None:
+    folders = {p.parent for p in (ROOT / "tests").rglob("*.py")} - {ROOT / "tests"}
+    for folder in sorted(folders):
+        name = str(folder.relative_to(ROOT))
+        assert name in ACROSS or ROOT / Path(*Path(name).parts[1:]) in packages(), name
+        assert len(list(folder.glob("*.py"))) <= MOST_TESTS, name
+    of_all = {"conftest.py", "test_docs.py", "test_floors.py"}
+    assert {p.name for p in (ROOT / "tests").glob("*.py")} == of_all
+
+
+def test_every_room_is_in_the_wheel() -> None:
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    listed = setup["packages"]
+    there = {".".join(("shoal", *p.relative_to(ROOT).parts)) for p in packages()}
+    assert set(listed) == {"shoal", *there} - {"shoal.benchmarks"}
+    assert len(set(listed)) == len(listed)
+    shipped = {
+        file
+        for name, patterns in setup["package-data"].items()
+        for pattern in patterns
+        for file in ROOT.joinpath(*name.split(".")[1:]).glob(pattern)
+    }
+    read = {
+        file
+        for folder in packages()
+        if folder.name not in LARGE
+        for file in folder.iterdir()
+        if file.suffix in DATA
+    }
+    assert not read - shipped, "files that the wheel lacks"
 
 
 def test_only_the_node_of_a_swarm_imports_hivemind() -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from ..plan import PeerId
+from ..plan.plan import PeerId
 
 __all__ = ["Collective", "Hop", "Members"]
 

@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from ..plan import PeerId
+from ..plan.plan import PeerId
 from .collective import Hop, Members
 
 __all__ = ["MOST_ALL_TO_ALL", "TwoLevel", "even_rows"]

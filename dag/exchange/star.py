@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..plan import PeerId
+from ..plan.plan import PeerId
 from .collective import Hop, Members
 
 __all__ = ["Star", "Stars"]

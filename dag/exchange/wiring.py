@@ -13,9 +13,9 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from ..action import Action, Content, Kind, named
-from ..cut import Stage, TiedGroup
-from ..plan import PeerId, Plan, PlanError
+from ..plan.action import Action, Content, Kind, named
+from ..plan.cut import Stage, TiedGroup
+from ..plan.plan import PeerId, Plan, PlanError
 from .collective import Collective, Hop, Members
 from .collectives import COLLECTIVES, SUMS
 

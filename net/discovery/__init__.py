@@ -7,3 +7,11 @@ process     the directory over hivemind's DHT, in a process of its own that ends
 node        that process; the only place that imports hivemind
 tied        starts a program that ends with its parent
 """
+
+__all__ = [
+    "directory",
+    "node",
+    "process",
+    "record",
+    "tied",
+]

@@ -28,7 +28,7 @@ from ...proto.admission_pb2_grpc import AdmissionStub
 from ..grpc_quirks import in_words
 from ..local import split
 from ..printable import printable
-from ..proxy import ProxyRefusedError, dial, proxy_options
+from ..web.proxy import ProxyRefusedError, dial, proxy_options
 from .credential import Credential, load_key, pem_of, request_of
 from .names import BROKER_NAME, DOOR_NAME
 from .token import Token, fingerprint_of_pem

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast, get_args
 
-from ...dag.graph import ITEM_BYTES, TensorSpec
+from ...dag.ir.graph import ITEM_BYTES, TensorSpec
 
 __all__ = ["Column", "DataError", "Kind", "Manifest", "Shard"]
 

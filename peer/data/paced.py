@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from ...net.web import HEAD_S, SLOW, WebError
+from ...net.web.web import HEAD_S, SLOW, WebError
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection

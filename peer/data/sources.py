@@ -2,7 +2,7 @@
 
 The source is read once, item after item, through fsspec; nothing but shards ever leaves this
 machine, and peers never see a path. What comes over HTTP comes through the same proxy as all that
-Shoal dials (net/proxy.py).
+Shoal dials (net/web/proxy.py).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import numpy.typing as npt
 from fsspec.core import url_to_fs
 from safetensors import SafetensorError, safe_open
 
-from ...dag.graph import ITEM_BYTES
+from ...dag.ir.graph import ITEM_BYTES
 from ...net.local import joined
-from ...net.proxy import proxy_for
+from ...net.web.proxy import proxy_for
 from .manifest import STORED_BYTES, Column, DataError, Kind, Manifest, Shard
 
 __all__ = ["resolve"]

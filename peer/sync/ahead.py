@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from ..optimizer import StageOptimizer
 from .norm import squares_of
+from .optimizer import StageOptimizer
 from .vector import Layout
 
 __all__ = ["Ahead"]

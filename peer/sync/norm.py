@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...dag.graph import TensorSpec
+from ...dag.ir.graph import TensorSpec
 
 __all__ = ["Score", "Total", "combine", "pack", "scores_spec", "squares_of", "total_spec"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...dag.graph import TensorSpec
+from ...dag.ir.graph import TensorSpec
 
 __all__ = ["Statistics"]
 

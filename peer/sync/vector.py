@@ -17,7 +17,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from ...dag.graph import TensorSpec
+from ...dag.ir.graph import TensorSpec
 
 __all__ = [
     "Layout",

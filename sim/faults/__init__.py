@@ -1,1 +1,7 @@
 """What goes wrong in a world, and when."""
+
+__all__ = [
+    "churn",
+    "damage",
+    "faults",
+]

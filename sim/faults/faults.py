@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...job.settings import SettingsError
-from ...peer import events as p
+from ...peer.core import events as p
 from ..scenario.naming import BROKER
 from ..scenario.sentences import (
     PHASES,

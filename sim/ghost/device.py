@@ -18,17 +18,17 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ...dag.action import Action, Content, Kind
-from ...dag.cost import OperatorCost, cost
-from ...dag.execute import SpecError
-from ...dag.flow import Role
-from ...dag.graph import Graph
-from ...net.frame import Arrived, FrameKey, Payload
-from ...net.outbox import Pieces
-from ...peer.events import Built, Result
-from ...peer.optimizer import learning_rate
-from ...peer.order import BuildOrder
-from ...peer.rebuilt import RebuildError
+from ...dag.cost.cost import OperatorCost, cost
+from ...dag.execute.execute import SpecError
+from ...dag.ir.graph import Graph
+from ...dag.plan.action import Action, Content, Kind
+from ...dag.schedule.flow import Role
+from ...net.links.frame import Arrived, FrameKey, Payload
+from ...net.links.outbox import Pieces
+from ...peer.compute.order import BuildOrder
+from ...peer.compute.rebuilt import RebuildError
+from ...peer.core.events import Built, Result
+from ...peer.sync.optimizer import learning_rate
 from ...proto import broker_pb2
 from .exchange import carry_out
 from .hashes import MASK, Hash, figure, name_hash

@@ -10,11 +10,11 @@ from typing import cast
 
 import numpy as np
 
-from ...dag.action import Action, Content, Kind
 from ...dag.exchange import engine
 from ...dag.exchange.collective import Hop
 from ...dag.exchange.wiring import Exchange
-from ...dag.flow import Role
+from ...dag.plan.action import Action, Content, Kind
+from ...dag.schedule.flow import Role
 from .hashes import MASK, Hash, Words
 from .work import Local, Part, Store, Work
 

@@ -31,8 +31,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dag.graph import Graph, Parameter
-from ...dag.swaps import Segment
+from ...dag.ir.graph import Graph, Parameter
+from ...dag.plan.swaps import Segment
 
 __all__ = ["MASK", "Expected", "Hashes", "expected", "figure", "mix", "mixed", "name_hash", "odd"]
 

@@ -12,19 +12,19 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from ...compression.codec import RAW, typical_bytes
-from ...dag.action import Content
-from ...dag.check import slots
-from ...dag.cost import OperatorCost
-from ...dag.cut import cut, tied_groups
+from ...dag.cost.cost import OperatorCost
+from ...dag.cost.memory import MemoryModel, StageMemory
 from ...dag.exchange.engine import Space
 from ...dag.exchange.wiring import Exchange
-from ...dag.flow import Flow, Role, Transfer
-from ...dag.graph import Graph, TensorSpec
-from ...dag.memory import MemoryModel, StageMemory
-from ...dag.plan import PeerId
-from ...peer.codings import Codings
-from ...peer.exchange import Wire
-from ...peer.order import BuildOrder
+from ...dag.ir.graph import Graph, TensorSpec
+from ...dag.plan.action import Content
+from ...dag.plan.cut import cut, tied_groups
+from ...dag.plan.plan import PeerId
+from ...dag.schedule.check import slots
+from ...dag.schedule.flow import Flow, Role, Transfer
+from ...peer.compute.codings import Codings
+from ...peer.compute.exchange import Wire
+from ...peer.compute.order import BuildOrder
 from .hashes import MASK, Hash, Hashes, Words, odd
 from .stage_hash import Linear
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...dag.cut import Stage
-from ...dag.graph import Operator
+from ...dag.ir.graph import Operator
+from ...dag.plan.cut import Stage
 from .hashes import MASK, Hashes, Words
 
 __all__ = ["HeldHash", "Linear"]

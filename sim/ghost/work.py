@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...dag.action import Action, Content
-from ...dag.flow import Role, Transfer
-from ...dag.neighbour import Rebuild
-from ...peer.order import BuildOrder
-from ...peer.rebuilt import recipe
+from ...dag.execute.neighbour import Rebuild
+from ...dag.plan.action import Action, Content
+from ...dag.schedule.flow import Role, Transfer
+from ...peer.compute.order import BuildOrder
+from ...peer.compute.rebuilt import recipe
 from .hashes import Hash
 from .plan import GhostPlan, Weighed
 from .stage_hash import HeldHash

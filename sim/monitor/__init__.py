@@ -1,1 +1,12 @@
 """What must hold in every world, and the shortest run that breaks it."""
+
+__all__ = [
+    "codecs",
+    "journal",
+    "links",
+    "monitor",
+    "shortest",
+    "terms",
+    "violation",
+    "work",
+]

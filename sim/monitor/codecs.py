@@ -1,6 +1,7 @@
 """I5: what a codec does not send is in its residual, or its contract bounds how much is lost.
 
-Each real device's streams are looked at as they encode. With feedback (compression/feedback.py)
+Each real device's streams are looked at as they encode. With feedback
+(compression/stateful/feedback.py)
 
     x + d·r = C(p) + r'        r the residual that the last tensor of this stream left, d = 1 or 0.9
 
@@ -18,15 +19,15 @@ import torch
 from torch import Tensor
 
 from ...compression.codec import Codec, CodecError, Encoded
-from ...compression.feedback import Feedback
 from ...compression.interface import State
+from ...compression.stateful.feedback import Feedback
 from ...compression.stream import is_stateful
-from ...dag.flow import Transfer
-from ...net.frame import FrameKey
-from ...peer import events as p
-from ...peer.codings import Coding
-from ...peer.device import TorchDevice
-from ...peer.streams import Streams, _End
+from ...dag.schedule.flow import Transfer
+from ...net.links.frame import FrameKey
+from ...peer.compute.codings import Coding
+from ...peer.compute.device import TorchDevice
+from ...peer.compute.streams import Streams, _End
+from ...peer.core import events as p
 from ..virtual.clock import Observed
 from .violation import Broken, Check
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...broker import events as b
-from ...broker.decided import Decided
+from ...broker.journal.decided import Decided
 from ...broker.options import BrokerOptions
-from ...broker.runs import Run
+from ...broker.runs.runs import Run
 from ...proto import broker_pb2, journal_pb2
 from ..virtual.clock import Observed
 from .violation import Broken, Check

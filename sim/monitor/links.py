@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...dag.flow import Flow
-from ...net.frame import FrameKey
-from ...net.link import Link
-from ...peer import events as p
+from ...dag.schedule.flow import Flow
+from ...net.links.frame import FrameKey
+from ...net.links.link import Link
+from ...peer.core import events as p
 from ..virtual.clock import Observed
 from .violation import Broken, Check
 

@@ -11,9 +11,9 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from ...broker import events as b
-from ...dag.flow import Role
-from ...peer import events as p
-from ...peer.machine import PeerMachine
+from ...dag.schedule.flow import Role
+from ...peer.core import events as p
+from ...peer.core.machine import PeerMachine
 from ...proto import broker_pb2
 from ..virtual.clock import Observed
 from ..virtual.control import BROKER

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, get_args
 
 from ...broker import events as b
-from ...peer import events as p
+from ...peer.core import events as p
 from ..scenario.sentences import Fault, sentence
 from ..virtual.clock import Observed
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...broker import events as b
-from ...dag.flow import Flow, Role, Transfer
-from ...dag.plan import PeerId
-from ...dag.schedule import Action, Kind
-from ...peer import events as p
-from ...peer.snapshots import SnapshotId
-from ...peer.step import transfer_of
+from ...dag.plan.plan import PeerId
+from ...dag.schedule.flow import Flow, Role, Transfer
+from ...dag.schedule.schedule import Action, Kind
+from ...peer.core import events as p
+from ...peer.core.snapshots import SnapshotId
+from ...peer.core.step import transfer_of
 from ...proto import broker_pb2
 from ..virtual.clock import Observed
 from .violation import Broken, Check

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from . import palette
-from .measure import Measured
+from .measures.measure import Measured
+from .pictures import palette
 from .summary import Summary
 from .tables import Row
 from .words import figure, percent, plain, seconds, size

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ...proto import broker_pb2
 from ..trace import Mark
-from .measure import Measured
-from .moments import notable
+from .measures.measure import Measured
+from .measures.moments import notable
 from .summary import Summary
 from .words import percent, plain, seconds, size, start
 

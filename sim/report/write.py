@@ -7,23 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...dag.convert_plan import plan_to_proto
-from ...dag.network import Network
-from ...dag.plan import Plan
+from ...dag.cost.network import Network
+from ...dag.plan.plan import Plan
+from ...dag.schedule.convert_plan import plan_to_proto
 from ...proto import broker_pb2
 from ..trace import Trace
-from .atlas import atlas, place_of
-from .charts import Bar, Series, bars, curves, smooth
-from .crowd import crowd, groups_of
-from .heat import heat_map
-from .measure import Measured, by_stage, measure
-from .moments import FAULTS
+from .measures.measure import Measured, by_stage, measure
+from .measures.moments import FAULTS
+from .measures.verdict import Verdict, judge
 from .page import Section, bullets, compared, page, table, tiles
-from .picture import Picture
+from .pictures.atlas import atlas, place_of
+from .pictures.charts import Bar, Series, bars, curves, smooth
+from .pictures.crowd import crowd, groups_of
+from .pictures.heat import heat_map
+from .pictures.picture import Picture
+from .pictures.timeline import MOST_ROWS, overview, timeline, window
 from .summary import Summary, write_json
 from .tables import comparison, happened
-from .timeline import MOST_ROWS, overview, timeline, window
-from .verdict import Verdict, judge
 from .words import figure, plain, size
 
 __all__ = ["measured_summary", "write_report"]

@@ -1,1 +1,16 @@
 """The scenario file, from its text to frozen records."""
+
+__all__ = [
+    "catalogue",
+    "checks",
+    "devices",
+    "keys",
+    "mishaps",
+    "naming",
+    "networks",
+    "redraw",
+    "scenario",
+    "sentences",
+    "tables",
+    "topologies",
+]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...dag.speed import Speeds
+from ...dag.cost.speed import Speeds
 
 __all__ = ["DEVICES", "Device"]
 

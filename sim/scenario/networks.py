@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dag.network import Network
-from ...dag.plan import PeerId
+from ...dag.cost.network import Network
+from ...dag.plan.plan import PeerId
 from ...job.settings import SettingsError, meant
 from .naming import BROKER
 from .tables import Link, PeerTable, Place

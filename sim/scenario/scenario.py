@@ -15,10 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from ...broker.scheduler.interface import PeerOffer
-from ...dag.network import Network
-from ...dag.plan import PeerId
-from ...dag.speed import Speeds
+from ...broker.scheduler.base.interface import PeerOffer
+from ...dag.cost.network import Network
+from ...dag.cost.speed import Speeds
+from ...dag.plan.plan import PeerId
 from ...job import Job
 from ...job.settings import SettingsError, located, plain, read_toml
 from ...job.units import Duration, Rate

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...dag.action import Action, Content, Kind
+from ...dag.plan.action import Action, Content, Kind
 from ...job.settings import SettingsError
 from ...job.units import Duration
 from .mishaps import FaultTable as Fault

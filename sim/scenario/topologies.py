@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dag.network import Network
-from ...dag.plan import PeerId
+from ...dag.cost.network import Network
+from ...dag.plan.plan import PeerId
 
 __all__ = ["Topology", "load", "names"]
 

@@ -1,1 +1,15 @@
 """Real processes as if they were far apart: shaped paths, stretched compute, faults."""
+
+__all__ = [
+    "contention",
+    "emulation",
+    "forwarder",
+    "forwarding",
+    "gather",
+    "pacing",
+    "pipes",
+    "run",
+    "shaping",
+    "staging",
+    "surface",
+]

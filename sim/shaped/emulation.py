@@ -17,10 +17,10 @@ from statistics import median
 import torch
 from torch import nn
 
-from ...dag.cost import cost
-from ...dag.graph import Graph
-from ...dag.pace import UPDATE_CALLS, Totals
-from ...dag.speed import Speeds, Work
+from ...dag.cost.cost import cost
+from ...dag.cost.pace import UPDATE_CALLS, Totals
+from ...dag.cost.speed import Speeds, Work
+from ...dag.ir.graph import Graph
 from ...job import Train
 from .. import oracle
 
@@ -32,7 +32,7 @@ STEPS = 3
 
 def step_work(graph: Graph, train: Train) -> Work:
     """The work of a step of a job on a device that does all of it, in microbatches: forward,
-    backward, adding gradients up, the norm and the update (dag/pace.py has the same terms)."""
+    backward, adding gradients up, the norm and the update (dag/cost/pace.py has the same terms)."""
     bound = graph.bind(train.microbatch_size)
     count, slots = train.microbatches, 2 if train.optimizer == "adamw" else 1
     forward, backward = Totals(cost(bound)).work(0, len(bound.operators))

@@ -17,7 +17,7 @@ import socket
 import sys
 from typing import Any
 
-from ...net.buffers import keep_heap_warm
+from ...net.links.buffers import keep_heap_warm
 from .pipes import EVENTS, Pipe, Pipes, abort
 from .shaping import Flow, Shaping
 

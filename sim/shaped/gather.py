@@ -16,8 +16,8 @@ _FIELDS = frozenset(f.name for f in fields(Span))
 
 
 def gather(files: Iterable[Path], origin_s: float, *, run: str = "") -> Trace:
-    """The spans of `files` (written as peer/spans.py says) in order of time, with times counted
-    from `origin_s` of `time.time()`, and peers under their names instead of their ids.
+    """The spans of `files` (written as peer/shell/spans.py says) in order of time, with times
+    counted from `origin_s` of `time.time()`, and peers under their names instead of their ids.
 
     `run`: only what was done for it; empty: everything. What ended before the origin is left out,
     and so is the last line of a file that a killed process left unfinished. Raises TraceError, with

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from ...broker.scheduler.alternatives import ALONE
-from ...broker.scheduler.coded import UNCOMPRESSED
+from ...broker.scheduler.planners.alternatives import ALONE
+from ...broker.scheduler.planners.coded import UNCOMPRESSED
 from ...job import Codec, Job
 from ...proto import broker_pb2
 from ..cluster import Trained, beside, shortened, train, wait_for_peers
@@ -19,13 +19,13 @@ from ..faults.churn import absent_at_first, churn_of
 from ..faults.faults import Faults, faults_of
 from ..front import Front
 from ..live import LiveView
+from ..modelled.virtual_run import specs_of
 from ..options import Setting, SimOptions
 from ..processes import ClusterError, LocalCluster
 from ..report import Summary
 from ..trace import Mark, Trace
 from ..verify import verify
 from ..virtual.world import World
-from ..virtual_run import specs_of
 from .forwarder import Forwarder
 from .gather import gather
 from .shaping import Shaping

@@ -14,7 +14,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...dag.play import max_min
+from ...dag.cost.play import max_min
 
 if TYPE_CHECKING:
     import numpy as np

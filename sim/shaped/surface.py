@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
 
-from ...dag.schedule import Action, Kind
-from ...peer import events as p
+from ...dag.schedule.schedule import Action, Kind
+from ...peer.core import events as p
 from ...proto import broker_pb2
 from ..processes import ClusterError, LocalCluster
 from ..trace import Mark

@@ -1,1 +1,13 @@
 """The modelled world: a clock, a network, and shells around the real machines."""
+
+__all__ = [
+    "broker_shell",
+    "bucket",
+    "clock",
+    "control",
+    "orders",
+    "peer_shell",
+    "spec",
+    "wan",
+    "world",
+]

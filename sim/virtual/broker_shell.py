@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...broker import events as b
-from ...broker.decided import Decided
+from ...broker.journal.decided import Decided
 from ...broker.machine import BrokerMachine
 from ...broker.options import BrokerOptions
-from ...broker.planning import answer as plan_answer
-from ...broker.planning import consider
+from ...broker.planning.planning import answer as plan_answer
+from ...broker.planning.planning import consider
 from ...proto import broker_pb2, journal_pb2
 from .clock import Observed, Timers
 from .control import BROKER, Control

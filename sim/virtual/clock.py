@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ...broker import events as b
-    from ...peer import events as p
+    from ...peer.core import events as p
 
 __all__ = ["Clock", "Observe", "Observed", "StalledError", "Timers"]
 

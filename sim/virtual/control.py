@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...broker.events import StreamId
-from ...net.carrier import InOrder
-from ...net.memory import HELLO_S, SILENT_S
+from ...net.transports.carrier import InOrder
+from ...net.transports.memory import HELLO_S, SILENT_S
 
 if TYPE_CHECKING:
     from .peer_shell import PeerShell

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...dag.cost import cost
-from ...dag.cut import cut, tied_groups
+from ...dag.cost.cost import cost
+from ...dag.cost.pace import Totals, Vectors, action_work
+from ...dag.cost.speed import Speeds, Work
 from ...dag.exchange.wiring import exchanges_of
-from ...dag.pace import Totals, Vectors, action_work
-from ...dag.plan import PeerId
-from ...dag.schedule import Action
-from ...dag.speed import Speeds, Work
-from ...peer.order import BuildOrder, order_from_assign, starting_weights
-from ...peer.starting import Starting
-from ...peer.weights import Read
+from ...dag.plan.cut import cut, tied_groups
+from ...dag.plan.plan import PeerId
+from ...dag.schedule.schedule import Action
+from ...peer.blobs.starting import Starting
+from ...peer.blobs.weights import Read
+from ...peer.compute.order import BuildOrder, order_from_assign, starting_weights
 from ...proto import broker_pb2
 
 __all__ = ["Orders", "Pace"]

@@ -2,7 +2,7 @@
 
 The control stream, links and blobs go over the modelled network, an action takes the cost model's
 seconds at the peer's speeds, and a device does with the values what the mode of the world says:
-real tensors (`peer/device.py`), or hashes.
+real tensors (`peer/compute/device.py`), or hashes.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...dag.action import Content, Kind
-from ...dag.flow import Role
-from ...dag.plan import PeerId
-from ...net.frame import Arrived, FrameKey, Payload
-from ...net.memory import MemoryTransport
-from ...net.outbox import PIECES
-from ...net.transport import (
+from ...dag.plan.action import Content, Kind
+from ...dag.plan.plan import PeerId
+from ...dag.schedule.flow import Role
+from ...net.links.frame import Arrived, FrameKey, Payload
+from ...net.links.outbox import PIECES
+from ...net.links.transport import (
     FrameAcknowledged,
     FrameArrived,
     LinkDown,
@@ -27,13 +26,14 @@ from ...net.transport import (
     LinkUp,
     TransportEvent,
 )
-from ...peer import events as p
-from ...peer.machine import PeerMachine
-from ...peer.options import PeerOptions
-from ...peer.order import resumed
-from ...peer.probe import probe_payload
-from ...peer.snapshots import BLOCKS, SnapshotId, SnapshotStore
-from ...peer.workbench import code_of, said_of
+from ...net.transports.memory import MemoryTransport
+from ...peer.compute.order import resumed
+from ...peer.core import events as p
+from ...peer.core.machine import PeerMachine
+from ...peer.core.options import PeerOptions
+from ...peer.core.probe import probe_payload
+from ...peer.core.snapshots import BLOCKS, SnapshotId, SnapshotStore
+from ...peer.shell.workbench import code_of, said_of
 from ...proto import broker_pb2, common_pb2
 from .. import trace
 from .clock import Observed, Timers

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...dag.schedule import Action
-from ...dag.speed import Speeds
-from ...net.frame import Arrived, FrameKey, Payload
-from ...peer import events as p
-from ...peer.order import BuildOrder
-from ...peer.profile import speeds_to_proto
+from ...dag.cost.speed import Speeds
+from ...dag.schedule.schedule import Action
+from ...net.links.frame import Arrived, FrameKey, Payload
+from ...peer.compute.order import BuildOrder
+from ...peer.core import events as p
+from ...peer.host.profile import speeds_to_proto
 from ...proto import broker_pb2, graph_pb2
 
 __all__ = ["Device", "PeerSpec"]

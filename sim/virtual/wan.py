@@ -27,9 +27,9 @@ byte:
   control: a loss delays, and takes no rate away.
 - A parted direction: what has left arrives, all else waits for `mend`.
 
-Whoever sends keeps the order of its stream (net/memory.py, and InOrder of net/carrier.py). Draws
-come from a generator per sender, seeded by (seed, name): not one depends on another sender's
-messages.
+Whoever sends keeps the order of its stream (net/transports/memory.py, and InOrder of
+net/transports/carrier.py). Draws come from a generator per sender, seeded by (seed, name): not one
+depends on another sender's messages.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ...dag.network import Network
-from ...dag.play import max_min
+from ...dag.cost.network import Network
+from ...dag.cost.play import max_min
 from .bucket import Bucket
 
 if TYPE_CHECKING:

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from ...broker import events as b
 from ...broker.options import BrokerOptions
-from ...net.carrier import Carrier, Timed
-from ...net.frame import Arrived
-from ...net.memory import Carry, MemoryNetwork, steady
-from ...peer.device import TorchDevice
-from ...peer.options import PeerOptions
-from ...peer.snapshots import SnapshotStore
+from ...net.links.frame import Arrived
+from ...net.transports.carrier import Carrier, Timed
+from ...net.transports.memory import Carry, MemoryNetwork, steady
+from ...peer.compute.device import TorchDevice
+from ...peer.core.options import PeerOptions
+from ...peer.core.snapshots import SnapshotStore
 from ...proto import broker_pb2
 from ..trace import Mark, Trace
 from .broker_shell import BrokerShell
@@ -53,10 +53,11 @@ class World(Clock):
     """A broker and peers. `blobs` is what clients uploaded, by SHA-256; exports are added to it.
     Data shards are written into `folder`, once, as the peers' caches would.
 
-    The network: `wan`, or `carry` between peers (see net/carrier.py) with `control_latency_s` one
-    way between each peer and the broker. `device` makes what a peer computes with. `observe` is
-    called for every event that a machine is about to handle and every instruction that is about to
-    be carried out; it may use the faults below. With `log=False`, `self.log` stays empty.
+    The network: `wan`, or `carry` between peers (see net/transports/carrier.py) with
+    `control_latency_s` one way between each peer and the broker. `device` makes what a peer
+    computes with. `observe` is called for every event that a machine is about to handle and every
+    instruction that is about to be carried out; it may use the faults below. With `log=False`,
+    `self.log` stays empty.
     """
 
     def __init__(

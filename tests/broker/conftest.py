@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from shoal.broker.decided import Decided
 from shoal.broker.events import (
     Answer,
     CloseStream,
@@ -33,11 +32,12 @@ from shoal.broker.events import (
     TimerFired,
     Watched,
 )
+from shoal.broker.journal.decided import Decided
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
-from shoal.broker.planning_children import SHARING
+from shoal.broker.planning.children import SHARING
 from shoal.broker.validate import validate
-from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
 from shoal.proto.broker_pb2 import (
     BrokerMessage,

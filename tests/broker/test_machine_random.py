@@ -35,7 +35,7 @@ from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
 from shoal.broker.validate import validate
 from shoal.broker.wish import SpecError, read_spec
-from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
 from shoal.proto.broker_pb2 import (
     Drained,

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.decided import Decided
 from shoal.broker.events import (
     DescribeAsked,
     Instruction,
@@ -21,10 +20,11 @@ from shoal.broker.events import (
     Started,
     StopAsked,
 )
-from shoal.broker.journal import Journal, JournalError, open_journal
+from shoal.broker.journal.decided import Decided
+from shoal.broker.journal.journal import Journal, JournalError, open_journal
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
-from shoal.broker.phases import COMMITTED_EVERY
+from shoal.broker.runs.phases import COMMITTED_EVERY
 from shoal.broker.validate import validate
 from shoal.proto.broker_pb2 import (
     BUILDING,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from shoal.broker.events import MakePlan, PlanReady, RunId
-from shoal.broker.planning import answer
-from shoal.broker.scheduler.interface import CodecOptions, PeerOffer
+from shoal.broker.planning.planning import answer
+from shoal.broker.scheduler.base.interface import CodecOptions, PeerOffer
 from shoal.broker.wish import Batching, SpecError, read_spec
-from shoal.dag.convert import graph_to_bytes
-from shoal.dag.graph import Graph, Input, Operator, Output, Parameter, Ref, Size, TensorSpec
-from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.ir.convert import graph_to_bytes
+from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, Size, TensorSpec
+from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
 from shoal.proto.broker_pb2 import RunSpec
 from shoal.proto.common_pb2 import BlobRef

@@ -22,7 +22,7 @@ from shoal.compression.codec import (
     typical_bytes,
 )
 from shoal.compression.stream import Stream, is_stateful
-from shoal.dag.graph import ITEM_BYTES, TensorSpec
+from shoal.dag.ir.graph import ITEM_BYTES, TensorSpec
 
 TEXTS = [
     "raw",

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import strategies as st
 
-from shoal.dag.cut import Stage, TiedGroup, cut, tied_groups
 from shoal.dag.exchange.collectives import SUMS
 from shoal.dag.exchange.rows import even_rows
-from shoal.dag.graph import (
+from shoal.dag.ir.graph import (
     Buffer,
     BufferUpdate,
     Dtype,
@@ -24,7 +23,8 @@ from shoal.dag.graph import (
     Size,
     TensorSpec,
 )
-from shoal.dag.plan import PeerId, Plan, Route, StageExchange, StageSlot, Visit
+from shoal.dag.plan.cut import Stage, TiedGroup, cut, tied_groups
+from shoal.dag.plan.plan import PeerId, Plan, Route, StageExchange, StageSlot, Visit
 
 FLOAT = TensorSpec((Size(1), 3), "float32")
 WHOLE = TensorSpec((Size(1, 2),), "int64")

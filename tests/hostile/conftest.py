@@ -2,7 +2,7 @@
 read off that process, and what kills it kills no test.
 
 A broker within the test's own process, for what needs no process: `running` of
-tests/broker/test_secured.py; with `made`, `channel` and `status` beside it.
+tests/broker/service/test_secured.py; with `made`, `channel` and `status` beside it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from shoal.net.identity.enroll import channel_options
 from shoal.net.identity.names import Party, Role
 
 MIB = 1 << 20
-_WARM = "from shoal.broker.planning import warm_up; warm_up(); from shoal.cli import main; main()"
+_WARM = """
+from shoal.broker.planning.planning import warm_up
+from shoal.cli import main
+warm_up()
+main()
+"""
 """With torch there from the beginning, which the broker would load beside its work: so what its
 memory grows by is what was done to it."""
 

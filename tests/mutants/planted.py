@@ -15,22 +15,22 @@ from unittest.mock import patch
 
 from shoal.broker.events import Persist
 from shoal.broker.machine import BrokerMachine
-from shoal.broker.runs import Run
-from shoal.broker.steps import StepLedger
-from shoal.compression.feedback import Feedback
+from shoal.broker.runs.runs import Run
+from shoal.broker.runs.steps import StepLedger
+from shoal.compression.stateful.feedback import Feedback
 from shoal.dag.exchange import engine
-from shoal.dag.execute import StageExecutor
-from shoal.dag.schedule import Action, Kind
-from shoal.net.inbox import Inbox
-from shoal.net.memory import _Dialler
-from shoal.net.messages import Ack
-from shoal.net.outbox import Outbox
-from shoal.peer.assignment import Assignment
+from shoal.dag.execute.execute import StageExecutor
+from shoal.dag.schedule.schedule import Action, Kind
+from shoal.net.links.inbox import Inbox
+from shoal.net.links.messages import Ack
+from shoal.net.links.outbox import Outbox
+from shoal.net.transports.memory import _Dialler
+from shoal.peer.compute.exchange import _Scores
+from shoal.peer.core.assignment import Assignment
+from shoal.peer.core.machine import PeerMachine
+from shoal.peer.core.reports import Reports
+from shoal.peer.core.step import Program, Steps
 from shoal.peer.data.reader import Reader
-from shoal.peer.exchange import _Scores
-from shoal.peer.machine import PeerMachine
-from shoal.peer.reports import Reports
-from shoal.peer.step import Program, Steps
 from shoal.peer.sync import norm
 
 AT = 1

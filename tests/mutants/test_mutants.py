@@ -8,13 +8,13 @@ from unittest.mock import patch
 import pytest
 
 from shoal.broker import events as b
-from shoal.dag.convert_plan import plan_to_proto
-from shoal.dag.cut import cut
-from shoal.dag.flow import Role
-from shoal.dag.plan import CodecChoice, PeerId, Plan, StageSlot, Visit
+from shoal.dag.plan.cut import cut
+from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, StageSlot, Visit
+from shoal.dag.schedule.convert_plan import plan_to_proto
+from shoal.dag.schedule.flow import Role
 from shoal.job import Job
-from shoal.net.memory import steady
-from shoal.peer import events as p
+from shoal.net.transports.memory import steady
+from shoal.peer.core import events as p
 from shoal.proto import broker_pb2
 from shoal.sim.faults.faults import Faults, broker_restart, flap, kill
 from shoal.sim.monitor.monitor import Monitor, Violation
@@ -102,8 +102,8 @@ def play(lab: Any, brings: str) -> World:
     # Small pieces: a frame takes several messages, as large ones do.
     pieces = 1024 if brings == "pieces" else 64 * 1024
     with (
-        patch("shoal.net.outbox.MIN_CHUNK_BYTES", pieces),
-        patch("shoal.net.link.MIN_CHUNK_BYTES", pieces),
+        patch("shoal.net.links.outbox.MIN_CHUNK_BYTES", pieces),
+        patch("shoal.net.links.link.MIN_CHUNK_BYTES", pieces),
     ):
         last = monitor.finish(run)[-1].state
     if last.phase != broker_pb2.DONE:

@@ -20,18 +20,16 @@ import pytest
 import torch
 
 from shoal.compression.codec import RAW
-from shoal.dag.flow import Role
-from shoal.dag.graph import TensorSpec
-from shoal.net.frame import Arrived, FrameKey, Payload
-from shoal.net.grpc_transport import CHANNEL_OPTIONS, SERVER_OPTIONS, GrpcTransport
+from shoal.dag.ir.graph import TensorSpec
+from shoal.dag.schedule.flow import Role
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.credential import Credential, server_credentials
 from shoal.net.identity.enroll import channel_options
 from shoal.net.identity.names import Party, dns_name
 from shoal.net.identity.names import Role as PartyRole
-from shoal.net.memory import MemoryNetwork, steady
-from shoal.net.messages import Message, decode, written
-from shoal.net.transport import (
+from shoal.net.links.frame import Arrived, FrameKey, Payload
+from shoal.net.links.messages import Message, decode, written
+from shoal.net.links.transport import (
     FrameAcknowledged,
     FrameArrived,
     LinkDown,
@@ -40,6 +38,8 @@ from shoal.net.transport import (
     Transport,
     TransportEvent,
 )
+from shoal.net.transports.grpc_transport import CHANNEL_OPTIONS, SERVER_OPTIONS, GrpcTransport
+from shoal.net.transports.memory import MemoryNetwork, steady
 
 
 @dataclass

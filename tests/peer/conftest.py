@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.dag.capture import capture
-from shoal.dag.flow import Role
-from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.capture.capture import capture
+from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.schedule.flow import Role
 from shoal.job import Train, Training
-from shoal.net.frame import Arrived, FrameKey
+from shoal.net.links.frame import Arrived, FrameKey
+from shoal.peer.compute.device import TorchDevice
+from shoal.peer.compute.order import BuildOrder
 from shoal.peer.data import Reader
 from shoal.peer.data.sources import resolve
-from shoal.peer.device import TorchDevice
-from shoal.peer.order import BuildOrder
 from shoal.sim import oracle
 from shoal.tests.peer.scripted import machine, member, running  # noqa: F401  # fixtures
 

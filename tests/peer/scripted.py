@@ -1,4 +1,5 @@
-"""Facts for one machine, and what it wants done, in scripts: see test_machine.py."""
+"""Facts for one machine, and what it wants done, in scripts: see
+tests/peer/core/test_machine.py."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from shoal.dag.cut import cut, tied_groups
-from shoal.dag.flow import Flow, Role
-from shoal.dag.graph import Graph, Operator, Output, Parameter, Ref, TensorSpec
-from shoal.dag.plan import PeerId, Plan, StageSlot, Visit
-from shoal.net.frame import FrameKey
-from shoal.peer import events as e
-from shoal.peer.machine import PeerMachine
-from shoal.peer.options import PeerOptions
+from shoal.dag.ir.graph import Graph, Operator, Output, Parameter, Ref, TensorSpec
+from shoal.dag.plan.cut import cut, tied_groups
+from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from shoal.dag.schedule.flow import Flow, Role
+from shoal.net.links.frame import FrameKey
+from shoal.peer.core import events as e
+from shoal.peer.core.machine import PeerMachine
+from shoal.peer.core.options import PeerOptions
 from shoal.proto import broker_pb2
 
 ME, OTHER = PeerId("me"), PeerId("other")

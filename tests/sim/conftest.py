@@ -14,16 +14,16 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from shoal.broker.events import MakePlan
-from shoal.client import models
+from shoal.client.models import models
 from shoal.client.submission import Prepared, prepare
-from shoal.dag.convert import graph_to_bytes, lowered_to_bytes
-from shoal.dag.convert_plan import plan_to_proto
-from shoal.dag.graph import Graph
-from shoal.dag.plan import Plan
-from shoal.dag.recipe import Recipe, make
+from shoal.dag.ir.convert import graph_to_bytes, lowered_to_bytes
+from shoal.dag.ir.graph import Graph
+from shoal.dag.ir.recipe import Recipe, make
+from shoal.dag.plan.plan import Plan
+from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.job import Job
+from shoal.peer.blobs.weights import merge_blocks
 from shoal.peer.data.reader import Reader
-from shoal.peer.weights import merge_blocks
 from shoal.proto import broker_pb2, common_pb2
 from shoal.sim import oracle
 from shoal.sim.virtual import broker_shell

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from shoal.client.evaluate import _evaluate
+from shoal.client.runs.evaluate import _evaluate
 from shoal.job import Job
 from shoal.sim.report import Summary
 from shoal.sim.verify import TOLERANCE, compare, judge

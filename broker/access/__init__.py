@@ -1,0 +1,8 @@
+"""Who may come in, who may call what, and how often. Decisions only."""
+
+__all__ = [
+    "admission",
+    "guard",
+    "knocks",
+    "limits",
+]

@@ -1,0 +1,111 @@
+"""What the broker knows of a member whose links it has measured, and what probes may take of it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from ...dag.plan.plan import PeerId
+from ..membership.member import Member
+from .links import Caps
+
+__all__ = ["PROBE_BYTES", "SMALLEST_BYTES", "Allowance", "Probed"]
+
+PROBE_BYTES = 64 << 20
+"""Of a probe at most, each way: sixteen times the largest bucket that is looked for
+(`peer/core/load.py`), since half of it was still seen in a rate where processes send little faster
+than the bucket fills. Links of less than 60 MB/s tell their rate before, in about a second."""
+SMALLEST_BYTES = 48 << 10
+"""Of one of a peer that trains: the latency, and the rate of a slow link."""
+_HOUR_S = 3600.0
+_SHARE = 0.01
+
+
+class Allowance:
+    """What probes may take of a link that trains: in any window of W seconds at most
+    `share` · bandwidth · W + one smallest probe, in bytes. A token bucket; pure accounting."""
+
+    def __init__(self, bytes_per_s: float, *, burst: int = SMALLEST_BYTES) -> None:
+        self.rate = _SHARE * bytes_per_s
+        self.burst = burst
+        self._tokens = float(burst)
+        self._at = -math.inf
+
+    def take(self, size_bytes: int, now: float) -> bool:
+        """Whether so many bytes may go now; they count from then on."""
+        if now > self._at:
+            passed = now - self._at
+            self._tokens = min(self.burst, self._tokens + self.rate * passed)
+            self._at = now
+        if size_bytes > self._tokens:
+            return False
+        self._tokens -= size_bytes
+        return True
+
+
+@dataclass(eq=False)
+class Probed:
+    """A member. `tried`: until when a pair is not tried again; `sent`: (when, bytes) of its probes
+    of the last hour, `sent_bytes` of them together."""
+
+    boot: tuple[str, int]
+    address: str
+    joined_at: float
+    caps: Caps
+    tried: dict[PeerId, float] = field(default_factory=dict)
+    sent: deque[tuple[float, int]] = field(default_factory=deque)
+    sent_bytes: int = 0
+    allowance: Allowance | None = None
+
+    @classmethod
+    def of(cls, member: Member, now: float) -> Probed:
+        """One that has just joined. Where it does not say its place, its machine or the net of its
+        address stands for one."""
+        profile = member.profile
+        place = profile.place or (f"host {profile.host}" if profile.host else "")
+        caps = Caps(
+            place or _site(member.address),
+            _cap(profile.up_bytes_per_s),
+            _cap(profile.down_bytes_per_s),
+        )
+        return cls((member.boot, member.counter), member.address, now, caps)
+
+    def affords(self, size_bytes: int, most: int, now: float) -> bool:
+        """Whether so many bytes more keep it within `most` of the last hour."""
+        while self.sent and self.sent[0][0] <= now - _HOUR_S:
+            self.sent_bytes -= self.sent.popleft()[1]
+        return self.sent_bytes + size_bytes <= most
+
+    def reserve(self, size_bytes: int, now: float) -> None:
+        """A probe of so many bytes begins."""
+        self.sent.append((now, size_bytes))
+        self.sent_bytes += size_bytes
+
+    def settle(self, size_bytes: int) -> None:
+        """What it really sent replaces what was set aside for its last probe."""
+        if self.sent:
+            at, reserved = self.sent.pop()
+            real = min(size_bytes, reserved)
+            self.sent.append((at, real))
+            self.sent_bytes += real - reserved
+
+    def takes(self, size_bytes: int, uplink: float, now: float) -> bool:
+        """Whether so many bytes may go while it trains; they count from then on. `uplink`: bytes/s,
+        0 where it is not known, and then nothing may: a hundredth of nobody knows what."""
+        if not uplink:
+            return False
+        if self.allowance is None:
+            self.allowance = Allowance(uplink)
+        return self.allowance.take(size_bytes, now)
+
+
+def _cap(bytes_per_s: float) -> float:
+    return bytes_per_s if bytes_per_s > 0 and math.isfinite(bytes_per_s) else 0.0
+
+
+def _site(address: str) -> str:
+    """The first two numbers of an IPv4 address: neighbours there are often neighbours indeed."""
+    parts = address.rpartition(":")[0].split(".")
+    is_ip = len(parts) == 4 and all(part.isdigit() for part in parts)
+    return f"net {parts[0]}.{parts[1]}" if is_ip else ""

@@ -1,0 +1,74 @@
+"""Numbers that peers say of themselves, made possible at the door: behind it, every number is one
+that planning can reckon with.
+
+A number beyond what any device or line has is clamped, one that is none counts as not said; people
+are told of either. Speeds have bounds of their own (`speeds.py`), and what is said of links
+(`broker/links/links.py`). Nothing here is refused: a wrong number of an honest peer must not keep
+it out, and of a hostile one harms nobody once it is bounded.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...proto.broker_pb2 import Profile, StepReport
+
+__all__ = ["LEAST_CAP", "MOST_CAP", "MOST_CORES", "MOST_MEMORY_BYTES", "sound", "sound_report"]
+
+MOST_MEMORY_BYTES = 2**46
+"""64 TiB, the most that one machine addresses today. Sums over 10,000 peers fit into 63 bits."""
+MOST_CORES = 4096
+LEAST_CAP = 1e3
+"""Bytes/s of an owner's cap: under a modem's there is nothing to plan with."""
+MOST_CAP = 1e12
+MOST_S = 10 * 365 * 86_400.0
+"""Of staying, and of any duration in a report: ten years."""
+MOST_BYTES = 2**60
+"""Sent or received in a step, or in a month."""
+
+_WHOLE = (
+    ("device_memory_bytes", MOST_MEMORY_BYTES, "device memory"),
+    ("host_memory_bytes", MOST_MEMORY_BYTES, "host memory"),
+    ("cores", MOST_CORES, "cores"),
+    ("threads", MOST_CORES, "threads"),
+    ("monthly_bytes", MOST_BYTES, "traffic in a month"),
+)
+_REAL = (
+    ("up_bytes_per_s", LEAST_CAP, MOST_CAP, "bytes/s of uplink"),
+    ("down_bytes_per_s", LEAST_CAP, MOST_CAP, "bytes/s of downlink"),
+    ("stay_s", 0.0, MOST_S, "s of staying"),
+)
+
+
+def sound(profile: Profile) -> tuple[str, ...]:
+    """Bounds the numbers of a profile in place; a sentence for each that was changed."""
+    who = f"peer {profile.name}" if profile.name else "the peer"
+    notes: list[str] = []
+    for key, highest, what in _WHOLE:
+        if (said := getattr(profile, key)) > highest:
+            setattr(profile, key, highest)
+            notes.append(f"{who} reports {said} of {what}: clamped to {highest}")
+    for key, least, most, what in _REAL:
+        value = getattr(profile, key)
+        if value == 0:
+            continue
+        taken = min(max(value, least), most) if math.isfinite(value) and value > 0 else 0.0
+        if taken != value:
+            setattr(profile, key, taken)
+            to = f"clamped to {taken:g}" if taken else "not taken"
+            notes.append(f"{who} reports {value:g} {what}: {to}")
+    return tuple(notes)
+
+
+def sound_report(report: StepReport) -> None:
+    """Bounds what a step took, in place. Losses and norms stay: they may be no numbers."""
+    for key in ("sent_bytes", "again_bytes"):
+        setattr(report, key, min(getattr(report, key), MOST_BYTES))
+    report.peak_bytes = min(report.peak_bytes, MOST_MEMORY_BYTES)
+    report.compute_s, report.update_s = _seconds(report.compute_s), _seconds(report.update_s)
+    for stage in report.stages:
+        stage.forward_s, stage.backward_s = _seconds(stage.forward_s), _seconds(stage.backward_s)
+
+
+def _seconds(said: float) -> float:
+    return min(said, MOST_S) if said >= 0 else 0.0  # NaN neither

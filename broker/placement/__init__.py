@@ -1,0 +1,10 @@
+"""Which waiting run gets which peers, and when a running plan gives way to a better one."""
+
+__all__ = [
+    "datasets",
+    "lacking",
+    "placing",
+    "promise",
+    "reconsider",
+    "waiting",
+]

@@ -1,0 +1,160 @@
+"""Who may be planned next, and why the others wait. Pure functions over runs and members.
+
+Order: by priority (higher first), then first come. A run that could start as soon as peers come
+back from other runs is not overtaken; one that lacks peers altogether is, since nobody knows when
+they will join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+
+from ...dag.plan.plan import PeerId
+from ..membership.member import Member
+from ..membership.membership import Membership
+from ..runs.runs import Run
+
+__all__ = ["Offered", "Waits", "by_hand", "consider", "in_order", "resolve", "suited"]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """These free peers are enough to ask for a plan."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """`blocks`: it waits for peers that work now, so nobody may overtake it."""
+
+    code: str
+    reason: str
+    blocks: bool
+
+
+def in_order(runs: Iterable[Run], last: Container[str] = ()) -> list[Run]:
+    """Runs in the order in which they get peers; `last`: owners whose runs come behind all
+    others."""
+    return sorted(runs, key=lambda run: (run.owner in last, -run.wish.priority, run.number))
+
+
+def consider(run: Run, members: Membership, now: float) -> Offered | Waits:
+    """Whether the pool has what a run needs."""
+    if (short := _without_spares(run, members, now)) is not None:
+        return short
+    if run.wish.wanted:
+        verdict = by_hand(run, members)
+        # Once it has begun, a peer that is gone is not waited for.
+        if not run.term or isinstance(verdict, Offered) or verdict.blocks:
+            return verdict
+    able = suited(run, members, now)
+    free = tuple(m for m in able if m.state == "pool")
+    resting = [m for m in able if m.state == "resting"]
+    need, joined = run.wish.least, len(members.members)
+    steady = tuple(m for m in free if run.steady(m, now))
+    if len(free) >= need:
+        return Offered(steady if len(steady) >= need else free)
+    words = f"needs {need} peer{'s' if need > 1 else ''}"
+    if run.wish.options.stages or need > 1:
+        stages = run.wish.options.stages or 1
+        words += f" ({stages} stages"
+        pipelines = run.wish.options.pipelines or 1
+        words += f" × {pipelines})" if pipelines > 1 else ")"
+    text = f"{words}, has {len(free)} in the pool"
+    busy = len(able) - len(free) - len(resting)
+    if busy:
+        text += f"; {busy} more work{'s' if busy == 1 else ''} for another run"
+    text += _rest(resting)
+    unsuited = [m for m in members.members.values() if not run.suits(m)]
+    web = sum(not run.reads(m) for m in unsuited)
+    if web:
+        text += (
+            f"; {web} may not read {run.wish.origins[0]}: its owner has to list the host (`web` in "
+            "peer.toml), or the weights are uploaded (without model.where)"
+        )
+    if core := len(unsuited) - web:
+        text += (
+            f"; {core} with the core operator set cannot take part, because the "
+            "run brings no core graph"
+        )
+    if left_out := joined - len(able) - len(unsuited):
+        text += f"; {left_out} left out for a while, for a fault"
+    if len(able) < need:
+        text += ": start more with `shoal join`"
+    # Nobody knows when an owner opens a peer again.
+    return Waits("peers", text, blocks=len(free) + busy >= need)
+
+
+def _without_spares(run: Run, members: Membership, now: float) -> Waits | None:
+    """Why it waits when it asks for more warm spares than there are peers beside those that it
+    needs; once it has begun, it goes on with fewer."""
+    spares = run.wish.recovery.warm_spares
+    if run.term or spares == "auto" or not spares:
+        return None
+    need = max(run.wish.least, len(run.wish.wanted))
+    able = suited(run, members, now)
+    if len(able) >= need + spares or len(able) < need:
+        return None
+    text = (
+        f"needs {need} peer{'s' if need > 1 else ''} and {spares} more as warm spares "
+        f"(recovery.warm_spares), has {len(able)}: start more with `shoal join`, or submit it with "
+        "fewer spares"
+    )
+    return Waits("peers", text, blocks=False)
+
+
+def _rest(resting: Sequence[Member]) -> str:
+    if len(resting) == 1 and resting[0].closed is not None:
+        return f"; 1 more rests: {resting[0].closed.text}"
+    return f"; {len(resting)} more rest, kept out by their owners" if resting else ""
+
+
+def suited(run: Run, members: Membership, now: float) -> list[Member]:
+    """Members that could take part if they were free, in order of joining; without those that are
+    left out for a fault."""
+    everybody = members.members.values()
+    return [m for m in everybody if run.suits(m) and not run.blamed.out(m.id, now)]
+
+
+def resolve(wanted: PeerId, members: Membership) -> list[Member]:
+    """Members that a hand-written plan may mean: the one with that id, or all with that name."""
+    by_id = members.members.get(wanted)
+    if by_id is not None:
+        return [by_id]
+    return [m for m in members.members.values() if m.profile.name == wanted]
+
+
+def by_hand(run: Run, members: Membership) -> Offered | Waits:
+    """Whether the pool has the peers that a hand-written plan names."""
+    found: list[Member] = []
+    problems: list[str] = []
+    blocks = True
+    for wanted in run.wish.wanted:
+        named = resolve(wanted, members)
+        if len(named) == 1 and run.suits(named[0]) and named[0] not in found:
+            found.append(named[0])
+            if named[0].run is not None:
+                problems.append(f"{wanted} works for run {named[0].run}")
+            elif named[0].closed is not None:
+                problems.append(f"{wanted} rests: {named[0].closed.text}")
+                blocks = False
+            continue
+        blocks = False
+        if not named:
+            problems.append(f"{wanted} has not joined")
+        elif len(named) > 1:
+            problems.append(f"{wanted} is the name of {len(named)} peers: use an id")
+        elif named[0] in found:
+            problems.append(f"{wanted} is a peer that the plan names twice, by id and by name")
+        else:
+            why = "has the core operator set and the run brings no core graph"
+            if not run.reads(named[0]):
+                why = f"may not read {run.wish.origins[0]} (`web` in its owner's peer.toml)"
+            problems.append(f"{wanted} {why}")
+    if not problems:
+        return Offered(tuple(found))
+    need = len(run.wish.wanted)
+    text = f"its plan needs {need} peers, has {need - len(problems)} of them: {'; '.join(problems)}"
+    return Waits("peers", text, blocks)

@@ -1,0 +1,303 @@
+"""Handing parts over: a holder that says that it will leave costs no step.
+
+- Its owner stops or closes it, or the time that it meant to stay is nearly over. It goes on with
+  its part; the broker orders a set of snapshots at a step that nobody begins (hold). When all steps
+  before it are committed, and the set lies at peers that stay, the next term begins exactly there,
+  with another peer in its place, or planned anew where no single one fits.
+- Several that leave are handed over together. Each is told how long to stay (Stay), or why nobody
+  takes its part: it leaves after its step then, and what follows is a loss as any other. So it is
+  too when the deadline comes first, which follows from how long steps and copies took.
+- A run that is over before such a step is simply done to its end.
+- A run that moves to a better plan, or is put aside, stops between two steps in the same way. Put
+  aside, it waits for the copies of its set too, until the deadline; its holders are free then.
+
+Decisions only; whoever takes the part is chosen in `recovery.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...dag.plan.plan import PeerId, Plan
+from ...proto.broker_pb2 import RUNNING, BrokerMessage, Stay
+from ...proto.common_pb2 import Reason
+from ..events import Instruction, Tell
+from ..membership.member import Member
+from ..membership.membership import Membership
+from ..snapshots.keepers import instead
+from .recovery import able_left, replacements
+
+if TYPE_CHECKING:
+    from ..runs.terms import Terms
+
+__all__ = ["PAUSE", "Errand", "Handing", "Over"]
+
+_FACTOR = 3.0
+"""The deadline, in times of what the steps and the copies are expected to take."""
+_LEAST_S = 30.0
+_UNMEASURED_S = 300.0
+"""The deadline while no step, or no copy, was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What a run stops for between two steps: to move to a plan, whose pairs exchange frames, or
+    (None) to be put aside."""
+
+    text: str
+    plan: Plan | None = None
+    pairs: tuple[tuple[PeerId, PeerId], ...] = ()
+
+
+PAUSE = Errand("it is put aside")
+"""Until it is done, or nobody wants it any more; after a restart of the broker too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """What `look` found: these leave now, or the errand is to be done; and the text says what
+    happened, for people (of a pause, what it lacks)."""
+
+    leavers: tuple[PeerId, ...]
+    text: str
+    errand: Errand | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """leavers: in the order in which they asked. to_end: the run ends before it can be."""
+
+    leavers: tuple[PeerId, ...]
+    began: float
+    until: float
+    to_end: bool
+
+
+class Handing:
+    """Of one run. `leaving`: holders that shall not be counted on, and why, in words."""
+
+    def __init__(self) -> None:
+        self.leaving: dict[PeerId, str] = {}
+        self.errand: Errand | None = None
+        self._under_way: _UnderWay | None = None
+        self._waited = False
+        """For the copies of the set that it is to be put aside with, until the deadline."""
+        self._refused: dict[PeerId, None] = {}
+        """Those whose part nobody takes, in this term."""
+        self._stays: dict[PeerId, float] = {}
+        """Of the present holders that said it: until when they mean to stay."""
+
+    def __bool__(self) -> bool:
+        """Whether `look` may have something to do."""
+        return bool(self.leaving) or self.errand is not None
+
+    def __repr__(self) -> str:
+        doing = f" under way until {self._under_way.until:g} s" if self._under_way else ""
+        return f"<Handing {', '.join(self.leaving) or 'nothing'}{doing}>"
+
+    # ------------------------------------------------------------ what happens
+
+    def reset(self) -> None:
+        """The run's phase changes: what was under way is over, one way or the other."""
+        self._under_way = None
+        self._refused = {}
+        if self.errand is not None and self.errand.plan is not None:
+            self.errand = None  # the plan was for what was there
+
+    def stop_for(self, errand: Errand | None) -> None:
+        """The run shall stop between two steps; None: it need not any more."""
+        self.errand, self._under_way, self._waited = errand, None, False
+
+    def leaves(self, peer: PeerId, why: str) -> None:
+        """It, or its owner, has said so."""
+        self.leaving[peer] = why
+        self._refused.pop(peer, None)
+        self._under_way = None  # begun again, with it
+
+    def remains(self, peer: PeerId) -> None:
+        """It does not leave any more, or has left."""
+        if self.leaving.pop(peer, None) is not None:
+            self._under_way = None
+
+    def begin_term(self, holders: Iterable[Member]) -> None:
+        """The plan is new."""
+        self.leaving, self._stays = {}, {}
+        for member in holders:
+            self.holds(member)
+
+    def holds(self, member: Member) -> None:
+        """It has a part, be it again."""
+        if member.closed is not None:
+            self.leaves(member.id, member.closed.text)
+        if member.stays_until < math.inf:
+            self._stays[member.id] = member.stays_until
+
+    # ------------------------------------------------------------ time
+
+    def due(self, run: Terms) -> float:
+        """When something is to be done without an event."""
+        if self._under_way is not None:
+            return self._under_way.until
+        return min((t for t, _ in self._ends(run)), default=math.inf) if self._stays else math.inf
+
+    def _ends(self, run: Terms) -> list[tuple[float, PeerId]]:
+        """By when the parts of those that mean to leave later should be handed over, if the run is
+        not over before they do."""
+        if run.step_s is None:  # nor is it known when the run ends
+            return []
+        margin = _patience(run, run.cadence.next_step(run.committed) - run.committed)
+        return [(t - margin, p) for p, t in self._stays.items() if p not in self.leaving]
+
+    def timed(self, run: Terms, members: Membership, now: float) -> Over | None:
+        """A deadline may have come: theirs, who leave now; or that of a stay, which is handed over
+        from here on."""
+        under = self._under_way
+        if under is not None:
+            if now < under.until:
+                return None
+            self.reset()  # a pause is tried again
+            self._waited = not under.to_end
+            for peer in under.leavers:
+                self._refused[peer] = None
+            if under.to_end or not under.leavers:
+                return None
+            text = (
+                f"{_who(under.leavers, members)} did not hand over within "
+                f"{now - under.began:.0f} s: {self._why(under.leavers)}"
+            )
+            return Over(under.leavers, text)
+        for at, peer in self._ends(run):
+            if now >= at:
+                until = self._stays.pop(peer)
+                if run.ends_at(now) > until:
+                    self.leaving[peer] = f"it means to stay for {max(0.0, until - now):.0f} s more"
+        return None
+
+    # ------------------------------------------------------------ deciding
+
+    def look(
+        self, run: Terms, members: Membership, now: float
+    ) -> tuple[list[Instruction], Over | None]:
+        """What is to be done about those that leave, now."""
+        self.leaving = {p: why for p, why in self.leaving.items() if p in run.peers}
+        if run.phase != RUNNING:
+            return [], None
+        here = [p for p in self.leaving if members.mine(p, run.id) and p not in self._refused]
+        if not here and self.errand is None:
+            return run.release(members), None
+        if self._under_way is None:
+            return self._begin(run, here, members, now), None
+        return self._go_on(run, self._under_way, members, now)
+
+    def _begin(
+        self, run: Terms, here: Sequence[PeerId], members: Membership, now: float
+    ) -> list[Instruction]:
+        out: list[Instruction] = []
+        step = run.cadence.next_step(run.committed)
+        within_s = _patience(run, step - run.committed)
+        chosen: tuple[PeerId, ...] = ()
+        takes = f"the run, which ends with step {run.spec.steps}"
+        to_end = step >= run.spec.steps
+        for peer in here:
+            why = "" if to_end else _why_not(run, (*chosen, peer), members, now)
+            if not why:
+                chosen = (*chosen, peer)
+                continue
+            self._refused[peer] = None
+            out += self._told(run, peer, 0.0, why, members)
+            if members.members[peer].closed is None:  # it goes on, and was not asked
+                del self.leaving[peer]
+        if to_end and self.errand is not None and self.errand.plan is not None:
+            self.errand = None
+        if not chosen and self.errand is None:
+            return [*out, *run.release(members)]
+        if to_end:
+            out += run.release(members)
+        else:
+            found = replacements(run, chosen, members, now) if chosen else None
+            names = _who(tuple(found.values()), members) if found else "a new plan"
+            takes = f"{names} to take its part at step {step}"
+            out += run.hold(step, members)
+        self._under_way = _UnderWay(chosen, now, now + within_s, to_end)
+        for peer in chosen:
+            out += self._told(run, peer, within_s, takes, members)
+        return out
+
+    def _go_on(
+        self, run: Terms, under: _UnderWay, members: Membership, now: float
+    ) -> tuple[list[Instruction], Over | None]:
+        if under.to_end:
+            return [], None
+        found, held = run.goes_on_from(members), run.on_hold
+        ready = found is not None and found.step == run.committed == held
+        lacks = ""
+        if self.errand is not None and self.errand.plan is None and run.cadence.whole != held:
+            # Its peers are free then: without copies the next that is lost would cost its steps.
+            ready = ready and self._waited
+            lacks = ", whose snapshots not everybody has a copy of"
+        errand, self.errand = self.errand, self.errand if not ready else None
+        if ready and errand is not None and errand.plan is None:
+            return [], Over((), lacks, errand)
+        if ready and errand is not None and not under.leavers:
+            return [], Over((), f"{errand.text} at step {held}", errand)
+        if ready and found is not None and found.without(under.leavers):
+            text = f"{_who(under.leavers, members)} hands over at step {held}"
+            return [], Over(under.leavers, f"{text}: {self._why(under.leavers)}")
+        if run.cadence.pending is not None or run.cadence.whole == held:
+            return [], None
+        # Somebody was past that step already, or a copy was lost.
+        step = run.cadence.next_step(run.committed)
+        if step < run.spec.steps:
+            return run.hold(step, members), None
+        self._under_way = _UnderWay(under.leavers, under.began, under.until, True)
+        return run.release(members), None
+
+    def _told(
+        self, run: Terms, peer: PeerId, within_s: float, why: str, members: Membership
+    ) -> list[Instruction]:
+        """The answer to one that asked."""
+        member = members.members[peer]
+        if member.closed is None:
+            return []
+        stay = Stay(run=run.id, term=run.term, within_s=within_s)
+        stay.reason.CopyFrom(Reason(code="hand-over", text=why))
+        return [Tell(member.stream, BrokerMessage(stay=stay))]
+
+    def _why(self, leavers: Sequence[PeerId]) -> str:
+        return "; ".join(dict.fromkeys(self.leaving[p] for p in leavers if p in self.leaving))
+
+
+def _patience(run: Terms, steps: int) -> float:
+    """Seconds in which so many steps and the copies of a set should well be over."""
+    step_s, took_s = run.step_s, run.cadence.took
+    if step_s is None or took_s is None:
+        return _UNMEASURED_S
+    return max(_LEAST_S, _FACTOR * (steps * step_s + took_s))
+
+
+def _why_not(run: Terms, leavers: tuple[PeerId, ...], members: Membership, now: float) -> str:
+    """Why these cannot hand over, the last of them, say; empty: they can."""
+    assert run.plan is not None, run
+    if not run.snapshots:
+        return "its run takes no snapshots (recovery.ladder)"
+    keepers = instead(run.plan, members, run.unreliable)
+    if any(keepers.get(p) in (None, *leavers) for p in leavers):
+        return "nobody who stays can keep its snapshot"
+    found = replacements(run, leavers, members, now)
+    here = members.members
+    asked = all(here[p].closed is not None for p in leavers)
+    if found is not None:
+        longer = all(here[b].stays_until > here[a].stays_until for a, b in found.items())
+        return "" if asked or longer else "no other peer means to stay longer"
+    if not asked:
+        return "no other peer can take its part as it is"
+    left = [m for m in able_left(run, members, now) if m.id not in leavers]
+    return "" if len(left) >= run.wish.least else "no other peer can take its part"
+
+
+def _who(peers: Sequence[PeerId], members: Membership) -> str:
+    labels = [members.members[p].label if p in members.members else p for p in peers]
+    return ("peer " if len(labels) == 1 else "peers ") + ", ".join(labels)

@@ -1,0 +1,110 @@
+"""Going on after a loss: another peer in the place of one that is gone, and who gives what to whom.
+
+Pure functions over plans and sets of snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ...dag.plan.plan import PeerId, Plan, Route
+from ...proto.broker_pb2 import Gift, Renamed, Resume, Span
+from ..snapshots.sets import Set
+
+__all__ = ["block_gifts", "gifts", "resume", "substituted"]
+
+
+def substituted(plan: Plan, old: PeerId, new: PeerId) -> Plan:
+    """The same plan with one peer in the place of another. Who keeps snapshots is chosen anew."""
+
+    def at(peer: PeerId) -> PeerId:
+        return new if peer == old else peer
+
+    def moved(routes: tuple[Route, ...]) -> tuple[Route, ...]:
+        return tuple(tuple(replace(v, peer=at(v.peer)) for v in route) for route in routes)
+
+    predicted = plan.predicted
+    return replace(
+        plan,
+        stages=tuple(replace(s, holders=tuple(map(at, s.holders))) for s in plan.stages),
+        routes=moved(plan.routes),
+        evaluation_routes=moved(plan.evaluation_routes),
+        codecs=tuple(
+            replace(c, source=at(c.source), destination=at(c.destination)) for c in plan.codecs
+        ),
+        predicted=replace(
+            predicted,
+            bottlenecks=(),  # sentences about who was there
+            # Seconds are of who was there: nothing is learned of this one from them.
+            peers=tuple(
+                replace(p, peer=new, learned=0.0) if p.peer == old else p for p in predicted.peers
+            ),
+            links=tuple(
+                replace(x, source=at(x.source), destination=at(x.destination))
+                for x in predicted.links
+            ),
+        ),
+        spares=tuple(s for s in plan.spares if s.peer != new),
+        keepers=(),
+    )
+
+
+def gifts(found: Set, plan: Plan) -> tuple[Gift, ...]:
+    """What of a set each holder of the plan lacks, and who gives it: somebody with a part in the
+    plan where there is one. Those that only keep it come last."""
+    out: list[Gift] = []
+    part = (*plan.peers, *plan.warm)
+    given = dict.fromkeys(part, 0)
+    for peer in plan.peers:
+        spans = [(plan.stages[k].start, plan.stages[k].stop) for k in plan.stages_of(peer)]
+        for holder in found.overlapping(spans):
+            have, where = found.where[holder]
+            if peer in where:
+                continue
+            # Whoever gives least so far: a keeper of all does not have to feed everybody.
+            source = min(where, key=lambda p: (p not in given, given.get(p, 0), where.index(p)))
+            given[source] = given.get(source, 0) + 1
+            out.append(
+                Gift(
+                    holder=holder,
+                    source=source,
+                    destination=peer,
+                    spans=[Span(start=a, stop=b) for a, b in have],
+                )
+            )
+    return tuple(out)
+
+
+def block_gifts(plan: Plan, rebuilt: Sequence[PeerId]) -> tuple[Gift, ...]:
+    """Of every stage that somebody has, the first of these gives to each that makes its own anew:
+    which of its blocks is known to who has the graph."""
+    alive = [[h for h in s.holders if h not in rebuilt] for s in plan.stages]
+    givers = dict.fromkeys(holders[0] for holders in alive if holders)
+    return tuple(
+        Gift(
+            holder=giver,
+            source=giver,
+            destination=peer,
+            spans=[
+                Span(start=plan.stages[k].start, stop=plan.stages[k].stop)
+                for k in plan.stages_of(giver)
+            ],
+        )
+        for peer in rebuilt
+        for giver in givers
+    )
+
+
+def resume(found: Set, plan: Plan, names: Mapping[PeerId, PeerId]) -> Resume:
+    """What an assignment says of the set that it goes on from. `names`: who took whose place since
+    it was taken."""
+    return Resume(
+        term=found.term,
+        holders=found.where,
+        gifts=block_gifts(plan, found.rebuilt) if found.rebuilt else gifts(found, plan),
+        renamed=[Renamed(old=old, to=new) for old, new in names.items()],
+        files=found.checkpoint.files if found.checkpoint else (),
+        live=found.live,
+        rebuilt=found.rebuilt,
+    )

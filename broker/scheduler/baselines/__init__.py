@@ -1,0 +1,6 @@
+"""Planners that the literature compares with."""
+
+__all__ = [
+    "baselines",
+    "op_fence",
+]

@@ -1,0 +1,13 @@
+"""Candidates, and the one judge of what they cost."""
+
+__all__ = [
+    "batchings",
+    "candidate",
+    "judge",
+    "needs",
+    "partition",
+    "predicted",
+    "rows",
+    "shortage",
+    "structure",
+]

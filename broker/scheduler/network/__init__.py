@@ -1,0 +1,12 @@
+"""Peers by their links: missing links completed, communities, groups, orders, and cuts along a path
+of peers."""
+
+__all__ = [
+    "communities",
+    "completion",
+    "grouping",
+    "groups",
+    "matching",
+    "order",
+    "pathcut",
+]

@@ -1,0 +1,12 @@
+"""All planners by name, and how a better plan is told from noise."""
+
+__all__ = [
+    "alternatives",
+    "auto",
+    "cases",
+    "coded",
+    "exact",
+    "planners",
+    "replan",
+    "swapped",
+]

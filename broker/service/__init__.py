@@ -1,0 +1,17 @@
+"""The daemon: gRPC services, blobs on disk, and the shell that carries the machine's instructions
+out."""
+
+__all__ = [
+    "admitting",
+    "blobs",
+    "blobs_service",
+    "calls",
+    "door",
+    "needed",
+    "page",
+    "secured",
+    "server",
+    "services",
+    "shell",
+    "wire",
+]

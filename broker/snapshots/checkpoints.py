@@ -1,0 +1,152 @@
+"""The checkpoints of a run: when one is due, and which are complete.
+
+A checkpoint is a set of snapshots that lies with the broker, every `every` steps and after the last
+one, whatever else the run does to survive. Every holder brings its own there, beside the training.
+One at a time: while it is on its way, no other is begun, and one that is due is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.swaps import swapped_operators
+from ...proto.broker_pb2 import Checkpoint, CheckpointFile, RunSpec, Saved, Span, Swap
+from ..wish import HASH
+from .sets import Set
+
+__all__ = ["Checkpoints", "as_set"]
+
+_LEAD = 8
+"""Steps before a checkpoint's at which it may be ordered: everybody hears of it in time."""
+_MOST_LATE = 64
+
+
+class Checkpoints:
+    """Of one run. `every` 0: none are made. `kept`: the newest `keep` complete ones, the newest
+    last; they change by the run's events only."""
+
+    def __init__(self, every: int, keep: int) -> None:
+        self.every, self._keep = every, keep
+        self.kept: list[Checkpoint] = []
+        self._coming: Checkpoint | None = None
+        self._missing: dict[PeerId, CheckpointFile] = {}
+        self._untaken: dict[PeerId, None] = {}
+        self._next = 0  # None of a step before this one is begun.
+        self._late = 0
+        """How much further ahead they are ordered, because somebody was past the step before."""
+        self._overdue = False
+        """One was ordered too late: the next need not wait for its step."""
+
+    def add(self, found: Iterable[Checkpoint]) -> None:
+        """These are complete; older ones than are kept go."""
+        self.kept += found
+        del self.kept[: -self._keep]
+        if self.kept:  # after a restart of the broker, too
+            self._next = max(self._next, self.kept[-1].step + 1)
+
+    def newest(self, committed: int | None = None) -> Checkpoint | None:
+        """Of at most so many steps, if that is given."""
+        found = (c for c in reversed(self.kept) if committed is None or c.step <= committed)
+        return next(found, None)
+
+    @property
+    def coming(self) -> int | None:
+        """The step of the one that is on its way."""
+        return None if self._coming is None else self._coming.step
+
+    def due(self, committed: int, steps: int) -> int | None:
+        """The step of the one to begin now, if one is due."""
+        if not self.every or self._coming is not None:
+            return None
+        if self._next > steps:
+            return None
+        after = max(committed + 1 + self._late, self._next)
+        if not self._overdue:
+            after = -(-after // self.every) * self.every
+        step = min(after, steps)  # after the last nothing changes any more
+        return step if step <= committed + max(_LEAD, 1 + self._late) else None
+
+    def begin(
+        self, run: str, term: int, step: int, spec: RunSpec, plan: Plan, inexact_from: int = 0
+    ) -> None:
+        """It was ordered from all holders of a plan."""
+        self._overdue = False
+        self._coming = Checkpoint(
+            run=run,
+            term=term,
+            step=step,
+            job=spec.job,
+            graph=spec.graph,
+            data=spec.data,
+            operators=plan.stages[-1].stop,
+            microbatch_size=plan.microbatch_size,
+            head_parts=plan.head_parts,
+            inexact_from=inexact_from,
+            swapped=[Swap(start=a, middle=b, stop=c) for a, b, c in swapped_operators(plan)],
+        )
+        self._next = step + 1
+        self._untaken = dict.fromkeys(plan.peers)
+        self._missing = {
+            peer: CheckpointFile(
+                holder=peer,
+                spans=[
+                    Span(start=plan.stages[k].start, stop=plan.stages[k].stop)
+                    for k in plan.stages_of(peer)
+                ],
+            )
+            for peer in plan.peers
+        }
+
+    @property
+    def untaken(self) -> bool:
+        """Whether somebody has yet to take the snapshot for the one that is on its way."""
+        return self._coming is not None and bool(self._untaken)
+
+    def taken(self, peer: PeerId, step: int) -> None:
+        """A holder has its snapshot of a step."""
+        if step == self.coming:
+            self._untaken.pop(peer, None)
+
+    def awaits(self, peer: PeerId) -> bool:
+        """Whether the one that is on its way lacks this holder's part."""
+        return self._coming is not None and peer in self._missing
+
+    def saved(self, peer: PeerId, message: Saved) -> Checkpoint | None:
+        """A holder's part is with the broker; the checkpoint, if it is complete now."""
+        coming = self._coming
+        if coming is None or (message.term, message.step) != (coming.term, coming.step):
+            return None
+        if peer not in self._missing or not HASH.fullmatch(message.blob.hash):
+            return None
+        file = self._missing.pop(peer)
+        file.blob.CopyFrom(message.blob)
+        coming.files.append(file)
+        if self._missing:
+            return None
+        coming.files.sort(key=lambda f: [(s.start, s.stop, f.holder) for s in f.spans])
+        self.given_up()
+        return coming
+
+    def again(self) -> None:
+        """A holder may not have heard of the one that is on its way, or could not say what came of
+        it: another is made in its place, as soon as may be."""
+        if self._coming is not None:
+            self._next = self._coming.step
+            self.given_up()
+            self._overdue = True
+
+    def given_up(self, late: bool = False) -> None:
+        """The one that is on its way will not be complete; `late`: it was ordered too late."""
+        self._coming, self._missing, self._untaken = None, {}, {}
+        self._overdue = late
+        if late:
+            self._late = min(_MOST_LATE, 2 * self._late + 1)
+
+    def __repr__(self) -> str:
+        return f"<Checkpoints of steps {[c.step for c in self.kept]}, coming {self.coming}>"
+
+
+def as_set(found: Checkpoint) -> Set:
+    """A checkpoint as what a term goes on from; nothing of it lies at peers."""
+    return Set(found.term, found.step, {}, found)

@@ -1,0 +1,13 @@
+"""Files on the user's side: weights as others write and read them, shards, exports, and the records
+of a run."""
+
+__all__ = [
+    "exported",
+    "records",
+    "sending",
+    "shards",
+    "uplink",
+    "values",
+    "weight_files",
+    "weight_writer",
+]

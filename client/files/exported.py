@@ -1,0 +1,238 @@
+"""The weights of a run that is over, brought here part by part and read tensor by tensor.
+
+Parts lie in a folder under their hashes: what is there is not fetched again, and one that was cut
+off is gone on from. What no part has, since it was frozen, comes from the weights that the run
+began with, of which only those shards are fetched that have some of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, get_num_threads
+
+from ...dag.ir.convert import graph_from_bytes
+from ...dag.ir.graph import Graph
+from ...dag.ir.recipe import Recipe, make
+from ...net.blobs.client import BlobClient
+from ...net.web.places import reachable
+from ...net.web.web import Web
+from ...peer.blobs.weight_shards import WeightError, WeightManifest, WeightShard
+from ...peer.blobs.weights import Entry, Lazy, Part, Spec, WeightsFile, entry_of, merged_entries
+from ...proto.broker_pb2 import WeightFile, Weights
+from ...proto.common_pb2 import BlobRef
+from .records import replacing
+from .weight_files import File, Stored, WeightFilesError, open_file
+from .weight_writer import Item, item_of, items_of
+
+__all__ = ["Exported", "aliases", "bring", "opened"]
+
+_AT_ONCE = 3
+_MADE_BYTES = 32 << 20
+"""Of a tensor that is made while it is written."""
+PUBLIC = Web(reachable=reachable(()))
+"""For URLs of somebody's run, which this machine may be the first to read for him."""
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Exported(Lazy):
+    """The tensors by the user's names, each read when it is asked for. `entries`: where they lie;
+    `recipe`: what makes others, by all their names. They live as long as the folder."""
+
+    stored: Stored
+    entries: Mapping[str, Entry]
+    recipe: Recipe
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self.entries:
+            return self.stored.weights.read(self.entries[name])
+        return make(self.recipe.tensors[name], self.recipe.seed, threads=get_num_threads())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries or name in self.recipe.tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.entries, **self.recipe.tensors})
+
+    def __len__(self) -> int:
+        return len({*self.entries, *self.recipe.tensors})
+
+    def spec(self, name: str) -> Spec:
+        if name in self.entries:
+            return Spec(self.entries[name].shape, self.entries[name].dtype)
+        made = self.recipe.tensors[name]
+        return Spec(made.shape, getattr(torch, made.dtype))
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        if name in self.entries:
+            return self.stored.weights.read(self.entries[name].rows(start, stop))
+        made, threads = self.recipe.tensors[name], get_num_threads()
+        return make(made, self.recipe.seed, (start, stop), threads=threads)
+
+    def items_to_write(self) -> dict[str, Item]:
+        """For `weight_writer.write_files`."""
+        made = {n: self._made(n) for n in self.recipe.tensors if n not in self.entries}
+        return items_of(self.stored, self.entries) | made
+
+    def _made(self, name: str) -> Item:
+        """A tensor that is made, some rows at a time, while it is written."""
+        shape, dtype = self.spec(name)
+        size = math.prod(shape) * dtype.itemsize
+
+        def pieces() -> Iterator[bytes | memoryview]:
+            if not shape or not size:
+                yield from item_of(self[name]).pieces()
+                return
+            some = max(1, _MADE_BYTES * shape[0] // size)
+            for start in range(0, shape[0], some):
+                rows = self.rows(name, start, min(shape[0], start + some))
+                yield from item_of(rows).pieces()
+
+        return Item(dtype, shape, size, pieces)
+
+
+async def bring(
+    blobs: BlobClient, weights: Weights, folder: Path, but: Collection[str] = (), web: Web = PUBLIC
+) -> Exported:
+    """Fetches what the folder lacks of an export; of what was frozen, not what is for the names
+    `but`. `web`: for weights that lie there. Raises BlobTransferError, OSError; WeightFilesError
+    when two peers exported one name, a block of a split parameter is missing, or a part is no file
+    of weights."""
+    await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+    paths = [folder / file.blob.hash for file in weights.files]
+    await _fetched(blobs, [(f.blob.hash, f.blob.size_bytes) for f in weights.files], folder)
+    entries: dict[str, Entry] = {}
+    for path in dict.fromkeys(paths):
+        own = opened([path]).entries
+        if twice := sorted(entries.keys() & own.keys()):
+            raise WeightFilesError(
+                f"{twice[0]!r} was exported by two peers: expected one for each name"
+            )
+        entries |= own
+    try:
+        entries = merged_entries(entries)
+    except WeightError as error:
+        raise WeightFilesError(str(error)) from None
+    recipe = Recipe(0)
+    if weights.HasField("graph"):  # something was frozen
+        entries |= await _frozen(blobs, weights.starting, folder, {*entries, *but}, web)
+        if weights.HasField("recipe"):
+            recipe = Recipe.from_bytes(await _small(blobs, weights.recipe))
+        graph = graph_from_bytes(await _small(blobs, weights.graph))
+        entries |= {n: entries[there] for n, there in aliases(graph, entries).items()}
+        made = {n: initial for n, initial in recipe.tensors.items() if n not in entries}
+        made |= {n: made[there] for n, there in aliases(graph, made).items()}
+        recipe = Recipe(recipe.seed, made)
+    files = {part.source.hash for e in entries.values() for part in e.parts}
+    return Exported(opened([Path(name) for name in sorted(files)]), entries, recipe)
+
+
+async def _small(blobs: BlobClient, ref: BlobRef) -> bytes:
+    return await blobs.fetch(ref.hash, most_bytes=ref.size_bytes)
+
+
+def opened(paths: Iterable[Path]) -> Stored:
+    """Files on this machine."""
+    return Stored({str(path): open_file(str(path)) for path in paths})
+
+
+async def _fetched(blobs: BlobClient, wanted: list[tuple[str, int]], folder: Path) -> None:
+    """Brings blobs into the folder, a few at a time."""
+    for name, _ in wanted:
+        if not _HASH.fullmatch(name):
+            raise WeightFilesError(f"an export names the blob {name!r:.80}: expected a SHA-256")
+    left = [(name, size) for name, size in dict(wanted).items() if not (folder / name).exists()]
+
+    async def work() -> None:
+        while left:
+            name, size = left.pop()
+            await blobs.fetch_to(name, folder / name, most_bytes=size)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(_AT_ONCE):
+                group.create_task(work())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _frozen(
+    blobs: BlobClient,
+    starting: Sequence[WeightFile],
+    folder: Path,
+    but: Collection[str],
+    web: Web,
+) -> dict[str, Entry]:
+    """Where the tensors lie that a run began with, but for those names; fetches what the folder
+    lacks. Raises as `bring` does."""
+    found: dict[str, Entry] = {}
+    for file in reversed(starting):  # a later one wins
+        own = await _starting(blobs, file, folder, {*but, *found}, web)
+        found |= {name: entry for name, entry in own.items() if name not in {*but, *found}}
+    return found
+
+
+def aliases(graph: Graph, names: Collection[str]) -> dict[str, str]:
+    """The names that parameters have beside those that are there, each with one that is."""
+    found: dict[str, str] = {}
+    for parameter in graph.parameters:
+        own = (parameter.name, *parameter.tied)
+        there = next((n for n in own if n in names), None)
+        if there is not None:
+            found |= {n: there for n in own if n not in names}
+    return found
+
+
+async def _starting(
+    blobs: BlobClient, file: WeightFile, folder: Path, but: Collection[str], web: Web
+) -> Mapping[str, Entry]:
+    """The tensors of one of the files that the run began with; of shards, but for those names."""
+    await _fetched(blobs, [(file.blob.hash, file.blob.size_bytes)], folder)
+    path = folder / file.blob.hash
+    if not file.sharded:
+        return opened([path]).entries
+    try:
+        manifest = WeightManifest.from_json(path.read_bytes())
+    except WeightError as error:
+        raise WeightFilesError(str(error)) from None
+    wanted = {n: t for n, t in manifest.tensors.items() if n not in but}
+    used = dict.fromkeys(manifest.shards[i] for t in wanted.values() for i, _, _ in t.parts)
+    await asyncio.to_thread(_from_web, web, [s for s in used if s.url], folder)
+    await _fetched(blobs, [(s.hash, s.size_bytes) for s in used], folder)
+    at = {shard: WeightsFile(str(folder / shard.hash), shard.size_bytes) for shard in used}
+
+    def part(shard: WeightShard, begin: int, length: int) -> Part:
+        return Part(at[shard], begin, length)
+
+    try:
+        return {
+            n: entry_of(n, t, tuple(part(manifest.shards[i], b, size) for i, b, size in t.parts))
+            for n, t in wanted.items()
+        }
+    except WeightError as error:
+        raise WeightFilesError(str(error)) from None
+
+
+def _from_web(web: Web, shards: list[WeightShard], folder: Path) -> None:
+    """Reads into the folder what it lacks of shards that no broker has."""
+    files: dict[str, File] = {}
+    for shard in shards:
+        if (folder / shard.hash).exists():
+            continue
+        file = files.get(shard.url) or files.setdefault(shard.url, open_file(shard.url, web))
+        data = file.read(shard.at, shard.size_bytes)
+        if (found := hashlib.sha256(data).hexdigest()) != shard.hash:
+            raise WeightFilesError(
+                f"{shard.url} has another content from byte {shard.at} on than the run began with: "
+                f"SHA-256 {found[:12]}, expected {shard.hash[:12]}"
+            )
+        with replacing(folder / shard.hash) as path:
+            path.write_bytes(data)

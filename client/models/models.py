@@ -1,0 +1,641 @@
+"""From the [model] of a job to a module: the factory, starting weights, and frozen parameters.
+
+This runs on the submitter's machine only; peers see a graph and named tensors, never a factory.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.func import functional_call
+
+from ...dag.analysis.lookups import beyond
+from ...dag.ir.graph import Graph
+from ...dag.ir.recipe import Recipe
+from ...job import LIVE, Job
+from ...peer.blobs.weights import spec_of
+from ..files import weight_files
+from ..files.shards import Pretrained
+from ..files.weight_files import Stored
+from .adapters import AdapterError, adapted, plain_name
+from .fitting import Wanted, fit
+from .initialise import check_seed, give_values, recording_of, replace_parameters
+from .memory import TooLargeError, Within
+from .recorded import recipe_of
+from .recording import Recording, record
+
+__all__ = [
+    "ModelError",
+    "Outline",
+    "build",
+    "capturable",
+    "check_takes",
+    "find",
+    "fit_options",
+    "has_values",
+    "is_hugging_face",
+    "is_small",
+    "load_named",
+    "on_cpu",
+    "outline",
+    "ready",
+    "starting_files",
+    "tied_names",
+]
+
+
+_TORCH = str(Path(torch.__file__).parent)
+
+SMALL = 64 << 20
+"""Bytes of parameters up to which a model is tried with values at submission: a forward and
+backward pass of a few samples then takes less time and memory than importing torch."""
+
+
+class ModelError(ValueError):
+    """A factory, module or weights file that cannot be used; says where and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """A job's module as it is captured, with as few values as it can do with. What files begin
+    (`starting_files`) is not in it.
+
+    recording: what is known of its parameters, which lie on `meta`; None: it has all its values.
+    recipe: how those begin that need no values; others: the parameters that do, by name. Names are
+    those of the graph.
+    live: whether the module is the user's own.
+    """
+
+    module: nn.Module
+    recording: Recording | None = None
+    recipe: Recipe | None = None
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+    live: bool = False
+
+    def is_made(self, name: str) -> bool:
+        """Whether the recipe makes it, so that nobody sends it."""
+        return self.recipe is not None and name in self.recipe.tensors
+
+    def value(self, name: str, tensor: Tensor) -> Tensor:
+        """A parameter, buffer or constant that the capture has as `tensor`, with its values."""
+        tensor = self.others.get(name, tensor)
+        if self.recording is not None and self.recording.has(tensor):
+            return self.recording.value(tensor)
+        return tensor
+
+
+def build(job: Job) -> nn.Module:
+    """The job's module with its starting weights; a live module with values is returned itself.
+
+    Weights of a factory are made from its recipe under the job's seed, as peers make theirs. Raises
+    ModelError, WeightFilesError.
+    """
+    found = outline(job)
+    _fill(found, job)
+    return found.module
+
+
+def _fill(found: Outline, job: Job) -> None:
+    """Gives an outline its values: those of files, and of its recording."""
+    module, plain, fitted = found.module, plain_name(found.module), _fitted(found.module, job)
+    entries = fitted.entries if fitted else {}
+
+    def read(name: str) -> Tensor | None:
+        entry = entries.get(plain(name))
+        return None if fitted is None or entry is None else fitted.stored.weights.read(entry)
+
+    if found.recording is not None:
+        give_values(module, found.recording, job.seed, read)
+    with torch.no_grad():
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            is_given = found.recording is not None and isinstance(tensor, nn.Parameter)
+            if not is_given and (value := read(name)) is not None:
+                tensor.copy_(value)
+
+
+def outline(job: Job, say: Callable[[str], None] = lambda line: None) -> Outline:
+    """The job's module without its weights, where it can be made so. Raises ModelError.
+
+    A factory that cannot do without values is run as it is, which is said, with the memory; where
+    that is more than this machine has, ModelError is raised before it is taken.
+    """
+    if job.module is not None:
+        if not isinstance(job.module, nn.Module):
+            raise ModelError(
+                f"model is a {type(job.module).__name__}: expected a torch.nn.Module, a table, or "
+                'a factory such as "file.py:fn"'
+            )
+        if job.model.lora:
+            raise ModelError(
+                "`model.lora` is for models that a factory makes: put the adapter into a live "
+                "module yourself (peft.inject_adapter_in_model)"
+            )
+        module, recording = job.module, recording_of(job.module)
+    elif job.model.factory.startswith(LIVE):
+        raise ModelError(
+            f"the job names the live module {job.model.factory.removeprefix(LIVE)}, which is not "
+            "in a job that was read back: pass Job(model=module, …)"
+        )
+    else:
+        module, recording = _made(_factory(job), job, say)
+    if recording is None:
+        return Outline(module=module)
+    try:
+        check_seed(recording, job.seed)
+        recipe, others, empty = recipe_of(module, recording, job.seed)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
+    if empty and starting_files(job) is None:
+        rest = f" and {len(empty) - 1} more" if len(empty) > 1 else ""
+        say(f'nothing gives parameter "{empty[0]}"{rest} a value: it begins at 0')
+    plain = plain_name(module)
+    recipe = Recipe(recipe.seed, {plain(n): i for n, i in recipe.tensors.items()})
+    others = {plain(n): t for n, t in others.items()}
+    return Outline(
+        module=module,
+        recording=recording,
+        recipe=recipe,
+        others=others,
+        live=job.module is not None,
+    )
+
+
+def capturable(found: Outline, job: Job) -> nn.Module:
+    """The module of an outline as it is captured, on the CPU; a live one is copied and stays as it
+    is. One of at most SMALL bytes gets its values, so that it can be tried; parameters of a larger
+    one are fake: they have shape, dtype and place, and no values. Raises ModelError."""
+    if found.recording is None:
+        return on_cpu(found.module)
+    try:
+        module = _copied(found.module, lambda tensor: tensor) if found.live else found.module
+    except Exception as error:  # a copy runs the user's code
+        raise ModelError(f"the model cannot be copied ({_story(error)})") from error
+    if sum(p.nbytes for p in module.parameters()) <= SMALL:
+        _fill(replace(found, module=module), job)
+        return module
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def faked(name: str, parameter: nn.Parameter) -> Tensor | None:
+        if not parameter.is_meta:
+            return None
+        with fake:
+            shape, strides = parameter.shape, parameter.stride()
+            return torch.empty_strided(shape, strides, dtype=parameter.dtype, device="cpu")
+
+    replace_parameters(module, faked)
+    return module
+
+
+def has_values(module: nn.Module) -> bool:
+    """Whether the module could be run."""
+    return not any(isinstance(p, FakeTensor) or p.is_meta for p in module.parameters())
+
+
+def _made(
+    factory: Callable[[], nn.Module], job: Job, say: Callable[[str], None]
+) -> tuple[nn.Module, Recording | None]:
+    """The factory's module, without values if it can do without them."""
+    try:
+        return record(factory, job.seed)
+    except AdapterError:
+        raise
+    except Exception as error:  # the user's code, on tensors that it does not expect
+        why = error
+    name = job.model.factory
+    try:
+        with torch.random.fork_rng(devices=[]), Within() as within:
+            torch.manual_seed(job.seed)
+            module = factory()
+    except ModelError as error:
+        if isinstance(error.__cause__, TooLargeError):
+            raise ModelError(
+                f'factory "{name}" needs values ({why}), and they do not fit here: '
+                f"{error.__cause__}; let it make its tensors without looking into them, or run it "
+                "on a machine with more memory"
+            ) from error
+        raise
+    say(
+        f'factory "{name}" needs values ({why}): its weights are made here, '
+        f"{within.taken / 2**30:.2f} GiB in memory, and uploaded"
+    )
+    return module, None
+
+
+def starting_files(job: Job) -> Stored | None:
+    """The files that the job's model begins with; None: what its factory gives. Headers are read.
+    Raises ModelError, WeightFilesError."""
+    model = job.model
+    if model.weights != "init":
+        return weight_files.find([_place(name, job.folder) for name in model.weight_names])
+    if model.factory.startswith("hf:") and job.module is None:
+        folder = find(model.factory.removeprefix("hf:"), job.folder, "model.factory")
+        if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
+            return weight_files.find([str(folder)])
+    return None
+
+
+def _place(name: str, folder: Path) -> str:
+    return name if "://" in name else str(find(name, folder, "model.weights"))
+
+
+def _fitted(module: nn.Module, job: Job) -> Pretrained | None:
+    """What files have of a module's weights, by the names without adapters."""
+    stored = starting_files(job)
+    if stored is None:
+        return None
+    plain, state = plain_name(module), _state(module)
+    first = {plain(name): plain(one) for name, one in tied_names(module).items()}
+    names: dict[str, list[str]] = {}
+    for name in state:
+        names.setdefault(first.get(name, name), []).append(name)
+    wanted = [
+        Wanted(
+            (name, *(other for other in all_ if other != name)),
+            tuple(state[name].shape),
+            state[name].dtype,
+            isinstance(state[name], nn.Parameter),
+        )
+        for name, all_ in names.items()
+        if isinstance(state.get(name), Tensor)
+    ]
+    return fit(stored, wanted, **fit_options(module, job))
+
+
+def fit_options(module: nn.Module, job: Job) -> dict[str, Any]:
+    """What `fitting.fit` is told of a module."""
+    prefix = getattr(module, "base_model_prefix", "") if is_hugging_face(module) else ""
+    return {"prefix": prefix, "rename": job.model.rename, "fresh": job.model.fresh}
+
+
+def on_cpu(module: nn.Module) -> nn.Module:
+    """The module itself, or a copy on the CPU of one that lies on another device: it is captured
+    with microbatches of the CPU, and a live module stays where the user has it.
+
+    Raises ModelError for a module on `meta` of which nothing else is known, and for one that cannot
+    be copied.
+    """
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    elsewhere = {name: t for name, t in tensors.items() if t.device.type != "cpu"}
+    for name, tensor in elsewhere.items():
+        if tensor.is_meta:
+            raise ModelError(
+                f'"{name}" is on the meta device, where weights have no values: make the model on '
+                "the CPU, make it with shoal.deferred_init(factory), or give it values first "
+                '(module.to_empty(device="cpu"), then load them)'
+            )
+    if not elsewhere:
+        return module
+    try:
+        return _copied(module, lambda tensor: tensor.cpu())
+    except Exception as error:  # a copy runs the user's code
+        where = next(iter(elsewhere.values())).device
+        raise ModelError(
+            f"the model is on {where} and cannot be copied to the CPU ({_story(error)}): pass "
+            "it on the CPU (module.cpu())"
+        ) from error
+
+
+def _copied(module: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A copy with changed parameters and buffers; what is tied stays tied."""
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(change(p.detach()), p.requires_grad) for p in module.parameters()
+    }
+    memo |= {id(b): change(b.detach()) for b in module.buffers()}
+    return copy.deepcopy(module, memo)
+
+
+def _factory(job: Job) -> Callable[[], nn.Module]:
+    """What makes the job's module, with an adapter if it wants one."""
+    name = job.model.factory
+    if name.startswith("hf:"):
+        folder = find(name.removeprefix("hf:"), job.folder, "model.factory")
+        base = _hugging_face(folder, job)
+    else:
+        function = _function(name, job.folder, "model.factory")
+
+        def base() -> nn.Module:
+            module = _call(function, dict(job.model.args), name)
+            if not isinstance(module, nn.Module):
+                raise ModelError(
+                    f'factory "{name}" returned {type(module).__name__}: expected a torch.nn.Module'
+                )
+            return module
+
+    if not job.model.lora:
+        return base
+    return lambda: adapted(base(), job.model.lora, name.removeprefix("hf:"))
+
+
+def _loss_function(job: Job) -> Callable[..., Any] | None:
+    """What computes the loss from the module's output and the batch; None: the module itself."""
+    if job.model.loss == "forward":
+        return None
+    return _function(job.model.loss, job.folder, "model.loss")
+
+
+def _function(where: str, folder: Path, key: str) -> Callable[..., Any]:
+    place, _, name = where.rpartition(":")
+    function = getattr(_import(place, folder, key), name, None) if place else None
+    if not callable(function):
+        raise ModelError(f'`{key}` is "{where}": {place or "this"} has no function "{name}"')
+    return function  # type: ignore[no-any-return]  # callable is all that is known
+
+
+def _call(function: Callable[..., Any], args: Mapping[str, Any], factory: str) -> Any:
+    try:
+        return function(**args)
+    except Exception as error:  # whatever the user's code raises is the user's to see
+        raise ModelError(f'factory "{factory}" raised {_story(error)}') from error
+
+
+def _story(error: BaseException) -> str:
+    """The error and the line of the user's code that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is ours
+    users = [f for f in frames if not f.filename.startswith("<frozen importlib")]
+    users = [f for f in users if not f.filename.startswith(_TORCH)] or users
+    where = f" ({users[-1].filename}, line {users[-1].lineno})" if users else ""
+    if isinstance(error, SyntaxError):  # its text names the place
+        where = ""
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _import(place: str, folder: Path, key: str) -> Any:
+    """The module of "pkg.mod" or "file.py"; the job's folder comes first."""
+    with _first_on_path(folder):
+        try:
+            if not place.endswith(".py"):
+                return importlib.import_module(place)
+            path = find(place, folder, key)
+            name = f"_shoal_factory_{path.stem}"
+            spec = importlib.util.spec_from_file_location(name, path)
+            assert spec is not None, f"no import spec for {path}"
+            assert spec.loader is not None, f"no loader for {path}"
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[name] = module  # dataclasses and pickling look a class up by its module
+            spec.loader.exec_module(module)
+            return module
+        except ModelError:
+            raise
+        except Exception as error:  # an import runs the user's code
+            raise ModelError(f'`{key}`: "{place}" cannot be imported: {_story(error)}') from (error)
+
+
+@contextmanager
+def _first_on_path(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder.resolve()))
+
+
+def find(name: str, folder: Path, key: str) -> Path:
+    """A path of the job, looked up in the job's folder, then in the current one."""
+    for base in (folder, Path()):
+        if (base / name).exists():
+            return (base / name).resolve()
+    raise ModelError(f'`{key}` names "{name}", which is neither in {folder.resolve()} nor here')
+
+
+# ---------------------------------------------------------------- Hugging Face
+
+
+def _hugging_face(folder: Path, job: Job) -> Callable[[], nn.Module]:
+    """What makes the causal language model of a folder with a config.json; weights that lie beside
+    it are `starting_files`."""
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError:
+        raise ModelError(
+            f'"{job.model.factory}" needs transformers: pip install "shoal[hf]"'
+        ) from None
+    if not (folder / "config.json").is_file():
+        raise ModelError(f'"{job.model.factory}": there is no config.json in {folder}')
+    causal: Any = AutoModelForCausalLM  # its from_config has no annotations
+    args = dict(job.model.args)
+    dtype = _hugging_face_dtype(args.pop("dtype", "float32"), job.model.factory)
+
+    def make() -> nn.Module:
+        with _told(job):
+            config = AutoConfig.from_pretrained(folder, **args)
+            model = causal.from_config(config, dtype=dtype)
+        assert isinstance(model, nn.Module), f"transformers gave a {type(model).__name__}"
+        return model
+
+    return make
+
+
+@contextmanager
+def _told(job: Job) -> Iterator[None]:
+    """What transformers refuses, as a ModelError."""
+    try:
+        yield
+    except (ValueError, OSError, TypeError, KeyError, MemoryError) as error:
+        raise ModelError(f'"{job.model.factory}": {_story(error)}') from error
+
+
+def _hugging_face_dtype(name: Any, factory: str) -> torch.dtype:
+    """What `args.dtype` says that weights and activations are in."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise ModelError(
+            f'"{factory}": `model.args.dtype` is {name!r}: expected {", ".join(known)}'
+        )
+    return known[name]
+
+
+def is_hugging_face(module: nn.Module) -> bool:
+    """Whether a model of transformers or of a subclass, or peft's wrapper around one; imports
+    neither."""
+    if type(module).__module__.startswith("peft.") and hasattr(module, "get_base_model"):
+        wrapper: Any = module
+        module = wrapper.get_base_model()
+    return any(c.__module__.startswith("transformers.") for c in type(module).__mro__)
+
+
+def _with_loss(base: type[nn.Module], inputs: str, targets: str) -> type[nn.Module]:
+    """A Hugging Face class whose forward takes a microbatch of text: mean cross-entropy over the
+    targets that are not -100, and their number as weight."""
+
+    def forward(self: nn.Module, **batch: Tensor) -> dict[str, Tensor]:
+        # The targets are the next tokens already. The model's own `labels=` would shift once more,
+        # and its mean would not say how many labels it is over.
+        logits = base.forward(self, input_ids=batch[inputs], use_cache=False).logits  # (B, T, V)
+        wanted = batch[targets].flatten()
+        count = (wanted != -100).sum()
+        total = F.cross_entropy(logits.float().flatten(0, 1), wanted, reduction="sum")
+        return {"loss": total / count.clamp(min=1), "weight": count.float()}
+
+    return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
+def _with_own_loss(base: type[nn.Module], loss: Callable[..., Any]) -> type[nn.Module]:
+    """A class whose forward takes a microbatch, gives the model what it takes of that, and makes
+    the loss of both."""
+    takes = signature(base.forward).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in takes.values())
+
+    def forward(self: nn.Module, **batch: Tensor) -> Any:
+        given = {k: v for k, v in batch.items() if takes_all or k in takes}
+        return loss(base.forward(self, **given), batch)
+
+    return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
+# ---------------------------------------------------------------- names and weights
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Every name in the module's state, mapped to the first name of the same tensor."""
+    first: dict[int, str] = {}
+    names: list[tuple[str, Tensor]] = [*module.named_parameters(remove_duplicate=False)]
+    names += module.named_buffers(remove_duplicate=False)
+    return {name: first.setdefault(id(tensor), name) for name, tensor in names}
+
+
+def load_named(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copies weights into a module by name; one name of a tied tensor is enough.
+
+    Names are those without adapters (`adapters.plain_name`). Raises ModelError, before anything
+    changes, when a name is missing or unknown, or a shape differs.
+    """
+    state = _state(module)
+    _check_names(module, state, weights)
+    with torch.no_grad():
+        for name in weights:  # which may be read one at a time
+            state[name].copy_(weights[name])
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    """The module's own tensors by their names without adapters."""
+    plain = plain_name(module)
+    return {plain(name): t for name, t in module.state_dict(keep_vars=True).items()}
+
+
+def _check_names(
+    module: nn.Module, state: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> None:
+    """Raises ModelError as `load_named` does."""
+    plain = plain_name(module)
+    first = {plain(name): plain(one) for name, one in tied_names(module).items()}
+    unknown = sorted(set(weights) - set(state))
+    given = {first.get(name, name) for name in weights}
+    missing = sorted({first.get(n, n) for n, t in state.items() if isinstance(t, Tensor)} - given)
+    if unknown or missing:
+        raise ModelError(
+            f"the weights do not fit the module: {len(missing)} names are missing "
+            f"({', '.join(missing[:3])}{' …' if len(missing) > 3 else ''}), {len(unknown)} are "
+            f"unknown to it ({', '.join(unknown[:3])}{' …' if len(unknown) > 3 else ''})"
+        )
+    for name in weights:
+        if state[name].shape != (shape := spec_of(weights, name).shape):
+            raise ModelError(
+                f'weight "{name}" has shape {tuple(shape)}: '
+                f"the module's has {tuple(state[name].shape)}"
+            )
+
+
+# ---------------------------------------------------------------- for the capture
+
+
+@contextmanager
+def ready(module: nn.Module, job: Job) -> Iterator[nn.Module]:
+    """The module as it is captured: it takes a microbatch and gives its loss, by the job's own loss
+    function or, for a Hugging Face model, one over text; and `freeze` is applied. Afterwards it is
+    as it was: a live module stays the user's own.
+
+    Raises ModelError for a freeze glob that matches nothing, and a loss that is not there.
+    """
+    loss = _loss_function(job)
+    chosen = _to_freeze(module, job.model.freeze)
+    kind = type(module)
+    data = job.data
+    try:
+        for parameter in chosen:
+            parameter.requires_grad_(False)
+        # Only the class changes: a wrapper around the module would change every name.
+        if loss is not None:
+            module.__class__ = _with_own_loss(kind, loss)
+        elif is_hugging_face(module) and data.kind != "arrays":
+            if not data.targets:
+                raise ModelError(
+                    "`data.targets` is empty, and a Hugging Face model is trained on the next "
+                    'tokens: name them, such as targets = "y", or give a model.loss'
+                )
+            module.__class__ = _with_loss(kind, data.inputs, data.targets)
+        yield module
+    finally:
+        module.__class__ = kind
+        for parameter in chosen:
+            parameter.requires_grad_(True)
+
+
+def check_takes(
+    module: nn.Module, graph: Graph, batch: Mapping[str, Tensor], say: Callable[[str], None]
+) -> None:
+    """Whether a module that is `ready` takes the first samples of the data. That their shapes go
+    through it the capture has seen; here it is their values: the rows that they ask for must be
+    there. A module of at most SMALL bytes also runs forward; it is as it was afterwards.
+
+    Raises ModelError for data that it does not take. What is the machine's fault (memory, an
+    operator that a CPU has not) is said.
+    """
+    what = ", ".join(
+        f"{k} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for k, t in batch.items()
+    )
+
+    def refused(why: str) -> ModelError:
+        return ModelError(
+            f"the first samples of the data ({what}) do not go through the model: {why}; check "
+            "data.length, and that the model knows every value of inputs and targets"
+        )
+
+    samples = len(next(iter(batch.values())))
+    if missing := beyond(graph.bind(samples), {f"in:{k}": t for k, t in batch.items()}):
+        raise refused(missing)
+    if not is_small(module):
+        return
+    buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            functional_call(module, buffers, (), dict(batch))
+    except Exception as error:  # whatever the user's code raises
+        text = str(error)
+        if isinstance(error, MemoryError | NotImplementedError) or "allocate memory" in text:
+            say(f"no batch could be tried here ({type(error).__name__}: {text})")
+            return
+        raise refused(_story(error)) from error
+
+
+def is_small(module: nn.Module) -> bool:
+    """Whether the module has values, and so few of them that trying a batch costs nothing."""
+    return has_values(module) and sum(p.nbytes for p in module.parameters()) <= SMALL
+
+
+def _to_freeze(module: nn.Module, globs: tuple[str, ...]) -> list[nn.Parameter]:
+    """The trainable parameters that a glob names, by any of their names."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for glob in globs:
+        if not any(fnmatch(name, glob) for name in parameters):
+            raise ModelError(f'`model.freeze` has "{glob}", which matches no parameter')
+    chosen = [
+        p
+        for name, p in parameters.items()
+        if p.requires_grad and any(fnmatch(name, glob) for glob in globs)
+    ]
+    return list({id(p): p for p in chosen}.values())

@@ -1,0 +1,13 @@
+"""A run as its submitter has it: submitted, followed, evaluated, continued, its checkpoints and
+weights brought home."""
+
+__all__ = [
+    "checkpoints",
+    "evaluate",
+    "evaluate_there",
+    "keeper",
+    "resume",
+    "run",
+    "session",
+    "weights",
+]

@@ -1,0 +1,323 @@
+"""Checkpoints of a run, as files anywhere that fsspec reaches.
+
+    RUN/checkpoint-000400/checkpoint.json       what it is of, and every other file with its SHA-256
+                          model.safetensors     the weights, under the names of the user's module;
+                                                large ones as model-00001-of-00003.safetensors, …,
+                                                and model.safetensors.index.json
+                          state-1-of-4.safetensors  of one holder: parameters, optimizer, codecs
+                          graph  core_graph  data.json   what the run was submitted with
+
+`checkpoint.json` is written last: a folder without it is no checkpoint. All sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+
+from ...dag.ir.convert import graph_from_bytes
+from ...net.blobs.client import BlobClient
+from ...peer.blobs.weights import Spec, split_names
+from ...peer.compute.records import coded_specs, decoded
+from ...proto.broker_pb2 import Checkpoint, Recalled, RunSpec, WeightFile, Weights
+from ...proto.common_pb2 import BlobRef
+from ..access import Access
+from ..files import weight_files
+from ..files.exported import aliases, bring, opened
+from ..files.records import replacing
+from ..files.sending import send
+from ..files.shards import Pretrained
+from ..files.weight_files import Stored
+from ..files.weight_writer import Item, files_of, item_of, items_of, write_files
+from ..submission import transfer
+
+__all__ = ["CheckpointError", "Kept", "find", "forget_old", "is_folder", "keep", "read", "upload"]
+
+VERSION = 1
+_LISTED = "checkpoint.json"
+_STARTING = ".starting"
+_DIGITS = 6
+
+
+class CheckpointError(ValueError):
+    """A folder that is no checkpoint, or not a whole one."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint on disk. `spec`: of the run that made it; `folder`: of its job."""
+
+    url: str
+    checkpoint: Checkpoint
+    spec: RunSpec
+    folder: str
+    files: dict[str, BlobRef]
+    """By name."""
+
+
+def is_folder(name: str) -> bool:
+    """Whether a person means a folder of checkpoints by it, and not the id of a run."""
+    return "/" in name or Path(name).is_dir()
+
+
+# ---------------------------------------------------------------- writing
+
+
+def keep(access: Access, found: Recalled, to: str, folder: str) -> str:
+    """Writes a checkpoint that lies with the broker into the run's folder `to` (a path, or any URL
+    that fsspec knows); returns its own folder. One that is there already stays. `folder`: of the
+    job's file.
+
+    Raises BlobTransferError, OSError."""
+    checkpoint, spec = found.checkpoint, found.spec
+    url = f"{to.rstrip('/')}/checkpoint-{checkpoint.step:0{_DIGITS}}"
+    files, root = url_to_fs(url)
+    if files.exists(f"{root}/{_LISTED}"):
+        return url
+    with _beside(files, root) as here:
+        listed = _brought(access, found, here)
+        record = {
+            "version": VERSION,
+            "run": checkpoint.run,
+            "step": checkpoint.step,
+            "folder": folder,
+            "checkpoint": MessageToDict(checkpoint),
+            "spec": MessageToDict(spec),
+            "files": {n: {"sha256": r.hash, "bytes": r.size_bytes} for n, r in listed.items()},
+        }
+        with replacing(here / _LISTED) as listing:
+            listing.write_text(json.dumps(record, indent=1) + "\n")
+        if str(here) != root:
+            files.makedirs(root, exist_ok=True)
+            for part in (*listed, _LISTED):
+                files.put_file(str(here / part), f"{root}/{part}")
+                (here / part).unlink()
+    return url
+
+
+@contextmanager
+def _beside(files: Any, root: str) -> Iterator[Path]:
+    """Where a checkpoint is made that belongs to `root`: there, where that is on this machine, so
+    that one that was cut off is gone on from; else a temporary folder."""
+    if isinstance(files, LocalFileSystem):
+        Path(root).mkdir(parents=True, exist_ok=True)
+        yield Path(root)
+        return
+    with tempfile.TemporaryDirectory(prefix="shoal-checkpoint-") as name:
+        yield Path(name)
+
+
+def _brought(access: Access, found: Recalled, here: Path) -> dict[str, BlobRef]:
+    """Fetches and makes all files of a checkpoint but the list."""
+    checkpoint, spec = found.checkpoint, found.spec
+    count = len(checkpoint.files)
+    states = {
+        f"state-{i}-of-{count}.safetensors": file.blob for i, file in enumerate(checkpoint.files, 1)
+    }
+    wanted = {"graph": spec.graph, "data.json": spec.data, **states}
+    if spec.HasField("core_graph"):
+        wanted["core_graph"] = spec.core_graph
+    starting = here / _STARTING
+
+    async def fetch(blobs: BlobClient) -> Items:
+        for part, blob in wanted.items():
+            if not (here / part).exists():
+                await blobs.fetch_to(blob.hash, here / part, most_bytes=blob.size_bytes)
+        graph = graph_from_bytes((here / "graph").read_bytes())
+        items = _trained([here / part for part in states])
+        known = {*items, *aliases(graph, items)}
+        names = {p.name for p in graph.parameters}
+        names |= {b.name for b in graph.buffers if b.persistent}
+        if names - known:  # frozen, or in no stage
+            begun = Weights(starting=spec.weights, graph=spec.graph)
+            if spec.HasField("recipe"):
+                begun.recipe.CopyFrom(spec.recipe)
+            rest = (await bring(blobs, begun, starting, but=known)).items_to_write()
+            items |= {name: item for name, item in rest.items() if name in names - known}
+        return items | {name: items[there] for name, there in aliases(graph, items).items()}
+
+    made = files_of(write_files(transfer(access, fetch), here / "model.safetensors"))
+    shutil.rmtree(starting, ignore_errors=True)
+    return wanted | {path.name: _ref(path) for path in made}
+
+
+Items = dict[str, Item]
+
+
+def _trained(states: list[Path]) -> Items:
+    """What states have of a module, under the names of the user's; one tensor at a time, as it is
+    written."""
+    found: Items = {}
+    for path in states:
+        stored = opened([path])
+        own = {n: e for n, e in stored.entries.items() if n.startswith(("param:", "buffer:"))}
+        coded = coded_specs(stored.weights)
+        for name, item in items_of(stored, own).items():
+            plain = name.partition(":")[2]
+            found[plain] = _decoded(stored, name, coded[name]) if name in coded else item
+    for name, blocks in list(split_names({n: Spec(i.shape, i.dtype) for n, i in found.items()})):
+        found[name] = _joined([found.pop(block) for block in blocks])
+    return found
+
+
+def _decoded(stored: Stored, name: str, spec: Spec) -> Item:
+    """A tensor that is losslessly coded."""
+
+    def pieces() -> Iterator[memoryview]:
+        yield from item_of(decoded(stored.weights, name)).pieces()  # type: ignore[misc]
+
+    size = math.prod(spec.shape) * spec.dtype.itemsize
+    return Item(spec.dtype, spec.shape, size, pieces)
+
+
+def _joined(blocks: list[Item]) -> Item:
+    rows = sum(item.shape[0] for item in blocks)
+    return Item(
+        blocks[0].dtype,
+        (rows, *blocks[0].shape[1:]),
+        sum(item.size_bytes for item in blocks),
+        lambda: (piece for item in blocks for piece in item.pieces()),
+    )
+
+
+def _ref(path: Path) -> BlobRef:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return BlobRef(hash=digest, size_bytes=path.stat().st_size)
+
+
+def forget_old(to: str, most: int) -> None:
+    """Removes all but the newest whole checkpoints in a run's folder, and what is older than they:
+    one that was cut off counts for nothing."""
+    files, root = url_to_fs(to)
+    whole = _whole(files, root)[-most:]
+    for path in files.glob(f"{root.rstrip('/')}/checkpoint-*"):
+        if whole and _step(str(path)) < _step(whole[0]):
+            files.rm(str(path), recursive=True)
+
+
+def _whole(files: Any, root: str) -> list[str]:
+    """The folders of whole checkpoints in a run's, the newest last."""
+    listed = files.glob(f"{root.rstrip('/')}/checkpoint-*/{_LISTED}")
+    return sorted((str(path).rpartition("/")[0] for path in listed), key=_step)
+
+
+def _step(folder: str) -> int:
+    digits = folder.rpartition("-")[2]
+    return int(digits) if digits.isdigit() else -1
+
+
+# ---------------------------------------------------------------- reading
+
+
+def find(url: str) -> str:
+    """The folder of a checkpoint: `url` itself or, of a run's folder, its newest one. Raises
+    CheckpointError where there is none."""
+    files, root = url_to_fs(url)
+    root = root.rstrip("/")
+    if files.exists(f"{root}/{_LISTED}"):
+        return url
+    found = _whole(files, root)
+    if not found:
+        raise CheckpointError(
+            f"{url} has no {_LISTED}, and no checkpoint-*/{_LISTED}: expected the folder of a "
+            "checkpoint, or of a run with some (`output.every` of its job)"
+        )
+    return str(files.unstrip_protocol(found[-1]))
+
+
+def read(url: str) -> Kept:
+    """What `keep` has written; its files' sizes are checked. Raises CheckpointError, OSError."""
+    url = find(url)
+    files, root = url_to_fs(url)
+    root = root.rstrip("/")
+    where = f"{url}/{_LISTED}"
+    try:
+        record = json.loads(files.cat_file(f"{root}/{_LISTED}"))
+        version = record["version"]
+        if version != VERSION:
+            raise CheckpointError(
+                f"{where} is of version {version}: this shoal reads version {VERSION}, get a newer "
+                "one"
+            )
+        listed = {
+            str(name): BlobRef(hash=entry["sha256"], size_bytes=entry["bytes"])
+            for name, entry in record["files"].items()
+        }
+        kept = Kept(
+            url=url,
+            checkpoint=ParseDict(record["checkpoint"], Checkpoint()),
+            spec=ParseDict(record["spec"], RunSpec()),
+            folder=str(record["folder"]),
+            files=listed,
+        )
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, ParseError) as error:
+        raise CheckpointError(f"{where} cannot be read: {type(error).__name__} {error}") from None
+    for name, ref in listed.items():
+        try:
+            size = files.size(f"{root}/{name}")
+        except FileNotFoundError:
+            raise CheckpointError(f"{url} lacks {name}, which its {_LISTED} names") from None
+        if size != ref.size_bytes:
+            raise CheckpointError(
+                f"{url}/{name} has {size} bytes: expected {ref.size_bytes}. It was cut off or "
+                "changed"
+            )
+    return kept
+
+
+def upload(access: Access, kept: Kept, say: Callable[[str], None]) -> RunSpec:
+    """Brings a checkpoint to a broker; returns the spec of its run, with it to go on from. Raises
+    BlobTransferError; CheckpointError for a file with another hash."""
+    spec = RunSpec()
+    spec.CopyFrom(kept.spec)
+    spec.resumed.CopyFrom(kept.checkpoint)
+    files, root = url_to_fs(kept.url)
+    total = sum(ref.size_bytes for ref in kept.files.values())
+    say(f"uploading what the broker lacks of {total / 1e6:.1f} MB")
+    with tempfile.TemporaryDirectory(prefix="shoal-checkpoint-") as name:
+
+        def here(part: str) -> Path:
+            """A file of the checkpoint on this machine, checked."""
+            path = Path(root) / part
+            if not isinstance(files, LocalFileSystem):
+                path = Path(name) / part
+                files.get_file(f"{root.rstrip('/')}/{part}", str(path))
+            if _ref(path).hash != kept.files[part].hash:
+                raise CheckpointError(
+                    f"{kept.url}/{part} has another hash than {_LISTED} says: it was changed"
+                )
+            return path
+
+        async def store(blobs: BlobClient) -> WeightFile:
+            model = [part for part in kept.files if part.startswith("model")]
+            for part in kept.files:
+                if part not in model:
+                    path = here(part)
+                    await blobs.store(path)
+                    if path.parent == Path(name):
+                        path.unlink()
+            stored = weight_files.find(
+                [str(p) for p in map(here, model) if p.suffix == ".safetensors"]
+            )
+            return await send(blobs, Pretrained(stored, stored.entries), say)
+
+        weights = transfer(access, store)
+    del spec.weights[:]
+    spec.ClearField("recipe")  # the files have everything
+    spec.weights.append(weights)
+    return spec

@@ -1,0 +1,267 @@
+"""One run, seen from a client: followed, waited for, its weights and checkpoints brought home."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ...job import Job
+from ...net.interrupts import uninterrupted
+from ...proto import broker_pb2
+from ...proto.broker_pb2 import RunState
+from ..errors import BrokerUnreachable, RecordError, Refused, RunFailed
+from ..files.records import Recorder, local_folder, read_run
+from .keeper import Keeper
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ...proto.broker_pb2 import RunEvent
+    from ..files.exported import Exported
+    from .session import Client
+
+__all__ = ["ENDED", "Run"]
+
+PATIENCE_S = 60.0
+"""How long a stream that broke is dialled again before the broker counts as gone."""
+ENDED = (broker_pb2.DONE, broker_pb2.FAILED, broker_pb2.CANCELLED)
+
+
+class Run:
+    """One run, seen from a client. `folder` holds what this client keeps of it."""
+
+    def __init__(self, client: Client, run: str, to: Path | str) -> None:
+        self.client = client
+        self.id = run
+        self.folder = local_folder(to) / run
+        self._weights: broker_pb2.Weights | None = None
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id} at {self.client.address}>"
+
+    def state(self) -> RunState:
+        """As it is now. Raises Refused when the broker does not know the run."""
+        for state in self.client.describe().runs:
+            if state.run == self.id:
+                return state
+        raise Refused(
+            f'the broker at {self.client.address} knows no run "{self.id}": see shoal runs'
+        )
+
+    def watch(self, from_event: int = 0) -> Iterator[RunEvent]:
+        """Every event from a number on, until the run has ended.
+
+        A stream that breaks is opened again from the event after the last one, for PATIENCE_S
+        without any event; then BrokerUnreachable is raised.
+        """
+        gone_since: float | None = None
+        pause_s = 0.2
+        while True:
+            try:
+                for event in self.client.watch(self.id, from_event):
+                    from_event, gone_since, pause_s = event.number + 1, None, 0.2
+                    yield event
+                if self.state().phase in ENDED:  # the broker ends the stream of an ended run
+                    return
+            except BrokerUnreachable:
+                gone_since = gone_since or time.monotonic()
+                if time.monotonic() - gone_since > PATIENCE_S:
+                    raise
+            time.sleep(pause_s)  # a client waits for people's sake, not for the protocol's
+            pause_s = min(2.0, 2 * pause_s)
+
+    def so_far(self) -> Iterator[RunEvent]:
+        """Every event that is kept, to the newest one. Raises BrokerUnreachable when the stream
+        breaks."""
+        return self.client.watch(self.id, 0, so_far=True)
+
+    def wait(self) -> RunState:
+        """Blocks until the run has ended, and records its steps in `folder`.
+
+        Raises RunFailed when it failed or was cancelled.
+        """
+        recorder = self.recorder()
+        state = RunState()
+        with Keeper(self) as keeper:
+            try:
+                for event in self.watch():
+                    with uninterrupted():
+                        if event.HasField("step"):
+                            recorder.add(event.step)
+                        elif event.HasField("state"):
+                            state = event.state
+                        keeper.see(event)
+            finally:
+                recorder.close()
+        return self.checked(state)
+
+    def checked(self, state: RunState) -> RunState:
+        """The final state of a run that is done; raises RunFailed for any other."""
+        if state.phase != broker_pb2.DONE:
+            phase = broker_pb2.Phase.Name(state.phase).lower()
+            why = state.reason.text or "no reason was given"
+            raise RunFailed(
+                f"run {self.id} {phase} after {state.step} of {state.steps} steps: {why}"
+            )
+        return state
+
+    def recorder(self) -> Recorder:
+        """Writes this run's steps into `folder`."""
+        return Recorder(self.folder, int(read_run(self.folder).get("tokens_per_step", 0)))
+
+    @property
+    def submitted_here(self) -> bool:
+        """Whether `folder` knows it; a mere watcher gets no checkpoints."""
+        return bool(read_run(self.folder))
+
+    @property
+    def outputs(self) -> str:
+        """Where its checkpoints go: `folder`, or a folder at the URL that its job names."""
+        to = read_run(self.folder).get("job", {}).get("output", {}).get("to", "")
+        return f"{to.rstrip('/')}/{self.id}" if "://" in to else str(self.folder)
+
+    def keep_checkpoint(self) -> str:
+        """Writes the newest checkpoint into `outputs`, and removes the oldest beyond `output.keep`;
+        returns its folder. Raises ClientError, OSError."""
+        from . import checkpoints
+
+        found = self.client.recall(self.id)
+        if not found.HasField("checkpoint"):
+            raise RunFailed(f"run {self.id} has no checkpoint")
+        record = read_run(self.folder)
+        with self.client.translated():
+            url = checkpoints.keep(
+                self.client.access, found, self.outputs, str(record.get("folder", "."))
+            )
+        checkpoints.forget_old(self.outputs, json.loads(found.spec.job)["output"]["keep"])
+        return url
+
+    def cancel(self) -> RunState:
+        """Ends it; returns its state."""
+        return self.client.cancel(self.id)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The exported weights under the names of the user's own module, all in memory; of a run
+        that goes on, once it has ended.
+
+        Raises RunFailed when the run ended without any.
+        """
+        with self._brought() as found:
+            return dict(found)
+
+    @contextmanager
+    def _brought(self, *, trained: bool = False) -> Iterator[Exported]:
+        """The exported weights, read as they are asked for; `trained`: without what was frozen.
+        Raises RunFailed."""
+        from .weights import brought  # needs torch
+
+        exported = self._exported()
+        if trained:
+            exported = broker_pb2.Weights(step=exported.step, files=exported.files)
+        with (
+            self.client.translated(),
+            brought(self.client.access, exported, self.folder, own=self.submitted_here) as found,
+        ):
+            yield found
+
+    def adapter(self) -> dict[str, Tensor]:
+        """The trained weights of a run with an adapter, under peft's names; the frozen ones are not
+        fetched. Raises RunFailed when the run ended without any."""
+        from ..models.adapters import trained_only
+
+        with self._brought(trained=True) as found:
+            return trained_only(found)
+
+    def _exported(self) -> broker_pb2.Weights:
+        """What the broker says of the run's weights, once it has ended. Raises RunFailed."""
+        if self._weights is None:
+            for event in self.watch():
+                if event.HasField("weights"):
+                    self._weights = event.weights
+        if self._weights is None:
+            self.checked(self.state())
+            raise RunFailed(f"run {self.id} has no exported weights")
+        return self._weights
+
+    def load_into(self, module: nn.Module) -> None:
+        """Copies the weights into a live module, tied ones once; one tensor at a time. Raises
+        ModelError when the names do not fit."""
+        from ..models.models import load_named
+
+        with self._brought() as found:
+            load_named(module, found)
+
+    def export(
+        self, path: Path | str | None = None, format: Literal["", "safetensors", "hf", "peft"] = ""
+    ) -> Path:
+        """Writes the weights and returns where: a safetensors file, or the index of several where
+        one would be too large; with format "hf" a folder that `from_pretrained` takes, or with
+        "peft" one with the adapter alone, as `PeftModel.from_pretrained` takes it. Default: into
+        `folder`, in the job's format, and also to the URL that its job names, if it does. Cut off
+        and called again, it goes on where it was.
+
+        Raises ExportError for "hf" and "peft" where nothing was kept at submission.
+        """
+        from ..files.weight_writer import files_of
+        from .weights import write
+
+        chosen = format or read_run(self.folder).get("job", {}).get("output", {}).get("format", "")
+        target = None if path is None else Path(path)
+        kind = chosen or "safetensors"
+        if kind == "peft":
+            written = write(self.adapter(), self.folder, target, kind)
+        else:
+            with self._brought() as found:
+                written = write(found, self.folder, target, kind)
+        if path is None and "://" in self.outputs:
+            from fsspec.core import url_to_fs
+
+            files, root = url_to_fs(self.outputs)
+            files.makedirs(root, exist_ok=True)
+            for one in files_of(written):
+                files.put(str(one), f"{root}/{one.name}", recursive=one.is_dir())
+        return written
+
+    def evaluate_there(self, batches: int | None = None) -> dict[str, float]:
+        """Held-out loss and metrics of the exported weights, computed by the broker's peers in a
+        run of its own; nothing of the model comes here. Raises RunFailed without weights, and
+        RecordError for a model with running statistics."""
+        from .evaluate_there import evaluated_there
+
+        return evaluated_there(self.client, self.id, self._exported(), batches)
+
+    def evaluate(
+        self, module: nn.Module | None = None, batches: int | None = None
+    ) -> dict[str, float]:
+        """Held-out loss and metrics of the exported weights, computed here by the plain module:
+        `module` (its weights are replaced), or what the job's factory makes.
+
+        Raises ValueError where this run was not submitted from `folder`, RunFailed without weights.
+        """
+        from ..models import models
+        from . import evaluate
+
+        record = read_run(self.folder)
+        if not record:
+            raise RecordError(
+                f"there is no {self.folder}/run.json: evaluate where the run was submitted from, "
+                "or pass the folder that holds the runs' folders (--to)"
+            )
+        job = Job(**record["job"], module=module, folder=record["folder"])
+        if job.data.where == "peer":
+            raise RecordError(
+                f"the held-out data of run {self.id} stays with its peer: see the evaluations of "
+                f"the run itself (`shoal watch {self.id}`)"
+            )
+        job = replace(job, model=replace(job.model, weights="init"))  # others come in a moment
+        built = models.build(job)
+        with self._brought() as found:
+            models.load_named(built, found)
+        with self.client.translated():
+            plain = models.on_cpu(built)
+            return evaluate.held_out(self.client.access, plain, job, record["data"], batches)

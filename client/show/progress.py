@@ -1,0 +1,217 @@
+"""What a person sees of a run: a progress bar on a terminal, plain lines elsewhere, tables."""
+
+from __future__ import annotations
+
+import json as json_module
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from ...job.words import count_of, some_of
+from ...net.interrupts import uninterrupted
+from ...proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
+from ..files.records import step_numbers
+from ..runs.keeper import Keeper
+from ..runs.run import Run
+from .text import safe
+from .wire import Wire, sentence
+
+__all__ = ["follow", "note_of", "print_table", "row_of"]
+
+MOST_HOLDERS = 8
+"""Named of a stage; `shoal plan` has all."""
+MOST_CODECS = 24
+"""Lines of what codecs did; `--json` has all."""
+LINE_EVERY_S = 5.0
+"""Without a terminal, a step is printed at most this often (and after each evaluation)."""
+
+
+def follow(run: Run, *, json: bool) -> RunState:
+    """Shows the events of a run until it has ended, and records its steps; returns its last state.
+
+    With `json` each event is one line on stdout. Otherwise people see it on stderr: a bar on a
+    terminal, plain lines elsewhere. At the end comes what codecs did on each link, if any were
+    used.
+    """
+    recorder, wire = run.recorder(), Wire(run.client.names)
+    state = RunState(run=run.id)
+    view: _Bar | _Lines | _Json
+    view = _Json(recorder.tokens_per_step) if json else _Bar() if sys.stderr.isatty() else _Lines()
+    keeper = Keeper(run)
+    try:
+        with keeper, view:
+            for event in run.watch():
+                with uninterrupted():
+                    if event.HasField("step"):
+                        recorder.add(event.step)
+                    elif event.HasField("state"):
+                        state = event.state
+                    wire.see(event)
+                    keeper.see(event)
+                view.show(event, state)  # may wait for a reader of what it prints
+    finally:
+        recorder.close()
+        for problem in keeper.problems:
+            print(safe(problem), file=sys.stderr)
+    _show_wire(wire, json=json)
+    return state
+
+
+def _show_wire(wire: Wire, *, json: bool) -> None:
+    """What compression did in the steps that were watched."""
+    rows = wire.rows()
+    if json and rows:
+        print(json_module.dumps({"kind": "wire", "links": wire.table()}), flush=True)
+    elif rows:
+        steps = count_of(max(r.steps for r in rows), "step")
+        print(f"codecs, in {steps}", file=sys.stderr)
+        for row in rows[:MOST_CODECS]:
+            print(f"  {safe(sentence(row))}", file=sys.stderr)
+        if len(rows) > MOST_CODECS:
+            print(f"  and {len(rows) - MOST_CODECS} more (--json has all)", file=sys.stderr)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table on stdout; cells are cut to the width of the terminal only on a terminal."""
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    table = Table(title=Text(safe(title)), title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column.removesuffix("_bytes"), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(column, row[column])) for column in columns))
+    console.print(table, markup=False)
+
+
+def _cell(column: str, value: Any) -> str:
+    if column.endswith("_bytes"):
+        return f"{value / 2**30:.1f} GiB"
+    return safe(str(value))
+
+
+def _step_line(event: RunEvent) -> str:
+    row = step_numbers(event.step)
+    parts = [f"loss {row['loss']:.4f}", f"lr {row['lr']:.2e}", f"norm {row['grad_norm']:.3g}"]
+    parts.append(f"{row['seconds']:.2f} s/step")
+    if "eval_loss" in row:
+        parts.append(f"held-out {row['eval_loss']:.4f}")
+    return " · ".join(parts)
+
+
+def note_of(event: RunEvent) -> str:
+    """What a person should read of an event that is no step, safe to print: a plan has several
+    lines, all else one; empty: nothing."""
+    match event.WhichOneof("kind"):
+        case "state":
+            reason = f": {safe(event.state.reason.text)}" if event.state.reason.text else ""
+            return f"{Phase.Name(event.state.phase).lower()}{reason}"
+        case "plan":
+            cuts = [
+                f"[{s.start}, {s.stop}) on {safe(some_of(s.holders, MOST_HOLDERS, ' + '))}"
+                for s in event.plan.stages
+            ]
+            lines = [f"plan of term {event.term}: {count_of(len(cuts), 'stage')}"]
+            lines += [f"  stage {i}: operators {cut}" for i, cut in enumerate(cuts)]
+            return "\n".join([*lines, *(f"  {safe(reason)}" for reason in event.plan.reasons)])
+        case "note":
+            return safe(event.note)
+        case "checkpoint":
+            return f"checkpoint after step {event.checkpoint.step}"
+    return ""
+
+
+def row_of(event: RunEvent, tokens_per_step: int = 0) -> dict[str, Any]:
+    """An event for programs. tokens_per_step 0: not known. What is no finite number is None, as
+    JSON has none."""
+    row: dict[str, Any] = {"event": event.number, "term": event.term, "at_s": event.at_s}
+    if event.HasField("step"):
+        numbers = step_numbers(event.step, tokens_per_step)
+        finite = {k: x if math.isfinite(x) else None for k, x in numbers.items()}
+        return row | {"kind": "step", **finite}
+    row |= {"kind": event.WhichOneof("kind"), "text": note_of(event)}
+    if event.HasField("state"):
+        phase = Phase.Name(event.state.phase).lower()
+        row |= {"phase": phase, "step": event.state.step, "steps": event.state.steps}
+    return row
+
+
+def _said(event: RunEvent) -> str:
+    """What people read of an event while it goes on: a bad end is said once, as the error."""
+    bad = event.HasField("state") and event.state.phase in (FAILED, CANCELLED)
+    return "" if bad else note_of(event)
+
+
+class _Lines:
+    """Plain lines on stderr."""
+
+    def __init__(self) -> None:
+        self.next_at = 0.0
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def show(self, event: RunEvent, state: RunState) -> None:
+        if not event.HasField("step"):
+            if note := _said(event):
+                print(note, file=sys.stderr, flush=True)
+        elif event.step.HasField("evaluation") or time.monotonic() >= self.next_at:
+            self.next_at = time.monotonic() + LINE_EVERY_S
+            done = f"step {event.step.step + 1}/{state.steps}"
+            print(f"{done} · {_step_line(event)}", file=sys.stderr, flush=True)
+
+
+class _Bar:
+    """A progress bar on a terminal's stderr, notes above it."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=self.console,
+        )
+        self.task = self.bar.add_task("waiting", total=None, figures="")
+        self.held_out = ""
+
+    def __enter__(self) -> None:
+        self.bar.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def show(self, event: RunEvent, state: RunState) -> None:
+        if event.HasField("step"):
+            line = _step_line(event)
+            line, _, found = line.partition(" · held-out ")
+            self.held_out = f" · held-out {found}" if found else self.held_out
+            self.bar.update(self.task, completed=event.step.step + 1, figures=line + self.held_out)
+            return
+        if event.HasField("state"):
+            phase = Phase.Name(event.state.phase).lower()
+            self.bar.update(self.task, description=phase, total=event.state.steps or None)
+        if note := _said(event):
+            self.console.print(note, markup=False, highlight=False)
+
+
+class _Json:
+    """One JSON object per event on stdout."""
+
+    def __init__(self, tokens_per_step: int) -> None:
+        self.tokens_per_step = tokens_per_step
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def show(self, event: RunEvent, state: RunState) -> None:
+        print(json_module.dumps(row_of(event, self.tokens_per_step)), flush=True)

@@ -1,0 +1,8 @@
+"""Codecs that remember from tensor to tensor: error feedback, changes, and a basis that both ends
+know."""
+
+__all__ = [
+    "delta",
+    "feedback",
+    "lowrank",
+]

@@ -1,0 +1,10 @@
+"""What a graph's operators tell of a model without running it: blocks that repeat, products with
+weights, samples that stay apart, rows that tables lack."""
+
+__all__ = [
+    "beside",
+    "blocks",
+    "lookups",
+    "products",
+    "samples",
+]

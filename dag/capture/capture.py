@@ -1,0 +1,259 @@
+"""Capture: an ordinary `nn.Module` becomes a Graph (docs/architecture.md, "Two planes").
+
+    module --shortened--> module with few of its equal blocks --torch.export--> fx program
+    --functional--> fx program --convert--> Graph --repeated--> Graph of all blocks --infer-->
+    Graph with grads
+
+The eval form that `dag/transforms/evaluation.py` derives must be what the module does in eval mode.
+Where that does not show on tensors without values (trace.py), the module is exported in eval mode,
+too, and the capture is refused where the two forms differ. Weights are never computed with and
+never copied.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ..ir.capture_errors import CaptureError
+from ..ir.graph import Graph, Lowered, Ref
+from ..ir.infer import infer, with_grads
+from ..ir.validate import validate
+from ..transforms.evaluation import EvaluationError, check_evaluation, only_masks_change
+from ..transforms.kept import AS_MADE, Kept
+from ..transforms.lower import lower
+from ..transforms.precision import mixed
+from ..transforms.simplify import simplify
+from .blocks import repeats, shortened
+from .export import export, functional
+from .from_fx import Converted, Names, convert
+from .modes import differing_constant, in_mode, only_flags_differ
+from .repeat import DifferError, repeated
+from .trace import same_in_eval
+
+__all__ = ["CaptureError", "Captured", "capture"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model as data. `tensors`: parameters, buffers and constants under the names that the graph
+    has for them, each once; they are the module's own, not copies. `core`: the core form at the
+    example's microbatch size, if it was asked for."""
+
+    graph: Graph
+    tensors: dict[str, Tensor]
+    core: Lowered | None = None
+
+
+def capture(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    *,
+    loss: Callable[..., Any] | None = None,
+    dtype: Literal["fp32", "bf16"] = "fp32",
+    kept: Kept = AS_MADE,
+    named: Callable[[str], str] = str,
+    core: bool = False,
+) -> Captured:
+    """The training graph of a module, for microbatches of any size.
+
+    `inputs`: an example microbatch of at least two samples, by argument name of the forward; the
+    first dimension of each is the batch. `loss(output, inputs)` makes the result where the forward
+    does not; it returns what a forward may: a scalar loss, or a dict, dataclass or Hugging Face
+    output with `loss`, optionally `weight`, and scalar metrics. `dtype="bf16"`: the casts of mixed
+    precision are operators of the graph; weights and the loss stay fp32, or what `kept` says.
+    `named`: from the module's names to those of the graph. `core`: also the form for peers with the
+    core operator set, at the example's microbatch size. Tensors on `meta` give the
+    same graph. Raises CaptureError, and GraphError for an operator without core form.
+    """
+    batch = _batch_of(inputs)
+    _refuse_hooks(module)
+    names = _names(module, named)
+    known = _tensors(module, named)
+    graph, constants = _whole(module, inputs, loss, names, known)
+    if dtype == "bf16":
+        graph = mixed(kept.applied(graph), batch)
+    _refuse_misshapen_states(graph)
+    graph = validate(_checked(graph, batch))
+    known |= constants
+    used = [p.name for p in graph.parameters] + [b.name for b in graph.buffers]
+    tensors = {name: known[name] for name in used}
+    return Captured(graph, tensors, lower(graph.bind(batch)) if core else None)
+
+
+def _whole(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    loss: Callable[..., Any] | None,
+    names: Names,
+    tensors: Mapping[str, Tensor],
+) -> tuple[Graph, dict[str, Tensor]]:
+    """The graph, and the constants that forward makes; blocks that repeat are exported once."""
+    found = repeats(module, inputs, loss)
+    if found:
+        try:
+            with shortened(module, found):
+                graph, constants = _traced(module, inputs, loss, _names(module, names.named))
+            return repeated(graph, found, names, tensors), constants
+        except DifferError as error:
+            _log.info("blocks are exported one by one: %s", error)
+    return _traced(module, inputs, loss, names)
+
+
+def _traced(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    loss: Callable[..., Any] | None,
+    names: Names,
+) -> tuple[Graph, dict[str, Tensor]]:
+    with in_mode(module, train=True):
+        trained = export(module, inputs, loss)
+        converted = convert(functional(trained), names)
+    graph = simplify(converted.graph)
+    if only_masks_change(graph) and same_in_eval(module, inputs, loss):
+        return graph, converted.constants
+    with in_mode(module, train=False):
+        evaluated = export(module, inputs, loss)
+        if not only_flags_differ(trained, evaluated):
+            in_eval = convert(functional(evaluated), names)
+            _check_evaluation(graph, converted.constants, in_eval)
+    return graph, converted.constants
+
+
+def _refuse_misshapen_states(graph: Graph) -> None:
+    """Up to torch 2.11, the last states of an LSTM have one dimension too many where nothing is
+    computed, so what reads them was captured with another shape than it will see."""
+    read = {value for op in graph.operators for value in op.reads}
+    for op in graph.operators:
+        if op.target != "aten.lstm.input" or not isinstance(op.args[1], tuple):
+            continue
+        for value, output, state in zip(op.values[1:], op.outputs[1:], op.args[1], strict=True):
+            if not isinstance(state, Ref) or output.spec is None or value not in read:
+                continue
+            if output.spec.shape != (expected := graph.spec[state.value].shape):
+                raise CaptureError(
+                    f"module {op.module!r}: torch {torch.__version__} gives the last states of an "
+                    f"LSTM the shape {list(output.spec.shape)} before they are computed, and "
+                    f"{list(expected)} then: read its output instead, such as the last place of "
+                    "each sequence, or use torch 2.12 or newer"
+                )
+
+
+def _batch_of(inputs: Mapping[str, Tensor]) -> int:
+    """The example's number of samples; raises CaptureError unless all inputs agree on it."""
+    if not inputs:
+        raise CaptureError("no example inputs: expected a microbatch of at least two samples")
+    for name, tensor in inputs.items():
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+            raise CaptureError(
+                f"example input {name!r} is {type(tensor).__name__}: expected a tensor whose "
+                "first dimension is the batch"
+            )
+    sizes = {name: tensor.shape[0] for name, tensor in inputs.items()}
+    batch = next(iter(sizes.values()))
+    if any(size != batch for size in sizes.values()) or batch < 2:
+        raise CaptureError(
+            f"example inputs have {sizes} samples: expected the same number, at least 2, as the "
+            "first dimension of each"
+        )
+    return batch
+
+
+def _names(module: nn.Module, named: Callable[[str], str]) -> Names:
+    _refuse_shared_memory(module)
+    first: dict[int, str] = {id(p): named(n) for n, p in module.named_parameters()}
+    parameters = {n: first[id(p)] for n, p in module.named_parameters(remove_duplicate=False)}
+    first = {id(b): named(n) for n, b in module.named_buffers()}
+    buffers = {n: first[id(b)] for n, b in module.named_buffers(remove_duplicate=False)}
+    return Names(
+        parameters,
+        buffers,
+        frozenset(named(n) for n, p in module.named_parameters() if p.requires_grad),
+        frozenset(map(named, module.state_dict(keep_vars=True))),
+        named,
+    )
+
+
+def _refuse_shared_memory(module: nn.Module) -> None:
+    """Two parameters over the same memory would silently become two weights."""
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, p in module.named_parameters():
+        if p.numel() == 0:
+            continue
+        if p.is_meta or isinstance(p, FakeTensor):  # without memory, but not without a storage
+            where: tuple[Any, ...] = (p.untyped_storage()._cdata, p.storage_offset(), p.numel())
+        else:
+            where = (p.device, p.data_ptr(), p.numel())  # a transpose has another shape
+        if where in seen:
+            raise CaptureError(
+                f"parameters {seen[where]!r} and {name!r} are two Parameters over the same memory: "
+                "tie them by assigning the same Parameter object to both"
+            )
+        seen[where] = name
+
+
+def _refuse_hooks(module: nn.Module) -> None:
+    """A hook that changes gradients is Python that no peer runs."""
+    hooked = [
+        f"parameter {n!r}"
+        for n, p in module.named_parameters()
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)
+    ]
+    hooked += [
+        f"module {n!r}"
+        for n, m in module.named_modules()
+        if m._backward_hooks or m._backward_pre_hooks
+    ]
+    if hooked:
+        raise CaptureError(
+            f"{hooked[0]} has a backward hook, which no peer would run: remove it, and write what "
+            "it does to the gradient into the forward"
+        )
+
+
+def _tensors(module: nn.Module, named: Callable[[str], str]) -> dict[str, Tensor]:
+    found = {named(n): p.detach() for n, p in module.named_parameters()}
+    return found | {named(n): b.detach() for n, b in module.named_buffers()}
+
+
+def _check_evaluation(graph: Graph, constants: Mapping[str, Tensor], in_eval: Converted) -> None:
+    """Raises CaptureError where the module in eval mode is not the eval form of the graph."""
+    try:
+        check_evaluation(graph, in_eval.graph)
+    except EvaluationError as error:
+        raise CaptureError(str(error)) from None
+    read = {v.removeprefix("buffer:"): op for op in graph.operators for v in op.reads}
+    used = {n: t for n, t in constants.items() if n in read}
+    if name := differing_constant(used, in_eval.constants):
+        raise CaptureError(
+            f"module {read[name].module!r} makes a tensor with other values in eval mode: let "
+            "forward do the same in both modes, apart from dropout and batch norm"
+        )
+
+
+def _checked(graph: Graph, batch: int) -> Graph:
+    """The graph with its gradients, after its specs were found right at another batch size."""
+    bound = graph.bind(batch + 1)
+    inferred = infer(bound)
+    # What nobody reads may differ between devices (the saved statistics of a batch norm do).
+    read = {v for op in bound.operators for v in op.reads} | set(bound.results)
+    for value in sorted(read):
+        spec = bound.spec[value]
+        if inferred[value][0] != spec:
+            raise CaptureError(
+                f"value {value} is {inferred[value][0]} at batch size {batch + 1}, the capture at "
+                f"{batch} says {spec}: write the model for a batch dimension of any size"
+            )
+    if not inferred[graph.loss][1]:
+        raise CaptureError(
+            "the loss depends on no trainable parameter: check requires_grad, detach() and no_grad"
+        )
+    return with_grads(graph, inferred)

@@ -1,0 +1,422 @@
+"""The call of torch.export: from a module to a functional ATen program, batch size free.
+
+The module is wrapped so that its forward returns a flat tuple: loss, weight (if any), metrics.
+What else it returns (logits, caches) is not an output and dies as dead code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch._decomp import decomposition_table
+from torch.export import Dim, ExportedProgram, default_decompositions
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Node
+from torch.fx.traceback import preserve_node_meta
+from torch.utils.checkpoint import CheckpointFunction
+
+from ..ir.capture_errors import CaptureError, Place, explain, line_of, refused, user_place
+from ..ir.fx_args import name_of
+from ..ir.operators import allowed
+from .places import Notes, Watch
+
+__all__ = ["Exported", "export", "forward_of", "functional"]
+
+PREFIX = "module."
+"""What the wrapper puts before every name of the user's module."""
+
+
+@dataclass
+class Exported:
+    """A program; its first outputs are loss, then weight if `has_weight`, then the
+    metrics in the order of their names. Names of values carry PREFIX."""
+
+    program: ExportedProgram
+    inputs: tuple[str, ...]
+    has_weight: bool
+    metrics: tuple[str, ...]
+
+
+@dataclass
+class _Seen:
+    """What the wrapper found in the forward's return value."""
+
+    has_weight: bool = False
+    metrics: list[str] = field(default_factory=list)
+
+
+class _Wrapper(nn.Module):
+    def __init__(
+        self,
+        module: nn.Module,
+        names: tuple[str, ...],
+        loss: Callable[..., Any] | None,
+        seen: _Seen,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.names, self.loss, self.seen = names, loss, seen
+        self.train(module.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Leaves the flags of the wrapped module alone."""
+        self.training = mode
+        return self
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(self.names, inputs, strict=True))
+        with Notes():
+            returned = _returned(self.module, given, self.loss)
+        return _results(returned, self.seen)
+
+
+def _returned(
+    module: nn.Module, given: Mapping[str, Tensor], loss: Callable[..., Any] | None
+) -> Any:
+    """What the forward returns, or the loss function of it."""
+    if loss is None:
+        return module(**given)
+    taken = _taken(module, given)
+    return loss(module(**{k: given[k] for k in taken}), given)
+
+
+def forward_of(
+    module: nn.Module, given: Mapping[str, Tensor], loss: Callable[..., Any] | None
+) -> tuple[Tensor, ...]:
+    """Loss, weight (if any) and metrics of a microbatch, run outside of an export. Raises
+    CaptureError where an export would for what gradients are made of."""
+    with _quiet(), _own_gradients():
+        return _results(_returned(module, given, loss), _Seen())
+
+
+def _taken(module: nn.Module, given: Mapping[str, Tensor]) -> list[str]:
+    """Those of the inputs that the forward takes."""
+    takes = inspect.signature(module.forward).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+        return list(given)
+    return [name for name in given if name in takes]
+
+
+def _said(value: Any) -> str:
+    """A value in an error: dtype and shape of a tensor (batch: the size that may vary)."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    shape = ", ".join(str(d) if isinstance(d, int) else "batch" for d in value.shape)
+    return f"{str(value.dtype).removeprefix('torch.')}[{shape}]"
+
+
+def _results(returned: Any, seen: _Seen) -> tuple[Tensor, ...]:
+    """(loss, weight?, metrics…); fills `seen`. Raises CaptureError where no scalar loss is."""
+    if isinstance(returned, Tensor):
+        entries: Mapping[str, Any] = {"loss": returned}
+    elif isinstance(returned, Mapping):
+        entries = returned
+    elif dataclasses.is_dataclass(returned) and not isinstance(returned, type):
+        entries = {f.name: getattr(returned, f.name) for f in dataclasses.fields(returned)}
+    else:
+        raise CaptureError(
+            f"the model's forward returned {type(returned).__name__}: expected a scalar loss, or a "
+            'dict or dataclass with "loss" and optionally "weight" and scalar metrics'
+        )
+    loss = entries.get("loss")
+    if not isinstance(loss, Tensor):
+        raise CaptureError(
+            "the model's forward returned no loss "
+            f"(it has {', '.join(map(str, entries)) or 'nothing'}): return a scalar loss, or a "
+            'dict with "loss"; a Hugging Face model needs `labels` among its inputs'
+        )
+    if loss.dim() != 0 or not loss.is_floating_point():
+        raise CaptureError(
+            f"the loss is {_said(loss)}: expected a floating scalar; reduce it, e.g. with .mean()"
+        )
+    found = [loss]
+    weight: Any = entries.get("weight")
+    if isinstance(weight, (int, float, torch.SymInt)):
+        weight = torch.full((), cast(Any, weight), dtype=torch.float32, device=loss.device)
+    if weight is not None:
+        if not isinstance(weight, Tensor) or weight.dim() != 0:
+            raise CaptureError(f"the weight is {_said(weight)}: expected a scalar, e.g. mask.sum()")
+        seen.has_weight = True
+        found.append(weight.float())
+    for name, value in entries.items():
+        scalar = isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex()
+        if scalar and name not in ("loss", "weight"):
+            seen.metrics.append(str(name))
+            found.append(value.float().clone())  # a parameter as metric: a value of its own
+    return tuple(found)
+
+
+def export(
+    module: nn.Module,
+    inputs: Mapping[str, Tensor],
+    loss: Callable[..., Any] | None,
+) -> Exported:
+    """The module in its present mode as torch.export gives it, in-place operators and views
+    included. Raises CaptureError. The module's tensors are not changed."""
+    if loss is None and len(_taken(module, inputs)) < len(inputs):
+        raise CaptureError(
+            f"the model's forward takes {inspect.signature(module.forward)}, the example inputs "
+            f"are {', '.join(inputs)}: name the inputs (data.inputs, data.targets) as the "
+            "arguments of forward, or give a loss function that takes the others"
+        )
+    seen = _Seen()
+    wrapper = _Wrapper(module, tuple(inputs), loss, seen)
+    # Two names for one tensor would become one input of the program.
+    given = tuple(t.detach().clone() for t in inputs.values())
+    batch = Dim("batch", min=2)
+    with _quiet(), _right_losses(), _own_gradients():
+        try:
+            with preserve_node_meta():
+                program = torch.export.export(
+                    wrapper, given, dynamic_shapes={"inputs": tuple({0: batch} for _ in given)}
+                )
+        except CaptureError:
+            raise
+        except Exception as error:  # whatever torch.export raises is explained to the user
+            raise explain(error, _batch_place(wrapper, given, error)) from error
+        _detach_no_grad(program)
+    # The forward ran more than once if torch asked for it; the names of one pass are enough.
+    metrics = tuple(dict.fromkeys(seen.metrics))
+    return Exported(program, tuple(inputs), seen.has_weight, metrics)
+
+
+def functional(exported: Exported) -> Exported:
+    """The program without in-place operators; what is no view stays composite.
+    Raises CaptureError."""
+    with _quiet(), _right_losses():
+        try:
+            # Each pass traces everything again, so what is seen now is not left for a second one.
+            rules = _unlisted(exported.program, set())
+            program = exported.program.run_decompositions(rules)
+            if _checks_values(program):
+                rules = {}
+                program = exported.program.run_decompositions(rules)
+            tried: set[Any] = set(rules)
+            while rules := _unlisted(program, tried):
+                plainer = program.run_decompositions(rules)
+                if _checks_values(plainer):
+                    break
+                program = plainer
+                tried |= rules.keys()
+            return dataclasses.replace(exported, program=program)
+        except Exception as error:  # whatever torch.export raises is explained to the user
+            raise explain(error) from error
+
+
+def _checks_values(program: ExportedProgram) -> bool:
+    """Whether it checks values at run time (the decomposition of linalg.inv does)."""
+    return any(spec.kind is InputKind.TOKEN for spec in program.graph_signature.input_specs)
+
+
+def _unlisted(program: ExportedProgram, tried: set[Any]) -> dict[Any, Callable[..., Any]]:
+    """torch's own decompositions of the operators of the program that no peer would run, apart from
+    those tried before: so the allow-list need not name every alias and composite that there is."""
+    targets = [n.target for n in program.graph_module.graph.nodes if n.op == "call_function"]
+    missing = {
+        t: None  # in their order
+        for t in targets
+        if isinstance(t, torch._ops.OpOverload)
+        and t not in tried
+        and torch.Tag.nondeterministic_seeded not in t.tags  # these get masks of ours
+        and not t._schema.is_mutable  # these become functional first
+        and not allowed(name_of(t), "full")
+    }
+    known = default_decompositions() if missing else {}
+    return {t: known[t] for t in missing if t in known}
+
+
+def _here() -> str:
+    """The line of the user's code that is being traced."""
+    place = user_place()
+    return f"{place[0]}:{place[1]}: {place[2]}" if place else "the model's forward"
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Whether the call comes from outside of torch."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] != "torch"
+
+
+@contextlib.contextmanager
+def _own_gradients() -> Iterator[None]:
+    """While a module is traced, refuses a gradient of the user's own making: torch.export sees only
+    the operators of its forward, so a graph would train with another gradient and say nothing."""
+    apply = torch.autograd.Function.__dict__["apply"]
+    hook, inference = torch.Tensor.register_hook, torch.inference_mode.__init__
+
+    def watched(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction:
+            raise CaptureError(
+                f"{_here()}\n  reentrant checkpointing runs this part without gradients, so it "
+                "would not be trained: write checkpoint(…, use_reentrant=False), or leave it out "
+                "(plan.recompute does the same for any model; a Hugging Face model: "
+                "gradient_checkpointing_disable())"
+            )
+        if not cls.__module__.startswith("torch."):  # torch's own (checkpoint) change no gradient
+            raise refused(
+                _here(),
+                f"torch.autograd.Function {cls.__name__} has a backward of its own, which a graph "
+                "of operators cannot hold",
+                "write the forward so that autograd gives this gradient, e.g. x + (y - x).detach() "
+                "for a straight-through estimate",
+            )
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    def hooked(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _is_users(sys._getframe(1)):
+            raise refused(
+                _here(),
+                "a hook changes the gradient of a tensor, which a graph of operators cannot hold",
+                "write the forward so that autograd gives this gradient, e.g. x + (y - x).detach()",
+            )
+        return hook(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def entered(mode: Any, *args: Any, **kwargs: Any) -> None:
+        if _is_users(sys._getframe(1)):
+            raise refused(
+                _here(),
+                "torch.inference_mode() is not seen by the capture, and gradients would go through "
+                "what is in it",
+                "use torch.no_grad()",
+            )
+        inference(mode, *args, **kwargs)
+
+    setattr(torch.autograd.Function, "apply", classmethod(watched))  # noqa: B010 (mypy)
+    setattr(torch.Tensor, "register_hook", hooked)  # noqa: B010 (mypy)
+    setattr(torch.inference_mode, "__init__", entered)  # noqa: B010 (mypy)
+    try:
+        yield
+    finally:
+        setattr(torch.Tensor, "register_hook", hook)  # noqa: B010 (mypy)
+        setattr(torch.inference_mode, "__init__", inference)  # noqa: B010 (mypy)
+        setattr(torch.autograd.Function, "apply", apply)  # noqa: B010 (mypy)
+
+
+@contextlib.contextmanager
+def _right_losses() -> Iterator[None]:
+    """While a loss stays composite, torch (2.13) takes its shape from a Python reference whose
+    `reduction` is text, and hands it the operator's number: an unreduced loss gets the shape of a
+    scalar, or an error. Without the reference it takes the shape from the operator itself."""
+    aten = torch.ops.aten
+    losses = (aten.nll_loss, aten.margin_ranking_loss, aten.hinge_embedding_loss)
+    kept = {x.default: decomposition_table.pop(x.default, None) for x in losses}
+    try:
+        yield
+    finally:
+        decomposition_table.update({k: f for k, f in kept.items() if f is not None})
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences what torch says about its own insides while it traces: errors reach the user through
+    CaptureError, and nothing else here is the user's doing."""
+    loggers = [
+        logging.getLogger(name)
+        for name in (
+            "torch.fx.experimental.symbolic_shapes",
+            "torch._subclasses.fake_tensor",
+            "torch.export",
+            "torch._export",
+        )
+    ]
+    levels = [x.level for x in loggers]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\..*")
+        warnings.filterwarnings("ignore", module=r"copyreg")
+        warnings.filterwarnings("ignore", message=r".*treespec, LeafSpec.*")
+        # An LSTM keeps its weights in a list besides; torch takes it for state of the user's.
+        warnings.filterwarnings("ignore", message=r".*_flat_weights\[")
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        # torch prints the graph so far to stderr when a branch depends on data.
+        stderr, sys.stderr = sys.stderr, _Null()
+        try:
+            yield
+        finally:
+            sys.stderr = stderr
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
+
+
+class _Null:
+    """A stream that drops what is written."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None: ...
+
+
+def _batch_place(
+    wrapper: nn.Module, given: tuple[Tensor, ...], error: BaseException
+) -> Place | None:
+    """Where the batch size was fixed: the export again, with sizes free to be fixed, watched."""
+    if "Constraints violated" not in str(error):
+        return None
+    watch = Watch()
+    with watch, contextlib.suppress(Exception):  # only the place is wanted
+        torch.export.export(
+            wrapper, given, dynamic_shapes={"inputs": tuple({0: Dim.AUTO} for _ in given)}
+        )
+    return watch.place
+
+
+def _detach_no_grad(program: ExportedProgram) -> None:
+    """Inserts a `detach` behind every `torch.no_grad()` region: the decomposition inlines the
+    region, and without the mark a gradient would flow through it."""
+    grad_mode = torch.ops.higher_order.wrap_with_set_grad_enabled
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is not grad_mode:
+            continue
+        body = getattr(program.graph_module, str(node.args[1].target))
+        _check_no_grad(body, node)
+        for item in list(node.users):
+            if not isinstance(item.meta.get("val"), Tensor):
+                continue
+            with graph.inserting_after(item):
+                detach = graph.call_function(torch.ops.aten.detach.default, (item,))
+            detach.meta = dict(item.meta)
+            item.replace_all_uses_with(detach, delete_user_cb=lambda user, d=detach: user is not d)
+    program.graph_module.recompile()
+
+
+def _check_no_grad(body: GraphModule, outer: Node) -> None:
+    """Refuses what a `detach` behind the region cannot express."""
+    for node in body.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled and node.args[0]:
+            raise refused(
+                line_of(node),
+                "torch.enable_grad() inside torch.no_grad() cannot be captured",
+                "move it out of the no_grad region",
+            )
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            continue
+        changed = _memory(node.args[0])
+        inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
+        sources = [s for n, s in zip(inputs, outer.args[2:], strict=True) if _memory(n) == changed]
+        if sources and all(isinstance(s, Node) and s.op != "placeholder" for s in sources):
+            raise refused(
+                line_of(node),
+                "an in-place operator under torch.no_grad() changes a tensor made outside of it",
+                "write it out of place, or change a copy (.clone())",
+            )
+
+
+def _memory(value: Any) -> int | None:
+    """The memory of a traced value: views of one tensor have the same."""
+    traced = value.meta.get("val") if isinstance(value, Node) else None
+    return traced.untyped_storage()._cdata if isinstance(traced, Tensor) else None

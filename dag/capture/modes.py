@@ -1,0 +1,88 @@
+"""The module in train and in eval mode, compared as torch.export traced it.
+
+Most models differ in a few flags only. Where that is so, the eval form that
+`dag/transforms/evaluation.py` derives needs no second decomposition to compare with: equal programs
+decompose equally, and the flags here are those that the derivation changes in the same way.
+Anything else (a batch norm, say) is compared operator by operator after the decomposition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from .export import Exported
+
+__all__ = ["differing_constant", "in_mode", "only_flags_differ"]
+
+_aten = torch.ops.aten
+_FLAGS: dict[Any, tuple[int, Any]] = {
+    _aten.dropout.default: (2, False),
+    _aten.feature_dropout.default: (2, False),
+    _aten.scaled_dot_product_attention.default: (4, 0.0),
+    _aten.batch_norm.default: (5, False),
+    _aten.lstm.input: (6, False),
+    _aten.gru.input: (6, False),
+    _aten.rnn_tanh.input: (6, False),
+    _aten.rnn_relu.input: (6, False),
+}
+"""Operator → position of the argument that knows the mode, and what it is in eval mode."""
+
+
+@contextmanager
+def in_mode(module: nn.Module, train: bool) -> Iterator[None]:
+    """The module in this mode; every flag is as before afterwards. In train mode submodules that
+    the user has put into eval mode stay there."""
+    before = {m: m.training for m in module.modules()}
+    if train != module.training:
+        module.train(train)
+    try:
+        yield
+    finally:
+        for m, flag in before.items():
+            m.training = flag
+
+
+def only_flags_differ(trained: Exported, evaluated: Exported) -> bool:
+    """Whether two programs that are not decomposed yet are the same, node by node, apart from the
+    flags that the eval form changes too."""
+    ours, theirs = trained.program, evaluated.program
+    return (
+        (trained.has_weight, trained.metrics) == (evaluated.has_weight, evaluated.metrics)
+        and str(ours.graph_signature) == str(theirs.graph_signature)
+        and ours.constants.keys() == theirs.constants.keys()
+        and differing_constant(ours.constants, theirs.constants) is None
+        and list(_lines(ours.graph_module, True)) == list(_lines(theirs.graph_module, False))
+    )
+
+
+def _lines(program: GraphModule, in_eval: bool) -> Iterator[tuple[str, ...]]:
+    """What each node does, also in the bodies of regions. `in_eval`: with the flags of eval mode.
+    torch names the nodes of equal programs equally; the text tells 1 from 1.0 and True."""
+    for path, module in program.named_modules():
+        for node in module.graph.nodes if isinstance(module, GraphModule) else ():
+            args = node.args
+            if node.target is _aten.scaled_dot_product_attention.default:
+                args = (*args, *(None, 0.0, False)[len(args) - 3 :])  # torch leaves defaults out
+            if in_eval and node.target in _FLAGS:
+                place, value = _FLAGS[node.target]
+                args = (*args[:place], value, *args[place + 1 :])
+            yield path, node.op, node.name, str(node.target), repr(args), repr(node.kwargs)
+
+
+def differing_constant(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """The name of a tensor made by the forward itself that is another one in the other mode."""
+    for name in ours.keys() & theirs.keys():
+        a, b = ours[name], theirs[name]
+        if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a is b:
+            continue
+        if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
+            return name
+        if not a.is_meta and not torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all():
+            return name
+    return None

@@ -1,0 +1,11 @@
+"""Running one stage: its `fx.GraphModule`, stand-ins for kernels that trust their caller, and a
+lost stage made anew from its neighbours."""
+
+__all__ = [
+    "execute",
+    "narrow_products",
+    "neighbour",
+    "saved",
+    "stage_module",
+    "stand_ins",
+]

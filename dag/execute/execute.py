@@ -1,0 +1,323 @@
+"""Running one stage: forward, backward, evaluation, buffer updates.
+
+The second of the two planes (docs/architecture.md, "Two planes").
+
+    forward    values at the input ports  ->  values at the output ports, and the results
+    backward   gradients of what left     ->  gradients of what came
+
+Rules that keep this equal to plain autograd on the whole model:
+
+1. A tensor that comes through a port is a leaf here, and one that leaves is detached. Between them
+   autograd records what it would record in the whole model, and nothing else.
+2. A value that several stages read leaves once; its gradients are summed in stage order. If it is
+   also read in its own stage, autograd adds that part in the same pass, so it counts once.
+3. Parameter gradients accumulate in `.grad` over the microbatches, as in a plain loop. A parameter
+   that no gradient reached keeps `None`, as in a plain loop.
+4. The loss of a microbatch is seeded with the microbatch's weight.
+5. Running a microbatch changes no buffer. It returns statistics, and `apply_updates` applies those
+   of all microbatches in their order when the step ends.
+6. Whatever (step, microbatch) keeps for its backward is gone after it.
+7. A stage that recomputes keeps what came and the data that it read, and no graph: its backward
+   runs the forward again on them, now with autograd. Nothing differs between the two runs, as masks
+   hang on (seed, step, microbatch), and parameters and buffers change only when a step ends. The
+   first run gives values, results and statistics; the second gives only gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ..ir.graph import Graph, TensorSpec
+from ..ir.random import step_key, table
+from ..transforms.evaluation import evaluation as evaluation_form
+from .saved import SavedTensors
+from .stage_module import StageModule, build
+
+if TYPE_CHECKING:
+    from ..plan.cut import Stage
+
+__all__ = ["Forwarded", "Gradients", "SpecError", "StageExecutor", "check_spec"]
+
+Gradients = Mapping[str, "Tensor | Sequence[Tensor | None] | None"]
+"""Gradients of values that left: one tensor, or one per reading stage in stage order. None: the
+reader has no gradient for it."""
+
+
+class SpecError(ValueError):
+    """A tensor that is not what the graph says: expected and got are in the message."""
+
+
+def check_spec(value: str, tensor: Tensor, spec: TensorSpec) -> None:
+    """Raises SpecError unless the tensor has exactly the bound spec's shape and dtype.
+
+    To be called for everything that comes from outside before anything runs: kernels trust the
+    shapes that they were captured with, and a wrong one can crash the process.
+    """
+    got = TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+    if got != spec:
+        raise SpecError(
+            f"{value}: expected {spec!r}, got {got!r}; "
+            "the sender's graph or microbatch size is not this run's"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What one microbatch left: values for other stages by name, results (loss, weight, metrics)
+    by value name, and the statistic for each buffer with an `ema` update. All detached."""
+
+    ports: dict[str, Tensor]
+    results: dict[str, Tensor]
+    updates: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a backward needs: leaves of the received ports, and outputs with their graph. With
+    recomputation there are no outputs yet, and `taken` is all that the forward took."""
+
+    leaves: dict[str, Tensor]
+    roots: dict[str, Tensor]
+    taken: dict[str, Tensor] | None = None
+
+
+class StageExecutor:
+    """One stage on one device.
+
+    `graph` is bound; `tensors` gives every parameter and buffer of the stage by its own name and is
+    read once per name, so a mapping that loads on demand keeps one copy in memory. The executor
+    owns copies: two stages never share a parameter. For a core peer, `graph` is the lowered graph
+    and `operators` the interval there; ports and names stay those of `stage`. `evaluation` is an
+    evaluation form with its interval; without it, that of `graph` is derived when first used.
+    `recompute`: whether a backward computes the forward again (rule 7), for less memory.
+
+    Not thread-safe: one call at a time.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        stage: Stage,
+        tensors: Mapping[str, Tensor],
+        *,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        operators: tuple[int, int] | None = None,
+        evaluation: tuple[Graph, tuple[int, int]] | None = None,
+        recompute: bool = False,
+    ) -> None:
+        self.stage = stage
+        self.device = torch.device(device)
+        self._graph = graph
+        self._seed = seed
+        self._masks = table()  # held, so that masks find it in the next step
+        self._operators = operators or (stage.start, stage.stop)
+        self._evaluation = evaluation
+        self.recompute = recompute
+        self.saved_bytes = 0
+        """What autograd keeps of a microbatch, beside parameters and buffers (with recomputation:
+        and beside what came); counted in the first that runs with autograd, 0 before."""
+        owned = frozenset(stage.updates)
+        self.parameters: dict[str, nn.Parameter] = {
+            name: nn.Parameter(self._own("param", name, tensors), name in stage.trainable)
+            for name in stage.parameters
+        }
+        self.buffers: dict[str, Tensor] = {
+            name: self._own("buffer", name, tensors) for name in stage.buffers
+        }
+        self._rules = {b.name: b.update for b in graph.buffers if b.update and b.name in owned}
+        self._statistics = {n: rule.value for n, rule in self._rules.items() if rule.value}
+        self._sent = tuple(port.value for port in stage.sends)
+        self._received = tuple(port.value for port in stage.receives)
+        # Leaves: what this stage sends a gradient back for. Roots: what gradients start from.
+        self._leaves = tuple(p.value for p in stage.receives if stage.index in p.grad_targets)
+        self._loss = graph.loss if stage.makes_loss else ""
+        self._roots = tuple(p.value for p in stage.sends if p.grad and p.value != self._loss)
+        if stage.makes_loss:
+            self._roots += (self._loss,)
+        # The loss's stage also reports the weight and the metrics that earlier stages made.
+        reported = {graph.loss, graph.weight, *(value for _, value in graph.metrics)}
+        self._results = stage.results
+        if stage.makes_loss:
+            self._results += tuple(value for value in self._received if value in reported)
+        self._training = self._build(graph, self._operators, tuple(self._statistics.values()))
+        self._evaluating: StageModule | None = None
+        self._kept: dict[tuple[int, int], _Kept] = {}
+
+    def _own(self, kind: str, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+        """A copy on the device; raises SpecError when it is not what the graph names."""
+        value, tensor = f"{kind}:{name}", tensors[name].detach()
+        check_spec(value, tensor, self._graph.spec[value])
+        return tensor.to(self.device, copy=True, memory_format=torch.contiguous_format)
+
+    def _build(self, graph: Graph, where: tuple[int, int], extra: tuple[str, ...]) -> StageModule:
+        tensors: dict[str, Tensor] = {f"param:{n}": t for n, t in self.parameters.items()}
+        tensors |= {f"buffer:{n}": t for n, t in self.buffers.items()}
+        gives = tuple(dict.fromkeys((*self._sent, *self._results, *extra)))
+        return build(graph, *where, gives, tensors, self.device)
+
+    @property
+    def live(self) -> tuple[tuple[int, int], ...]:
+        """The (step, microbatch) pairs that wait for their backward."""
+        return tuple(self._kept)
+
+    def forward(
+        self,
+        step: int,
+        microbatch: int,
+        ports: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
+    ) -> Forwarded:
+        """Runs the stage on one microbatch and keeps what its backward needs.
+
+        `ports` holds every received value, `inputs` every data input that the stage reads, on any
+        device, already checked against their specs.
+        """
+        assert (step, microbatch) not in self._kept, f"F{microbatch} of step {step} ran twice"
+        backward = self.stage.has_backward
+        taken = self._place(ports, inputs)
+        leaves: dict[str, Tensor] = {}
+        if backward:
+            leaves = {value: taken[value].requires_grad_() for value in self._leaves}
+        made = self._run(step, microbatch, taken, grad=backward and not self.recompute)
+        if backward and self.recompute:
+            self._kept[step, microbatch] = _Kept(leaves, {}, taken)
+        elif backward:
+            self._kept[step, microbatch] = _Kept(leaves, self._differentiable(made))
+        forwarded = self._forwarded(made)
+        forwarded.updates.update(
+            {name: made[value].detach() for name, value in self._statistics.items()}
+        )
+        return forwarded
+
+    def backward(
+        self, step: int, microbatch: int, grads: Gradients, weight: float = 1.0
+    ) -> dict[str, Tensor | None]:
+        """Accumulates parameter gradients and returns the gradients of the received values that
+        take one (None: no gradient reached it).
+
+        `grads` has the gradients of the values that left with one. `weight` seeds the loss where
+        this stage makes it; at 0 the loss is left out altogether, because the mean over nothing is
+        NaN and the microbatch contributes nothing.
+        """
+        kept = self._kept.pop((step, microbatch))
+        outputs = kept.roots
+        if kept.taken is not None:
+            outputs = self._differentiable(self._run(step, microbatch, kept.taken, grad=True))
+        roots: list[Tensor] = []
+        seeds: list[Tensor] = []
+        for value, root in outputs.items():
+            seed = self._total(grads.get(value))
+            if value == self._loss and weight != 0:
+                own = torch.full_like(root, weight)
+                seed = own if seed is None else own + seed
+            if seed is not None:
+                roots.append(root)
+                seeds.append(seed)
+        if roots:
+            torch.autograd.backward(roots, seeds)
+        return {value: leaf.grad for value, leaf in kept.leaves.items()}
+
+    def evaluate(self, ports: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> Forwarded:
+        """Runs the evaluation form (running batch-norm statistics, no dropout) without autograd;
+        keeps nothing and changes nothing."""
+        if self._evaluating is None:
+            graph, where = self._evaluation or (evaluation_form(self._graph), self._operators)
+            self._evaluating = self._build(graph, where, ())
+        module = self._evaluating
+        taken = self._place(ports, inputs)
+        # The core form's attention asks for a key even where it drops nothing.
+        key = (step_key(self._seed, 0, 0),) if module.takes_key else ()
+        with torch.no_grad():
+            made = module.run(*(taken[value] for value in module.takes), *key)
+        return self._forwarded(dict(zip(module.gives, made, strict=True)))
+
+    def apply_updates(self, statistics: Sequence[Mapping[str, Tensor]]) -> None:
+        """Changes the buffers that this stage updates: once per microbatch of the step, with the
+        statistics that its forward returned (here or on another holder), in microbatch order.
+
+        In float64 between reading and writing, as torch's own batch norm does on a CPU.
+        """
+        with torch.no_grad():
+            for found in statistics:
+                for name, rule in self._rules.items():
+                    buffer = self.buffers[name]
+                    if rule.rule == "add":
+                        buffer.add_(rule.factor if buffer.is_floating_point() else int(rule.factor))
+                        continue
+                    value = found[name].to(self.device, torch.float64)
+                    buffer.copy_((1 - rule.factor) * buffer.double() + rule.factor * value)
+
+    def zero_grad(self) -> None:
+        """Forgets the accumulated gradients; to be called after an update."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def forget(self) -> None:
+        """Drops what unfinished microbatches keep, e.g. when a term ends."""
+        self._kept.clear()
+
+    def _place(
+        self, ports: Mapping[str, Tensor], inputs: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What comes from outside by value name, on the device, apart from anyone's graph."""
+        found = {value: ports[value] for value in self._received}
+        found |= {f"in:{name}": inputs[name] for name in self.stage.inputs}
+        return {v: t.detach().to(self.device, non_blocking=True) for v, t in found.items()}
+
+    def _run(
+        self, step: int, microbatch: int, taken: Mapping[str, Tensor], *, grad: bool
+    ) -> dict[str, Tensor]:
+        """What the training form makes of a microbatch, by value name."""
+        module = self._training
+        args: list[object] = [taken[value] for value in module.takes]
+        if module.takes_key:
+            args.append(step_key(self._seed, step, microbatch))
+        if grad and not self.saved_bytes:
+            return self._counted(args, taken)
+        with torch.set_grad_enabled(grad):
+            return dict(zip(module.gives, module.run(*args), strict=True))
+
+    def _counted(self, args: Sequence[object], taken: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Runs a microbatch with autograd, and counts what that keeps."""
+        module, saved = self._training, SavedTensors()
+        with torch.enable_grad(), saved:
+            made = dict(zip(module.gives, module.run(*args), strict=True))
+        stands: list[Tensor] = [*self.parameters.values(), *self.buffers.values()]
+        if self.recompute:
+            stands += taken.values()
+        kept = [taken[value] for value in self._leaves]
+        kept += self._differentiable(made).values()
+        self.saved_bytes = saved.count(kept, stands)
+        return made
+
+    def _differentiable(self, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {value: made[value] for value in self._roots if made[value].requires_grad}
+
+    def _forwarded(self, made: Mapping[str, Tensor]) -> Forwarded:
+        return Forwarded(
+            {value: made[value].detach() for value in self._sent},
+            {value: made[value].detach() for value in self._results},
+        )
+
+    def _total(self, grad: Tensor | Sequence[Tensor | None] | None) -> Tensor | None:
+        """The sum in the given order; never written into what was given."""
+        parts = (grad,) if grad is None or isinstance(grad, Tensor) else grad
+        total: Tensor | None = None
+        for part in parts:
+            if part is not None:
+                part = part.to(self.device, non_blocking=True)
+                total = part if total is None else total + part
+        return total
+
+    def __repr__(self) -> str:
+        size = sum(p.numel() for p in self.parameters.values())
+        return (
+            f"<StageExecutor stage {self.stage.index}, operators [{self._operators[0]}, "
+            f"{self._operators[1]}), {size} parameters on {self.device}, {len(self._kept)} live>"
+        )

@@ -1,0 +1,17 @@
+"""The graph itself: operators and their allow-list, random numbers, starting weights as recipes,
+validation, and the way to the wire and back."""
+
+__all__ = [
+    "capture_errors",
+    "convert",
+    "draws",
+    "experts",
+    "fx_args",
+    "graph",
+    "infer",
+    "operators",
+    "random",
+    "recipe",
+    "rules",
+    "validate",
+]

@@ -1,0 +1,131 @@
+"""An action: one entry of a peer's list, and its text.
+
+    F3@1  forward of microbatch 3 through stage 1        B3@1  its backward
+    E2@1  forward of held-out microbatch 2, no gradient
+    >@grad1  +1@grad1  *3@grad1  <4@grad1
+             exchange of stage 1's gradients: give what was made here, add up in phase 1, pass on
+             totals in phase 3, take the result in phase 4; others likewise, by `Content`
+    U     update: divide by the weight, clip, optimizer step, buffers
+
+What each action takes and gives stands in `dag/schedule/flow.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import NamedTuple
+
+__all__ = ["EXCHANGES", "VISITS", "Action", "Content", "Kind", "ScheduleError", "named"]
+
+
+class ScheduleError(ValueError):
+    """Action lists that break a rule, or a text that is no action."""
+
+
+class Kind(StrEnum):
+    """What an action does; the text is what it prints as."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    EVALUATE = "E"
+    GIVE = ">"
+    """A participant gives what it made to an exchange."""
+    REDUCE = "+"
+    """Parts that came are added up, in a fixed order, and passed on."""
+    RELAY = "*"
+    """Totals that came are passed on as they are."""
+    TAKE = "<"
+    """A receiver takes the result."""
+    UPDATE = "U"
+
+    __hash__ = str.__hash__  # an enum's own is slow, and actions are looked up all the time
+
+
+class Content(StrEnum):
+    """What an exchange is about; the text is what its name begins with."""
+
+    GRADIENT = "grad"
+    """A stage's gradients, added up over its holders."""
+    DELTA = "delta"
+    """In their place where holders step ahead: the updates that each made of its own gradients."""
+    STATISTICS = "stats"
+    """Batch statistics of a stage's microbatches, to all of its holders."""
+    TIED_PAIR = "pair"
+    """Where stages step ahead, the gradients of a tied parameter before they become updates, added
+    up over the i-th holders of its stages."""
+    TIED = "tied"
+    """The gradient of a tied parameter, added up over its stages."""
+    TIED_DELTA = "both"
+    """In its place where stages step ahead: the updates of a tied parameter, of which all of its
+    stages take the mean."""
+    NORM = "norm"
+    """Squares of the gradients, losses, weights and metrics of the step; the result goes to all."""
+    SCORES = "eval"
+    """Losses, weights and metrics of an evaluation, for who reports it."""
+
+    __hash__ = str.__hash__
+
+
+VISITS = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.EVALUATE})
+"""Kinds that belong to one microbatch and one stage."""
+EXCHANGES = frozenset({Kind.GIVE, Kind.REDUCE, Kind.RELAY, Kind.TAKE})
+"""Kinds that belong to one exchange."""
+
+_SINGLE = frozenset({Content.NORM, Content.SCORES})
+"""What there is one exchange of."""
+_NUMBER = r"(?:0|[1-9]\d{0,8})"
+_TEXT = re.compile(
+    rf"(?P<visit>[FBE])(?P<microbatch>{_NUMBER})@(?P<stage>{_NUMBER})"
+    rf"|(?P<exchange>[>+*<])(?P<phase>{_NUMBER})?"
+    rf"@(?:(?P<single_content>{'|'.join(sorted(_SINGLE))})"
+    rf"|(?P<content>{'|'.join(sorted({*Content} - _SINGLE))})(?P<index>{_NUMBER}))"
+    r"|(?P<single>U)",
+    re.ASCII,
+)
+
+
+def named(content: Content, index: int) -> str:
+    """The name of an exchange."""
+    return content.value if content in _SINGLE else f"{content.value}{index}"
+
+
+class Action(NamedTuple):
+    """One entry of a list. Of an action of an exchange, `microbatch` is the phase (0 of a giving)
+    and `stage` the index of the exchange among those of its content: that of the stage or of the
+    tied group, else 0; numbers that the kind has no use for stay 0."""
+
+    kind: Kind
+    microbatch: int = 0
+    stage: int = 0
+    content: Content | None = None
+
+    @property
+    def phase(self) -> int:
+        """When in its exchange this happens: what is taken was given in a lower one."""
+        return self.microbatch
+
+    def __str__(self) -> str:
+        if self.content is not None:
+            return f"{self.kind.value}{self.phase or ''}@{named(self.content, self.stage)}"
+        if self.kind in VISITS:
+            return f"{self.kind.value}{self.microbatch}@{self.stage}"
+        return self.kind.value
+
+    @classmethod
+    def parse(cls, text: str) -> Action:
+        """The action that prints as `text`; raises ScheduleError for any other text."""
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise ScheduleError(
+                f"{text!r} is no action: expected e.g. F3@1, B0@2, >@grad1, +1@tied0, <2@norm, U"
+            )
+        if match["visit"]:
+            return cls(Kind(match["visit"]), int(match["microbatch"]), int(match["stage"]))
+        if match["exchange"]:
+            kind, phase = Kind(match["exchange"]), int(match["phase"] or 0)
+            if (kind is Kind.GIVE) != (phase == 0):
+                raise ScheduleError(f"{text!r}: expected no phase for >, one from 1 on for + * <")
+            content = Content(match["single_content"] or match["content"])
+            return cls(kind, phase, int(match["index"] or 0), content)
+        return cls(Kind(match["single"]))

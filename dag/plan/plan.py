@@ -1,0 +1,382 @@
+"""The plan: who runs what, in which order, for one term of a run. Pure data, immutable.
+
+Everything that looks like a mode elsewhere is data here: several holders of one stage (data
+parallelism), two stages on one peer, one microbatch on another route than the rest.
+`dag/schedule/schedule.py` turns a plan into action lists, `dag/schedule/flow.py` says which tensors
+each action takes and gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal, NewType
+
+__all__ = [
+    "Alternative",
+    "CodecChoice",
+    "CodecUse",
+    "Keeper",
+    "LinkPrediction",
+    "PeerId",
+    "PeerPrediction",
+    "Plan",
+    "PlanError",
+    "Prediction",
+    "Route",
+    "ScheduleName",
+    "Spare",
+    "StageExchange",
+    "StageSlot",
+    "Visit",
+    "by_stage",
+    "swapped_pairs",
+]
+
+PeerId = NewType("PeerId", str)
+ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
+
+
+MOST_CHUNKS = 64
+"""Of an exchange: each is a frame of its own."""
+
+
+class PlanError(ValueError):
+    """A plan that breaks a rule; the message names the stage, route or peer and the rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSlot:
+    """Operators [start, stop) of the full graph and the peers that execute them. The order of the
+    holders is the order of every reduction among them."""
+
+    start: int
+    stop: int
+    holders: tuple[PeerId, ...]
+    recompute: bool = False
+    """Whether its backward computes the forward again, so that only its inputs are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageExchange:
+    """How the holders of a stage exchange its gradients; a stage without one: all-to-all."""
+
+    stage: int
+    collective: str = "all-to-all"
+    """One of `dag/exchange/collectives.py` that adds up."""
+    groups: tuple[tuple[PeerId, ...], ...] = ()
+    """Its holders side by side, for collectives that ask (rows, places)."""
+    weights: tuple[int, ...] = ()
+    """By holder, how much of the sum it is to make, for collectives that ask; empty: as much as the
+    others."""
+    chunks: int = 1
+    """Into how many parts each holder's share is cut, that follow each other, for collectives that
+    ask."""
+    ahead: bool = False
+    """Whether they exchange updates in place of gradients, each giving each other one all of its
+    own (`peer/sync/ahead.py`); by no collective but that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    stage: int
+    peer: PeerId
+
+
+def in_pipelines(holders: Iterable[Sequence[Hashable]]) -> bool:
+    """Whether all stages have as many holders, more than one, and each peer has one and the same
+    place among the holders of all its stages: so the i-th ones make up a pipeline."""
+    all_of = [tuple(of) for of in holders]
+    places = {(peer, i) for of in all_of for i, peer in enumerate(of)}
+    return (
+        len({len(of) for of in all_of}) == 1
+        and len(all_of[0]) > 1
+        and len(places) == len({peer for peer, _ in places})
+    )
+
+
+Route = tuple[Visit, ...]
+"""The visits of one microbatch, in order."""
+
+
+def swapped_pairs(route: Route) -> tuple[tuple[int, int], ...]:
+    """Neighbouring stages (a, a + 1) that a route visits the other way round, ascending."""
+    order = [v.stage for v in route]
+    return tuple((b, a) for a, b in pairwise(order) if a == b + 1)
+
+
+def by_stage(route: Route) -> tuple[PeerId, ...]:
+    """The peer of each stage, in the order of the stages."""
+    return tuple(v.peer for v in sorted(route, key=lambda v: v.stage))
+
+
+@dataclass(frozen=True, slots=True)
+class CodecChoice:
+    """Codec of one role on one link; links and roles without a choice use `raw/1`."""
+
+    source: PeerId
+    destination: PeerId
+    role: str
+    codec: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPrediction:
+    """What the plan expects of a peer: compute seconds per step, peak bytes on device and host."""
+
+    peer: PeerId
+    compute_s: float
+    device_bytes: int
+    host_bytes: int
+    bubble: float = 0.0
+    """Share of the step in which it does not compute."""
+    learned: float = 0.0
+    """In compute_s: how many times longer than its own speeds say it takes, as earlier steps have
+    shown; 0: compute_s is of another peer, whose part it took over, or nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecUse:
+    """What the codec of one role on a link is expected to do in a step."""
+
+    role: str
+    codec: str
+    """Its text; `raw/1` where nothing is encoded."""
+    bytes: int
+    """Encoded, without what frames add."""
+    dense_bytes: int
+    """Of the same tensors, uncompressed."""
+    saved_s: float = 0.0
+    """Seconds of transfer that it saves."""
+    encode_s: float = 0.0
+    """Seconds that both ends take to encode and decode."""
+    error: float = 0.0
+    """Relative L2 that is typical of it, ‖Δ‖₂ / ‖x‖₂; 0: bit for bit the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPrediction:
+    """What the plan expects of a directed link: encoded bytes per step, and seconds per step in
+    which it carries them. `codecs`: by role that uses it; empty where nothing is compressed on any
+    link."""
+
+    source: PeerId
+    destination: PeerId
+    bytes: int
+    busy_s: float
+    codecs: tuple[CodecUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Another way to train the same model with these peers. `step_s`: seconds for the same samples;
+    0: it does not fit."""
+
+    name: str
+    step_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the plan expects of a step. step_s 0: not predicted."""
+
+    step_s: float = 0.0
+    peers: tuple[PeerPrediction, ...] = ()
+    links: tuple[LinkPrediction, ...] = ()
+    bottlenecks: tuple[str, ...] = ()
+    """What the step time hangs on, the heaviest first, one sentence each."""
+    alternatives: tuple[Alternative, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A peer that holds nothing in this plan, and why."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """`peer` keeps copies of the snapshots of `holder`."""
+
+    holder: PeerId
+    peer: PeerId
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who runs what. `routes[m]` are the visits of microbatch m, in the order of the stages but for
+    neighbours that change places (`swaps.py`); `evaluation_routes[m]` those of held-out microbatch
+    m (forward only, in order)."""
+
+    stages: tuple[StageSlot, ...]
+    routes: tuple[Route, ...]
+    microbatch_size: int
+    schedule: ScheduleName = "1f1b"
+    codecs: tuple[CodecChoice, ...] = ()
+    predicted: Prediction = Prediction()
+    reasons: tuple[str, ...] = ()
+    spares: tuple[Spare, ...] = ()
+    evaluation_routes: tuple[Route, ...] = ()
+    exchanges: tuple[StageExchange, ...] = ()
+    """How the holders of stages exchange gradients, at most one for each; tied sums, statistics and
+    the norm follow from the rest of the plan (`dag/exchange/wiring.py`)."""
+    head_parts: int = 0
+    """Column blocks that the vocabulary head is split into before the graph is cut; 0: whole."""
+    keepers: tuple[Keeper, ...] = ()
+    """Planners leave it empty; the broker fills it when the plan begins."""
+
+    @cached_property
+    def peers(self) -> tuple[PeerId, ...]:
+        """Every holder once, in order of the first stage that it holds."""
+        return tuple(dict.fromkeys(p for s in self.stages for p in s.holders))
+
+    @cached_property
+    def warm(self) -> tuple[PeerId, ...]:
+        """Peers that hold no stage and keep snapshots."""
+        holders = set(self.peers)
+        return tuple(dict.fromkeys(k.peer for k in self.keepers if k.peer not in holders))
+
+    def kept_by(self, peer: PeerId) -> tuple[PeerId, ...]:
+        """Holders of whose snapshots a peer keeps copies."""
+        return tuple(k.holder for k in self.keepers if k.peer == peer)
+
+    def keepers_of(self, holder: PeerId) -> tuple[PeerId, ...]:
+        return tuple(k.peer for k in self.keepers if k.holder == holder)
+
+    def exchange_of(self, stage: int) -> StageExchange:
+        """How the holders of a stage exchange its gradients."""
+        return self._exchanges.get(stage) or StageExchange(stage)
+
+    def steps_ahead(self, stage: int) -> bool:
+        """Whether the holders of a stage exchange updates in place of gradients."""
+        return self.exchange_of(stage).ahead
+
+    @cached_property
+    def _exchanges(self) -> dict[int, StageExchange]:
+        return {e.stage: e for e in self.exchanges}
+
+    def stages_of(self, peer: PeerId) -> tuple[int, ...]:
+        return tuple(i for i, s in enumerate(self.stages) if peer in s.holders)
+
+    def validate(self, operators: int) -> Plan:
+        """Returns itself when it is a plan for a graph of `operators` operators.
+
+        Raises PlanError when the stages are not consecutive non-empty intervals that cover all
+        operators, a stage has no holder or one twice, an exchange is of no stage or not among all
+        of its holders, a route leaves a stage out or visits a peer that does not hold the stage,
+        there is no route, a microbatch has no sample, a spare holds a stage, a link has two codecs
+        for one role, or a keeper keeps what is its own, of no holder, or twice.
+        """
+        if not self.stages:
+            raise PlanError("the plan has no stage: expected at least one")
+        if self.microbatch_size < 1:
+            raise PlanError(f"microbatches of {self.microbatch_size} samples: expected 1 or more")
+        at = 0
+        for i, stage in enumerate(self.stages):
+            if stage.start != at or stage.stop <= stage.start:
+                raise PlanError(
+                    f"stage {i} is operators [{stage.start}, {stage.stop}): "
+                    f"expected a non-empty interval that starts at {at}"
+                )
+            if not stage.holders or len(set(stage.holders)) != len(stage.holders):
+                raise PlanError(f"stage {i} has holders {stage.holders}: expected distinct peers")
+            at = stage.stop
+        if at != operators:
+            raise PlanError(f"the stages cover {at} operators, the graph has {operators}")
+        self._check_exchanges()
+        if any(e.ahead for e in self.exchanges) and not in_pipelines(
+            s.holders for s in self.stages
+        ):
+            raise PlanError(
+                "stages that step ahead have "
+                f"{' and '.join(str(len(s.holders)) for s in self.stages)} holders: expected as "
+                "many in each, more than one, and each peer at the same place of all"
+            )
+        if not self.routes:
+            raise PlanError("the plan has no route: expected one per microbatch")
+        kinds = (("microbatch", self.routes), ("held-out microbatch", self.evaluation_routes))
+        for kind, routes in kinds:
+            for m, route in enumerate(routes):
+                order, wanted = [v.stage for v in route], list(range(len(self.stages)))
+                for a, b in swapped_pairs(route) if routes is self.routes else ():
+                    if a > 0 and b < len(self.stages) - 1:
+                        wanted[a], wanted[b] = b, a
+                if order != wanted:
+                    raise PlanError(
+                        f"the route of {kind} {m} visits stages {order}: expected 0 to "
+                        f"{len(self.stages) - 1} in order, but for inner neighbours that "
+                        "change places in training"
+                    )
+                for v in route:
+                    if v.peer not in self.stages[v.stage].holders:
+                        raise PlanError(
+                            f"the route of {kind} {m} visits {v.peer} for stage {v.stage}, "
+                            f"which is held by {', '.join(self.stages[v.stage].holders)}"
+                        )
+        for spare in self.spares:
+            if spare.peer in self.peers:
+                raise PlanError(f"{spare.peer} is a spare and holds a stage")
+        for keeper in self.keepers:
+            if keeper.holder not in self.peers or keeper.peer == keeper.holder:
+                raise PlanError(
+                    f"{keeper.peer} keeps snapshots of {keeper.holder}: expected those of another "
+                    "peer that holds a stage"
+                )
+        if len(set(self.keepers)) < len(self.keepers):
+            raise PlanError("a peer keeps the snapshots of one holder twice")
+        links = [(c.source, c.destination, c.role) for c in self.codecs]
+        if len(set(links)) < len(links):
+            source, destination, role = next(x for x in links if links.count(x) > 1)
+            raise PlanError(f"the link {source} -> {destination} has two codecs for {role}")
+        return self
+
+    def _check_exchanges(self) -> None:
+        seen: set[int] = set()
+        for e in self.exchanges:
+            if e.stage >= len(self.stages) or e.stage in seen:
+                raise PlanError(
+                    f"an exchange is of stage {e.stage}: expected one of {len(self.stages)}, "
+                    "each at most once"
+                )
+            seen.add(e.stage)
+            holders = self.stages[e.stage].holders
+            if e.groups and sorted(p for g in e.groups for p in g) != sorted(holders):
+                raise PlanError(
+                    f"the exchange of stage {e.stage} is among {e.groups}: expected groups that "
+                    f"have each of its holders {holders} once"
+                )
+            if e.groups and not all(e.groups):
+                raise PlanError(f"the exchange of stage {e.stage} has a group without a holder")
+            if e.weights and (len(e.weights) != len(holders) or not any(e.weights)):
+                raise PlanError(
+                    f"the exchange of stage {e.stage} has weights {e.weights}: expected one for "
+                    f"each of {len(holders)} holders, and one at least that is not 0"
+                )
+            if not 1 <= e.chunks <= MOST_CHUNKS:
+                raise PlanError(
+                    f"the exchange of stage {e.stage} has {e.chunks} chunks: expected 1 to "
+                    f"{MOST_CHUNKS}"
+                )
+            if e.ahead and (e.groups or e.weights):
+                raise PlanError(
+                    f"stage {e.stage} steps ahead, with groups or weights: expected neither, for "
+                    "each holder gives each other one all of its own"
+                )
+
+    def __repr__(self) -> str:
+        how = {
+            e.stage: " ahead" if e.ahead else f" by {e.collective}"
+            for e in self.exchanges
+            if e.ahead or e.collective != "all-to-all"
+        }
+        cuts = " ".join(
+            f"[{s.start},{s.stop})@{'+'.join(s.holders)}{how.get(i, '')}"
+            for i, s in enumerate(self.stages)
+        )
+        work = f"{len(self.routes)} microbatches of {self.microbatch_size}"
+        return f"<Plan {cuts}, {work}, {self.schedule}>"

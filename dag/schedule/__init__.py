@@ -1,0 +1,11 @@
+"""When what runs: schedules, the wiring of action lists, their proof, and a plan's way to the wire
+and back."""
+
+__all__ = [
+    "check",
+    "convert_plan",
+    "flow",
+    "replay",
+    "schedule",
+    "visits",
+]

@@ -1,0 +1,133 @@
+"""Replays action lists: each peer works through its own list and waits, at an action, for what it
+takes. Clocks tell what must have happened before each frame is given; see `check.py`."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..plan.action import Action, ScheduleError
+from ..plan.plan import PeerId
+from .flow import Flow, Role
+
+__all__ = ["Link", "Replay"]
+
+Link = tuple[PeerId, PeerId, Role]
+"""Source, destination and role of frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One entry of a list with its transfers as numbers: equal transfers of different rounds are
+    different ones. What stays within a peer has no link."""
+
+    round: int
+    action: Action
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+
+
+class Replay:
+    """Works through lists whose entries are (round, action): equal actions of different rounds are
+    different actions, with frames of their own."""
+
+    def __init__(self, flow: Flow, lists: Mapping[PeerId, Sequence[tuple[int, Action]]]) -> None:
+        self.flow = flow
+        self.transfers = tuple(flow.taken_by)
+        self.peers = tuple(lists)
+        place = {peer: i for i, peer in enumerate(lists)}
+        numbers = {transfer: i for i, transfer in enumerate(self.transfers)}
+        self.lists: list[list[_Entry]] = []
+        # The position in its taker's list at which each frame is taken.
+        self.taken_at: dict[int, int] = {}
+        known: dict[tuple[PeerId, Action], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        for peer, entries in lists.items():
+            own: list[_Entry] = []
+            for i, (number, action) in enumerate(entries):
+                if (peer, action) not in known:
+                    known[peer, action] = (
+                        tuple(numbers[t] for t in flow.takes(peer, action)),
+                        tuple(numbers[t] for t in flow.gives(peer, action)),
+                    )
+                base = number * len(self.transfers)
+                takes, gives = (tuple(base + t for t in part) for part in known[peer, action])
+                own.append(_Entry(number, action, takes, gives))
+                self.taken_at.update(dict.fromkeys(takes, i))
+            self.lists.append(own)
+        # A frame that these lists never take counts to the end: lists may stop within a round.
+        self.never = sum(map(len, self.lists))
+        # By transfer: where it goes, or -1 where it stays; and its link.
+        self.goes_to = [-1 if t.is_local else place[t.destination] for t in self.transfers]
+        self.link: list[Link] = [(t.source, t.destination, t.role) for t in self.transfers]
+        self.peak_slots: dict[Link, int] = {}
+        self.at = [0] * len(self.peers)
+        self.given: dict[int, NDArray[np.int32] | None] = {}  # with its giver's clock, if it leaves
+        # clock[p, q]: how many actions of q are known to have happened when p is where it is.
+        # Dense, as the norm's hub hears of everyone and everyone hears of it.
+        self.clock = np.zeros((len(self.peers), len(self.peers)), np.int32)
+        self.outstanding: dict[Link, list[int]] = {}  # heaps of positions in the taker's list
+
+    def run(self) -> Iterator[tuple[PeerId, int, Action]]:
+        """Yields (peer, round, action) in an order that works; raises ScheduleError when stuck."""
+        waiting: dict[int, int] = {}
+        ready = list(range(len(self.peers)))[::-1]
+        while ready:
+            peer = ready.pop()
+            entries = self.lists[peer]
+            while self.at[peer] < len(entries):
+                entry = entries[self.at[peer]]
+                missing = next((t for t in entry.takes if t not in self.given), None)
+                if missing is not None:
+                    waiting[missing] = peer
+                    break
+                self._perform(peer, entry)
+                for transfer in entry.gives:
+                    woken = waiting.pop(transfer, None)
+                    if woken is not None and woken != peer:
+                        ready.append(woken)
+                yield self.peers[peer], entry.round, entry.action
+        if waiting:
+            raise ScheduleError("deadlock: " + "; ".join(self._why(*w) for w in waiting.items()))
+
+    def _perform(self, peer: int, entry: _Entry) -> None:
+        clock = self.clock[peer]
+        for transfer in entry.takes:
+            theirs = self.given.pop(transfer)
+            if theirs is not None:
+                np.maximum(clock, theirs, out=clock)
+        self.at[peer] += 1
+        clock[peer] = self.at[peer]
+        snapshot: NDArray[np.int32] | None = None
+        for transfer in entry.gives:
+            kind = transfer % len(self.transfers)
+            if self.goes_to[kind] < 0:
+                self.given[transfer] = None
+                continue
+            if snapshot is None:
+                snapshot = clock.copy()
+            self.given[transfer] = snapshot
+            self._count(transfer, self.link[kind], int(clock[self.goes_to[kind]]))
+
+    def _count(self, transfer: int, link: Link, known: int) -> None:
+        """One more frame is outstanding; those taken among the `known` first actions are not."""
+        positions = self.outstanding.setdefault(link, [])
+        heapq.heappush(positions, self.taken_at.get(transfer, self.never))
+        while positions[0] < known:
+            heapq.heappop(positions)
+        self.peak_slots[link] = max(self.peak_slots.get(link, 0), len(positions))
+
+    def _why(self, number: int, peer: int) -> str:
+        transfer = self.transfers[number % len(self.transfers)]
+        action = self.lists[peer][self.at[peer]].action
+        giver = self.flow.given_by[transfer]
+        source = self.peers.index(transfer.source)
+        at, entries = self.at[source], self.lists[source]
+        stuck = (
+            f", which is at {entries[at].action}" if at < len(entries) else ", which is at its end"
+        )
+        name = self.peers[peer]
+        return f"{name} waits in {action} for {transfer} of {giver} of {transfer.source}{stuck}"

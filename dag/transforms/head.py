@@ -1,0 +1,172 @@
+"""Finding the vocabulary head of a graph: a linear operator over a parameter of its own, and the
+cross entropy that alone reads its logits. What it may be is what `vocabulary.py` can split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.graph import Arg, Graph, GraphError, Operator, Ref
+
+__all__ = ["LOWEST", "MEAN", "RESHAPE", "SUM", "Head", "find_head", "linear_args"]
+
+_LOSS = "aten.cross_entropy_loss.default"
+_LINEAR = "aten.linear.default"
+_CAST = "aten._to_copy.default"
+_SLICE = "aten.slice.Tensor"
+RESHAPE = frozenset({"aten.reshape.default", "aten.view.default"})
+_EACH = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("_to_copy.default", "alias.default", "clone.default", "contiguous.default"),
+        *("mul.Tensor", "mul.Scalar", "div.Tensor", "div.Scalar", "neg.default", "tanh.default"),
+        *("clamp.default", "to.dtype"),
+    )
+)
+"""Operators that change each logit by itself, when they read nothing else."""
+
+MEAN, SUM = 1, 2  # torch's numbers of reductions; 0 is none
+LOWEST = {"float32": -3.4028234663852886e38, "float64": -1.7976931348623157e308}
+"""A block whose logits are all -inf (padding words) has this maximum, so that -inf - m is -inf."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """Where the head of a graph is."""
+
+    linear: Operator
+    chain: tuple[Operator, ...]
+    """What stands between the linear and the loss, in order."""
+    loss: Operator
+    weights: tuple[tuple[str, Operator | None], ...]
+    """Names of the weight and, if any, the bias, each with the cast that it goes through."""
+    target: str
+    reduction: int
+    ignore: int
+
+    @property
+    def logits(self) -> str:
+        """The value that the loss reads."""
+        return (self.linear, *self.chain)[-1].name
+
+    @property
+    def gone(self) -> frozenset[str]:
+        """Names of the operators that the blocks replace; the loss is not among them."""
+        casts = (cast.name for _, cast in self.weights if cast)
+        return frozenset({self.linear.name, *(op.name for op in self.chain), *casts})
+
+
+def find_head(graph: Graph) -> Head:
+    """The head of a graph; raises GraphError with the reason why there is none to split."""
+    if graph.operator_set != "full":
+        raise GraphError("a head is split in the full form only, not for the core operator set")
+    losses = [op for op in graph.operators if op.target == _LOSS and op.name in graph.spec]
+    if len(losses) != 1:
+        raise GraphError(f"the model has {len(losses)} cross entropies: expected one, over a head")
+    (loss,) = losses
+    defaults: tuple[Arg, ...] = (None, None, None, MEAN, -100, 0.0)
+    names = ("self", "target", "weight", "reduction", "ignore_index", "label_smoothing")
+    given = dict(zip(names, defaults, strict=True)) | dict(zip(names, loss.args, strict=False))
+    given |= dict(loss.kwargs)
+    logits, target = given["self"], given["target"]
+    reduction, ignore = given["reduction"], given["ignore_index"]
+    if given["weight"] is not None:
+        raise GraphError("its cross entropy has class weights: only an unweighted one is split")
+    if given["label_smoothing"]:
+        raise GraphError("its cross entropy smooths labels: only one without smoothing is split")
+    if not isinstance(logits, Ref) or not isinstance(target, Ref):
+        raise GraphError(f"{loss.name} does not read its logits and labels as tensors")
+    if type(reduction) is not int or type(ignore) is not int:
+        raise GraphError(f"{loss.name} has reduction {reduction!r}, ignored label {ignore!r}")
+    spec, labels = graph.spec[logits.value], graph.spec[target.value]
+    if len(spec.shape) != 2 or labels.shape != spec.shape[:1] or labels.dtype != "int64":
+        raise GraphError(
+            f"its cross entropy compares logits {spec!r} with labels {labels!r}: "
+            "expected (tokens, words) and one int64 label for each token"
+        )
+    if spec.dtype not in LOWEST:
+        raise GraphError(f"its logits reach the loss as {spec.dtype}: expected float32 or float64")
+
+    readers = _readers(graph)
+    chain: list[Operator] = []
+    value = logits.value
+    while True:
+        op = graph.operators[graph.producer[value]] if value in graph.producer else loss
+        if op.name != value or op is loss:
+            raise GraphError(f"its logits are {value}: expected them from a linear operator")
+        if readers[value] != 1:
+            raise GraphError(f"the logits {value} are read elsewhere, too: only the loss may")
+        if op.target == _LINEAR:
+            break
+        _check_between(op, graph)
+        chain.insert(0, op)
+        value = op.reads[0]
+    matrices = linear_args(op)[1:]
+    weights = tuple(_weight(graph, readers, op, ref) for ref in matrices)
+    words = spec.shape[1]
+    shapes = [graph.spec[f"param:{name}"].shape for name, _ in weights]
+    if [len(shape) for shape in shapes] not in ([2], [2, 1]) or {s[0] for s in shapes} != {words}:
+        raise GraphError(f"the head's weights are {shapes} for {words} words: expected a row each")
+    return Head(op, tuple(chain), loss, weights, target.value, reduction, ignore)
+
+
+def _readers(graph: Graph) -> dict[str, int]:
+    """How often each value is read, by operators and as a result."""
+    found = dict.fromkeys(graph.results, 1)
+    for op in graph.operators:
+        for value in op.reads:
+            found[value] = found.get(value, 0) + 1
+    return found
+
+
+def _check_between(op: Operator, graph: Graph) -> None:
+    """Raises GraphError unless the operator treats every word alike and keeps words last."""
+    if len(op.reads) == 1 and op.args and isinstance(op.args[0], Ref) and not op.returns_tuple:
+        before, after = graph.spec[op.reads[0]].shape, graph.spec[op.name].shape
+        if op.target in _EACH and before == after:
+            return
+        if before and after and before[-1] == after[-1]:
+            sizes = op.args[1] if len(op.args) > 1 else ()
+            if op.target in RESHAPE and isinstance(sizes, tuple) and sizes:
+                return
+            axis = op.args[1] if len(op.args) > 1 else 0
+            if op.target == _SLICE and type(axis) is int and axis not in (-1, len(before) - 1):
+                return
+    raise GraphError(
+        f"{op.name} ({op.target}) stands between head and loss: "
+        "expected reshapes, slices of tokens, casts and scales only"
+    )
+
+
+def linear_args(op: Operator) -> tuple[Ref, ...]:
+    """Of a linear operator: input, weight and, if there is one, bias."""
+    given = dict(zip(("input", "weight", "bias"), op.args, strict=False)) | dict(op.kwargs)
+    found = (given.get(name) for name in ("input", "weight", "bias"))
+    return tuple(a for a in found if isinstance(a, Ref))
+
+
+def _weight(
+    graph: Graph, readers: dict[str, int], linear: Operator, ref: Ref
+) -> tuple[str, Operator | None]:
+    """The parameter behind an argument of the head, and the cast between them."""
+    cast, value = None, ref.value
+    if value in graph.producer:
+        cast = graph.operators[graph.producer[value]]
+        one = readers[value] == len(cast.reads) == 1 and not cast.returns_tuple
+        if cast.target != _CAST or not one:
+            raise GraphError(
+                f"the head's matrix is {value} ({cast.target}): expected a parameter of the model"
+            )
+        value = cast.reads[0]
+    if not value.startswith("param:"):
+        raise GraphError(f"the head's matrix is {value}: expected a parameter of the model")
+    name = value.removeprefix("param:")
+    if readers[value] != 1:
+        others = [op for op in graph.operators if value in op.reads and op not in (linear, cast)]
+        lookup = any(op.target == "aten.embedding.default" for op in others)
+        what = "the embedding" if lookup else "something else"
+        names = ", ".join(op.name for op in others) or "its own head"
+        raise GraphError(
+            f"the head is tied to {what} ({name} is read by {names}, too): a matrix that "
+            "is needed whole elsewhere is not split; place the first and the last stage accordingly"
+        )
+    return name, cast

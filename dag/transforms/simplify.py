@@ -1,0 +1,104 @@
+"""Operators that change nothing are taken out of a fresh graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.graph import Arg, Graph, MemoryFormat, Operator, Ref, map_arg
+
+__all__ = ["renamed", "simplify"]
+
+_END = 2**63 - 1
+
+
+def renamed(op: Operator, names: dict[str, str]) -> Operator:
+    """The operator with the values that it reads under other names."""
+
+    def change(arg: Arg) -> Arg:
+        return Ref(names.get(arg.value, arg.value)) if isinstance(arg, Ref) else arg
+
+    return replace(
+        op,
+        args=tuple(map_arg(a, change) for a in op.args),
+        kwargs=tuple((k, map_arg(a, change)) for k, a in op.kwargs),
+    )
+
+
+def _only_reshaped(graph: Graph) -> frozenset[str]:
+    """Values that nothing but reshapes read. A reshape copies where it must, so a copy to
+    contiguous memory before it says nothing (and depends on which attention kernel was traced)."""
+    readers: dict[str, set[str]] = {v: {"result"} for v in graph.results}
+    for op in graph.operators:
+        for value in op.reads:
+            readers.setdefault(value, set()).add(op.target)
+    return frozenset(v for v, by in readers.items() if by == {"aten.reshape.default"})
+
+
+def _same_as(op: Operator, graph: Graph, only_reshaped: frozenset[str]) -> str | None:
+    """The value that an operator only repeats, if it does.
+
+    Copies count: no operator of a graph changes a tensor in place, so nothing can tell them apart.
+    """
+    first = op.args[0] if op.args else None
+    if op.target == "aten.cat.default" and isinstance(first, tuple):
+        # A cache that starts empty is concatenated with a tensor of shape [0].
+        full = [a for a in first if isinstance(a, Ref) and graph.spec[a.value].shape != (0,)]
+        return full[0].value if len(full) == 1 else None
+    if not isinstance(first, Ref) or first.value.startswith("in:"):
+        return None
+    copies = op.target in (
+        "aten.clone.default",
+        "aten.alias.default",
+        "aten.lift_fresh_copy.default",
+    )
+    whole = op.target == "aten.slice.Tensor" and op.args[2:] in ((0, _END), (None, None), (0, None))
+    reshape = op.target == "aten.reshape.default" and graph.spec[first.value] == op.outputs[0].spec
+    contiguous = (
+        copies
+        and op.kwargs == (("memory_format", MemoryFormat("contiguous_format")),)
+        and op.name in only_reshaped
+    )
+    if contiguous or (copies and not op.kwargs) or (whole and not op.kwargs) or reshape:
+        return first.value
+    return None
+
+
+def simplify(graph: Graph) -> Graph:
+    """The graph without operators that only repeat a value, and without what nobody reads."""
+    names: dict[str, str] = {}
+    kept: list[Operator] = []
+    only_reshaped = _only_reshaped(graph)
+    for op in graph.operators:
+        op = renamed(op, names)
+        same = _same_as(op, graph, only_reshaped)
+        # A result must stay a value of its own, made by an operator.
+        if same is not None and (op.name not in graph.results or same in graph.producer):
+            names[op.name] = same
+        else:
+            kept.append(op)
+
+    def new(value: str) -> str:
+        return names.get(value, value)
+
+    graph = replace(
+        graph,
+        operators=tuple(kept),
+        loss=new(graph.loss),
+        weight=new(graph.weight),
+        metrics=tuple((k, new(v)) for k, v in graph.metrics),
+    )
+    return _without_dead(graph)
+
+
+def _without_dead(graph: Graph) -> Graph:
+    needed = set(graph.results)
+    kept: list[Operator] = []
+    for op in reversed(graph.operators):
+        if any(v in needed for v in op.values):
+            needed |= set(op.reads)
+            kept.append(op)
+    return replace(
+        graph,
+        operators=tuple(reversed(kept)),
+        buffers=tuple(b for b in graph.buffers if b.persistent or f"buffer:{b.name}" in needed),
+    )

@@ -1,0 +1,8 @@
+"""Blobs on the wire: their pieces, the client of `Broker.Blobs`, and one blob from several holders
+at once."""
+
+__all__ = [
+    "client",
+    "gather",
+    "pieces",
+]

@@ -1,0 +1,10 @@
+"""Byte ranges of files on the web, the places that an owner allows, and the way out through a
+proxy."""
+
+__all__ = [
+    "dial",
+    "places",
+    "proxy",
+    "pump",
+    "web",
+]

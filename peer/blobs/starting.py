@@ -1,0 +1,131 @@
+"""What a run begins with: tensors of weights files and, of what no file has, those that its recipe
+makes here. Nothing is read or made before it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from ...dag.ir.graph import Graph, TensorSpec
+from ...dag.ir.recipe import Recipe, RecipeError, make
+from ...net.links.buffers import trim_heap
+from .weight_shards import WeightShard
+from .weights import (
+    Lazy,
+    Spec,
+    WeightError,
+    Weights,
+    has_start,
+    starting_spec,
+    starting_tensor,
+)
+
+__all__ = ["ByGraph", "Starting", "check_recipe"]
+
+TRIM_BYTES = 64 << 20
+"""Of weights that are read before the heap is trimmed: it takes a millisecond or two."""
+
+
+class Starting(Lazy):
+    """See the module. `recipe` has whole tensors; rows of one are made without the others."""
+
+    def __init__(self, files: Weights, recipe: Recipe) -> None:
+        self.files, self.recipe = files, recipe
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A fresh CPU tensor. Raises KeyError for an unknown name."""
+        return self.files[name] if name in self.files else self._made(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.files or name in self.recipe.tensors
+
+    def spec(self, name: str) -> Spec:
+        """Of a tensor, without making it. Raises KeyError for an unknown name."""
+        if name in self.files:
+            return self.files.spec(name)
+        initial = self.recipe.tensors[name]
+        return Spec(initial.shape, getattr(torch, initial.dtype))
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) of a tensor. Raises KeyError for an unknown name, ValueError for rows
+        that it does not have."""
+        if name in self.files:
+            return self.files.rows(name, start, stop)
+        return self._made(name, (start, stop))
+
+    def shards(self, name: str) -> tuple[WeightShard, ...]:
+        return self.files.shards(name)
+
+    def _made(self, name: str, rows: tuple[int, int] | None) -> Tensor:
+        threads = torch.get_num_threads()
+        return make(self.recipe.tensors[name], self.recipe.seed, rows, threads=threads)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from dict.fromkeys((*self.files, *self.recipe.tensors))
+
+    def __len__(self) -> int:
+        return len({*self.files, *self.recipe.tensors})
+
+
+class ByGraph(Mapping[str, Tensor]):
+    """The starting weights by the graph's own names, each checked against its spec; a file may have
+    another floating-point dtype, such as bf16 for what is trained in fp32: each number is rounded
+    once, when it is read."""
+
+    def __init__(self, files: Mapping[str, Tensor], graph: Graph) -> None:
+        self._files, self._graph = files, graph
+        self._read = 0  # bytes
+        self._tied = {p.name: p.tied for p in graph.parameters}
+
+    def __getitem__(self, name: str) -> Tensor:
+        kind = "param" if name in self._tied else "buffer"
+        spec = self._graph.spec[f"{kind}:{name}"]
+        for there in (name, *self._tied.get(name, ())):
+            if (found := starting_spec(self._files, there)) is None:
+                continue
+            # What is read is allocated first, so it is looked at before.
+            got = TensorSpec(found.shape, str(found.dtype).removeprefix("torch."))
+            wanted: torch.dtype = getattr(torch, spec.dtype)
+            cast = wanted.is_floating_point and found.dtype.is_floating_point
+            if got.sizes != spec.sizes or not (cast or got.dtype == spec.dtype):
+                raise WeightError(f"weights of {name!r}: expected {spec!r}, got {got!r}")
+            tensor = starting_tensor(self._files, there)
+            assert tensor is not None, "its spec is there"
+            # Each is copied to its place, and came in pieces: the heap would be full of holes.
+            self._read += tensor.nbytes
+            if self._read > TRIM_BYTES:
+                self._read = 0
+                trim_heap()
+            return tensor.to(wanted)
+        raise WeightError(f"no weights file has {name!r}: the submitter has to upload it")
+
+    def shards(self, names: Iterable[str]) -> list[WeightShard]:
+        """What is read as a whole for these, in their order."""
+        if not isinstance(self._files, Lazy):
+            return []
+        found: list[WeightShard] = []
+        for name in names:
+            own = (name, *self._tied.get(name, ()))
+            there = next((n for n in own if has_start(self._files, n)), name)
+            found += self._files.shards(there)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._tied
+        yield from (b.name for b in self._graph.buffers)
+
+    def __len__(self) -> int:
+        return len(self._tied) + len(self._graph.buffers)
+
+
+def check_recipe(recipe: Recipe, graph: Graph) -> None:
+    """Raises RecipeError where the recipe makes a tensor other than the graph has it: what it makes
+    is allocated first, so it is looked at before. What the graph does not have, nobody makes."""
+    parameters = {name: p.spec for p in graph.parameters for name in (p.name, *p.tied)}
+    known = parameters | {b.name: b.spec for b in graph.buffers}
+    for name, initial in recipe.tensors.items():
+        spec, got = known.get(name), TensorSpec(initial.shape, initial.dtype)
+        if spec and not (spec.shape == got.shape and spec.is_floating):
+            raise RecipeError(f"the recipe of {name!r} makes {got!r}: the graph has {spec!r}")

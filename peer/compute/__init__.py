@@ -1,0 +1,18 @@
+"""What a peer does with tensors: building stages, running their actions, codecs of its frames,
+snapshots of its state."""
+
+__all__ = [
+    "build",
+    "codings",
+    "device",
+    "exchange",
+    "offer",
+    "order",
+    "rebuilt",
+    "records",
+    "store",
+    "streams",
+    "stretch",
+    "uses",
+    "warming",
+]

@@ -1,0 +1,327 @@
+"""Building an assignment on a device: the stages of one peer with their weights, and what of them
+it exports. Everything that plan, graph, weights and data could contradict each other in is checked
+here, before anything runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ...dag.exchange.wiring import shares_gradient
+from ...dag.execute.execute import SpecError, StageExecutor
+from ...dag.ir.graph import Graph, GraphError, Lowered, Operator, TensorSpec
+from ...dag.ir.infer import infer_operator
+from ...dag.ir.rules.rules import check_graph
+from ...dag.plan.action import Action, Content, Kind
+from ...dag.plan.cut import cut, tied_groups
+from ...dag.schedule.flow import Flow
+from ...dag.transforms.evaluation import evaluation
+from ...dag.transforms.split_weights import grouped
+from ...net.links.buffers import trim_heap
+from ..blobs.starting import ByGraph, Starting
+from ..blobs.weights import has_start
+from ..data.reader import Reader
+from ..sync.ahead import Ahead
+from ..sync.optimizer import StageOptimizer
+from ..sync.vector import parts_of
+from .codings import Codings
+from .exchange import Exchanges, Held, Wire
+from .offer import check_memory
+from .order import BuildOrder
+from .store import Store
+from .streams import Streams
+
+__all__ = ["Inputs", "Work", "build_work"]
+
+Inputs = dict[str, Tensor]
+
+
+@dataclass(eq=False)
+class Work:
+    """Everything of one assignment on its device."""
+
+    order: BuildOrder
+    graph: Graph
+    """Full form, bound."""
+    flow: Flow
+    wire: Wire
+    held: dict[int, Held]
+    """This peer's stages by index."""
+    exchange: Exchanges
+    streams: Streams
+    reader: Reader
+    unread: dict[str, Tensor]
+    """Exported here, though no operator reads them."""
+    files: Mapping[str, Tensor]
+    """The weights files of the run, whatever it goes on from."""
+    store: Store = field(default_factory=Store)
+    inputs: dict[tuple[int, int, int], Inputs] = field(default_factory=dict)
+    """Prefetched data by (step, microbatch, stage)."""
+
+    @cached_property
+    def reading(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
+        """The stages here that read data, with the names of what they read."""
+        return tuple((k, h.stage.inputs) for k, h in self.held.items() if h.stage.inputs)
+
+    @cached_property
+    def held_out_needs(self) -> tuple[str, ...]:
+        """Hashes of the shards that an evaluation reads here: the same in each."""
+        size, found = self.order.plan.microbatch_size, dict[str, None]()
+        for stage, names in self.reading:
+            ran = self.wire.microbatches(self.order.peer, stage, training=False)
+            found |= dict.fromkeys(self.reader.needs_held_out(ran, size, names))
+        return tuple(found)
+
+    @cached_property
+    def standing_bytes(self) -> int:
+        """Parameters, their gradients, optimizer state and buffers."""
+        total = 0
+        for held in self.held.values():
+            executor = held.executor
+            tensors = [*executor.parameters.values(), *executor.buffers.values()]
+            tensors += [p for p in executor.parameters.values() if p.requires_grad]  # gradients
+            total += sum(t.numel() * t.element_size() for t in tensors)
+            total += held.optimizer.state_bytes
+            total += held.ahead.size_bytes if held.ahead else 0
+        return total
+
+    def kept_bytes(self, stage: int) -> int:
+        """What a live microbatch keeps there: what autograd saved; with recomputation what came
+        and the data."""
+        held = self.held[stage]
+        if not held.executor.recompute:
+            return held.executor.saved_bytes
+        came = sum(port.spec.size_bytes for port in held.stage.receives)
+        return came + sum(self.graph.spec[f"in:{n}"].size_bytes for n in held.stage.inputs)
+
+    def backward_bytes(self, stage: int) -> int:
+        """With recomputation: what a backward held of its microbatch and no longer does at its end,
+        what autograd saved in the second forward with it."""
+        executor = self.held[stage].executor
+        return self.kept_bytes(stage) + executor.saved_bytes if executor.recompute else 0
+
+    def unsent(self, stage: int) -> dict[str, Tensor]:
+        """What codecs here did not send yet of this peer's own updates, by parameter; nothing where
+        none holds anything back."""
+        action = Action(Kind.GIVE, stage=stage, content=Content.DELTA)
+        gives = self.flow.gives(self.order.peer, action)
+        left = self.streams.unsent(next(t for t in gives if not t.is_local))
+        return {} if left is None else parts_of(self.wire.layout(stage), left)
+
+    @cached_property
+    def unchanged(self) -> frozenset[str]:
+        """Names of what is for ever as the weights files have it: frozen parameters, and buffers
+        that no step updates. Whoever needs one takes it from there, so neither a snapshot nor an
+        export brings it. What a recipe makes is in no file that a user has."""
+        files = self.files.files if isinstance(self.files, Starting) else self.files
+        still = {p.name: (p.name, *p.tied) for p in self.graph.parameters if not p.trainable}
+        still |= {b.name: (b.name,) for b in self.graph.buffers if b.update is None}
+        executors = [held.executor for held in self.held.values()]
+        here = {n for e in executors for n in (*e.parameters, *e.buffers)} | {*self.unread}
+        return frozenset(
+            name
+            for name in here & still.keys()
+            if any(has_start(files, there) for there in still[name])
+        )
+
+    def exported(self) -> dict[str, Tensor]:
+        """What this peer exports, under the names of the user's module, without what is
+        `unchanged`. Over all peers every other name of its state_dict is there exactly once: the
+        first holder of the lowest stage that has a tensor gives it, with all its tied names; the
+        first stage those that no stage has."""
+        found = {name: t for name, t in self.unread.items() if name not in self.unchanged}
+        for value, stage in _owners(self.graph, self.flow).items():
+            held = self.held.get(stage)
+            if held is None or self.order.plan.stages[stage].holders[0] != self.order.peer:
+                continue
+            if value.partition(":")[2] in self.unchanged:
+                continue
+            kind, _, name = value.partition(":")
+            executor = held.executor
+            found[name] = held.parameters()[name] if kind == "param" else executor.buffers[name]
+        tied = {p.name: p.tied for p in self.graph.parameters}
+        for name in tuple(found):
+            found |= {alias: found[name] for alias in tied.get(name, ())}
+        return found
+
+
+def build_work(
+    order: BuildOrder,
+    device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
+    files: Mapping[str, Tensor] | None = None,
+) -> Work:
+    """Raises ValueError (PlanError, GraphError, SpecError, WeightError, CodecError) when the parts
+    of the order do not fit together, OfferError when they take too much memory. `clock` gives the
+    seconds of codecs; `files` are the weights files, where the order's weights are more."""
+    plan = order.plan.validate(len(order.graph.operators))
+    graph = order.graph.bind(plan.microbatch_size)
+    check_graph(graph)
+    stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+    flow = Flow(plan, stages, tied_groups(graph, stages))
+    check_memory(order, graph, flow)
+    mine = [stages[k] for k in plan.stages_of(order.peer)]
+    _check_data(graph, order, {name for stage in mine for name in stage.inputs})
+    weights = ByGraph(order.weights, graph)
+    core = _checked_core(order.core, graph) if order.core else None
+    firsts = _firsts(graph)
+    held: dict[int, Held] = {}
+    names = [name for stage in mine for name in (*stage.parameters, *stage.buffers)]
+    with order.reading(weights.shards(names)):
+        for stage in mine:
+            within = (stage.start, stage.stop)
+            if core:
+                within = (core.start[stage.start], core.start[stage.stop])
+            form = core.graph if core else graph
+            _check_specs(form, within, form.operators)
+            _check_specs(form, within, evaluation(form).operators)
+            executor = StageExecutor(
+                core.graph if core else graph,
+                stage,
+                weights,
+                device=device,
+                seed=order.training.seed,
+                operators=within,
+                evaluation=(evaluation(core.graph), within) if core else None,
+                recompute=plan.stages[stage.index].recompute,
+            )
+            optimizer = StageOptimizer(
+                order.training.train,
+                executor.parameters,
+                weighs=order.training.rebuilds,
+                seed=order.training.seed,
+                firsts=firsts,
+            )
+            held[stage.index] = Held(stage, executor, optimizer)
+    trim_heap()
+    wire = Wire(flow, graph)
+    for k, part in held.items():
+        if not plan.steps_ahead(k) or not shares_gradient(part.stage):
+            continue
+        if graph.weight:
+            raise SpecError(
+                f'codec.feedback is "ahead", and the model weighs its losses by {graph.weight!r}: '
+                'holders of a stage do not know the weights of their microbatches; expected "ef"'
+            )
+        part.ahead = Ahead(
+            wire.layout(k),
+            part.executor.parameters,
+            part.optimizer,
+            own=len(wire.microbatches(order.peer, k)),
+            count=len(plan.routes),
+        )
+    reader = Reader(
+        order.manifest, order.shard, seed=order.training.seed, microbatches=len(plan.routes)
+    )
+    unread: dict[str, Tensor] = {}
+    if plan.stages[0].holders[0] == order.peer:
+        owners = _owners(graph, flow)
+        lost = [p.name for p in graph.parameters if f"param:{p.name}" not in owners]
+        lost += [b.name for b in graph.buffers if b.persistent and f"buffer:{b.name}" not in owners]
+        unread = {name: weights[name] for name in lost}
+    exchange = Exchanges(order.peer, wire, held, device)
+    streams = Streams(
+        order.peer,
+        Codings(wire, plan.codecs),
+        seed=order.training.seed,
+        device=device,
+        clock=clock,
+    )
+    files = order.weights if files is None else files
+    return Work(order, graph, flow, wire, held, exchange, streams, reader, unread, files)
+
+
+def _firsts(graph: Graph) -> dict[str, int]:
+    """Of the blocks of split parameters, the number of their first element in the whole one."""
+    found: dict[str, int] = {}
+    sizes = {p.name: p.spec.elements for p in graph.parameters}
+    for parts in grouped(sizes).values():
+        at = 0
+        for block in parts:
+            found[str(block)] = at
+            at += sizes[str(block)]
+    return found
+
+
+def _checked_core(core: Lowered, graph: Graph) -> Lowered:
+    """The core form, when it can stand for the bound full graph: the same data and weights, the
+    same specs wherever the two share a name, and for each operator its results in its interval."""
+    form = core.graph.bind(graph.batch or 0)
+    same = (form.inputs, form.parameters, form.buffers, form.loss, form.weight, form.metrics)
+    if same != (
+        *(graph.inputs, graph.parameters, graph.buffers),
+        *(graph.loss, graph.weight, graph.metrics),
+    ):
+        raise GraphError("the core form has other data, weights or results than the full graph")
+    if len(core.start) != len(graph.operators) + 1:
+        raise GraphError(
+            f"the core form maps {len(core.start) - 1} operators, the graph has "
+            f"{len(graph.operators)}"
+        )
+    read = {v for op in graph.operators for v in op.reads} | set(graph.results)
+    for i, op in enumerate(graph.operators):
+        for value in read.intersection(op.values):
+            at = form.producer.get(value, -1)
+            if not core.start[i] <= at < core.start[i + 1]:
+                raise GraphError(f"the core form does not make {value} where {op.name} stands")
+            if form.spec[value] != graph.spec[value]:
+                raise GraphError(
+                    f"the core form makes {value} as {form.spec[value]!r}, "
+                    f"expected {graph.spec[value]!r}"
+                )
+    check_graph(form)
+    return Lowered(form, core.start)
+
+
+def _check_specs(graph: Graph, within: tuple[int, int], operators: Sequence[Operator]) -> None:
+    """Raises GraphError when operators do not make what the graph says: whatever runs afterwards
+    trusts the specs, and kernels with wrong shapes can crash the process. `operators` are those of
+    the graph, or of its evaluation form, of which those that differ are looked at, and what is read
+    of theirs."""
+    trained = {f"param:{p.name}" for p in graph.parameters if p.trainable} | graph.grads
+    known = {value: (spec, value in trained) for value, spec in graph.spec.items()}
+    training = operators is graph.operators
+    read = {v for op in operators for v in op.reads} | set(graph.results)
+    for own, op in list(zip(graph.operators, operators, strict=True))[slice(*within)]:
+        if not training and (own.target, own.args, own.kwargs) == (op.target, op.args, op.kwargs):
+            continue
+        for value, (spec, _) in infer_operator(op, known):
+            if spec != graph.spec.get(value) and (training or value in read):
+                raise GraphError(
+                    f"{value}: the graph says {graph.spec.get(value)!r}, it is {spec!r}"
+                )
+
+
+def _owners(graph: Graph, flow: Flow) -> dict[str, int]:
+    """The lowest stage that has a parameter or a persistent buffer, by value name."""
+    persistent = {b.name for b in graph.buffers if b.persistent}
+    found: dict[str, int] = {}
+    for stage in flow.stages:
+        for name in stage.parameters:
+            found.setdefault(f"param:{name}", stage.index)
+        for name in stage.buffers:
+            if name in persistent:
+                found.setdefault(f"buffer:{name}", stage.index)
+    return found
+
+
+def _check_data(graph: Graph, order: BuildOrder, names: set[str]) -> None:
+    """Raises SpecError when the data is not what the stages here read."""
+    fields, size = order.manifest.fields, order.plan.microbatch_size
+    for given in graph.inputs:
+        if given.name not in names:
+            continue
+        if given.name not in fields:
+            raise SpecError(
+                f"the model reads {given.name!r}, the data has {sorted(fields)}: "
+                "name its tensors with inputs and targets"
+            )
+        sample = fields[given.name]
+        got = TensorSpec((size, *sample.shape), sample.dtype)
+        if got != given.spec:
+            raise SpecError(f"data {given.name!r}: the model expects {given.spec!r}, got {got!r}")

@@ -1,0 +1,471 @@
+"""What a peer does with tensors: one device, the stages of one assignment on it.
+
+All of torch that a peer runs is behind this class; both shells carry the machine's instructions out
+with it. One microbatch through it:
+
+    prefetch(step)          its samples lie on the host
+    accept(arrived)         values from other peers, checked against the plan, into the store
+    compute(step, F3@1)     takes from the store, runs the stage, leaves values in the store
+    payload(key)            encodes a value that leaves for another peer
+    release(key)            frees a value that was consumed
+
+`compute` and `export` are called one at a time, from one thread. `accept`, `payload`, `release` and
+`prefetch` may run beside them in others: so codecs work beside the compute. On CUDA they have a
+stream of their own, so that codecs and copies overlap the compute, through pinned memory. Only the
+sender of a sum of gradients has to wait for its codec before it goes on, when that loses something:
+it needs what the others get.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...dag.execute.execute import SpecError
+from ...dag.plan.action import Action, Content, Kind
+from ...dag.schedule.check import slots
+from ...dag.schedule.flow import Role, Transfer
+from ...net.links.frame import Arrived, FrameKey, Payload
+from ...proto import broker_pb2
+from ..blobs.weights import Serialized, serialize
+from ..core.events import Built, Result
+from ..core.snapshots import in_parts
+from ..core.step import transfer_of
+from ..sync.optimizer import learning_rate
+from .build import Inputs, Work, build_work
+from .exchange import Taken
+from .order import BuildOrder
+from .rebuilt import given_records, rebuilt_records
+from .records import load_records, take_records, write_records
+from .store import Entry
+
+__all__ = ["SpecError", "TorchDevice"]
+
+
+class TorchDevice:
+    """See the module. `device` is a torch device name; `clock` gives the seconds that reports have
+    of codecs."""
+
+    def __init__(
+        self,
+        device: str | torch.device = "cpu",
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.device = torch.device(device)
+        self._clock = clock
+        self.peak_bytes = 0
+        """Most that was held at once since `build`; on a CPU counted, not measured."""
+        self._work: Work | None = None
+        self._copies: torch.cuda.Stream | None = None
+
+    # ------------------------------------------------------------ building
+
+    def build(self, order: BuildOrder) -> Built:
+        """Builds this peer's stages of the plan; an assignment before it is discarded.
+
+        Raises ValueError (PlanError, GraphError, SpecError, WeightError) when plan, graph, weights
+        and data do not fit together, SnapshotError when the snapshots cannot be gone on from,
+        RebuildError when lost stages cannot be made from what others gave.
+        """
+        self.discard()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # of torch
+        records = load_records(order.resumed).renamed(order.renamed)
+        if order.rebuilt:
+            records = records.without_codecs()
+        if order.peer in order.rebuilt:
+            records = rebuilt_records(order, records)
+        goes_on, files = bool(order.resumed), order.weights
+        if goes_on:
+            order = replace(order, weights=records.over(order.weights), resumed=())
+        self._work = work = build_work(order, self.device, self._clock, files)
+        if goes_on:
+            records.load(work)
+        self.peak_bytes = 0
+        self._measure()
+        plan, train, flow = order.plan, order.training.train, work.flow
+        return Built(
+            run=order.run,
+            term=order.term,
+            flow=flow,
+            slots=tuple(
+                (source, role, count)
+                for (source, destination, role), count in slots(
+                    plan, flow.stages, flow.tied
+                ).items()
+                if destination == order.peer and source != order.peer
+            ),
+            device_bytes=work.standing_bytes,
+            steps=train.steps or 0,
+            eval_every=train.eval_every if plan.evaluation_routes else 0,
+            exports=tuple(k for k in work.held if plan.stages[k].holders[0] == order.peer),
+            partial=bool(work.unchanged),
+        )
+
+    def discard(self) -> None:
+        """Forgets the assignment, if there is one, and gives its memory back."""
+        self._work = None
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # ------------------------------------------------------------ values
+
+    def accept(self, arrived: Arrived) -> None:
+        """Decodes a value into the store. Raises SpecError or CodecError, with nothing stored, when
+        it is not what the plan says for its key."""
+        work, key = self._now, arrived.key
+        transfer = transfer_of(key)
+        if transfer not in work.flow.taken_by or key.destination != work.order.peer:
+            raise SpecError(f"{key}: the plan names no such transfer to {work.order.peer}")
+        expected = work.wire.spec(transfer)
+        if arrived.spec != expected:
+            raise SpecError(
+                f"{key}: expected {expected!r}, got {arrived.spec!r}; the sender's graph or "
+                "microbatch size is not this run's"
+            )
+        if arrived.absent:
+            if transfer.role is not Role.ACTIVATION_GRAD:
+                raise SpecError(f"{key}: expected {expected!r}, got none; only gradients may lack")
+            work.store.put(key, Entry(None))
+            return
+        codec = work.streams.codings.of(transfer).codec.name
+        if arrived.codec != codec:
+            raise SpecError(f"{key}: expected codec {codec}, got {arrived.codec!r}")
+        with self._copying() as stream:
+            tensor = work.streams.decode(key, transfer, arrived.codec_header, arrived.data)
+            if tensor is not None:
+                work.store.put(key, Entry(tensor, stream.record_event() if stream else None))
+
+    def most_bytes(self, key: FrameKey) -> int | None:
+        """The most that a frame of this key has under the plan; None when nothing is built, 0 for
+        one that the plan does not name. For any thread."""
+        work, transfer = self._work, transfer_of(key)
+        known = work is not None and (key.run, key.term) == (work.order.run, work.order.term)
+        if work is None or not known or key.role is Role.PROBE:
+            return None
+        if transfer not in work.flow.taken_by:
+            return 0
+        return work.streams.codings.of(transfer).size_bytes
+
+    def payload(self, key: FrameKey) -> Payload:
+        """Encodes a value that leaves for another peer; the store lets go of it, for the payload
+        holds what it needs. Raises KeyError for a value that no action left."""
+        work, transfer = self._now, transfer_of(key)
+        entry = work.store.pop(key)
+        if entry is None:
+            raise KeyError(f"{key} is not in the store of {work.order.peer}")
+        coding = work.streams.codings.of(transfer)
+        if entry.tensor is None:
+            return Payload(coding.codec.name, b"", coding.whole, absent=True)
+        with self._copying() as stream:
+            if stream and entry.ready:
+                stream.wait_event(entry.ready)
+            encoded = work.streams.encode(key, transfer, entry.tensor)
+        return Payload(coding.codec.name, encoded.header, coding.whole, encoded.buffers)
+
+    def release(self, key: FrameKey) -> None:
+        """Frees a value; one that is not here is no mistake."""
+        if self._work is not None:
+            self._work.store.pop(key)
+
+    # ------------------------------------------------------------ data
+
+    def needs(self, step: int) -> tuple[str, ...]:
+        """Hashes of the shards that this peer's stages read in a step and its evaluation."""
+        work = self._now
+        size, found = work.order.plan.microbatch_size, dict[str, None]()
+        for stage, names in work.reading:
+            ran = work.wire.microbatches(work.order.peer, stage)
+            found |= dict.fromkeys(work.reader.needs(step, ran, size, names))
+        return (*found, *(name for name in work.held_out_needs if name not in found))
+
+    def prefetch(self, step: int) -> None:
+        """Reads the samples of a step, fetching shards where they are not here yet. Blocks.
+
+        Raises DataError or OSError when a shard cannot be had.
+        """
+        work = self._now
+        for name in self.needs(step):
+            work.order.shard(name)
+        size = work.order.plan.microbatch_size
+        for stage, names in work.reading:
+            for m in work.wire.microbatches(work.order.peer, stage):
+                batch = work.reader.batch(step, m, size, names)
+                if self.device.type == "cuda":
+                    batch = {name: tensor.pin_memory() for name, tensor in batch.items()}
+                work.inputs[step, m, stage] = batch
+
+    # ------------------------------------------------------------ actions
+
+    def compute(self, step: int, action: Action) -> Result:
+        """Runs one action. What it takes must be in the store; what it gives is there afterwards.
+        Nothing that it takes is changed or freed."""
+        work = self._now
+        # On a CPU another process's turn does not count: the plan knows who shares the cores.
+        passed = time.thread_time if self.device.type == "cpu" else time.perf_counter
+        began, peer = passed(), work.order.peer
+        taken = [
+            (t, self._take(work.store.get(_key(work.order, step, t))))
+            for t in work.flow.takes(peer, action)
+        ]
+        given = self._run(work, step, action, taken)
+        ready = self._finish()
+        for transfer, tensor in given.items():
+            work.store.put(_key(work.order, step, transfer), Entry(tensor, ready))
+        backward = action.kind is Kind.BACKWARD
+        self._measure(work.backward_bytes(action.stage) if backward else 0)
+        seconds = passed() - began
+        links = work.streams.take_uses() if action.kind is Kind.UPDATE else ()
+        ends = action.kind is Kind.TAKE and peer == work.flow.hub
+        outcome = self._outcome(step) if ends and action.content is Content.NORM else None
+        evaluation = self._evaluation() if ends and action.content is Content.SCORES else None
+        return Result(seconds, self.peak_bytes, outcome, evaluation, links)
+
+    def _run(
+        self, work: Work, step: int, action: Action, taken: Taken
+    ) -> Mapping[Transfer, Tensor | None]:
+        match action.kind:
+            case Kind.FORWARD:
+                return self._forward(work, step, action, taken)
+            case Kind.BACKWARD:
+                return self._backward(work, step, action, taken)
+            case Kind.EVALUATE:
+                return self._evaluate(work, action, taken)
+            case Kind.UPDATE:
+                self._update(work, step)
+                return {}
+            case _:
+                if action.kind is Kind.GIVE and action.content is Content.DELTA:
+                    ahead = work.held[action.stage].ahead
+                    assert ahead is not None, f"{action} of a stage that steps not ahead"
+                    ahead.turn(step)
+                return work.exchange.run(
+                    action, taken, lambda transfer, tensor: self._echo(step, transfer, tensor)
+                )
+
+    def _forward(
+        self, work: Work, step: int, action: Action, taken: Taken
+    ) -> Mapping[Transfer, Tensor | None]:
+        held, m = work.held[action.stage], action.microbatch
+        if held.ahead is not None and not held.ahead.away:
+            held.ahead.leave(work.unsent(action.stage))
+        ports = {t.value: _there(t, v) for t, v in taken}
+        inputs = work.inputs.pop((step, m, action.stage), None)
+        if inputs is None and held.stage.inputs:
+            size = work.order.plan.microbatch_size
+            inputs = work.reader.batch(step, m, size, held.stage.inputs)
+        forwarded = held.executor.forward(step, m, ports, inputs or {})
+        if held.stage.statistics:
+            held.collected[m] = forwarded.updates
+        if held.stage.makes_loss:
+            self._report(work, True, m, ports, inputs or {}, forwarded.results)
+        gives = work.flow.gives(work.order.peer, action)
+        return {t: forwarded.ports[work.flow.made(t)] for t in gives}
+
+    def _backward(
+        self, work: Work, step: int, action: Action, taken: Taken
+    ) -> Mapping[Transfer, Tensor | None]:
+        held, m = work.held[action.stage], action.microbatch
+        grads: dict[str, list[Tensor | None]] = {}
+        for transfer, tensor in taken:
+            if transfer.role is Role.ACTIVATION_GRAD:
+                grads.setdefault(transfer.value, []).append(tensor)
+            else:  # a result made behind the loss
+                work.exchange.report(True, m, {transfer.value: _there(transfer, tensor)})
+        weight = work.exchange.weight_of(m) if held.stage.makes_loss else 1.0
+        back = held.executor.backward(step, m, grads, weight)
+        gives = work.flow.gives(work.order.peer, action)
+        return {t: back.get(work.flow.made(t)) for t in gives}
+
+    def _evaluate(
+        self, work: Work, action: Action, taken: Taken
+    ) -> Mapping[Transfer, Tensor | None]:
+        held, m = work.held[action.stage], action.microbatch
+        ports = {t.value: _there(t, v) for t, v in taken}
+        inputs: Inputs = {}
+        if held.stage.inputs:
+            size = work.order.plan.microbatch_size
+            inputs = work.reader.held_out(m, size, held.stage.inputs)
+        forwarded = held.executor.evaluate(ports, inputs)
+        if held.stage.makes_loss:
+            self._report(work, False, m, ports, inputs, forwarded.results)
+        gives = work.flow.gives(work.order.peer, action)
+        return {t: forwarded.ports[t.value] for t in gives}
+
+    def _report(
+        self, work: Work, training: bool, m: int, ports: Inputs, inputs: Inputs, results: Inputs
+    ) -> None:
+        """Loss, weight and metrics, wherever the loss's stage has them from."""
+        named = {f"in:{name}": tensor for name, tensor in inputs.items()}
+        work.exchange.report(training, m, {**named, **ports, **results})
+
+    def _update(self, work: Work, step: int) -> None:
+        total = work.exchange.total
+        assert total is not None, "an update before the norm"
+        for held in work.held.values():
+            if held.ahead is not None:
+                held.ahead.land()
+            else:
+                held.optimizer.step(step, weight=total.weight, norm=total.norm)
+            if held.stage.updates:
+                ran = range(len(work.order.plan.routes))
+                held.executor.apply_updates([held.collected.get(m, {}) for m in ran])
+            held.executor.zero_grad()
+            held.collected.clear()
+        work.exchange.clear()
+
+    # ------------------------------------------------------------ results
+
+    def _outcome(self, step: int) -> broker_pb2.Outcome:
+        total = self._now.exchange.total
+        assert total is not None, "no outcome before the norm"
+        return broker_pb2.Outcome(
+            loss=total.loss,
+            weight=total.weight,
+            grad_norm=total.norm,
+            lr=learning_rate(self._now.order.training.train, step),
+            metrics=self._metrics(total.metrics),
+        )
+
+    def _evaluation(self) -> broker_pb2.Evaluation:
+        exchange = self._now.exchange
+        total = exchange.total
+        assert total is not None, "no evaluation before its scores"
+        exchange.clear()
+        return broker_pb2.Evaluation(
+            loss=total.loss, weight=total.weight, metrics=self._metrics(total.metrics)
+        )
+
+    def _metrics(self, values: tuple[float, ...]) -> list[broker_pb2.NamedNumber]:
+        names = [name for name, _ in self._now.graph.metrics]
+        return [
+            broker_pb2.NamedNumber(name=name, value=value)
+            for name, value in zip(names, values, strict=True)
+        ]
+
+    def snapshot(self, step: int) -> Callable[[], tuple[memoryview, ...]]:
+        """Copies all that is needed to go on when `step` updates are in the stages. What it returns
+        writes it, in parts, in whichever thread calls it."""
+        work = self._now
+        records, lossless = take_records(work, step), work.order.lossless_snapshots
+        return lambda: in_parts(write_records(records, lossless=lossless))
+
+    def blocks(self) -> Callable[[], tuple[memoryview, ...]]:
+        """The same of what lost stages are made from."""
+        records = given_records(self._now)
+        return lambda: in_parts(write_records(records))
+
+    def export(self) -> memoryview:
+        """The weights that this peer answers for (`Work.exported`), as a safetensors file."""
+        return serialize(self._now.exported())
+
+    def export_after(self, step: int) -> memoryview | Serialized:
+        """The same after a step: after the last one, when nothing changes any more, not in memory
+        of its own."""
+        if step == self._now.order.training.train.steps:
+            return Serialized(self._now.exported())
+        return self.export()
+
+    # ------------------------------------------------------------ states of codecs
+
+    def state_tensors(self, step: int) -> dict[str, Tensor]:
+        """What the codecs of this peer's frames remember, as it was after `step` (the newest or the
+        one before), by name. Nobody may write to the tensors."""
+        if self._copies is not None:
+            self._copies.synchronize()
+        return self._now.streams.state_tensors(step)
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Codecs go on from these states. Raises CodecError for one of another plan."""
+        self._now.streams.load_state_tensors(tensors)
+
+    # ------------------------------------------------------------ memory
+
+    def _measure(self, during: int = 0) -> None:
+        """On a CPU: what stands, the values in the store, what live microbatches keep, and bytes
+        that were there only during the action."""
+        if self.device.type == "cuda":
+            self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
+            return
+        work = self._now
+        now = work.standing_bytes + work.store.size_bytes + work.streams.size_bytes + during
+        for k, held in work.held.items():
+            now += len(held.executor.live) * work.kept_bytes(k)
+        self.peak_bytes = max(self.peak_bytes, now)
+
+    # ------------------------------------------------------------ streams
+
+    @property
+    def _now(self) -> Work:
+        assert self._work is not None, "no assignment is built"
+        return self._work
+
+    def _echo(self, step: int, transfer: Transfer, tensor: Tensor) -> Tensor:
+        """What the destinations of a sum of gradients have of it."""
+        work = self._now
+        if work.streams.codings.of(transfer).exact:
+            return tensor
+        ready = self._finish()
+        with self._copying() as copies:
+            if copies and ready:
+                copies.wait_event(ready)
+            heard = work.streams.echo(_key(work.order, step, transfer), transfer, tensor)
+            there = copies.record_event() if copies else None
+        found = self._take(Entry(heard, there))
+        assert found is not None
+        return found
+
+    @contextmanager
+    def _copying(self) -> Iterator[torch.cuda.Stream | None]:
+        """Copies in here run on a stream of their own, beside the compute."""
+        if self._copies is None:
+            yield None
+            return
+        with torch.cuda.stream(self._copies):
+            yield self._copies
+
+    def _take(self, entry: Entry) -> Tensor | None:
+        if entry.ready is not None and entry.tensor is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(entry.ready)
+            entry.tensor.record_stream(stream)
+        return entry.tensor
+
+    def _finish(self) -> torch.cuda.Event | None:
+        """Waits for the compute, so that an action that is reported has ended."""
+        if self.device.type != "cuda":
+            return None
+        event: torch.cuda.Event = torch.cuda.current_stream(self.device).record_event()
+        event.synchronize()
+        return event
+
+    def __repr__(self) -> str:
+        if self._work is None:
+            return f"<TorchDevice {self.device}, nothing built>"
+        return f"<TorchDevice {self.device}, stages {[*self._work.held]}, {self._work.store!r}>"
+
+
+def _there(transfer: Transfer, value: Tensor | None) -> Tensor:
+    assert value is not None, f"{transfer} must not be absent"
+    return value
+
+
+def _key(order: BuildOrder, step: int, transfer: Transfer) -> FrameKey:
+    return FrameKey(
+        run=order.run,
+        term=order.term,
+        step=step,
+        role=transfer.role,
+        microbatch=transfer.microbatch,
+        hop=transfer.hop,
+        port=transfer.port,
+        source=transfer.source,
+        destination=transfer.destination,
+    )

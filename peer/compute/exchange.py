@@ -1,0 +1,315 @@
+"""The exchanges of a peer, on the tensors of its stages; who gives what to whom stands in
+`dag/exchange/` and `dag/schedule/flow.py`, the arithmetic in `sync/`. Also what every transfer must
+look like: both ends of a transfer know its spec from the plan and the graph alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ...dag.exchange import engine
+from ...dag.exchange.collective import Hop
+from ...dag.exchange.engine import Space
+from ...dag.exchange.wiring import Exchange
+from ...dag.execute.execute import StageExecutor
+from ...dag.ir.graph import Graph, TensorSpec
+from ...dag.plan.action import Action, Content, Kind
+from ...dag.plan.cut import Stage
+from ...dag.plan.plan import PeerId
+from ...dag.schedule.flow import Flow, Role, Transfer
+from ..sync import norm
+from ..sync.ahead import Ahead
+from ..sync.optimizer import StageOptimizer
+from ..sync.statistics import Statistics
+from ..sync.vector import Layout, TensorSpace, add, grads_of, set_grads, vector_of
+
+__all__ = ["Echo", "Exchanges", "Held", "Taken", "Wire"]
+
+Echo = Callable[[Transfer, Tensor], Tensor]
+"""What the destination of a transfer will have of a tensor: it loses what the codec loses."""
+
+Taken = Sequence[tuple[Transfer, "Tensor | None"]]
+"""What an action takes, in the order of reductions."""
+
+
+@dataclass(eq=False)
+class Held:
+    """A stage on this peer with what trains it."""
+
+    stage: Stage
+    executor: StageExecutor
+    optimizer: StageOptimizer
+    collected: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    """Batch statistics of this step by microbatch, from here and from other holders."""
+    ahead: Ahead | None = None
+    """Where holders exchange updates in place of gradients."""
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The weights by name, as all holders have them, wherever this one is training."""
+        whole: dict[str, Tensor] = dict(self.executor.parameters)
+        return whole if self.ahead is None else whole | dict(self.ahead.weights())
+
+
+class Wire:
+    """The spec of every transfer of a plan. `graph` is bound and full."""
+
+    def __init__(self, flow: Flow, graph: Graph) -> None:
+        self.flow, self.graph = flow, graph
+        self.metrics = len(graph.metrics)
+        self.loss_stage = next(s.index for s in flow.stages if s.makes_loss)
+        updates = {b.name: b.update for b in graph.buffers}
+        self._layouts = [
+            Layout(tuple((n, graph.spec[f"param:{n}"]) for n in s.trainable)) for s in flow.stages
+        ]
+        self._statistics = [
+            Statistics(
+                tuple(
+                    (name, graph.spec[rule.value])
+                    for name in s.updates
+                    if (rule := updates[name]) is not None and rule.rule == "ema"
+                )
+            )
+            for s in flow.stages
+        ]
+
+    def layout(self, stage: int) -> Layout:
+        return self._layouts[stage]
+
+    def tied_layout(self, group: int) -> Layout:
+        name = self.flow.tied[group].parameter
+        return Layout(((name, self.graph.spec[f"param:{name}"]),))
+
+    def statistics(self, stage: int) -> Statistics:
+        return self._statistics[stage]
+
+    def microbatches(self, peer: str, stage: int, *, training: bool = True) -> tuple[int, ...]:
+        """Those that this peer runs through the stage, ascending."""
+        return tuple(self._run[training].get((peer, stage), ()))
+
+    @cached_property
+    def _run(self) -> dict[bool, dict[tuple[str, int], list[int]]]:
+        """By training or not: by peer and stage, the microbatches that are run through it there."""
+        plan = self.flow.plan
+        found: dict[bool, dict[tuple[str, int], list[int]]] = {}
+        for training, routes in ((True, plan.routes), (False, plan.evaluation_routes)):
+            mine = found[training] = {}
+            for m, route in enumerate(routes):
+                for visit in dict.fromkeys(route):
+                    mine.setdefault((visit.peer, visit.stage), []).append(m)
+        return found
+
+    def spec(self, transfer: Transfer) -> TensorSpec:
+        """What must be sent for a transfer of this plan, before encoding."""
+        if transfer.role in (Role.ACTIVATION, Role.ACTIVATION_GRAD):
+            return self.graph.spec[transfer.value]
+        exchange, hop = self.flow.hops[transfer]
+        k, content = exchange.index, exchange.content
+        if content is Content.STATISTICS:
+            return self.statistics(k).spec(len(self.microbatches(hop.source, k)))
+        if content in (Content.NORM, Content.SCORES):
+            if hop.total:
+                return norm.total_spec(self.metrics)
+            training = content is Content.NORM
+            ran = self.microbatches(hop.source, self.loss_stage, training=training)
+            return norm.scores_spec(len(ran), self.metrics, squares=training)
+        layout = self.exchanged(exchange)
+        return layout.spec(exchange.elements(hop, layout.elements))
+
+    def exchanged(self, exchange: Exchange) -> Layout:
+        """Where each parameter lies in what an exchange of gradients or updates carries."""
+        if exchange.content in (Content.GRADIENT, Content.DELTA):
+            return self.layout(exchange.index)
+        return self.tied_layout(exchange.index)
+
+
+class Exchanges:
+    """Carries out the exchanges of one peer. Owns what lies between two actions of a step."""
+
+    def __init__(
+        self, peer: PeerId, wire: Wire, held: Mapping[int, Held], device: torch.device
+    ) -> None:
+        self.peer, self.wire, self.held, self.device = peer, wire, held, device
+        self.flow = wire.flow
+        self.total: norm.Total | None = None
+        """Of the last norm or evaluation that came to an end here."""
+        self._reported: dict[tuple[bool, int], dict[str, Tensor]] = {}
+        """Loss, weight and metrics by (training, microbatch) and value."""
+
+    def run(
+        self, action: Action, taken: Taken, echo: Echo | None = None
+    ) -> dict[Transfer, Tensor | None]:
+        """Carries the action out; returns what it gives. `echo`: of this step; None: no codec loses
+        anything."""
+        exchange = self.flow.exchange_of(action)
+        hops = []
+        for transfer, value in taken:
+            if transfer.role is Role.SYNC:
+                hops.append((self.flow.hops[transfer][1], _there(transfer, value)))
+            else:  # a result made behind the loss
+                training = exchange.content is Content.NORM
+                late = {transfer.value: _there(transfer, value)}
+                self.report(training, transfer.microbatch, late)
+        space = self._space(exchange)
+        if action.kind is Kind.TAKE:
+            self._take(exchange, hops, space)
+            return {}
+        if action.kind is Kind.GIVE:
+            given = engine.give(exchange, lambda hop: self._own(exchange, hop), space)
+        else:
+            given = engine.pass_on(hops, space)
+        found: dict[Transfer, Tensor | None] = {}
+        for transfer in self.flow.gives(self.peer, action):
+            found[transfer] = given(self.flow.hops[transfer][1])
+        if echo is not None:
+            self._hear(exchange, found, echo)
+        return found
+
+    def _hear(self, exchange: Exchange, found: dict[Transfer, Tensor | None], echo: Echo) -> None:
+        """What a peer keeps of what goes to others as well is what the codec leaves of it: so all
+        end with the same bits."""
+        if not exchange.coded:
+            return
+        for transfer, value in found.items():
+            if transfer.is_local and (others := self.flow.alike(transfer)):
+                found[transfer] = echo(others[0], _there(transfer, value))
+
+    def report(self, training: bool, microbatch: int, values: Mapping[str, Tensor]) -> None:
+        """Remembers those of the values that are loss, weight or metrics of the microbatch."""
+        graph = self.wire.graph
+        wanted = {graph.loss, graph.weight, *(v for _, v in graph.metrics)}
+        mine = self._reported.setdefault((training, microbatch), {})
+        mine.update({name: value for name, value in values.items() if name in wanted})
+
+    def weight_of(self, microbatch: int) -> float:
+        """The weight of a training microbatch; 1 for a model that gives none."""
+        name = self.wire.graph.weight
+        return float(self._reported[True, microbatch][name]) if name else 1.0
+
+    def clear(self) -> None:
+        """Forgets everything of the step or evaluation that ended."""
+        self._reported.clear()
+
+    # ------------------------------------------------------------ what this peer gives
+
+    def _own(self, exchange: Exchange, hop: Hop) -> Tensor:
+        k, device = exchange.index, self.device
+        match exchange.content:
+            case Content.GRADIENT | Content.DELTA:
+                return vector_of(self.wire.layout(k), _grads(self.held[k]), device)
+            case Content.STATISTICS:
+                ran = self.wire.microbatches(self.peer, k)
+                collected = [self.held[k].collected[m] for m in ran]
+                return self.wire.statistics(k).pack(collected, device)
+            case Content.TIED | Content.TIED_DELTA | Content.TIED_PAIR:
+                stages = self.flow.tied[k].stages
+                grads = _grads(self.held[stages[hop.part % len(stages)]])
+                return vector_of(self.wire.tied_layout(k), grads, device)
+            case Content.NORM:
+                return norm.pack(self._squares(), self._scores(True), device)
+            case Content.SCORES:
+                return norm.pack(None, self._scores(False), device)
+
+    def _squares(self) -> Tensor:
+        """Of the gradients that this peer answers for."""
+        plan = self.flow.plan
+        lowest = {g.parameter: g.stages[0] for g in self.flow.tied}
+        mine = [h for k, h in self.held.items() if plan.stages[k].holders[0] == self.peer]
+        squares = norm.squares_of(
+            (
+                grad
+                for h in mine
+                if h.ahead is None
+                for name, grad in _grads(h).items()
+                if lowest.get(name, h.stage.index) == h.stage.index
+            ),
+            self.device,
+        )
+        for h in mine:
+            if h.ahead is not None:
+                counted = [
+                    n for n in h.stage.trainable if lowest.get(n, h.stage.index) == h.stage.index
+                ]
+                squares += h.ahead.square(counted).to(self.device)
+        return squares
+
+    def _scores(self, training: bool) -> list[norm.Score]:
+        graph, found = self.wire.graph, list[norm.Score]()
+        for m in self.wire.microbatches(self.peer, self.wire.loss_stage, training=training):
+            values = self._reported[training, m]
+            weight = values[graph.weight] if graph.weight else 1.0
+            found.append((values[graph.loss], weight, *(values[v] for _, v in graph.metrics)))
+        return found
+
+    # ------------------------------------------------------------ what becomes of it
+
+    def _space(self, exchange: Exchange) -> Space[Tensor]:
+        content = exchange.content
+        if content in (Content.NORM, Content.SCORES):
+            return _Scores(self.wire, exchange, self.device)
+        if content is Content.STATISTICS:
+            return TensorSpace((0, 0), self.device)
+        bounds = exchange.bounds(self.wire.exchanged(exchange).elements)
+        kind = _Mean if content is Content.TIED_DELTA else TensorSpace
+        return kind(bounds, self.device)
+
+    def _take(
+        self, exchange: Exchange, hops: Sequence[tuple[Hop, Tensor]], space: Space[Tensor]
+    ) -> None:
+        k = exchange.index
+        match exchange.content:
+            case Content.GRADIENT | Content.DELTA:
+                grads = grads_of(self.wire.layout(k), engine.take(hops, space))
+                set_grads(self.held[k].executor.parameters, grads)
+            case Content.STATISTICS:
+                for hop, vector in hops:
+                    ran = self.wire.microbatches(hop.source, k)
+                    unpacked = self.wire.statistics(k).unpack(vector, len(ran))
+                    self.held[k].collected.update(zip(ran, unpacked, strict=True))
+            case Content.TIED | Content.TIED_DELTA | Content.TIED_PAIR:
+                self._set_tied(k, engine.take(hops, space))
+            case Content.NORM | Content.SCORES:
+                self.total = norm.Total.unpack(engine.take(hops, space))
+
+    def _set_tied(self, index: int, total: Tensor) -> None:
+        """Each copy gets a gradient of its own, since the update divides it in place."""
+        layout = self.wire.tied_layout(index)
+        for stage in self.flow.tied[index].stages:
+            if stage in self.held:
+                own = total.to(self.device, copy=True)
+                set_grads(self.held[stage].executor.parameters, grads_of(layout, own))
+
+
+class _Scores(TensorSpace):
+    """Adding up what peers sent to the hub of a norm or an evaluation."""
+
+    def __init__(self, wire: Wire, exchange: Exchange, device: torch.device) -> None:
+        super().__init__((0, 0), device)
+        self._wire, self._exchange, self._to = wire, exchange, device
+
+    def add(self, parts: Sequence[Tensor]) -> Tensor:
+        training = self._exchange.content is Content.NORM
+        peers = self._exchange.members.participants
+        ran = [self._wire.microbatches(p, self._wire.loss_stage, training=training) for p in peers]
+        found = list(zip(ran, parts, strict=True))
+        return norm.combine(found, self._wire.metrics, squares=training).pack(self._to)
+
+
+class _Mean(TensorSpace):
+    """Each stage of a tied parameter has the updates of all holders, as codecs left them."""
+
+    def add(self, parts: Sequence[Tensor]) -> Tensor:
+        return add(parts).div_(len(parts))
+
+
+def _grads(held: Held) -> dict[str, Tensor | None]:
+    return {n: held.executor.parameters[n].grad for n in held.stage.trainable}
+
+
+def _there(transfer: Transfer, value: Tensor | None) -> Tensor:
+    assert value is not None, f"{transfer} must not be absent"
+    return value

@@ -1,0 +1,176 @@
+"""An assignment as a device needs it: messages read and checked, blobs fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from ...dag.ir.convert import (
+    MAX_GRAPH_BYTES,
+    MAX_RECIPE_BYTES,
+    graph_from_bytes,
+    lowered_from_bytes,
+)
+from ...dag.ir.graph import Graph, Lowered
+from ...dag.ir.recipe import Recipe
+from ...dag.ir.validate import validate
+from ...dag.plan.plan import PeerId, Plan, PlanError
+from ...dag.schedule.convert_plan import plan_from_proto
+from ...dag.transforms.vocabulary import planned_graph
+from ...job import MOST_MANIFEST_BYTES, Training
+from ...proto import broker_pb2, common_pb2
+from ..blobs.cache import BlobError
+from ..blobs.read_ahead import Reading, alone
+from ..blobs.starting import Starting, check_recipe
+from ..blobs.weights import Read, Weights, WeightsFile, Whole
+from ..core.snapshots import SnapshotError, SnapshotId
+from ..data.manifest import Manifest
+
+__all__ = ["BuildOrder", "order_from_assign", "resumed", "starting_weights"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOrder:
+    """What one peer is to build."""
+
+    run: str
+    term: int
+    peer: PeerId
+    plan: Plan
+    graph: Graph
+    """Full form as planned (`planned_graph`), for any microbatch size; the plan's intervals count
+    its operators."""
+    core: Lowered | None = None
+    """The form that a peer with the core operator set runs, for the plan's microbatch size or for
+    any; None: this peer runs the full form."""
+    weights: Mapping[str, Tensor]
+    """Starting value of every parameter and buffer by name; read once per name, only those that
+    this peer holds."""
+    manifest: Manifest
+    training: Training
+    shard: Callable[[str], Path]
+    """Path of a data shard by hash, its content verified; may fetch it, and block."""
+    first_step: int = 0
+    resumed: tuple[tuple[memoryview, ...], ...] = ()
+    """Snapshots after `first_step` steps that it goes on from, in their parts."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Who takes the place of whom since they were taken."""
+    lossless_snapshots: bool = False
+    """Whether tensors of snapshots are coded, or written as they are."""
+    rebuilt: tuple[PeerId, ...] = ()
+    """Peers that make their stages anew: `resumed` is what others gave for that then, or what was
+    in the stages."""
+    memory_bytes: int = 0
+    """That the owner offers on the device; 0: whatever there is."""
+    reading: Reading = alone
+    """Is told which shards of `weights` will be read inside of it, in their order."""
+
+
+def order_from_assign(
+    peer: str,
+    assign: broker_pb2.Assign,
+    *,
+    blob: Callable[[common_pb2.BlobRef], bytes],
+    read: Read,
+    shard: Callable[[str], Path],
+    whole: Whole | None = None,
+    parts: tuple[tuple[memoryview, ...], ...] = (),
+    memory_bytes: int = 0,
+    reading: Reading = alone,
+) -> BuildOrder:
+    """Reads an assignment. `blob` gives a whole verified blob, `read` a byte range of one, `whole`
+    a shard of weights (None: `blob` does); all may fetch, and block. `parts`: of the snapshots to
+    go on from (`resumed`). `memory_bytes`: what the owner offers on the device; 0: whatever there
+    is. `reading`: as in the order.
+
+    Raises ValueError (GraphError, PlanError, DataError, SettingsError) for anything
+    that does not keep its rules.
+    """
+
+    def small(ref: common_pb2.BlobRef, most_bytes: int) -> bytes:
+        if ref.size_bytes > most_bytes:
+            raise BlobError(
+                f"blob {ref.hash[:12]} has {ref.size_bytes} bytes: expected at most {most_bytes}"
+            )
+        return blob(ref)
+
+    graph, core = graph_from_bytes(small(assign.full_graph, MAX_GRAPH_BYTES)), None
+    validate(graph)
+    if assign.graph.hash != assign.full_graph.hash:
+        core = lowered_from_bytes(small(assign.graph, MAX_GRAPH_BYTES))
+        validate(core.graph)
+    plan, training = plan_from_proto(assign.plan), Training.from_json(assign.training)
+    if plan.microbatch_size * len(plan.routes) != training.train.batch:
+        raise PlanError(
+            f"the plan has {len(plan.routes)} microbatches of {plan.microbatch_size} samples: "
+            f"expected {training.train.batch} samples in a step"
+        )
+    if core and plan.head_parts:
+        raise PlanError(
+            f"the plan has the head in {plan.head_parts} parts, and this peer gets the core form: "
+            "expected peers with the full operator set"
+        )
+    recipe = None
+    if assign.HasField("recipe"):
+        recipe = Recipe.from_bytes(small(assign.recipe, MAX_RECIPE_BYTES))
+        check_recipe(recipe, graph)
+    return BuildOrder(
+        run=assign.run,
+        term=assign.term,
+        peer=PeerId(peer),
+        plan=plan,
+        graph=planned_graph(graph, plan),
+        core=core,
+        weights=starting_weights(assign, read, recipe, whole or _shards_by(blob)),
+        manifest=Manifest.from_json(small(assign.data, MOST_MANIFEST_BYTES)),
+        training=training,
+        shard=shard,
+        first_step=assign.first_step,
+        resumed=parts,
+        renamed={r.old: r.to for r in assign.resume.renamed},
+        lossless_snapshots=assign.lossless_snapshots,
+        rebuilt=tuple(map(PeerId, assign.resume.rebuilt)),
+        memory_bytes=memory_bytes,
+        reading=reading,
+    )
+
+
+def starting_weights(
+    assign: broker_pb2.Assign, read: Read, recipe: Recipe | None, whole: Whole
+) -> Weights | Starting:
+    """What the assignment begins with: `recipe` is the one that it names."""
+    named = [WeightsFile(f.blob.hash, f.blob.size_bytes, f.sharded) for f in assign.weights]
+    files = Weights(named, read, whole)
+    return Starting(files, recipe) if recipe else files
+
+
+def _shards_by(blob: Callable[[common_pb2.BlobRef], bytes]) -> Whole:
+    return lambda shard: blob(common_pb2.BlobRef(hash=shard.hash, size_bytes=shard.size_bytes))
+
+
+def resumed(
+    assign: broker_pb2.Assign,
+    snapshots: Iterable[SnapshotId],
+    parts: Callable[[SnapshotId], tuple[memoryview, ...]],
+    peer: str,
+    file: Callable[[common_pb2.BlobRef], tuple[memoryview, ...]],
+) -> tuple[tuple[memoryview, ...], ...]:
+    """What an assignment of `peer` goes on from, unless that is in its stages. `snapshots`: of its
+    set, those that lie here and have some of its stages; `parts` reads one. Of a checkpoint, `file`
+    fetches what has some of them. Raises SnapshotError when there is none, or one is gone."""
+    mine = [s for s in assign.plan.stages if peer in s.holders]
+    saved = (
+        f.blob
+        for f in assign.resume.files
+        if any(a.start < s.stop and s.start < a.stop for a in f.spans for s in mine)
+    )
+    found = (*map(parts, snapshots), *map(file, saved))
+    if assign.HasField("resume") and not assign.resume.live and not found:
+        raise SnapshotError(
+            f"no snapshot after {assign.first_step} steps of {assign.run} (term "
+            f"{assign.resume.term}) lies here: expected those of this peer's stages"
+        )
+    return found

@@ -1,0 +1,97 @@
+"""Lost stages made anew on a torch device (`dag/execute/neighbour.py`): what a holder gives of its
+own for that, and what the peer with the lost ones makes of it.
+
+    param:NAME  slot:NAME:PART      as in any snapshot, of what the means and copies are made from
+
+Who gives and who takes come to the same recipe from plan and graph alone. States of codecs are not
+among it: in a term with rebuilt stages every stream begins anew, at both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...dag.execute.neighbour import BOOST, Rebuild, rebuild
+from ...dag.ir.graph import Graph
+from ...dag.plan.cut import Stage, cut
+from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.swaps import swaps
+from .build import Work
+from .order import BuildOrder
+from .records import Records
+
+__all__ = ["RebuildError", "given_records", "rebuilt_records", "recipe"]
+
+
+class RebuildError(ValueError):
+    """A lost stage cannot be made from what the others have."""
+
+
+def recipe(
+    graph: Graph,
+    stages: Sequence[Stage],
+    plan: Plan,
+    rebuilt: Collection[PeerId],
+    lost: Iterable[int],
+) -> Rebuild:
+    """How the stages `lost` are made, by a plan in which `rebuilt` make all of theirs anew.
+    `graph` is bound."""
+    alive = [k for k, s in enumerate(plan.stages) if any(h not in rebuilt for h in s.holders)]
+    return rebuild(graph, stages, tuple(lost), alive, swapped=swaps(plan))
+
+
+def given_records(work: Work) -> dict[str, Tensor]:
+    """Copies, on the host, of what this peer's stages have of all that is needed."""
+    order, stages = work.order, work.flow.stages
+    lost = [k for p in order.rebuilt for k in order.plan.stages_of(p)]
+    wanted = recipe(work.graph, stages, order.plan, order.rebuilt, lost)
+    whole, weighed = {*wanted.sources}, {*wanted.weighed}
+    copied, found = {*wanted.copies}, dict[str, Tensor]()
+    for held in work.held.values():
+        parameters = held.parameters()
+        found |= {f"param:{n}": parameters[n] for n in parameters if n in whole}
+        for name, tensor in held.optimizer.state_tensors().items():
+            owner, _, part = name.rpartition(":")
+            if owner in copied or (part == "square" and owner in weighed):
+                found[f"slot:{name}"] = tensor
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}
+
+
+def rebuilt_records(order: BuildOrder, given: Records) -> Records:
+    """What the stages of `order.peer` go on from, of all that the others gave. Raises RebuildError
+    when something cannot be made."""
+    graph = order.graph.bind(order.plan.microbatch_size)
+    stages = cut(graph, [(s.start, s.stop) for s in order.plan.stages])
+    mine = order.plan.stages_of(order.peer)
+    wanted = recipe(graph, stages, order.plan, order.rebuilt, mine)
+    if wanted.lacking:
+        raise RebuildError(
+            f"stage {', '.join(map(str, mine))} cannot be made anew: {wanted.why_not}"
+        )
+    tensors = {n.removeprefix("param:"): t for n, t in given.tensors.items() if n[:6] == "param:"}
+    if missing := [name for name in wanted.sources if name not in tensors]:
+        raise RebuildError(f"{missing[0]} did not come from its holder: expected it of the plan")
+    squares = {
+        n.removeprefix("slot:").removesuffix(":square"): float(t)
+        for n, t in given.tensors.items()
+        if n.startswith("slot:") and n.endswith(":square")
+    }
+    found: dict[str, Tensor] = {}
+    for name, tensor in wanted.made(tensors, squares):
+        found[f"param:{name}"] = tensor
+        found[f"slot:{name}:boost"] = torch.tensor(BOOST, dtype=torch.float64)
+    copied = {*wanted.copies}
+    for name, tensor in given.tensors.items():
+        kind, _, rest = name.partition(":")
+        owner = rest.rpartition(":")[0] if kind == "slot" else rest
+        if kind in ("param", "slot") and owner in copied:
+            found[name] = tensor
+    for k in mine:  # what nobody trains is as at the start
+        for name in stages[k].parameters:
+            if f"param:{name}" not in found:
+                found[f"param:{name}"] = order.weights[name]
+        found |= {f"buffer:{name}": order.weights[name] for name in stages[k].buffers}
+    return Records(found)

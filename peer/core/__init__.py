@@ -1,0 +1,18 @@
+"""The peer's decisions: facts in, instructions out. No I/O, no clock, no threads, no torch."""
+
+__all__ = [
+    "assignment",
+    "attachment",
+    "drain",
+    "events",
+    "keeping",
+    "load",
+    "machine",
+    "opening",
+    "options",
+    "probe",
+    "reports",
+    "snapshots",
+    "step",
+    "traffic",
+]

@@ -1,0 +1,534 @@
+"""One assignment: this peer's part in one term of one run, from Assign to Leave.
+
+    BUILDING --Built--> READY --Start--> RUNNING --last step--> EXPORTING --stored--> FINISHED
+        \\_________________________ any failure ___________________________/
+    WARM                              FAILED
+
+- BUILDING: links are dialled or expected, parameters fetched, the stages built. READY is told once.
+  A term that goes on from a snapshot waits for those that others give first (`keeping.py`).
+  What a lost stage is made from is given when the giver's own stages stand.
+- WARM: it holds no stage, and keeps snapshots of those that do; what is frozen in these stages it
+  fetches meanwhile (`peer/compute/warming.py`).
+- RUNNING: the action lists (`step.py`). After each update a StepReport; the peer that combines an
+  evaluation reports after it. The data of the next step is fetched while this one computes.
+- An arrived frame that the plan does not name ends the assignment here: its sender follows another
+  plan. A late or doubled one is dropped and counted, and so is any of a snapshot.
+- A broken link is not an end: the broker hears of it, which may miss a sign of life of the other
+  one, and the transport dials again. Only when it stays down for `link_s` is
+  the broker told, with the peer that it is about; so too when no action could run for `stall_s`
+  (or 20 steps, when that is longer). What follows is the broker's decision.
+- What is held on the device is looked at after each action: a run that passes what the owner offers
+  ends here, whatever its plan said.
+- A step that is on hold is not begun: parts are handed over there, under the next term's plan.
+- Weights asked for in mid-run are copied after the update of the step; a failed upload is tried
+  again after the next one. At the end it is tried `export_tries` times, then it is a failure.
+- Without the broker it goes on. Its reports are kept (`reports.py`); data and uploads that fail
+  then are tried again when the broker is back, and nobody is blamed for standing still.
+- FAILED: everything here is discarded, the links are hung up, the broker knows why. The peer
+  itself goes on. FINISHED and FAILED end with the broker's Leave or a newer term.
+
+Pure: no I/O, no clock, no threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ...dag.plan.plan import PeerId
+from ...dag.schedule.flow import Role, Transfer
+from ...job.words import size_text
+from ...net.links.frame import FrameKey
+from ...proto import broker_pb2, common_pb2
+from . import events as e
+from .keeping import Keeping
+from .reports import MOST_BYTES, Reports, heaviest
+from .step import Steps, Verdict
+
+__all__ = ["STOP_AT", "Assignment", "Patience", "Phase"]
+
+STOP_AT = 1.1
+"""Times what the owner offers beyond which stages are not built, and a run is stopped: plans
+foresee what is held to a tenth, and none within the offer is stopped for a short estimate."""
+_MOST_TEXT = 2000
+"""Characters of a fault's reason, as the broker keeps them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a peer in a run waits before it complains, seconds."""
+
+    link_s: float = 30.0
+    """A needed link may be down for so long: longer than a reboot of a home router's Wi-Fi."""
+    stall_s: float = 300.0
+    """No action ran for so long, or for 20 steps when that is longer."""
+    export_retry_s: float = 2.0
+    """Before the final weights are uploaded once more."""
+    export_tries: int = 5
+
+
+class Phase(Enum):
+    BUILDING = "building"
+    WARM = "warm"
+    READY = "ready"
+    RUNNING = "running"
+    EXPORTING = "exporting"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class Assignment:
+    """See the module. Its methods return what is to be done, in order."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        assign: broker_pb2.Assign,
+        memory_bytes: int,
+        patience: Patience,
+        most_reports: int,
+        keeping: Keeping | None = None,
+    ) -> None:
+        self.run: str = assign.run
+        self.term: int = assign.term
+        self.phase = Phase.BUILDING
+        self.why = ""
+        """Why it failed; empty in every other phase."""
+        self.steps: Steps | None = None
+        """Set from READY on."""
+        self.dropped = 0
+        """Frames that were late or doubled."""
+        self.reports = Reports(most_reports)
+        self.keeping = keeping if keeping is not None else Keeping(peer)
+        """The peer's snapshots, which outlive this."""
+        self._peer = peer
+        self._assign = assign
+        self._memory_bytes = memory_bytes
+        self._patience = patience
+        holders = dict.fromkeys(PeerId(h) for slot in assign.plan.stages for h in slot.holders)
+        self._holds = peer in holders
+        self.peers = tuple(p for p in holders if p != peer) if self._holds else ()
+        """Whom it has links with: other holders, in order of the first stage that they hold, and
+        from `begin` on who gives it snapshots, or gets some."""
+        self._up: dict[PeerId, bool] = dict.fromkeys(self.peers, False)
+        self._told_down: set[PeerId] = set()
+        """Of whose links the broker knows that they broke."""
+        self._down_since: dict[PeerId, float] = {}
+        """Needed links that are down while running, and since when."""
+        self._awaits = False
+        """Snapshots, before it can build."""
+        self._exports = self._partial = False
+        self._export_asked = False
+        self._export_tries = 0
+        self._export_waits = False
+        """For the broker, which was away when it failed."""
+        self._data_waits: int | None = None
+        """The step whose data could not be had while the broker was away."""
+        self._sent_bytes = self._again_bytes = 0
+        self._last_step_s = 0.0
+        self._watched = -1
+        """`Steps.progress` when the stall watch was set."""
+
+    @property
+    def step(self) -> int:
+        """The step that it is in, for the broker."""
+        return self.steps.step if self.steps else int(self._assign.first_step)
+
+    @property
+    def alive(self) -> bool:
+        return self.phase is not Phase.FAILED
+
+    def matches(self, run: str, term: int) -> bool:
+        """Whether an answer or frame of this run and term still has an effect."""
+        return term == self.term and run == self.run and self.phase is not Phase.FAILED
+
+    # ------------------------------------------------------------ building
+
+    def begin(self) -> list[e.Instruction]:
+        dials = {PeerId(d.peer): d for d in self._assign.dials}
+        snapshots = self.keeping.begin(self._assign)
+        self.peers = tuple(dict.fromkeys((*self.peers, *self.keeping.counterparts)))
+        self._up = dict.fromkeys(self.peers, False)
+        strangers = [p for p in dials if p not in self._up]
+        if not self._holds and not self.peers:
+            return self.fail("plan", f"the plan names no stage for {self._peer}")
+        if strangers:
+            return self.fail("plan", f"told to dial {strangers[0]}, which holds no stage")
+        out: list[e.Instruction] = []
+        for peer in self.peers:
+            if peer in dials:
+                out.append(e.Dial(peer, dials[peer].address, dials[peer].generation))
+            else:
+                out.append(e.Expect(peer))
+        out += snapshots
+        if not self._holds:
+            self.phase = Phase.WARM
+            return [*out, e.Warm(self._assign, self._memory_bytes)]
+        self._awaits = self.keeping.awaits
+        return out if self._awaits else [*out, self._build()]
+
+    def has(self, updates: int, *, codecs: bool = True) -> bool:
+        """Whether just so many updates are in the stages and, with `codecs`, in their states."""
+        steps, resume = self.steps, self._assign.resume
+        if self.phase is Phase.BUILDING:  # what was in the stages stays until it is in these
+            live = resume.live and self._holds and self._peer not in resume.rebuilt
+            return live and self._assign.first_step == updates
+        if not self.alive or steps is None or steps.updates != updates:
+            return False
+        return steps.unchanged if codecs else steps.unapplied
+
+    def _build(self) -> e.Build:
+        return e.Build(self.run, self.term, self._assign, self.keeping.resumed, self._memory_bytes)
+
+    def build_failed(self, code: str, why: str) -> list[e.Instruction]:
+        spoilt = self.keeping.spoilt(why) if code == "snapshot" else []
+        return [*spoilt, *self.fail(code, why)]
+
+    def built(self, event: e.Built) -> list[e.Instruction]:
+        assert self.phase is Phase.BUILDING, f"built in phase {self.phase.value}"
+        if self._memory_bytes and event.device_bytes > self._memory_bytes:
+            return self.fail(
+                "memory",
+                f"the stages need {event.device_bytes} bytes on the device, this peer offers "
+                f"{self._memory_bytes}: give it fewer operators or more memory",
+            )
+        self.steps = Steps(self._peer, event, int(self._assign.first_step))
+        self._exports, self._partial = bool(event.exports), event.partial
+        self.phase = Phase.READY
+        out: list[e.Instruction] = [e.Allow(p, role, n) for p, role, n in event.slots]
+        if not self.steps.over:
+            out.append(e.Prefetch(self.run, self.term, self.steps.step))
+        ready = broker_pb2.Ready(run=self.run, term=self.term, device_bytes=event.device_bytes)
+        return [*out, *self.keeping.give_blocks(), e.Tell(broker_pb2.PeerMessage(ready=ready))]
+
+    def start(self, now: float) -> list[e.Instruction]:
+        if self.phase is not Phase.READY or self.steps is None:
+            return []  # said twice, or before this peer was ready: the broker's slip, no harm
+        self.phase = Phase.RUNNING
+        out = self.keeping.rebuilt()
+        for peer in self.steps.neighbours():
+            if not self._up[peer]:
+                out += self._miss(peer, now)
+        return [*out, *self._watch(now), *self._take_snapshot(), *self._advance(now)]
+
+    # ------------------------------------------------------------ links and patience
+
+    def link(self, peer: PeerId, up: bool, now: float) -> list[e.Instruction]:
+        if peer not in self._up:
+            return []
+        before, self._up[peer] = self._up[peer], up
+        out: list[e.Instruction] = []
+        if self.alive and (peer in self._told_down if up else before):
+            self._told_down ^= {peer}
+            heard = broker_pb2.Heard(run=self.run, term=self.term, peer=peer, up=up)
+            out.append(e.Tell(broker_pb2.PeerMessage(heard=heard)))
+        if up:
+            self._down_since.pop(peer, None)
+            return out
+        running = self.phase is Phase.RUNNING and self.steps is not None
+        if running and self.steps and peer in self.steps.neighbours():
+            out += self._miss(peer, now)
+        return out
+
+    def _miss(self, peer: PeerId, now: float) -> list[e.Instruction]:
+        self._down_since.setdefault(peer, now)
+        at = self._down_since[peer] + self._patience.link_s
+        return [e.SetTimer(f"link:{peer}", at)]
+
+    def link_timer(self, peer: PeerId, now: float) -> list[e.Instruction]:
+        since = self._down_since.get(peer)
+        if self.phase is not Phase.RUNNING or since is None:
+            return []
+        if now - since < self._patience.link_s * 0.999:  # of an earlier break; the later one counts
+            return []
+        text = f"no link between {self._peer} and {peer} for {now - since:.0f} s"
+        return [self._fault("link", text, about=peer)]
+
+    def _watch(self, now: float) -> list[e.Instruction]:
+        assert self.steps
+        self._watched = self.steps.progress
+        wait = max(self._patience.stall_s, 20 * self._last_step_s)
+        return [e.SetTimer("stall", now + wait)]
+
+    def stall_timer(self, now: float, away: bool) -> list[e.Instruction]:
+        if self.phase is not Phase.RUNNING or self.steps is None:
+            return []
+        if away or self._on_hold:  # perhaps others keep all the reports that they may
+            return self._watch(now)
+        out = self._watch(now) if self.steps.progress != self._watched else []
+        if out or self.steps.in_flight:  # a device that computes for long is not stuck
+            return out or self._watch(now)
+        missing = self.steps.missing()
+        what = _waits_for(missing) if missing else "the data of the step"
+        about = missing[0].source if missing else ""
+        text = f"{self._peer} has waited too long in step {self.steps.step} for {what}"
+        return [self._fault("stalled", text, about=about)]
+
+    # ------------------------------------------------------------ steps
+
+    def data_ready(self, step: int, now: float) -> list[e.Instruction]:
+        if self.steps is None:
+            return []
+        self.steps.data_ready = max(self.steps.data_ready, step)
+        return self._advance(now)
+
+    def data_failed(self, step: int, code: str, why: str, away: bool) -> list[e.Instruction]:
+        if away:
+            self._data_waits = step
+            return []
+        return self.fail(code, f"the data of step {step} could not be had: {why}")
+
+    def frame(self, key: FrameKey, now: float) -> list[e.Instruction]:
+        if key.role is Role.SNAPSHOT:
+            self.dropped += not self.keeping.expects(key)
+            return self._snapshots_changed(self.keeping.arrived(key))
+        if self.steps is None:
+            return self.fail("frame", f"{_name(key)} came before {self._peer} was ready")
+        verdict = self.steps.judge(key)
+        if verdict is Verdict.WANTED:
+            self.steps.arrived.add(key)
+            return self._advance(now)
+        if verdict is Verdict.UNPLANNED:
+            return self.frame_refused(key, f"the plan of {self._peer} does not name it")
+        self.dropped += 1
+        # A doubled frame that still waits shares its tensor with the first: freeing would lose it.
+        return [e.Release(key)] if verdict is Verdict.LATE else []
+
+    def frame_refused(self, key: FrameKey, why: str) -> list[e.Instruction]:
+        if key.role is Role.SNAPSHOT:
+            own = key.source == self._peer
+            self.dropped += not own and not self.keeping.expects(key)
+            return self._snapshots_changed(self.keeping.refused(key, why))
+        return [e.Release(key), *self.fail("frame", f"refused {_name(key)}: {why}")]
+
+    def frame_queued(self, size_bytes: int) -> None:
+        self._sent_bytes += size_bytes
+
+    def sent_again(self, size_bytes: int) -> None:
+        """Bytes of frames that a broken connection lost."""
+        self._again_bytes += size_bytes
+
+    def computed(self, event: e.Computed, now: float) -> list[e.Instruction]:
+        assert self.steps
+        held, most = event.result.peak_bytes, self._memory_bytes
+        if most and held > STOP_AT * most:
+            return self.fail(
+                "memory",
+                f"the stages held {size_text(held)} on the device in step {self.step}, this peer "
+                f"offers {size_text(most)}: give it fewer operators or smaller microbatches",
+            )
+        steps = self.steps
+        done = steps.finish(event.action, event.result, now)
+        out: list[e.Instruction] = [e.SendFrame(k) for k in done.sends]
+        out += [e.Release(k) for k in done.releases]
+        last = steps.step + 1 >= steps.steps
+        if done.trained:
+            self._last_step_s = steps.trained_s
+            if self._export_asked and self._exports and not last:
+                out.append(e.UploadWeights(self.run, self.term, steps.step + 1))
+            self._export_asked = False
+        if done.trained or done.stepped:
+            if done.stepped if steps.waits_for_evaluation else done.trained:
+                out.append(self._report(steps))
+            if done.stepped:
+                steps.leave_step()
+        return out + self._take_snapshot() + self._advance(now)
+
+    def _advance(self, now: float) -> list[e.Instruction]:
+        """The next action if it can run, with the next step's data; the export when all is done."""
+        steps = self.steps
+        if self.phase is not Phase.RUNNING or steps is None:
+            return []
+        if steps.over:
+            if not self._exports:
+                self.phase = Phase.FINISHED
+                return []
+            self.phase = Phase.EXPORTING
+            return [e.UploadWeights(self.run, self.term, steps.steps)]
+        if steps.position == 0 and not steps.evaluating and (self._on_hold or self.reports.full):
+            return []
+        action = steps.begin_next(now)
+        if action is None:
+            return []
+        out: list[e.Instruction] = [e.Compute(self.run, self.term, steps.step, action)]
+        begins = steps.position == 0 and not steps.evaluating
+        if begins and steps.step + 1 < steps.steps:
+            out.append(e.Prefetch(self.run, self.term, steps.step + 1))
+        return out
+
+    @property
+    def _on_hold(self) -> bool:
+        """Whether it is in front of the step that nobody begins."""
+        steps, hold = self.steps, self.keeping.hold
+        if steps is None or not hold or steps.evaluating:
+            return False
+        return steps.step == hold and not steps.begun
+
+    def _report(self, steps: Steps) -> e.Tell:
+        report = broker_pb2.StepReport(
+            run=self.run,
+            term=self.term,
+            step=steps.step,
+            seconds=steps.trained_s,
+            compute_s=steps.compute_s,
+            sent_bytes=self._sent_bytes,
+            peak_bytes=steps.peak_bytes,
+            outcome=steps.outcome,
+            evaluation=steps.evaluation,
+            stages=steps.stage_times,
+            update_s=steps.update_s,
+            again_bytes=self._again_bytes,
+        )
+        report.links.extend(heaviest(steps.links, MOST_BYTES - report.ByteSize()))
+        self._sent_bytes = self._again_bytes = 0
+        return self._tell(broker_pb2.PeerMessage(step=report))
+
+    # ------------------------------------------------------------ the broker's disk
+
+    def _tell(self, message: broker_pb2.PeerMessage) -> e.Tell:
+        self.reports.keep(message)
+        return e.Tell(message)
+
+    def committed(self, step: int, now: float) -> list[e.Instruction]:
+        """The broker has every step before this one on its disk."""
+        self.reports.committed(step)
+        return self._advance(now)
+
+    def resumed(self, step: int, now: float) -> list[e.Instruction]:
+        """The broker was started again, and lacks the steps from this one on."""
+        out: list[e.Instruction] = [e.Tell(m) for m in self.reports.again(step)]
+        if self._data_waits is not None:
+            out.append(e.Prefetch(self.run, self.term, self._data_waits))
+            self._data_waits = None
+        if self._export_waits:
+            self._export_waits = False
+            out += self.export_timer()
+        for peer in sorted(self._told_down):  # it may not have come
+            heard = broker_pb2.Heard(run=self.run, term=self.term, peer=peer)
+            out.append(e.Tell(broker_pb2.PeerMessage(heard=heard)))
+        if self.phase is Phase.RUNNING:
+            out += self._watch(now)
+        return [*out, *self._advance(now)]
+
+    # ------------------------------------------------------------ snapshots
+
+    def snapshot_ordered(self, step: int, now: float) -> list[e.Instruction]:
+        """A snapshot is to be taken when so many updates are in; 0: none. Which step is on hold
+        has changed, perhaps."""
+        if not self._holds:
+            return []
+        if not step:
+            return self._advance(now)
+        self.keeping.wanted = step
+        return [*self._take_snapshot(), *self._advance(now)]
+
+    def _take_snapshot(self) -> list[e.Instruction]:
+        """The ordered one, if it is time."""
+        wanted, steps = self.keeping.wanted, self.steps
+        if wanted is None or steps is None or self.phase in (Phase.BUILDING, Phase.READY):
+            return []
+        if wanted > steps.updates and not steps.over:
+            return []
+        still = not steps.begun if wanted == self.keeping.hold else steps.unchanged
+        if wanted == steps.updates and still and self.alive:
+            return self.keeping.take(wanted)
+        return self.keeping.missed(wanted, f"step {steps.step} has begun at {self._peer}")
+
+    def _snapshots_changed(self, out: list[e.Instruction]) -> list[e.Instruction]:
+        """Builds when all that it goes on from is here."""
+        if self.phase is not Phase.BUILDING or not self._awaits:
+            return out
+        if why := self.keeping.refused_gift:
+            return [*out, *self.fail("frame", why)]
+        self._awaits = self.keeping.awaits
+        return out if self._awaits else [*out, self._build()]
+
+    # ------------------------------------------------------------ weights
+
+    def export_asked(self) -> None:
+        """The weights are wanted as after the present step; at the end they come anyway."""
+        if self.phase in (Phase.BUILDING, Phase.READY, Phase.RUNNING):
+            self._export_asked = True
+
+    def exported(self, step: int, blob: common_pb2.BlobRef) -> list[e.Instruction]:
+        if self.phase is Phase.EXPORTING and self.steps and step == self.steps.steps:
+            self.phase = Phase.FINISHED
+        message = broker_pb2.Exported(
+            run=self.run, term=self.term, step=step, weights=blob, partial=self._partial
+        )
+        return [self._tell(broker_pb2.PeerMessage(exported=message))]
+
+    def export_failed(self, step: int, why: str, now: float, away: bool) -> list[e.Instruction]:
+        if self.phase is not Phase.EXPORTING or self.steps is None or step != self.steps.steps:
+            self.export_asked()
+            return []
+        if away:
+            self._export_waits = True
+            return []
+        self._export_tries += 1
+        if self._export_tries >= self._patience.export_tries:
+            tries = self._export_tries
+            return self.fail("export", f"the weights could not be stored in {tries} tries: {why}")
+        return [e.SetTimer("export", now + self._patience.export_retry_s)]
+
+    def export_timer(self) -> list[e.Instruction]:
+        if self.phase is not Phase.EXPORTING or self.steps is None:
+            return []
+        return [e.UploadWeights(self.run, self.term, self.steps.steps)]
+
+    # ------------------------------------------------------------ ends
+
+    def fail(self, code: str, text: str) -> list[e.Instruction]:
+        """Gives the run up here, once: the broker knows why, nothing of it stays."""
+        self.why = text
+        fault = self._fault(code, text)
+        gone = self.end()
+        self.phase = Phase.FAILED
+        return [fault, *gone]
+
+    def end(self) -> list[e.Instruction]:
+        """What frees everything that this assignment holds; nothing, when it failed before."""
+        if not self.alive:
+            return []
+        gone = self.keeping.end()
+        return [*(e.HangUp(p) for p in self.peers), e.Discard(self.run, self.term), *gone]
+
+    def _fault(self, code: str, text: str, about: str = "") -> e.Tell:
+        fault = broker_pb2.Fault(
+            run=self.run,
+            term=self.term,
+            step=self.step,
+            reason=common_pb2.Reason(code=code, text=text[:_MOST_TEXT]),
+            about=about,
+        )
+        return self._tell(broker_pb2.PeerMessage(fault=fault))
+
+    def __repr__(self) -> str:
+        where = f" {self.steps!r}" if self.phase is Phase.RUNNING else ""
+        return f"<{self.run} term {self.term} {self.phase.value}{where}>"
+
+    def validate(self) -> None:
+        """Raises AssertionError when the state contradicts the rules of this module."""
+        if self.phase in (Phase.READY, Phase.RUNNING, Phase.EXPORTING, Phase.FINISHED):
+            assert self.steps is not None
+        if self.steps is not None and self.alive:
+            self.steps.validate()
+            assert not self.steps.in_flight or self.phase is Phase.RUNNING
+        assert all(p in self._up for p in self._down_since)
+        assert bool(self.why) == (self.phase is Phase.FAILED)
+
+
+def _name(key: FrameKey) -> str:
+    return (
+        f"the {key.role.value} frame of {key.port} from {key.source} to {key.destination} "
+        f"(step {key.step}, microbatch {key.microbatch}, hop {key.hop})"
+    )
+
+
+def _waits_for(missing: tuple[Transfer, ...]) -> str:
+    first = missing[0]
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return (
+        f"{first.role.value} {first.port} of microbatch {first.microbatch} "
+        f"from {first.source}{more}"
+    )

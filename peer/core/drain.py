@@ -1,0 +1,88 @@
+"""A peer on its way out: of its run, as its owner closed it, or for good. Pure; `PeerMachine` acts.
+
+- The broker's drain: no new run is taken; when the present one ends it leaves for good.
+- The owner's stop, or the owner closing it: the broker is told, which has its part handed over to
+  another peer and then says Leave, or says that nobody takes it (Stay). In that case it leaves
+  after the step that it is in, and so it does without a broker; at the latest when the broker said,
+  or after `drain_s`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ...proto.broker_pb2 import Stay
+from . import events as e
+from .assignment import Assignment, Phase
+from .options import PeerOptions
+
+__all__ = ["Drain", "Leaves", "has_a_part"]
+
+Leaves = Literal["", "for good", "the run"]
+"""What a drain that is over comes to; "the run": it stays a member."""
+
+
+def has_a_part(part: Assignment | None) -> bool:
+    """Whether something runs, or others still need what it has done."""
+    return part is not None and (_busy(part) or part.phase is Phase.FINISHED)
+
+
+def _busy(part: Assignment) -> bool:
+    """Whether something runs that a drain waits for."""
+    return part.phase in (Phase.RUNNING, Phase.EXPORTING)
+
+
+class Drain:
+    """See the module."""
+
+    def __init__(self, options: PeerOptions) -> None:
+        self._options = options
+        self.by: Literal["", "owner", "broker", "closed"] = ""
+        """Who asked for it; "closed": the owner, and it comes back."""
+        self.hands_over = False
+        """Whether it waits for its part to be handed over, or for the broker's word on it."""
+        self._step = -1  # whose end it waits for otherwise
+
+    def part_from(self, part: Assignment, now: float, *, away: bool) -> list[e.Instruction]:
+        """A drain of the owner's begins, of which the broker hears if it is not away."""
+        self._step, self.hands_over = part.step, not away
+        what = "the end of the step" if away else "the broker to say who takes its part"
+        return self._wait(what, self._options.drain_s, now)
+
+    def told(self, stay: Stay, part: Assignment, now: float) -> list[e.Instruction]:
+        """What becomes of the part, by the broker's word."""
+        if stay.within_s > 0:
+            within_s = min(stay.within_s, self._options.hand_over_s)
+            return self._wait(stay.reason.text, within_s, now)
+        self.hands_over, self._step = False, part.step
+        return self._wait(f"the end of the step: {stay.reason.text}", self._options.drain_s, now)
+
+    def _wait(self, what: str, within_s: float, now: float) -> list[e.Instruction]:
+        return [e.SetTimer("drain", now + within_s), e.Waits(what, within_s)]
+
+    def end(self) -> None:
+        """It is done, or not wanted any more."""
+        self.by, self.hands_over = "", False
+
+    def due(self, part: Assignment | None) -> Leaves:
+        """Whether what it waits for is over."""
+        if not self.by:
+            return ""
+        if self.by == "broker":
+            return "" if part is not None and part.alive else "for good"
+        if part is None:
+            if self.by == "owner":
+                return "for good"
+            self.end()  # the run let it go meanwhile
+            return ""
+        if self.hands_over and part.phase not in (Phase.WARM, Phase.FAILED):
+            return ""
+        stepped = part.phase is Phase.RUNNING and part.step > self._step
+        if self.by == "closed":
+            return "the run" if stepped or not has_a_part(part) else ""
+        return "for good" if stepped or not _busy(part) else ""
+
+    @property
+    def why(self) -> str:
+        """Of leaving for good; for people."""
+        return "the broker drained it" if self.by == "broker" else "the owner stopped it"

@@ -1,0 +1,561 @@
+"""Every message between the peer's machine and its shell, on one page.
+
+Events are facts that a shell reports; instructions are what the machine wants done. Both are small
+frozen records. A shell gives `Started()` first, carries the instructions of one `handle` out in
+order, and turns every result, failure and timeout into the next event. `run` and `term` name the
+assignment that caused a record, so that a stale answer is recognised and dropped.
+
+    shell -> machine                          machine -> shell
+    Started StopAsked OwnerLooked TimerFired  Connect Tell SetTimer Waits Exit
+    Attached Detached BrokerSaid              Dial Expect HangUp Allow
+    LinkUp LinkDown                           Build Prefetch Compute Discard UploadWeights
+    Built BuildFailed DataReady DataFailed    SendFrame Release
+    Computed ComputeFailed FrameQueued        SendProbe
+    FrameArrived FrameRefused
+    FrameAcknowledged
+    ExportedWeights ExportFailed
+    SnapshotTaken SnapshotFailed              TakeSnapshot KeepSnapshot DropSnapshot
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...net.links.records import immutable
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ...dag.plan.plan import PeerId
+    from ...dag.schedule.flow import Flow, Role
+    from ...dag.schedule.schedule import Action
+    from ...net.links.frame import FrameKey
+    from ...proto import broker_pb2, common_pb2
+    from .snapshots import SnapshotId
+
+__all__ = [
+    "Allow",
+    "Attached",
+    "BrokerSaid",
+    "Build",
+    "BuildFailed",
+    "Built",
+    "Compute",
+    "ComputeFailed",
+    "Computed",
+    "Connect",
+    "DataFailed",
+    "DataReady",
+    "Detached",
+    "Dial",
+    "Discard",
+    "DropSnapshot",
+    "Event",
+    "Exit",
+    "Expect",
+    "ExportFailed",
+    "ExportedWeights",
+    "FrameAcknowledged",
+    "FrameArrived",
+    "FrameQueued",
+    "FrameRefused",
+    "HangUp",
+    "Instruction",
+    "KeepSnapshot",
+    "LinkDown",
+    "LinkUp",
+    "OwnerLooked",
+    "Prefetch",
+    "Release",
+    "Result",
+    "SendFrame",
+    "SendProbe",
+    "SetTimer",
+    "SnapshotFailed",
+    "SnapshotSaved",
+    "SnapshotTaken",
+    "Started",
+    "StopAsked",
+    "TakeSnapshot",
+    "Tell",
+    "TimerFired",
+    "UploadSnapshot",
+    "UploadWeights",
+    "Waits",
+]
+
+# ---------------------------------------------------------------- facts
+
+
+@immutable
+class Started:
+    """The process is up and its transport listens; the first event of every machine."""
+
+
+@immutable
+class StopAsked:
+    """The owner wants this peer to end: after the step that it is in, or (now) at once."""
+
+    now: bool = False
+
+
+@immutable
+class OwnerLooked:
+    """What the owner's wishes depend on, every second or so: the host's wall clock, whether the
+    owner has paused it, and what its peers have moved in this calendar month, bytes."""
+
+    at: datetime
+    paused: bool
+    moved_bytes: int
+
+
+@immutable
+class TimerFired:
+    """The time of the last `SetTimer` with this name has come."""
+
+    name: str
+
+
+@immutable
+class Attached:
+    """A stream to the broker is open; nothing was said on it yet."""
+
+
+@immutable
+class Detached:
+    """The stream to the broker ended, or `Connect` failed; `why` names the address."""
+
+    why: str
+
+
+@immutable
+class BrokerSaid:
+    """A message came on the stream."""
+
+    message: broker_pb2.BrokerMessage
+
+
+@immutable
+class LinkUp:
+    """Frames can flow to and from this peer. `again_bytes`: of those that the last connection did
+    not bring there."""
+
+    peer: PeerId
+    again_bytes: int = 0
+
+
+@immutable
+class LinkDown:
+    """The link broke or was refused; a transport that dials keeps trying."""
+
+    peer: PeerId
+    why: str
+
+
+@immutable
+class Built:
+    """The stages of an assignment stand on the device with their parameters.
+
+    `flow` says what every action takes and gives; `slots` the receive slots per (source, role) that
+    the checker proved; `device_bytes` what parameters, gradients and optimizer take; `steps` the
+    number of updates that the run wants; `eval_every` the steps between evaluations (0: none; with
+    evaluation there is one after the last step too); `exports` the stages whose weights this peer
+    uploads (it is their first holder); `partial` whether that leaves out what stays as the weights
+    files have it.
+    """
+
+    run: str
+    term: int
+    flow: Flow
+    slots: tuple[tuple[PeerId, Role, int], ...]
+    device_bytes: int
+    steps: int
+    eval_every: int = 0
+    exports: tuple[int, ...] = ()
+    partial: bool = False
+
+
+@immutable
+class BuildFailed:
+    """The assignment cannot be built here; `code` is a word for programs ("memory", "host")."""
+
+    run: str
+    term: int
+    why: str
+    code: str = "build"
+
+
+@immutable
+class DataReady:
+    """The data that this peer's stages read in `step`, evaluation included, is on the host."""
+
+    run: str
+    term: int
+    step: int
+
+
+@immutable
+class DataFailed:
+    """The data of a step could not be fetched or read; `code` as of `BuildFailed`."""
+
+    run: str
+    term: int
+    step: int
+    why: str
+    code: str = "data"
+
+
+@immutable
+class Result:
+    """What an action came to: seconds spent computing, peak device bytes so far (0: unknown), at
+    the hub, from `N+` and `V+`, what the step and the evaluation came to, and from `U` what frames
+    took since the last one."""
+
+    seconds: float = 0.0
+    peak_bytes: int = 0
+    outcome: broker_pb2.Outcome | None = None
+    evaluation: broker_pb2.Evaluation | None = None
+    links: tuple[broker_pb2.LinkUse, ...] = ()
+
+
+@immutable
+class Computed:
+    """An action ran; the device's store holds what `flow.gives` names."""
+
+    run: str
+    term: int
+    step: int
+    action: Action
+    result: Result = Result()
+
+
+@immutable
+class ComputeFailed:
+    """An action raised; the device is usable again after a `Discard`."""
+
+    run: str
+    term: int
+    step: int
+    action: Action
+    why: str
+
+
+@immutable
+class FrameQueued:
+    """A `SendFrame` was encoded (size_bytes on the wire) and handed to the transport; or a
+    `SendProbe` was handed to it."""
+
+    key: FrameKey
+    size_bytes: int
+
+
+@immutable
+class FrameAcknowledged:
+    """The peer has the whole frame; told after its FrameQueued, once. `began_s`: when its first
+    byte was handed to the link, by the clock of `handle`; None: not known, a connection broke."""
+
+    key: FrameKey
+    began_s: float | None = None
+
+
+@immutable
+class FrameArrived:
+    """A whole frame came, fits its spec, and lies in the device's store. `size_bytes`: of a
+    probe's, which nobody stores."""
+
+    key: FrameKey
+    size_bytes: int = 0
+
+
+@immutable
+class FrameRefused:
+    """A whole frame came, or was to be sent, that does not fit: another spec, a codec error."""
+
+    key: FrameKey
+    why: str
+
+
+@immutable
+class ExportedWeights:
+    """This holder's weights after `step` updates are stored as `blob`."""
+
+    run: str
+    term: int
+    step: int
+    blob: common_pb2.BlobRef
+
+
+@immutable
+class ExportFailed:
+    """The weights after `step` updates could not be written or stored."""
+
+    run: str
+    term: int
+    step: int
+    why: str
+
+
+@immutable
+class SnapshotTaken:
+    """It lies on this host, in so many parts."""
+
+    snapshot: broker_pb2.Snapshot
+    parts: int
+
+
+@immutable
+class SnapshotFailed:
+    """It could not be taken, or not be kept: the disk is full, say."""
+
+    snapshot: broker_pb2.Snapshot
+    why: str
+
+
+@immutable
+class SnapshotSaved:
+    """It lies with the broker; or `blob` is None, and `why` says what stood in the way."""
+
+    snapshot: broker_pb2.Snapshot
+    blob: common_pb2.BlobRef | None
+    why: str = ""
+
+
+Event = (
+    Started
+    | StopAsked
+    | OwnerLooked
+    | TimerFired
+    | Attached
+    | Detached
+    | BrokerSaid
+    | LinkUp
+    | LinkDown
+    | Built
+    | BuildFailed
+    | DataReady
+    | DataFailed
+    | Computed
+    | ComputeFailed
+    | FrameQueued
+    | FrameAcknowledged
+    | FrameArrived
+    | FrameRefused
+    | ExportedWeights
+    | ExportFailed
+    | SnapshotTaken
+    | SnapshotFailed
+    | SnapshotSaved
+)
+
+# ---------------------------------------------------------------- imperatives
+
+
+@immutable
+class Connect:
+    """Open a stream to the broker, in place of an older one: answers `Attached` and, when that
+    stream ends, `Detached`; or only `Detached`, when it cannot be opened."""
+
+
+@immutable
+class Tell:
+    """Send this on the stream to the broker."""
+
+    message: broker_pb2.PeerMessage
+
+
+@immutable
+class SetTimer:
+    """Fire `name` at this time of the shell's clock; replaces an earlier one of the same name."""
+
+    name: str
+    at: float
+
+
+@immutable
+class Waits:
+    """Tell the owner what the peer waits for before it leaves its run, at most for so long."""
+
+    what: str
+    within_s: float
+
+
+@immutable
+class Exit:
+    """End the process with this exit code. What was told and sent may still leave, for a moment;
+    then everything is freed."""
+
+    code: int
+    why: str
+
+
+@immutable
+class Dial:
+    """Open a link to this peer and keep it up until `HangUp`."""
+
+    peer: PeerId
+    address: str
+    generation: int
+
+
+@immutable
+class Expect:
+    """This peer may dial us."""
+
+    peer: PeerId
+
+
+@immutable
+class HangUp:
+    """Forget the link to this peer and its queues."""
+
+    peer: PeerId
+
+
+@immutable
+class Allow:
+    """Give this peer so many receive slots for frames of a role."""
+
+    peer: PeerId
+    role: Role
+    frames: int
+
+
+@immutable
+class Build:
+    """Fetch and build the assignment: answers `Built` or `BuildFailed`."""
+
+    run: str
+    term: int
+    assign: broker_pb2.Assign
+    snapshots: tuple[SnapshotId, ...] = ()
+    """Those to go on from; empty: the starting weights."""
+    memory_bytes: int = 0
+    """That the owner offers on the device; 0: whatever there is."""
+
+
+@immutable
+class Warm:
+    """Fetch ahead what is frozen in the stages whose snapshots this peer keeps: no answer. A newer
+    one, a Build and a Discard end it."""
+
+    assign: broker_pb2.Assign
+    memory_bytes: int = 0
+    """That the owner offers on the device; 0: whatever there is."""
+
+
+@immutable
+class Prefetch:
+    """Get the data of a step: answers `DataReady` or `DataFailed`; runs beside the compute."""
+
+    run: str
+    term: int
+    step: int
+
+
+@immutable
+class Compute:
+    """Run this action on the device: answers `Computed` or `ComputeFailed`. One at a time."""
+
+    run: str
+    term: int
+    step: int
+    action: Action
+
+
+@immutable
+class SendFrame:
+    """Encode this value from the device's store and send it: answers `FrameQueued`."""
+
+    key: FrameKey
+
+
+@immutable
+class SendProbe:
+    """Send so many bytes that do not compress to the key's destination: answers `FrameQueued`, or
+    `FrameRefused` when there is no link."""
+
+    key: FrameKey
+    size_bytes: int
+
+
+@immutable
+class Release:
+    """The value was consumed (or is not wanted): free its tensor and, if remote, its slot."""
+
+    key: FrameKey
+
+
+@immutable
+class UploadWeights:
+    """Copy the weights as they are before the next `Compute`, store them as a blob of the broker:
+    answers `ExportedWeights` or `ExportFailed`."""
+
+    run: str
+    term: int
+    step: int
+
+
+@immutable
+class TakeSnapshot:
+    """Copy what the stages need to go on, as it is before the next `Compute`, and keep it: answers
+    `SnapshotTaken` or `SnapshotFailed`."""
+
+    run: str
+    term: int
+    snapshot: broker_pb2.Snapshot
+
+
+@immutable
+class UploadSnapshot:
+    """Bring an own one, which lies here, to the broker: answers `SnapshotSaved`."""
+
+    snapshot: broker_pb2.Snapshot
+
+
+@immutable
+class KeepSnapshot:
+    """All parts of this copy have come: let it outlive the process."""
+
+    snapshot: broker_pb2.Snapshot
+    parts: int
+
+
+@immutable
+class DropSnapshot:
+    """Nobody needs it any more."""
+
+    snapshot: SnapshotId
+
+
+@immutable
+class Discard:
+    """Forget everything of this assignment, on device and host."""
+
+    run: str
+    term: int
+
+
+Instruction = (
+    Connect
+    | Tell
+    | SetTimer
+    | Waits
+    | Exit
+    | Dial
+    | Expect
+    | HangUp
+    | Allow
+    | Build
+    | Warm
+    | Prefetch
+    | Compute
+    | SendFrame
+    | SendProbe
+    | Release
+    | UploadWeights
+    | TakeSnapshot
+    | UploadSnapshot
+    | KeepSnapshot
+    | DropSnapshot
+    | Discard
+)

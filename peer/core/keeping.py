@@ -1,0 +1,429 @@
+"""Which snapshots lie here, which are taken, given and awaited: decisions only.
+
+- The broker orders a snapshot of a step (`SnapshotOrder`), one at a time. It is taken when so many
+  updates are in the stages and nothing of it can have changed: parameters, slots and buffers stay
+  as they are until the update, codecs until a neighbour may be a step ahead, which needs this
+  peer's part of the norm (N>). An order that comes later than that is missed, and the broker told.
+- A holder gives each own snapshot to its keepers by the plan, a few parts at a time. A copy is
+  reported when it is whole. One that cannot be kept, since the disk is full, say, is reported too,
+  and given up; the run goes on.
+- Of each holder little lies here, whatever it sends: nothing larger than this peer announced to
+  have (`most_bytes`), one copy on its way and, of those that are
+  whole, the oldest that may be needed, the newest two, and what the assignment goes on from.
+- Of a snapshot that is to be part of a checkpoint, a copy is brought to the broker besides.
+- On resuming, whoever lies nearest gives snapshots on (`Gift`); the assignment is built when all
+  that this peer awaits are here.
+- Of what a lost stage is made from (`peer/compute/rebuilt.py`), each giver makes something like a
+  snapshot of term 0 once its own stages stand. The broker hears nothing of these, and nobody keeps
+  them.
+- Snapshots outlive assignments and terms. They go when a newer set is complete, which the broker
+  says, or when the run has ended.
+
+Pure: no I/O, no clock, no threads.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ...dag.execute.execute import SpecError
+from ...dag.plan.plan import PeerId
+from ...dag.schedule.flow import Role
+from ...net.links.frame import FrameKey
+from ...proto import broker_pb2, common_pb2
+from . import events as e
+from .snapshots import BLOCKS, PART_BYTES, SnapshotId
+
+__all__ = ["Keeping"]
+
+_SLOTS = 2
+"""Parts that may be here or on their way from one peer: one arrives while one is written."""
+_NEWEST = 2
+"""Of one holder under one plan: that of the last order, and that of the order before."""
+
+
+@dataclass
+class _Coming:
+    """A copy that is not whole. `parts`: how many it has, as the first of them says."""
+
+    parts: int
+    came: set[int] = field(default_factory=set)
+    refused: str = ""
+    """Why it is not kept; what else comes of it is dropped."""
+
+
+@dataclass
+class _Giving:
+    """Parts for one peer, in order. A part is read, and in memory, from its turn until it is
+    acknowledged."""
+
+    waiting: deque[FrameKey] = field(default_factory=deque)
+    under_way: set[FrameKey] = field(default_factory=set)
+
+
+class Keeping:
+    """Of one peer. Its methods return what is to be done, in order."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        found: Iterable[tuple[broker_pb2.Snapshot, int]] = (),
+        most_bytes: int = 0,
+    ) -> None:
+        """`found`: what an earlier process left, with the number of parts. `most_bytes`: of one
+        snapshot of another peer, the host memory that this one announced; 0: it said nothing."""
+        self.peer = peer
+        self._most_parts = -(-most_bytes // PART_BYTES) if most_bytes else 0
+        self.held: dict[SnapshotId, tuple[broker_pb2.Snapshot, int]] = {
+            SnapshotId.of(snapshot): (snapshot, parts) for snapshot, parts in found
+        }
+        """Whole ones, with their number of parts."""
+        self.wanted: int | None = None
+        """The step that the next own snapshot is of, ordered and not begun."""
+        self.hold = 0
+        """The step that nobody begins under this plan, as the broker last said; 0: none."""
+        self._taking: SnapshotId | None = None
+        self._upload: int | None = None
+        """The step of the own snapshot that is to be brought to the broker."""
+        self._coming: dict[SnapshotId, _Coming] = {}
+        self._giving: dict[str, _Giving] = {}
+        """By receiver."""
+        self._needed = 0
+        """The lowest step that somebody may go back to, as the broker last said."""
+        self._gifts: list[broker_pb2.Gift] = []
+        self._keepers: list[str] = []
+        """Who gets the own snapshots."""
+        self._be(broker_pb2.Assign())
+
+    # ------------------------------------------------------------ an assignment
+
+    def begin(self, assign: broker_pb2.Assign) -> list[e.Instruction]:
+        """A new plan: who gives what to whom from here on."""
+        gone = self.end()
+        self._be(assign)
+        self._keepers = [k.peer for k in assign.plan.keepers if k.holder == self.peer]
+        self._gifts = [g for g in assign.resume.gifts if g.destination == self.peer]
+        # Who gives to it may change; links among those who hold stages are there all the time.
+        out = [*gone, *(e.Allow(p, Role.SNAPSHOT, _SLOTS) for p in self.counterparts)]
+        for gift in assign.resume.gifts:
+            if gift.source == self.peer:
+                out += self._give(self._of_set(gift.holder), gift.destination)
+        return out
+
+    def end(self) -> list[e.Instruction]:
+        """The assignment ends; what is whole stays."""
+        out = [self._forget(s) for s in (*self._coming, *self._awaited)] + self.rebuilt()
+        self.wanted, self._taking, self._upload = None, None, None
+        self._needed, self.hold = 0, 0
+        self._giving.clear()
+        self._gifts, self._keepers = [], []
+        self._be(broker_pb2.Assign())
+        return out
+
+    def _be(self, assign: broker_pb2.Assign) -> None:
+        """What frames are judged by is found once: a plan has up to a thousand holders."""
+        self._assign = assign
+        self._spans: dict[str, list[broker_pb2.Span]] = {}
+        self.counterparts = self._counterparts()
+        """With whom snapshots may be exchanged under the present plan."""
+
+    def _forget(self, snapshot: SnapshotId) -> e.Instruction:
+        self.held.pop(snapshot, None)
+        self._coming.pop(snapshot, None)
+        return e.DropSnapshot(snapshot)
+
+    def _counterparts(self) -> tuple[PeerId, ...]:
+        """The keepers of the plan and, where one of them is lost, the next holder."""
+        found = dict.fromkeys(k.holder for k in self._assign.plan.keepers if k.peer == self.peer)
+        found |= dict.fromkeys(k.peer for k in self._assign.plan.keepers if k.holder == self.peer)
+        holders = list(dict.fromkeys(h for s in self._assign.plan.stages for h in s.holders))
+        if self._assign.plan.keepers and self.peer in holders:
+            at, n = holders.index(self.peer), len(holders)
+            found |= dict.fromkeys((holders[at - 1], holders[(at + 1) % n]))
+        for gift in self._assign.resume.gifts:
+            if gift.source == self.peer:
+                found[gift.destination] = None
+            elif gift.destination == self.peer:
+                found[gift.source] = None
+        return tuple(PeerId(p) for p in found if p != self.peer)
+
+    @property
+    def awaits(self) -> bool:
+        """Whether something that the assignment goes on from is still on its way."""
+        return bool(self._awaited)
+
+    @property
+    def _awaited(self) -> tuple[SnapshotId, ...]:
+        named = (self._of_set(g.holder) for g in self._gifts)
+        return tuple(s for s in dict.fromkeys(named) if s not in self.held)
+
+    @property
+    def refused_gift(self) -> str:
+        """Why something of that could not be kept here; empty: nothing."""
+        coming = (self._coming.get(s) for s in self._awaited)
+        return next((c.refused for c in coming if c is not None and c.refused), "")
+
+    @property
+    def resumed(self) -> tuple[SnapshotId, ...]:
+        """Of the set that the assignment goes on from, those here with some of its stages; or all
+        that these are made from."""
+        if self.peer in self._assign.resume.rebuilt:
+            return tuple(s for s in self.held if s.term == BLOCKS)
+        mine = [(s.start, s.stop) for s in self._spans_of(self.peer)]
+        named = (self._of_set(holder) for holder in self._assign.resume.holders)
+        return tuple(
+            s
+            for s in named
+            if s in self.held
+            and any(a < x.stop and x.start < b for x in self.held[s][0].spans for a, b in mine)
+        )
+
+    def spoilt(self, why: str) -> list[e.Instruction]:
+        """They cannot be gone on from."""
+        gone = [(s, self.held[s][0]) for s in self.resumed]
+        return [i for s, message in gone for i in (self._forget(s), _report(message, why))]
+
+    def give_blocks(self) -> list[e.Instruction]:
+        """The own stages stand: what others make lost ones from is to be copied."""
+        assign = self._assign
+        gives = any(g.source == g.holder == self.peer for g in assign.resume.gifts)
+        if not gives or not assign.resume.rebuilt:
+            return []
+        self._taking = self._of_set(self.peer)
+        return [e.TakeSnapshot(assign.run, assign.term, self._message(self._taking))]
+
+    def rebuilt(self) -> list[e.Instruction]:
+        """Nobody needs what lost stages were made from any more."""
+        return [self._forget(s) for s in [*self.held] if s.term == BLOCKS]
+
+    def _of_set(self, holder: str) -> SnapshotId:
+        """A snapshot of the set that the assignment resumes from."""
+        assign = self._assign
+        return SnapshotId(assign.run, assign.resume.term, assign.first_step, holder)
+
+    # ------------------------------------------------------------ own snapshots
+
+    def ordered(self, order: broker_pb2.SnapshotOrder) -> list[e.Instruction]:
+        """Forgets what is not needed any more. `wanted` is what is to be taken now."""
+        if (order.run, order.term) == (self._assign.run, self._assign.term):
+            self._needed, self.hold = max(self._needed, order.needed), order.hold
+            if order.HasField("keeper"):
+                self._keepers = [order.keeper] if order.keeper else []
+            if order.upload:
+                self._upload = order.step
+        gone = [s for s in self._here(order.run) if s.step < order.needed]
+        return [self._forget(s) for s in gone]
+
+    def _here(self, run: str) -> Iterator[SnapshotId]:
+        """Of which something lies here."""
+        return (s for s in (*self.held, *self._coming) if s.run == run)
+
+    def take(self, step: int) -> list[e.Instruction]:
+        """The stages have the ordered step's updates now."""
+        self.wanted = None
+        snapshot = self._own(step)
+        self._taking = SnapshotId.of(snapshot)
+        return [e.TakeSnapshot(self._assign.run, self._assign.term, snapshot)]
+
+    def missed(self, step: int, why: str) -> list[e.Instruction]:
+        self.wanted = None
+        return [_report(self._own(step), why)]
+
+    def taken(self, event: e.SnapshotTaken) -> list[e.Instruction]:
+        """It lies here; its keepers get theirs."""
+        found = SnapshotId.of(event.snapshot)
+        if found != self._taking:
+            return [e.DropSnapshot(found)]
+        self._taking = None
+        self.held[found] = event.snapshot, event.parts
+        if found.term == BLOCKS:
+            gifts = [g for g in self._assign.resume.gifts if g.source == self.peer]
+            return [i for g in gifts for i in self._give(found, g.destination)]
+        out = [_report(event.snapshot), *self._surplus(found)]
+        if found.step == self._upload:
+            out.append(e.UploadSnapshot(event.snapshot))
+        for keeper in self._keepers:
+            out += self._give(found, keeper)
+        return out
+
+    def failed(self, snapshot: broker_pb2.Snapshot, why: str) -> list[e.Instruction]:
+        """It could not be taken or written."""
+        found = SnapshotId.of(snapshot)
+        if found == self._taking:
+            self._taking = None
+        return [self._forget(found), _report(snapshot, why)]
+
+    def saved(self, event: e.SnapshotSaved) -> list[e.Instruction]:
+        """It lies with the broker, or could not be brought there."""
+        snapshot = event.snapshot
+        said = broker_pb2.Saved(run=snapshot.run, term=snapshot.term, step=snapshot.step)
+        if event.blob is not None:
+            said.blob.CopyFrom(event.blob)
+        else:
+            said.reason.CopyFrom(common_pb2.Reason(code="blob", text=event.why))
+        return [e.Tell(broker_pb2.PeerMessage(saved=said))]
+
+    def _surplus(self, new: SnapshotId) -> list[e.Instruction]:
+        """What of a holder lies here beyond its bound, now that one more is whole."""
+        alike = sorted(s for s in self.held if s._replace(step=new.step) == new)
+        named = self._of_set(new.holder)
+        gone = [s for s in alike[1:-_NEWEST] if s != named]
+        why = f"{_NEWEST} newer ones of {new.holder} lie here"
+        messages = [self.held[s][0] for s in gone]
+        drops = [self._forget(s) for s in gone]
+        return [*drops, *(_report(m, why) for m in messages)]
+
+    def _own(self, step: int) -> broker_pb2.Snapshot:
+        assign = self._assign
+        return self._message(SnapshotId(assign.run, assign.term, step, self.peer))
+
+    def _give(self, snapshot: SnapshotId, to: str) -> list[e.Instruction]:
+        if snapshot not in self.held:
+            return []  # the broker was told so; whoever awaits it complains in its time
+        giving, term = self._giving.setdefault(to, _Giving()), self._assign.term
+        if snapshot.term == term:  # the newest counts: the broker has given up those before it
+            older = [k for k in giving.waiting if SnapshotId.of_frame(k).term == term]
+            giving.waiting = deque(k for k in giving.waiting if k not in older)
+        _, parts = self.held[snapshot]
+        giving.waiting += (snapshot.frame(term, i, parts, self.peer, to) for i in range(parts))
+        return self._give_on(giving)
+
+    def _give_on(self, giving: _Giving) -> list[e.Instruction]:
+        out: list[e.Instruction] = []
+        while giving.waiting and len(giving.under_way) < _SLOTS:
+            key = giving.waiting.popleft()
+            if SnapshotId.of_frame(key) in self.held:
+                giving.under_way.add(key)
+                out.append(e.SendFrame(key))
+        return out
+
+    def acknowledged(self, key: FrameKey) -> list[e.Instruction]:
+        """A part that was given is there, or never will be: the next one, if there is one."""
+        giving = self._giving.get(key.destination)
+        if giving is None or key not in giving.under_way:
+            return []
+        giving.under_way.remove(key)
+        return self._give_on(giving)
+
+    # ------------------------------------------------------------ copies
+
+    def expects(self, key: FrameKey) -> bool:
+        """Whether a part of a snapshot is to be kept. A holder's own of the present term may come
+        from any that has a link for it: it may hear of new keepers before they do."""
+        assign = self._assign
+        if (key.run, key.term, key.destination) != (assign.run, assign.term, self.peer):
+            return False
+        try:
+            found = SnapshotId.of_frame(key)
+        except SpecError:
+            return False
+        coming = self._coming.get(found)
+        if found in self.held or (coming is not None and coming.refused):
+            return False
+        if any(self._of_set(g.holder) == found and g.source == key.source for g in self._gifts):
+            return True
+        own = (found.term, found.holder) == (assign.term, key.source)
+        if not own or found.step < self._needed or not self._spans_of(key.source):
+            return False
+        newest = max((s.step for s in self._coming_of(found)), default=0)
+        return found.step >= newest and key.source in self.counterparts
+
+    def _coming_of(self, alike: SnapshotId) -> Iterator[SnapshotId]:
+        """Copies of the same holder under the same plan that are on their way."""
+        return (s for s in self._coming if s._replace(step=alike.step) == alike)
+
+    def arrived(self, key: FrameKey) -> list[e.Instruction]:
+        """A part lies here. When all do, the broker hears of it."""
+        if not self.expects(key):
+            return self.stray(key)
+        found = SnapshotId.of_frame(key)
+        out: list[e.Instruction] = [e.Release(key)]
+        out += [self._forget(s) for s in [*self._coming_of(found)] if s != found]
+        coming = self._coming.setdefault(found, _Coming(key.hop))
+        if self._most_parts and key.hop > self._most_parts:
+            size = (key.hop - 1) * PART_BYTES
+            what = f"a snapshot of over {size / 1e9:.3g} GB"
+            most = self._most_parts * PART_BYTES / 1e9
+            return self.refused(key, f"{what} came: {self.peer} offers {most:.3g} GB of its host")
+        if key.hop != coming.parts:
+            return self.refused(key, f"a part of {key.hop} came, the first was of {coming.parts}")
+        coming.came.add(key.microbatch)
+        if len(coming.came) < coming.parts:
+            return out
+        del self._coming[found]
+        snapshot = self._message(found)
+        self.held[found] = snapshot, key.hop
+        if found.term == BLOCKS:
+            return out
+        out += [e.KeepSnapshot(snapshot, key.hop), _report(snapshot)]
+        return out + self._surplus(found)
+
+    def refused(self, key: FrameKey, why: str) -> list[e.Instruction]:
+        """A part could not be kept, or an own one not be read."""
+        if key.source == self.peer:
+            found = SnapshotId.of_frame(key)
+            gone = self.failed(self.held[found][0], why) if found in self.held else []
+            return gone + self.acknowledged(key)  # it will not be: its slot is free
+        if not self.expects(key):
+            return self.stray(key)
+        found = SnapshotId.of_frame(key)
+        drop, report = self._forget(found), _report(self._message(found), why)
+        self._coming[found] = _Coming(key.hop, refused=why)
+        return [e.Release(key), drop, report]
+
+    def stray(self, key: FrameKey) -> list[e.Instruction]:
+        """Nobody waits for this part, or no longer: it may lie here all the same."""
+        out: list[e.Instruction] = [e.Release(key)]
+        try:
+            found = SnapshotId.of_frame(key)
+        except SpecError:
+            return out
+        wanted = {*self.held, *self._awaited, self._taking}
+        wanted |= {s for s, coming in self._coming.items() if not coming.refused}
+        if key.destination != self.peer or found in wanted:
+            return out
+        return [*out, e.DropSnapshot(found)]
+
+    def _message(self, found: SnapshotId) -> broker_pb2.Snapshot:
+        """Its spans say the plan under which it was taken or, of a gift, whoever ordered that."""
+        spans = [s for g in self._gifts if g.holder == found.holder for s in g.spans]
+        if found.term == self._assign.term:
+            spans = self._spans_of(found.holder)
+        return broker_pb2.Snapshot(
+            run=found.run, term=found.term, step=found.step, holder=found.holder, spans=spans
+        )
+
+    def _spans_of(self, holder: str) -> list[broker_pb2.Span]:
+        if holder not in self._spans:
+            stages = self._assign.plan.stages
+            self._spans[holder] = [
+                broker_pb2.Span(start=s.start, stop=s.stop) for s in stages if holder in s.holders
+            ]
+        return self._spans[holder]
+
+    # ------------------------------------------------------------ the end of a run
+
+    def forget(self, run: str) -> list[e.Instruction]:
+        """The run has ended: nobody goes on from it."""
+        return [self._forget(s) for s in [*self._here(run)]]
+
+    def newest(self, most: int) -> list[broker_pb2.Snapshot]:
+        """Those that lie here, the newest last; at most so many."""
+        here = sorted(self.held, key=lambda s: (s.step, s.term))
+        return [self.held[s][0] for s in here[-most:]]
+
+    def untold(self, told: Container[SnapshotId], most: int) -> list[e.Instruction]:
+        """Reports of the newest that lie here, at most so many; without those that were told."""
+        return [_report(s) for s in self.newest(most) if SnapshotId.of(s) not in told]
+
+    def __repr__(self) -> str:
+        return f"<Keeping {len(self.held)} snapshots, {len(self._coming)} on their way>"
+
+
+def _report(snapshot: broker_pb2.Snapshot, why: str = "") -> e.Tell:
+    report = broker_pb2.SnapshotReport(snapshot=snapshot, held=not why)
+    if why:
+        report.reason.CopyFrom(common_pb2.Reason(code="snapshot", text=why))
+    return e.Tell(broker_pb2.PeerMessage(snapshot=report))

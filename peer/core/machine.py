@@ -1,0 +1,531 @@
+"""The peer's machine: facts in, instructions out. No I/O, no clock, no threads, no torch.
+
+Membership (`attachment.py`):
+- A broker that does not answer Hello within 10 s counts as a failed connection, and so does one
+  that refuses it with `again`; without it the process ends (code 4): most often a newer process
+  with the same id took over. Code 3: it gave up.
+- While a member it sends a Heartbeat every `heartbeat_s` of the Welcome.
+- Without the broker a run goes on, up to `reports` steps that the broker does not have
+  (`reports.py`). Its Hello then says what it still holds. A broker that was started again lets it
+  go on, and is told what it lacks; any other wants it to leave.
+
+Runs (`assignment.py`, `step.py`):
+- One assignment at a time. An Assign with a newer term of the same run replaces it; while another
+  run is active a new run is refused ("busy"). Messages, answers and frames of an older term, or of
+  a run that it does not hold, have no effect (I3); such frames are freed and counted.
+- Links are measured by probes when the broker asks (`probe.py`), which an Assign ends first, and by
+  the frames of a run (`traffic.py`). Such reports are not kept while the broker is away.
+- Leave discards the run and is answered with Drained. Snapshots stay when the run goes on.
+
+The end (`drain.py`): it says Goodbye and exits with 0. The owner's second stop, or one with nothing
+running, at once. Closed by its owner (`opening.py`) it leaves a run in the same way, and attaches
+again: it stays a member, which is given nothing. Opened again before that, it stays in the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...dag.plan.plan import PeerId
+from ...dag.schedule.flow import Role
+from ...net.links.frame import FrameKey
+from ...proto import broker_pb2, common_pb2
+from . import events as e
+from .assignment import Assignment
+from .attachment import Attachment
+from .drain import Drain, has_a_part
+from .keeping import Keeping
+from .opening import Opening
+from .options import PeerOptions
+from .probe import Probes
+from .reports import MOST_BYTES, fitting
+from .snapshots import BLOCKS, SnapshotId
+from .traffic import Traffic
+
+__all__ = ["PROTOCOL_VERSION", "PeerMachine"]
+
+PROTOCOL_VERSION = 1
+_WELCOME_S = 10.0
+_RUNS_REMEMBERED = 64
+_SNAPSHOTS_TOLD = 3000
+"""To a broker that may not know them: the newest in the Hello, the rest after the Welcome."""
+
+_Answer = (
+    e.Built
+    | e.BuildFailed
+    | e.DataReady
+    | e.DataFailed
+    | e.Computed
+    | e.ComputeFailed
+    | e.ExportedWeights
+    | e.ExportFailed
+)
+
+_OfFrame = e.FrameArrived | e.FrameQueued | e.FrameAcknowledged | e.FrameRefused
+_OF_FRAMES = (e.FrameArrived, e.FrameQueued, e.FrameAcknowledged, e.FrameRefused)
+
+
+class PeerMachine:
+    """One peer. Call `handle` with each event in the order in which the events happened."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        boot: str,
+        profile: broker_pb2.Profile,
+        *,
+        counter: int = 0,
+        address: str = "",
+        options: PeerOptions | None = None,
+        snapshots: Iterable[tuple[broker_pb2.Snapshot, int]] = (),
+    ) -> None:
+        """`snapshots`: what an earlier process left on this host, with the number of parts."""
+        self.peer = peer
+        self.options = options or PeerOptions()
+        self.assignment: Assignment | None = None
+        """What it takes part in; None in the pool. Stays in phase FAILED until the Leave."""
+        self.keeping = Keeping(peer, snapshots, profile.host_memory_bytes)
+        """Snapshots that lie here."""
+        self.probes = Probes(peer)
+        """Links that the broker wants measured now."""
+        self.exit: e.Exit | None = None
+        """Set once; nothing is done after it."""
+        self.late_frames = 0
+        """Frames of another run or term, or late or doubled ones."""
+        self.attachment = Attachment(peer, self.options)
+        self.opening = Opening(self.options.terms)
+        self.drain = Drain(self.options)
+        self._traffic = Traffic()
+        self._hello = broker_pb2.Hello(
+            version=PROTOCOL_VERSION,
+            peer=peer,
+            boot=boot,
+            counter=counter,
+            profile=profile,
+            address=address,
+        )
+        self._told: frozenset[SnapshotId] = frozenset()
+        """Snapshots that were in the last Hello."""
+        self._terms: dict[str, int] = {}  # highest term seen of the latest runs, oldest first
+
+    # ------------------------------------------------------------ events
+
+    def handle(self, event: e.Event, now: float) -> list[e.Instruction]:
+        """What the event leads to. `now` is any steady clock, seconds, the same for all calls."""
+        if self.exit is not None:
+            return []
+        out = self._dispatch(event, now)
+        if out and self.attachment.away:
+            # An assignment keeps what the broker must know; the rest is old news when it is back.
+            out = [i for i in out if not isinstance(i, e.Tell) or i.message.HasField("hello")]
+        return out
+
+    def _dispatch(self, event: e.Event, now: float) -> list[e.Instruction]:
+        # Those of every frame and action come first.
+        if isinstance(event, _OF_FRAMES):
+            return self._of_frame(event, event.key, now)
+        if isinstance(event, e.Computed):
+            return self._unless_it_leaves(self._answer(event, now))
+        match event:
+            case e.Started():
+                self.attachment.began(now)
+                return self._connect()
+            case e.Attached():
+                self.attachment.state = "greeting"
+                return [e.SetTimer("welcome", now + _WELCOME_S), self._say_hello(now)]
+            case e.Detached(why):
+                # While waiting, it is the end of a stream that was given up already.
+                return [] if self.attachment.state == "waiting" else self._detached(why, now)
+            case e.BrokerSaid(message):
+                return self._broker_said(message, now)
+            case e.StopAsked(at_once):
+                return self._stop_asked(at_once, now)
+            case e.OwnerLooked():
+                return self._owner_looked(event, now)
+            case e.TimerFired(name):
+                return self._timer(name, now)
+            case e.SnapshotTaken():
+                out = self.keeping.taken(event)
+            case e.SnapshotFailed(snapshot, why):
+                out = self.keeping.failed(snapshot, why)
+                part = self.assignment
+                if snapshot.term == BLOCKS and part and part.alive:  # somebody waits for it
+                    out += part.fail("neighbour", f"{self.peer} could not give its blocks: {why}")
+            case e.SnapshotSaved():
+                out = self.keeping.saved(event)
+            case e.LinkUp(peer, again_bytes):
+                if self.assignment:
+                    self.assignment.sent_again(again_bytes)
+                out = self.probes.link(peer, True, now)
+                return out + (self.assignment.link(peer, True, now) if self.assignment else [])
+            case e.LinkDown(peer, why):
+                self._traffic.broke(peer)
+                out = self.probes.link(peer, False, now, why)
+                return out + (self.assignment.link(peer, False, now) if self.assignment else [])
+            case _:
+                out = self._answer(event, now)
+        return self._unless_it_leaves(out)
+
+    def _unless_it_leaves(self, out: list[e.Instruction]) -> list[e.Instruction]:
+        if not self.drain.by:
+            return out
+        end = self._leave_if_due()
+        if end:  # nothing new begins in the same breath in which it leaves
+            out = [i for i in out if not isinstance(i, e.Compute | e.Prefetch)]
+        return out + end
+
+    def _answer(self, event: _Answer, now: float) -> list[e.Instruction]:
+        """Results of what this machine asked for; those of another term are dropped."""
+        part = self.assignment
+        if part is None or not part.matches(event.run, event.term):
+            return []
+        match event:
+            case e.Computed():
+                return part.computed(event, now)
+            case e.Built():
+                return part.built(event)
+            case e.BuildFailed(why=why, code=code):
+                return part.build_failed(code, why)
+            case e.DataReady(step=step):
+                return part.data_ready(step, now)
+            case e.DataFailed(step=step, why=why, code=code):
+                return part.data_failed(step, code, why, self.attachment.away)
+            case e.ComputeFailed(step=step, action=action, why=why):
+                return part.fail("compute", f"{action} of step {step} on {self.peer}: {why}")
+            case e.ExportedWeights(step=step, blob=blob):
+                return part.exported(step, blob)
+            case e.ExportFailed(step=step, why=why):
+                return part.export_failed(step, why, now, self.attachment.away)
+
+    def _of_frame(self, event: _OfFrame, key: FrameKey, now: float) -> list[e.Instruction]:
+        role = key.role
+        if role is Role.PROBE:
+            return self._probe_frame(event, key, now)
+        if isinstance(event, e.FrameAcknowledged):
+            out = self._traffic.acknowledged(key, event.began_s, now)
+            return out + self.keeping.acknowledged(key) if role is Role.SNAPSHOT else out
+        part = self.assignment
+        if part is not None and not part.matches(key.run, key.term):
+            part = None
+        if isinstance(event, e.FrameQueued):
+            if part is not None:
+                if role is not Role.SNAPSHOT:
+                    part.frame_queued(event.size_bytes)
+                self._traffic.queued(key, event.size_bytes, now)
+            out = []
+        elif part is None:
+            self.late_frames += 1
+            out = self.keeping.stray(key) if role is Role.SNAPSHOT else [e.Release(key)]
+        else:
+            before = part.dropped
+            if isinstance(event, e.FrameArrived):
+                out = part.frame(key, now)
+            else:
+                out = part.frame_refused(key, event.why)
+            self.late_frames += part.dropped - before
+        return self._unless_it_leaves(out)
+
+    def _probe_frame(self, event: _OfFrame, key: FrameKey, now: float) -> list[e.Instruction]:
+        match event:
+            case e.FrameQueued():
+                self.probes.queued(key, now)
+                return []
+            case e.FrameAcknowledged():
+                return self._learn(self.probes.acknowledged(key, now))
+            case e.FrameArrived(size_bytes=size_bytes):
+                return self._learn(self.probes.arrived(key, now, size_bytes))
+            case e.FrameRefused(why=why):
+                return self.probes.refused(key, why)
+
+    def _learn(self, out: list[e.Instruction]) -> list[e.Instruction]:
+        """The round trips of probes, for what training traffic tells later."""
+        for item in out:
+            if isinstance(item, e.Tell) and item.message.link.latency_s > 0:
+                report = item.message.link
+                self._traffic.know(PeerId(report.peer), 2 * report.latency_s)
+        return out
+
+    def _timer(self, name: str, now: float) -> list[e.Instruction]:
+        part = self.assignment
+        match name.partition(":"):
+            case ("connect", _, _):
+                return self._connect() if self.attachment.state == "waiting" else []
+            case ("welcome", _, _):
+                if self.attachment.state == "greeting":
+                    return self._detached(f"no answer to Hello within {_WELCOME_S:.0f} s", now)
+            case ("heartbeat", _, _):
+                return self._heartbeat(now)
+            case ("drain", _, _):
+                if self.drain.by == "closed":
+                    return self._step_back()
+                return self._go() if self.drain.by == "owner" else []
+            case ("probe", _, peer):
+                return self.probes.timer(PeerId(peer), now)
+            case ("link", _, peer) if part:
+                return part.link_timer(PeerId(peer), now)
+            case ("stall", _, _) if part:
+                return part.stall_timer(now, self.attachment.away)
+            case ("export", _, _) if part:
+                return part.export_timer()
+        return []
+
+    # ------------------------------------------------------------ membership
+
+    def _connect(self) -> list[e.Instruction]:
+        self.attachment.state = "connecting"
+        return [e.Connect()]
+
+    def _say_hello(self, now: float) -> e.Instruction:
+        hello = broker_pb2.Hello()
+        hello.CopyFrom(self._hello)
+        profile = hello.profile
+        if profile.stay_s:  # of what it meant when it started, what is left
+            profile.stay_s = max(1.0, profile.stay_s - (now - self.attachment.started_at))
+        if (closed := self._closed) is not None:
+            hello.closed.CopyFrom(closed)
+        part = self.assignment
+        if part is not None:  # a failed one too: the broker may not have its fault
+            hello.holding.CopyFrom(broker_pb2.Holding(run=part.run, term=part.term, step=part.step))
+        newest = self.keeping.newest(_SNAPSHOTS_TOLD)[::-1]
+        told = newest[: fitting(newest, MOST_BYTES - hello.ByteSize())][::-1]
+        hello.snapshots.extend(told)
+        self._told = frozenset(SnapshotId.of(s) for s in told)
+        return e.Tell(broker_pb2.PeerMessage(hello=hello))
+
+    def _detached(self, why: str, now: float) -> list[e.Instruction]:
+        attachment = self.attachment
+        attachment.detached(now)
+        pause_s = attachment.pause_s(now, holds_run=self.assignment is not None)
+        if pause_s is None:
+            away, attempts = attachment.away_s(now), attachment.failures
+            text = f"no broker for {away:.0f} s ({attempts} attempts), the last: {why}"
+            return [*self._drop_assignment(), self._exit(3, text)]
+        return [e.SetTimer("connect", now + pause_s)]
+
+    def _broker_said(self, message: broker_pb2.BrokerMessage, now: float) -> list[e.Instruction]:
+        kind = message.WhichOneof("kind")
+        if kind == "welcome":
+            return self._welcomed(message.welcome, now)
+        if kind == "refused":
+            reason = message.refused.reason
+            text = f"the broker refused this peer ({reason.code}): {reason.text}"
+            if message.refused.again:
+                return self._detached(text, now)
+            return [*self._drop_assignment(), self._exit(4, text)]
+        if self.attachment.away:
+            return []  # nothing else counts before the Welcome
+        match kind:
+            case "assign":
+                return self._assign(message.assign)
+            case "leave":
+                return self._leave(message.leave)
+            case "drain":
+                return self._drained()
+            case "probe":
+                part = self.assignment
+                in_use = part.peers if part is not None and part.alive else None
+                return self.probes.begin(message.probe, in_use, now)
+            case "snapshot":
+                return self._snapshot_ordered(message.snapshot, now)
+            case "stay":
+                return self._told_to_stay(message.stay, now)
+            case "start" | "export" | "committed":
+                body = getattr(message, kind)
+                part = self.assignment
+                if part is None or not part.matches(body.run, body.term):
+                    return []
+                if kind == "start":
+                    return part.start(now)
+                if kind == "committed":
+                    return part.committed(body.step, now)
+                part.export_asked()
+        return []
+
+    def _snapshot_ordered(self, order: broker_pb2.SnapshotOrder, now: float) -> list[e.Instruction]:
+        out = self.keeping.ordered(order)
+        part = self.assignment
+        if part is not None and part.matches(order.run, order.term):
+            out += part.snapshot_ordered(order.step, now)
+        return out
+
+    def _welcomed(self, welcome: broker_pb2.Welcome, now: float) -> list[e.Instruction]:
+        self.attachment.welcomed(welcome)
+        out, part, resumed = self._heartbeat(now), self.assignment, welcome.resumed
+        if part is not None and (part.run, part.term) == (resumed.run, resumed.term):
+            out += part.resumed(resumed.step, now)
+        return out + self.keeping.untold(self._told, _SNAPSHOTS_TOLD)
+
+    def _heartbeat(self, now: float) -> list[e.Instruction]:
+        if self.attachment.away:
+            return []
+        part = self.assignment
+        beat = broker_pb2.Heartbeat(sent_at_s=now)
+        if part is not None and part.alive:
+            beat.run, beat.step = part.run, part.step
+        tell = e.Tell(broker_pb2.PeerMessage(heartbeat=beat))
+        return [tell, e.SetTimer("heartbeat", now + self.attachment.heartbeat_s)]
+
+    # ------------------------------------------------------------ assignments
+
+    def _assign(self, assign: broker_pb2.Assign) -> list[e.Instruction]:
+        if assign.term <= self._terms.get(assign.run, -1):
+            return []
+        self._remember(assign.run, assign.term)
+        part = self.assignment
+        memory = self._hello.profile.device_memory_bytes
+        options = self.options
+        goes_on = self.drain.hands_over and part is not None and part.run == assign.run
+        if self.opening.closed is not None and not goes_on:
+            return self._step_back()
+        if self.drain.by and not goes_on:
+            return [_refused(assign, "draining", f"{self.peer} is about to leave: no new run")]
+        if part is not None and part.alive and part.run != assign.run:
+            return [_refused(assign, "busy", f"{self.peer} still holds {part.run}")]
+        out = self.probes.end_all("assigned", f"{self.peer} was given a part in {assign.run}")
+        live = assign.resume.live and any(self.peer in s.holders for s in assign.plan.stages)
+        live = live and self.peer not in assign.resume.rebuilt
+        codecs = not assign.resume.rebuilt  # they begin anew then
+        if live and (part is None or not part.has(assign.first_step, codecs=codecs)):
+            step = "nothing" if part is None or part.steps is None else part.steps.updates
+            text = f"{self.peer} has other updates in its stages than {assign.first_step}: {step}"
+            return [*out, *self._drop_assignment(), _refused(assign, "live", text)]
+        out += self._drop_assignment(keeps=live)
+        self.assignment = new = Assignment(
+            self.peer, assign, memory, options.patience, options.reports, self.keeping
+        )
+        return out + new.begin()
+
+    def _leave(self, leave: broker_pb2.Leave) -> list[e.Instruction]:
+        part = self.assignment
+        out: list[e.Instruction] = []
+        if part is not None and part.run == leave.run:
+            if leave.term < part.term:
+                return []
+            out = self._drop_assignment()
+        if not leave.goes_on:
+            out += self.keeping.forget(leave.run)
+        self._remember(leave.run, leave.term)
+        drained = broker_pb2.Drained(run=leave.run)
+        return [*out, e.Tell(broker_pb2.PeerMessage(drained=drained)), *self._leave_if_due()]
+
+    def _drop_assignment(self, keeps: bool = False) -> list[e.Instruction]:
+        """`keeps`: what is in the stages stays until the next one is built."""
+        out = self.assignment.end() if self.assignment else []
+        if keeps:
+            out = [i for i in out if not isinstance(i, e.Discard)]
+        self.assignment = None
+        self._traffic.clear()
+        return out
+
+    def _remember(self, run: str, term: int) -> None:
+        self._terms[run] = max(term, self._terms.pop(run, -1))
+        if len(self._terms) > _RUNS_REMEMBERED:
+            del self._terms[next(iter(self._terms))]
+
+    # ------------------------------------------------------------ the end
+
+    def _stop_asked(self, at_once: bool, now: float) -> list[e.Instruction]:
+        part, again = self.assignment, self.drain.by == "owner"
+        self.drain.by = "owner"
+        if part is None or at_once or again or not has_a_part(part):
+            return self._go()
+        closed = broker_pb2.PeerMessage(opening=broker_pb2.Opening(closed=self._closed))
+        return [e.Tell(closed), *self.drain.part_from(part, now, away=self.attachment.away)]
+
+    @property
+    def _closed(self) -> common_pb2.Reason | None:
+        """Why the owner keeps it out of runs; None: it takes part."""
+        if self.drain.by == "owner":
+            return common_pb2.Reason(code="stopped", text="its owner stops it")
+        return self.opening.closed
+
+    def _told_to_stay(self, stay: broker_pb2.Stay, now: float) -> list[e.Instruction]:
+        """What becomes of its part, which it is about to leave."""
+        part = self.assignment
+        if not self.drain.hands_over or part is None or not part.matches(stay.run, stay.term):
+            return []
+        out = self.drain.told(stay, part, now)
+        return out if self.drain.hands_over else out + self._leave_if_due()
+
+    def _drained(self) -> list[e.Instruction]:
+        """The broker wants no new run here."""
+        if self.drain.by != "owner":
+            self.drain.by = "broker"
+        part = self.assignment
+        if part is not None and part.alive:
+            return []
+        drained = broker_pb2.Drained(run=part.run if part else "")
+        return [e.Tell(broker_pb2.PeerMessage(drained=drained)), *self._leave_if_due()]
+
+    def _owner_looked(self, facts: e.OwnerLooked, now: float) -> list[e.Instruction]:
+        """Tells the broker what has changed; closed, it leaves its run after the step."""
+        drain, part = self.drain, self.assignment
+        if not self.opening.saw(facts) or drain.by == "owner":
+            return []  # stopped, it is closed until its end
+        out: list[e.Instruction] = [e.Tell(self.opening.message())]
+        if self.opening.closed is None:
+            if drain.by == "closed":
+                drain.end()
+            return out
+        if part is None or not part.alive or drain.by:
+            return out
+        if not has_a_part(part):
+            return out + self._step_back()
+        drain.by = "closed"
+        return out + drain.part_from(part, now, away=self.attachment.away)
+
+    def _leave_if_due(self) -> list[e.Instruction]:
+        """Ends a drain when what it waits for is over."""
+        if self.exit is not None:
+            return []
+        match self.drain.due(self.assignment):
+            case "for good":
+                return self._go()
+            case "the run":
+                return self._step_back()
+            case "":
+                return []
+
+    def _step_back(self) -> list[e.Instruction]:
+        """Leaves the run and stays a member: the broker ends the stream, and it attaches again."""
+        assert self.opening.closed is not None
+        self.drain.end()
+        goodbye = broker_pb2.PeerMessage(goodbye=broker_pb2.Goodbye(reason=self.opening.closed))
+        return [*self._drop_assignment(), e.Tell(goodbye)]
+
+    def _go(self) -> list[e.Instruction]:
+        why = self.drain.why
+        reason = common_pb2.Reason(code="stopped", text=why)
+        goodbye = broker_pb2.PeerMessage(goodbye=broker_pb2.Goodbye(reason=reason))
+        self.assignment = None  # the process ends with it: frames on their way still leave
+        return [e.Tell(goodbye), self._exit(0, why)]
+
+    def _exit(self, code: int, why: str) -> e.Exit:
+        self.exit = e.Exit(code, why)
+        return self.exit
+
+    # ------------------------------------------------------------ for people and tests
+
+    def validate(self) -> None:
+        """Raises AssertionError when the state contradicts the rules of this module."""
+        self.attachment.validate()
+        assert len(self._terms) <= _RUNS_REMEMBERED
+        self.probes.validate()
+        if self.assignment is not None:
+            assert self._terms[self.assignment.run] == self.assignment.term
+            assert len(self.assignment.reports) <= self.options.reports
+            self.assignment.validate()
+        assert self.exit is None or self.assignment is None, "it left and still holds a run"
+
+    def __repr__(self) -> str:
+        state = self.attachment.state if self.exit is None else f"exited {self.exit.code}"
+        drain = f" draining ({self.drain.by})" if self.drain.by else ""
+        what = repr(self.assignment) if self.assignment else "in the pool"
+        return f"<Peer {self.peer} {state}{drain} {what}>"
+
+
+def _refused(assign: broker_pb2.Assign, code: str, text: str) -> e.Tell:
+    reason = common_pb2.Reason(code=code, text=text)
+    fault = broker_pb2.Fault(run=assign.run, term=assign.term, step=assign.first_step)
+    fault.reason.CopyFrom(reason)
+    return e.Tell(broker_pb2.PeerMessage(fault=fault))

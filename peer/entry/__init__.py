@@ -1,0 +1,8 @@
+"""How a peer begins: `shoal join` supervises one worker process per device."""
+
+__all__ = [
+    "start",
+    "supervisor",
+    "swarm",
+    "worker",
+]

@@ -1,0 +1,17 @@
+"""What a host and its owner say: settings, rights, identity, own data, and how fast the devices
+are."""
+
+__all__ = [
+    "addresses",
+    "busy",
+    "calibrate",
+    "config",
+    "devices",
+    "fit",
+    "host",
+    "identity",
+    "own_data",
+    "profile",
+    "rights",
+    "speeds_file",
+]

@@ -1,0 +1,234 @@
+"""Settings of `shoal join` and of the worker processes that it starts. Plain data, no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from ...net.identity.token import Token
+from ...net.local import is_loopback, split
+from ..hours import Hours
+
+__all__ = ["DEFAULT_STATE", "WAITS", "JoinConfig", "JoinError", "PeerConfig", "check_address"]
+
+DEFAULT_STATE = Path("~/.local/share/shoal/peers")
+"""One folder per name in it, and in that one per device."""
+WAITS = "waits"
+"""Key of what a worker says to its supervisor: what it waits for while it drains."""
+
+
+class JoinError(ValueError):
+    """Settings with which nobody can join; the message says what is missing."""
+
+
+def check_address(address: str) -> str:
+    """The address, when it is HOST:PORT; raises ValueError otherwise."""
+    split(address)
+    return address
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerConfig:
+    """One worker process: one device."""
+
+    broker: str
+    """HOST:PORT."""
+    swarm: str = ""
+    """Name under which the broker is found when it has moved. Empty: it never does."""
+    directory: str = ""
+    """Socket of this host's node of that swarm's directory. Empty: there is none."""
+    state: Path
+    """Folder of this peer's identity; one process at a time owns it."""
+    name: str
+    """For people, and the readable part of a new id."""
+    device: str = "cpu"
+    """ "cpu" or "cuda:N"."""
+    place: str = ""
+    owner: str = ""
+    memory_bytes: int | None = None
+    """What runs may use of the device. None: a share of what is free, see profile.py."""
+    up_bytes_per_s: float | None = None
+    """The owner's cap of what it sends to peers. None: none."""
+    down_bytes_per_s: float | None = None
+    """The same for what it receives."""
+    hours: str = ""
+    """When it takes part in runs, by the host's clock; see peer/hours.py. Empty: always."""
+    monthly_bytes: int | None = None
+    """What all peers of the host may send and receive in a calendar month. None: no limit."""
+    stay_s: float | None = None
+    """How long it means to stay, for plans. None: not said."""
+    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Data sets that stay with it, by name: the tables of peer.toml, see rights.py."""
+    web: tuple[str, ...] = ()
+    """Where on the web it reads weights for runs, see rights.py. Empty: nowhere."""
+    host_state: Path | None = None
+    """Folder of what holds for all peers of this host (host.py). None: it is never paused, and no
+    traffic is counted."""
+    operator_set: Literal["full", "core"] = "full"
+    """Operators that it offers to run."""
+    threads: int | None = None
+    """CPU threads of one operator. None: torch's choice."""
+    insecure: bool = False
+    """Without identity and encryption; the broker is on this machine then."""
+    token: str = field(default="", repr=False)
+    """To join with where there is no certificate yet."""
+    host: str = ""
+    """Where its Frames service listens. Empty: the address by which it reaches the broker."""
+    port: int = 0
+    """The port of that; 0: any free one."""
+    address: str = ""
+    """HOST:PORT at which others reach it. Empty: where it listens; "none": they cannot."""
+    via: Mapping[str, str] = field(default_factory=dict)
+    """Address -> address to dial instead; see addresses.py."""
+    stretch: float = 1.0
+    """How many times its own CPU time an action takes; see peer/compute/stretch.py."""
+    give_up_s: float | None = None
+    """End with code 3 after so long without the broker. None: keep trying."""
+    first_s: float | None = None
+    """The same before it has reached the broker for the first time. None: as give_up_s."""
+    drain_s: float = 30.0
+    """How long the first stop waits for the broker's word, or for the end of a step."""
+    log: str = "info"
+    """Lowest level that is logged."""
+    trace: str = ""
+    """File that gets what it did and when (peer/shell/spans.py). Empty: none."""
+    parent: int | None = None
+    """Process that it ends with. None: none."""
+
+    def to_json(self) -> str:
+        """On one line."""
+        shared = None if self.host_state is None else str(self.host_state)
+        return json.dumps(asdict(self) | {"state": str(self.state), "host_state": shared})
+
+    @classmethod
+    def from_json(cls, text: str) -> PeerConfig:
+        """Raises ValueError for anything that `to_json` did not write."""
+        table = json.loads(text)
+        known = {f.name for f in fields(cls)}
+        if not isinstance(table, dict) or set(table) != known:
+            raise ValueError(f"expected a JSON object with {', '.join(sorted(known))}")
+        shared = table["host_state"]
+        paths = {"state": Path(table["state"]), "host_state": shared and Path(shared)}
+        return cls(**table | paths | {"web": tuple(table["web"])})
+
+
+_CAPS = ("up_bytes_per_s", "down_bytes_per_s", "monthly_bytes", "stay_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinConfig:
+    """`shoal join`: one peer per device of this host. Raises ValueError for wrong values."""
+
+    broker: str = ""
+    """HOST:PORT. Empty: found by the name of the swarm."""
+    swarm: str = ""
+    """Name under which the broker is found, wherever it is. Empty: by its address only."""
+    bootstrap: tuple[str, ...] = ()
+    """Multiaddrs of nodes of the swarm; those that were known before are tried as well."""
+    swarm_port: int = 0
+    """Where this host's node listens; 0: where it did before, or any free one."""
+    directory: str = ""
+    """See PeerConfig."""
+    insecure: bool = False
+    """Without identity and encryption, on loopback only."""
+    token: str = field(default="", repr=False)
+    """Of the line that the broker printed; needed until there is a certificate."""
+    name: str = ""
+    """Of this host's peers. Empty: the host's name."""
+    place: str = ""
+    owner: str = ""
+    devices: Literal["all"] | tuple[str, ...] = "all"
+    """ "all": every GPU, or the CPU where there is none."""
+    memory_bytes: int | None = None
+    """Per device; see PeerConfig."""
+    up_bytes_per_s: float | None = None
+    down_bytes_per_s: float | None = None
+    hours: str = ""
+    monthly_bytes: int | None = None
+    stay_s: float | None = None
+    data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    web: tuple[str, ...] = ()
+    operator_set: Literal["full", "core"] = "full"
+    threads: int | None = None
+    port: int = 0
+    """Of the first device's peer, the others have the numbers after it; 0: any free ones."""
+    address: str = ""
+    """See PeerConfig; of the first device's peer, the others have the ports after it."""
+    via: Mapping[str, str] = field(default_factory=dict)
+    stretch: float = 1.0
+    """See PeerConfig."""
+    state: Path | None = None
+    """Folder with one folder per device in it. None: DEFAULT_STATE / name, or name-2, name-3, …
+    while others of this host run there."""
+    host_state: Path | None = None
+    """See PeerConfig. None: `state`, or DEFAULT_STATE where that is None too."""
+    give_up_s: float | None = None
+    first_s: float | None = 30.0
+    """See PeerConfig; of the first start of a worker. A wrong address is told soon, and a peer
+    that was a member waits for its broker however long that is away."""
+    drain_s: float = 30.0
+    log: str = "info"
+    trace: Path | None = None
+    """See PeerConfig; with several devices, each writes to a file beside it."""
+
+    def __post_init__(self) -> None:
+        self._check_whereabouts()
+        if self.insecure and not is_loopback(split(self.broker)[0]):
+            raise ValueError(
+                f"--insecure with {self.broker}: expected a broker on this machine, as anybody on "
+                "the way could read and change everything"
+            )
+        if self.insecure and self.token:
+            raise ValueError("--insecure with a token: expected one of them")
+        if self.token:
+            Token.parse(self.token)
+        if self.address not in ("", "none"):
+            split(self.address)
+        if self.devices != "all" and not self.devices:
+            raise ValueError('devices are empty: expected "all" or names such as "cpu", "cuda:0"')
+        if self.hours:
+            try:
+                Hours.parse(self.hours)
+            except ValueError as error:
+                raise ValueError(f"hours {error}") from None
+        for name in ("memory_bytes", "threads", "give_up_s", "first_s", *_CAPS):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} is {value}: expected a number above 0")
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"port is {self.port}: expected 1 to 65535, or 0 for any free one")
+        if not 0 <= self.swarm_port < 65536:
+            raise ValueError(f"swarm_port is {self.swarm_port}: expected 0 to 65535")
+        if not 1 <= self.stretch < float("inf"):
+            raise ValueError(f"stretch is {self.stretch}: expected a number of at least 1")
+        if self.stretch > 1 and self.threads != 1:
+            raise ValueError(
+                f"stretch is {self.stretch} with threads {self.threads}: expected threads 1, as "
+                "it goes by the CPU time of one thread"
+            )
+
+    def _check_whereabouts(self) -> None:
+        if self.broker:
+            check_address(self.broker)
+        if not self.swarm:
+            if not self.broker:
+                raise ValueError(
+                    "where is the broker? expected HOST:PORT or --swarm NAME, as in the line that "
+                    "it printed"
+                )
+            if self.bootstrap:
+                raise ValueError("--bootstrap is a way into a swarm: expected --swarm, too")
+            return
+        from ...net.discovery.record import check_multiaddr, check_swarm  # loads what signs records
+
+        check_swarm(self.swarm)
+        for way in self.bootstrap:
+            check_multiaddr(way)
+        if self.insecure:
+            raise ValueError(
+                "--insecure with --swarm: what is found there is believed by an identity; expected "
+                "one of them"
+            )

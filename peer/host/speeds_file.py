@@ -1,0 +1,108 @@
+"""Speeds that were measured on this machine before: one file for all its peers.
+
+FILE        {"KEY": {"at": seconds since 1970, "speeds": {"product": 8.1e10, …}}, …}
+FILE.lock   held while one of the peers measures
+
+KEY names the device, torch's version and the number of threads. An entry is good for a week, one
+whose fit was poor (a machine that was busy with something else) for an hour. Of peers that join at
+once the first one measures, and the others wait for what it finds, at most PATIENCE_S.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...dag.cost.speed import Speeds
+from ..logs import note
+from .calibrate import measure_speeds
+
+__all__ = ["known_speeds"]
+
+_log = logging.getLogger(__name__)
+GOOD_S, POOR_S = 7 * 86400.0, 3600.0
+PATIENCE_S = 10.0
+POOR = 0.25
+"""Median relative error of a fit from which on it is poor."""
+
+
+def known_speeds(
+    device: torch.device,
+    model: str,
+    path: Path | None,
+    measure: Callable[[torch.device], Speeds] = measure_speeds,
+    now: Callable[[], float] = time.time,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Speeds:
+    """The speeds of the device, measured unless the file has them. None: always measured. A file
+    that cannot be read or written costs a measurement, and is no error. `meanwhile` is called once
+    if another peer measures just now."""
+    if path is None:
+        return measure(device)
+    key = f"{model}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+    if (found := _good(_read(path), key, now())) is not None:
+        return found
+    try:
+        with _turn(path, meanwhile):
+            # Another peer may have measured meanwhile.
+            if (found := _good(_read(path), key, now())) is None:
+                found = measure(device)
+                _write(path, _read(path) | {key: {"at": now(), "speeds": asdict(found)}})
+    except OSError as error:
+        note(_log, logging.WARNING, "speeds not kept", path=path, why=error)
+    return measure(device) if found is None else found
+
+
+@contextmanager
+def _turn(path: Path, meanwhile: Callable[[], None]) -> Iterator[None]:
+    """While no other peer is in it; after PATIENCE_S all the same: that one may be stopped."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    end, idle = time.monotonic() + PATIENCE_S, False
+    with open(path.with_name(f"{path.name}.lock"), "a") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    break
+                if not idle:
+                    meanwhile()
+                    idle = True
+                time.sleep(0.05)
+        yield
+
+
+def _write(path: Path, table: dict[str, Any]) -> None:
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    new.write_text(json.dumps(table, indent=1))
+    new.replace(path)  # at once: a crash leaves the old one or the new one
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return table if isinstance(table, dict) else {}
+
+
+def _good(table: dict[str, Any], key: str, now: float) -> Speeds | None:
+    """The entry, when it is one and not too old (or from the future)."""
+    try:
+        entry = table[key]
+        speeds = Speeds(**{name: float(value) for name, value in entry["speeds"].items()})
+        age = now - float(entry["at"])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return speeds if 0 <= age <= (POOR_S if speeds.error > POOR else GOOD_S) else None

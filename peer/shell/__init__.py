@@ -1,0 +1,18 @@
+"""The worker process around the machine: asyncio, gRPC, threads of the device, credentials, and the
+way to the broker."""
+
+__all__ = [
+    "attempt",
+    "confirm",
+    "control",
+    "credentials",
+    "daemon",
+    "finder",
+    "lane",
+    "overheard",
+    "owner",
+    "relayed",
+    "spans",
+    "upstream",
+    "workbench",
+]

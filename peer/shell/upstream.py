@@ -1,0 +1,162 @@
+"""A worker's side towards its broker: where that is, who asks, the stream of messages, the blobs.
+
+The broker may move: each attempt to attach looks it up beside dialling, where there is a swarm.
+Certificates are renewed while it runs; then the channel for blobs is another one, and transfers
+that break go on there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+
+import grpc.aio
+
+from ...net.blobs.client import BlobClient
+from ...net.cap import Cap
+from ...net.identity.credential import Credential
+from ...proto import broker_pb2
+from ..core import events as e
+from ..host.addresses import to_dial
+from ..host.config import PeerConfig
+from ..logs import note
+from .attempt import Attempt, attempt
+from .control import ControlStream, broker_channel
+from .credentials import Credentials
+from .finder import finder_of
+from .overheard import note_told
+
+__all__ = ["Upstream"]
+
+_log = logging.getLogger(__name__)
+_OLD_CHANNEL_S = 600.0
+"""What a channel gets to finish once a certificate was renewed."""
+
+Start = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
+"""Makes a task of the worker's."""
+
+
+class Upstream:
+    """See the module. `post` hears of attaching and detaching, `heard` of each message; tasks are
+    made by `start`. Without a credential nothing is encrypted."""
+
+    def __init__(
+        self,
+        config: PeerConfig,
+        peer: str,
+        credential: Credential | None,
+        up: Cap,
+        down: Cap,
+        *,
+        post: Callable[[e.Event], None],
+        heard: Callable[[broker_pb2.BrokerMessage], None],
+        start: Start,
+    ) -> None:
+        self._config, self._peer, self._up, self._down = config, peer, up, down
+        self._post, self._heard, self._start = post, heard, start
+        self._named = config.broker  # HOST:PORT at which it is, as far as this peer knows
+        self.credentials = (
+            None
+            if credential is None
+            else Credentials(credential, config, self._renewed, lambda: self._named)
+        )
+        self._finder = None if credential is None else finder_of(config, credential.fingerprint)
+        self._stream: ControlStream | None = None
+        self._streaming: asyncio.Task[None] | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._blobs: BlobClient | None = None
+
+    @property
+    def address(self) -> str:
+        """What to dial for the broker."""
+        return to_dial(self._config.via, self._named)
+
+    @property
+    def credential(self) -> Credential | None:
+        """The newest."""
+        return None if self.credentials is None else self.credentials.now
+
+    @property
+    def blobs(self) -> BlobClient:
+        assert self._blobs is not None, "it is open"
+        return self._blobs
+
+    # ------------------------------------------------------------ the channel for blobs
+
+    def open(self) -> None:
+        self._channel = broker_channel(self.address, self.credential)
+        self._blobs = BlobClient(self._channel, up=self._up, down=self._down)
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+
+    def _open_again(self) -> None:
+        """Another channel in the place of the one that is open; what is on its way there may
+        end."""
+
+        async def closing(old: grpc.aio.Channel) -> None:
+            await old.close(grace=_OLD_CHANNEL_S)
+
+        assert self._channel is not None, "it is open"
+        old, self._channel = self._channel, broker_channel(self.address, self.credential)
+        self.blobs.use(self._channel)
+        self._start(closing(old))
+
+    def _renewed(self, _: Credential) -> None:
+        self._open_again()  # the old channel would dial again with the old one
+
+    def _moved(self, address: str) -> None:
+        note(_log, logging.INFO, "looks for the broker", peer=self._peer, at=address)
+        self._named = address
+        self._open_again()
+
+    # ------------------------------------------------------------ the stream
+
+    def connect(self) -> None:
+        """Attaches anew, once; Detached follows in the end."""
+        if self._streaming is not None:
+            self._streaming.cancel()
+        self._streaming = self._start(self._attach())
+
+    def tell(self, message: broker_pb2.PeerMessage) -> None:
+        """Nobody hears it while there is no stream."""
+        note_told(_log, self._peer, message)
+        self._up.count(message.ByteSize())
+        if self._stream is not None:
+            self._stream.tell(message)
+
+    async def finish(self, patience_s: float) -> None:
+        """Lets leave what was told."""
+        if self._stream is not None and self._streaming is not None:
+            self._stream.finish()
+            await asyncio.wait((self._streaming,), timeout=patience_s)
+
+    async def _attach(self) -> None:
+        tried = await self._attempt()
+        if tried.elsewhere:
+            self._moved(tried.elsewhere)
+            tried = await self._attempt()
+        if not tried.reached and self._named != self._config.broker:
+            self._moved(self._config.broker)  # what was found may be old: both are tried in turn
+        self._post(e.Detached(tried.why))
+
+    async def _attempt(self) -> Attempt:
+        opened = asyncio.Event()
+
+        def attached() -> None:
+            opened.set()
+            self._post(e.Attached())
+
+        stream = ControlStream(self.address, attached, self._said, self.credential)
+        self._stream = stream
+        try:
+            return await attempt(stream, opened, self._finder, self._named)
+        finally:
+            if self._stream is stream:
+                self._stream = None
+
+    def _said(self, message: broker_pb2.BrokerMessage) -> None:
+        self._down.count(message.ByteSize())
+        self._heard(message)

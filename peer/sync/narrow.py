@@ -1,0 +1,84 @@
+"""Updates of what is kept in fewer bits than it is computed in: bfloat16 weights, and optimizer
+states in bfloat16 (`train.state_dtype`).
+
+    for every slice of at most `SLICE` elements of a parameter, its gradient and its states:
+        float32 copies  ->  torch's own step on them  ->  back, rounded
+
+AdamW and SGD go by element, so slices change nothing, and temporaries do not grow with a parameter.
+Rounding to the nearest would lose updates: a bfloat16 has 8 bits, so a change of less than 2^-9 of
+a number leaves it as it is, step after step. Rounding is stochastic instead (Gupta et al. 2015,
+1502.02551), by bits that hang on (seed, step, name, element) alone: every holder of a parameter,
+whatever the plan, comes to the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...dag.ir.random import ROUNDED, rounded, rounding_key
+
+__all__ = ["NARROW", "step_narrow", "wide_dtype"]
+
+NARROW = (torch.bfloat16, torch.float16)
+SLICE = ROUNDED
+
+
+def wide_dtype(parameter: Tensor) -> torch.dtype:
+    """What a parameter is updated in."""
+    return torch.float32 if parameter.dtype in NARROW else parameter.dtype
+
+
+def step_narrow(
+    optimizer: torch.optim.Optimizer,
+    group: Mapping[str, Any],
+    parameter: nn.Parameter,
+    state: dict[str, Any],
+    *,
+    state_dtype: torch.dtype,
+    seed: int,
+    step: int,
+    name: str,
+    first: int = 0,
+) -> None:
+    """One step of a parameter by the optimizer's rule and the group's numbers; `state` is changed
+    in place, and filled at the first step. `first`: the number of its first element in the whole
+    parameter, called `name`, of which it may be a block."""
+    assert parameter.grad is not None, "a parameter without a gradient is left alone"
+    kind: Any = type(optimizer)  # which takes its numbers from the group
+    worker = kind([{**group, "params": [nn.Parameter(torch.zeros(()))]}])
+    flat, grad = parameter.detach().view(-1), parameter.grad.reshape(-1)
+    wide = wide_dtype(parameter)
+    given = {k: t.view(-1) for k, t in state.items() if isinstance(t, Tensor) and k != "step"}
+    scalars = {k: t for k, t in state.items() if k not in given}
+    moments = dict(given)  # with those that the first step makes
+    made: dict[str, Any] = {}
+    for at in range(0, max(1, flat.numel()), SLICE):
+        part = slice(at, min(at + SLICE, flat.numel()))
+        proxy = nn.Parameter(flat[part].to(wide, copy=True))
+        proxy.grad = grad[part].to(wide, copy=True)
+        worker.param_groups[0]["params"] = [proxy]
+        before = {k: t[part].to(wide, copy=True) for k, t in given.items()}
+        before |= {k: t.clone() if isinstance(t, Tensor) else t for k, t in scalars.items()}
+        worker.state.clear()
+        if before:
+            worker.state[proxy] = before
+        worker.step()
+        keys = {"": (flat, proxy.detach())}
+        made = worker.state[proxy]
+        for k, after in made.items():
+            if isinstance(after, Tensor) and k != "step":
+                if k not in moments:
+                    moments[k] = torch.empty_like(flat, dtype=state_dtype)
+                keys[k] = moments[k], after
+        for k, (kept, after) in keys.items():
+            if kept.dtype is torch.bfloat16:
+                key = rounding_key(seed, step, f"{name}:{k}")
+                after = rounded(after, first + at, key=key)
+            kept[part].copy_(after)
+    state.clear()
+    for k, found in made.items():
+        state[k] = moments[k].view(parameter.shape) if k in moments else found

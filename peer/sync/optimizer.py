@@ -1,0 +1,241 @@
+"""The update of one stage's parameters: torch's own optimizer, fed by the job's [train] table.
+
+The learning rate is a pure function of the step and clipping one of the global norm, so that every
+holder, whatever stage it has, comes to the same numbers without talking to anyone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...dag.transforms.split_weights import whole_name
+from ...job import Train
+from .narrow import NARROW, step_narrow, wide_dtype
+
+__all__ = ["StageOptimizer", "clip_factor", "learning_rate", "warm_up"]
+
+_BOOST, _SQUARE = "boost", "square"
+
+
+def learning_rate(train: Train, step: int) -> float:
+    """The rate of update `step`, counted from 0, of `train.steps`.
+
+    Warm-up of w steps: lr · (step + 1) / w. Then, with x = (step - w) / (steps - w) in [0, 1] and
+    f = lr_final: lr · (f + (1 - f) · share(x)), where share is
+    cosine (1 + cos πx) / 2, linear 1 - x, wsd min(1, 5·(1 - x)), constant 1.
+    """
+    assert train.steps is not None, "the number of steps must be known"
+    warm = train.warmup_steps
+    if step < warm:
+        return train.lr * (step + 1) / warm
+    x = min(1.0, (step - warm) / max(1, train.steps - warm))
+    match train.schedule:
+        case "cosine":
+            share = (1 + math.cos(math.pi * x)) / 2
+        case "linear":
+            share = 1 - x
+        case "wsd":
+            share = min(1.0, (1 - x) / 0.2)
+        case "constant":
+            share = 1.0
+    return train.lr * (train.lr_final + (1 - train.lr_final) * share)
+
+
+def clip_factor(norm: float, clip: float) -> float:
+    """What the mean gradient is multiplied with so that its global norm is at most `clip` (0: off).
+    A norm that is not finite gives itself on: hiding it would only move the failure."""
+    return clip / norm if 0 < clip < norm else 1.0
+
+
+def warm_up() -> None:
+    """Loads what torch loads when the first optimizer of a process is made: two seconds."""
+    torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
+
+
+class StageOptimizer:
+    """AdamW or SGD over the trainable parameters of one stage, by name. Owns the optimizer's state;
+    `step` changes the parameters in place. Those in 16 bits, and all where the job keeps states in
+    bfloat16, are computed in float32 and rounded (`narrow.py`) by bits that follow from `seed`;
+    `firsts` has of blocks of a split parameter the number of their first element in the whole.
+
+    A parameter whose gradient is None is left alone, decay included, as in torch. Copies of a tied
+    parameter stay equal when all get the same gradient, because nothing else enters the update.
+    `squares`: by parameter, the squared 2-norm of the last step's mean gradient before clipping,
+    what rebuilding a lost stage weighs its neighbours by; kept only if `weighs`.
+    """
+
+    def __init__(
+        self,
+        train: Train,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        weighs: bool = False,
+        seed: int = 0,
+        firsts: Mapping[str, int] | None = None,
+    ) -> None:
+        self.train = train
+        self._seed, self._firsts = seed, firsts or {}
+        self.squares: dict[str, Tensor] = {}
+        self._weighs = weighs
+        self._boosts: dict[str, float] = {}
+        self._named = {n: p for n, p in parameters.items() if p.requires_grad}
+        self._decay: list[nn.Parameter] = []
+        self._plain: list[nn.Parameter] = []
+        for name, parameter in parameters.items():
+            if parameter.requires_grad:
+                exempt = any(fnmatchcase(whole_name(name), glob) for glob in train.no_decay)
+                (self._plain if exempt else self._decay).append(parameter)
+        groups: list[dict[str, Any]] = [
+            {"params": self._decay, "weight_decay": train.weight_decay},
+            {"params": self._plain, "weight_decay": 0.0},
+        ]
+        groups = [g for g in groups if g["params"]]
+        self._optimizer: torch.optim.Optimizer | None = None
+        if not groups:
+            return  # everything here is frozen
+        if train.optimizer == "sgd":
+            self._optimizer = torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum)
+        else:
+            self._optimizer = torch.optim.AdamW(
+                groups, lr=train.lr, betas=train.betas, eps=train.eps
+            )
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that the optimizer's state takes once every parameter had a gradient."""
+        held = (*self._decay, *self._plain)
+        each = (p.numel() * self._state_dtype(p).itemsize for p in held)
+        return self.train.optimizer_slots * sum(each)
+
+    def _state_dtype(self, parameter: Tensor) -> torch.dtype:
+        narrow = self.train.state_dtype == "bf16"
+        return torch.bfloat16 if narrow else wide_dtype(parameter)
+
+    def _is_narrow(self, parameter: Tensor) -> bool:
+        return parameter.dtype in NARROW or self.train.state_dtype == "bf16"
+
+    def step(self, step: int, *, weight: float, norm: float) -> None:
+        """Turns the accumulated gradients (sums of weight·loss over the step's microbatches) into
+        means, clips them, and updates. Leaves the gradients; the caller frees them.
+
+        `weight` is the step's Σ weight. At 0 no sample counted: nothing is updated. `norm` is the
+        global 2-norm of the mean gradient before clipping.
+        """
+        if self._optimizer is None or weight == 0:
+            return
+        factor = clip_factor(norm, self.train.clip)
+        self.squares.clear()
+        for name, parameter in self._named.items():
+            if parameter.grad is not None:
+                if weight != 1:
+                    parameter.grad.div_(weight)
+                if self._weighs:
+                    self.squares[name] = _square(parameter.grad)
+                if factor != 1:
+                    parameter.grad.mul_(factor)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate(self.train, step) * group.get(_BOOST, 1.0)
+        with self._narrow_ones(step):
+            self._optimizer.step()
+
+    @contextmanager
+    def _narrow_ones(self, step: int) -> Iterator[None]:
+        """Updates what is kept in fewer bits, and keeps it out of torch's own step."""
+        assert self._optimizer is not None, "nothing is trained here"
+        names = {parameter: name for name, parameter in self._named.items()}
+        grads: dict[nn.Parameter, Tensor] = {}
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None or not self._is_narrow(parameter):
+                    continue
+                name = names[parameter]
+                step_narrow(
+                    self._optimizer,
+                    group,
+                    parameter,
+                    self._optimizer.state[parameter],
+                    state_dtype=self._state_dtype(parameter),
+                    seed=self._seed,
+                    step=step,
+                    name=whole_name(name),
+                    first=self._firsts.get(name, 0),
+                )
+                grads[parameter], parameter.grad = parameter.grad, None
+        try:
+            yield
+        finally:
+            for parameter, grad in grads.items():
+                parameter.grad = grad
+
+    def boost(self, names: Iterable[str], factor: float) -> None:
+        """From here on the learning rate of these parameters is `factor` times as high; not more
+        when it is said again."""
+        if self._optimizer is None:
+            return
+        names = [n for n in names if n in self._named and self._boosts.get(n, 1.0) != factor]
+        chosen = {id(self._named[n]) for n in names}
+        self._boosts.update(dict.fromkeys(names, factor))
+        for group in list(self._optimizer.param_groups):
+            moved = [p for p in group["params"] if id(p) in chosen]
+            group["params"] = [p for p in group["params"] if id(p) not in chosen]
+            if moved:
+                self._optimizer.param_groups.append({**group, "params": moved, _BOOST: factor})
+        self._optimizer.param_groups = [g for g in self._optimizer.param_groups if g["params"]]
+
+    def reset(self, names: Iterable[str]) -> None:
+        """Forgets the state of these parameters, as if they had had no gradient yet."""
+        for name in names:
+            if self._optimizer is not None and name in self._named:
+                self._optimizer.state.pop(self._named[name], None)
+                self.squares.pop(name, None)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The optimizer's state as NAME:PART, of parameters that had a gradient already; the
+        optimizer's own tensors. Besides, NAME:boost and NAME:square where there are some."""
+        if self._optimizer is None:
+            return {}
+        found = {
+            f"{name}:{part}": tensor
+            for name, parameter in self._named.items()
+            for part, tensor in self._optimizer.state.get(parameter, {}).items()
+            if isinstance(tensor, Tensor)
+        }
+        for name, factor in self._boosts.items():
+            found[f"{name}:{_BOOST}"] = torch.tensor(factor, dtype=torch.float64)
+        return found | {f"{n}:{_SQUARE}": square for n, square in self.squares.items()}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on from copies of what `state_tensors` gave; names of others' are passed over."""
+        if self._optimizer is None:
+            return
+        for name, tensor in tensors.items():
+            owner, _, part = name.rpartition(":")
+            if (parameter := self._named.get(owner)) is None:
+                continue
+            if part == _BOOST:
+                self.boost([owner], float(tensor))
+            elif part == _SQUARE:
+                self.squares[owner] = tensor.to(parameter.device, copy=True)
+            else:
+                # AdamW counts its steps on the host, whatever the device of the parameter.
+                of_step = part == "step"
+                there = tensor.device if of_step else parameter.device
+                dtype = tensor.dtype if of_step else self._state_dtype(parameter)
+                self._optimizer.state[parameter][part] = tensor.to(there, dtype, copy=True)
+
+    def __repr__(self) -> str:
+        held = len(self._decay) + len(self._plain)
+        return f"<StageOptimizer {self.train.optimizer}, {held} parameters>"
+
+
+def _square(grad: Tensor) -> Tensor:
+    """The squared 2-norm, a float64 scalar where the gradient is."""
+    norm: Tensor = torch.linalg.vector_norm(grad, dtype=torch.float64)
+    return norm.square()

@@ -1,0 +1,9 @@
+"""Scenarios under virtual time: from the file to the finished run, worlds drawn from seeds, and
+shorter reruns of what failed."""
+
+__all__ = [
+    "modelled",
+    "random_worlds",
+    "rerun",
+    "virtual_run",
+]

@@ -1,0 +1,165 @@
+"""A scenario under virtual time: the machines themselves over a modelled network, with real
+tensors or with hashes in their place (virtual/, ghost/), from the job to the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from ...broker import events as b
+from ...dag.ir.convert import graph_from_bytes
+from ...dag.plan.cut import cut
+from ...dag.plan.swaps import Segment, segments
+from ...dag.schedule.convert_plan import plan_from_proto
+from ...job import Job
+from ...proto import broker_pb2
+from ..following import Following
+from ..front import Front, Packed
+from ..ghost.hashes import expected
+from ..live import LiveView
+from ..monitor.violation import Violation
+from ..options import Setting, SimOptions
+from ..report import Summary, unigram_entropy
+from ..scenario.scenario import Scenario
+from ..trace import Trace
+from ..verify import compare, verify
+from ..virtual.clock import Observed, StalledError
+from .rerun import shortened
+from .virtual_run import VirtualRun, run_virtual
+
+__all__ = ["run_modelled"]
+
+CHEAP = 500_000
+"""Operators · microbatches · steps up to which a ghost run is compared without being asked."""
+
+
+def run_modelled(
+    setting: Setting,
+    options: SimOptions,
+    front: Front,
+    folder: Path,
+    summary: Summary,
+    shown: LiveView,
+) -> tuple[Trace, broker_pb2.Plan | None]:
+    """Runs it and fills the summary; returns what happened, and the last plan. Raises ValueError
+    for a job or a fault that cannot be, OSError for a churn trace that cannot be read."""
+    scenario, ghost = setting.scenario, setting.world == "ghost"
+    assert scenario is not None, "a modelled world without a scenario"
+    for peer in scenario.peers:
+        if peer.nat != "open":
+            raise scenario.wrong(
+                f"peers[{peer.entry}].nat",
+                f'is "{peer.nat}": relays are not modelled; run it as real processes (--real)',
+            )
+    shown.say(f"capturing {setting.job.name}")
+    packed = front.pack(setting.job)
+    facts = packed.facts
+    summary.params, summary.operators = facts.parameters, facts.operators
+    shown.view.tokens_per_step = facts.tokens_per_step
+    names = {peer.name: peer.name for peer in scenario.peers}
+    limits = {peer.name: int(peer.memory) for peer in scenario.peers}
+    followed, wire, trace = Following(summary, names, limits), front.wire(names), Trace()
+    summary.cores = 0  # of this machine, which has no part in any time
+
+    def observe(seen: Observed) -> None:
+        shown.view.clock_s = seen.now
+        if isinstance(seen.record, b.Publish):
+            shown.event(seen.record.event)
+
+    shown.say(f"{setting.peers} peers in virtual time")
+    try:
+        with _one_thread():
+            found = run_virtual(
+                scenario,
+                setting.job,
+                packed.spec,
+                packed.blobs,
+                folder,
+                ghost=ghost,
+                trace=trace,
+                observe=observe,
+            )
+    except Violation as error:
+        shown.say(f"{error}\nlooking for the fewest faults and steps with which it is so")
+        parts = scenario, setting.job, packed.spec, packed.blobs, folder
+        least = shortened(error, *parts, ghost=ghost)
+        summary.exit, summary.error, summary.violations = 1, str(least), 1
+        return trace, None
+    except StalledError as error:
+        summary.exit, summary.error = 1, f"nothing happens any more: {error}"
+        return trace, None
+    plan = None
+    for event in found.events:
+        followed.see(event)
+        wire.see(event)
+        plan = event.plan if event.HasField("plan") else plan
+    followed.finish(facts.tokens_per_step)
+    _fill(summary, found, scenario)
+    summary.links = tuple(wire.table())
+    if ghost:
+        _as_hashes(setting.job, followed, packed, options)
+        return trace, plan
+    if facts.manifest.kind == "text":
+        summary.unigram_entropy = unigram_entropy(p.read_bytes() for p in facts.shards.values())
+    if not summary.exit and (options.verify or scenario.expect.max_loss_difference is not None):
+
+        def one_stage(alone: Job) -> Sequence[float]:
+            calm = replace(scenario, faults=(), churn=type(scenario.churn)())
+            again = front.pack(alone)
+            return run_virtual(calm, alone, again.spec, again.blobs, folder).losses
+
+        with _one_thread():
+            expected = scenario.expect.max_loss_difference
+            verify(setting.job, followed, facts, front, one_stage, shown.say, expected)
+    return trace, plan
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Operators of a job that fits a world are small: a second thread would only wait for them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _fill(summary: Summary, found: VirtualRun, scenario: Scenario) -> None:
+    """What the world knows beside the run's events."""
+    summary.run, summary.virtual_s = found.run, found.now
+    summary.price = scenario.price(found.now)
+    summary.checks, summary.event_log = found.checks, found.digest
+    if found.late:
+        summary.exit, summary.error = 1, f"not done within `limit`, {scenario.limit}"
+    if scenario.faults or found.churned:
+        summary.faults_injected = len(found.faults) + found.churned
+        summary.faults_fired = sum(f.at_s is not None for f in found.faults) + found.churned
+    if found.missed and not summary.exit:
+        summary.exit, summary.error = 1, "; ".join(found.missed)
+
+
+def _as_hashes(job: Job, followed: Following, packed: Packed, options: SimOptions) -> None:
+    """Losses of ghosts are hashes: they say nothing, but must be those of the plain loop."""
+    summary, steps, losses = followed.summary, len(followed.losses), followed.losses
+    work = summary.operators * followed.microbatches * steps
+    if steps and (options.verify or work <= CHEAP):
+        graph = graph_from_bytes(packed.blobs[packed.spec.graph.hash])
+        graph = graph.bind(followed.microbatch_size)
+        orders: list[Sequence[Segment]] = []
+        if summary.swapped and followed.first_plan is not None:
+            plan = plan_from_proto(followed.first_plan)
+            stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+            orders = [segments(stages, route) for route in plan.routes]
+        exact = losses[: summary.inexact_from or steps]  # no loop does what comes behind
+        wanted = expected(graph, job.seed, len(exact), followed.microbatches, orders=orders)
+        compare(summary, exact, wanted.losses, "plain loop of hashes")
+        if summary.max_loss_difference:
+            summary.exit = 1
+            summary.error = summary.error or "samples were lost, doubled or came too late (I1, I2)"
+    summary.loss_first = summary.loss_last = summary.eval_loss = None
+    summary.losses = summary.evaluations = ()

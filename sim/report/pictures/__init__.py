@@ -1,0 +1,12 @@
+"""The pictures of the report as lists of shapes, and their colours."""
+
+__all__ = [
+    "atlas",
+    "axis",
+    "charts",
+    "crowd",
+    "heat",
+    "palette",
+    "picture",
+    "timeline",
+]

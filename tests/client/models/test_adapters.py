@@ -1,0 +1,143 @@
+"""Adapters of peft: names, what is trained, and what peft reads of an export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+peft = pytest.importorskip("peft")
+
+from shoal.client import submission  # noqa: E402
+from shoal.client.models import models  # noqa: E402
+from shoal.client.models.adapters import AdapterError, plain_name, save_config, trained_only  # noqa: E402
+from shoal.client.runs import weights  # noqa: E402
+from shoal.job import Job, SettingsError  # noqa: E402
+from shoal.job.settings import plain  # noqa: E402
+
+# peft asks transformers by a name that goes away.
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+
+
+def job(**model: object) -> Job:
+    table = {
+        "version": 1,
+        "model": {"factory": "hf:hf_llama", "lora": LORA, **model},
+        "data": {"length": 16, "source": str(EXAMPLES / "*.py")},
+        "train": {"steps": 2, "batch": 4, "microbatch": 2, "eval_every": 0},
+        "output": {"format": "peft"},
+    }
+    made = Job.from_table(table)
+    return Job(**{**vars(made), "folder": EXAMPLES})
+
+
+@pytest.fixture(scope="module")
+def built() -> nn.Module:
+    return models.build(job(args={"dtype": "bfloat16"}))
+
+
+def test_the_base_is_frozen_in_its_dtype_and_the_adapter_trained_in_fp32(built: nn.Module) -> None:
+    for name, p in built.named_parameters():
+        adapter = ".lora_" in name
+        assert p.requires_grad == adapter, name
+        assert p.dtype is (torch.float32 if adapter else torch.bfloat16), name
+
+
+def test_names_are_those_without_the_adapter(built: nn.Module) -> None:
+    name_of = plain_name(built)
+    base = models.build(job(lora={}, args={"dtype": "bfloat16"}))
+    mine = {name_of(n) for n in built.state_dict() if ".lora_" not in n}
+    assert mine == set(base.state_dict())
+    whole = peft.get_peft_model(base, peft.LoraConfig(**LORA))
+    assert {plain_name(whole)(n) for n in whole.state_dict()} == {
+        name_of(n) for n in built.state_dict()
+    }
+
+
+def test_a_model_without_one_keeps_its_names() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_layer = nn.Linear(2, 2)
+
+    assert plain_name(nn.Sequential(Own()))("0.base_layer.weight") == "0.base_layer.weight"
+
+
+def test_a_submission_sends_no_gradient_of_the_base() -> None:
+    with submission.prepare(job(args={"dtype": "bfloat16"})) as prepared:
+        specs = {p.name: p for p in prepared.graph.parameters}
+        assert specs["model.layers.0.self_attn.q_proj.weight"].spec.dtype == "bfloat16"
+        assert not specs["model.layers.0.self_attn.q_proj.weight"].trainable
+        assert specs["model.layers.0.self_attn.q_proj.lora_A.default.weight"].trainable
+        assert "adapter_config.json" in {path.name for path in prepared.sidecars}
+
+
+def test_an_export_is_what_peft_reads(built: nn.Module, tmp_path: Path) -> None:
+    """Its logits are those of the module that was trained."""
+    generator = torch.Generator().manual_seed(1)
+    name_of = plain_name(built)
+    with torch.no_grad():
+        for p in built.parameters():
+            if p.requires_grad:
+                p.normal_(0.0, 0.1, generator=generator)
+    (tmp_path / "sidecars").mkdir()
+    assert save_config(built, tmp_path / "sidecars") is not None
+    trained = {name_of(n): p.detach() for n, p in built.named_parameters() if p.requires_grad}
+    folder = weights.write(trained_only(trained), tmp_path, None, "peft")
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    base = models.build(job(lora={}, args={"dtype": "bfloat16"}))
+    loaded = peft.PeftModel.from_pretrained(base, folder)
+    x = torch.arange(32).view(2, 16)
+    with torch.no_grad():
+        wanted = built(input_ids=x, use_cache=False).logits
+        assert torch.equal(loaded(input_ids=x, use_cache=False).logits, wanted)
+
+
+def test_weights_of_a_run_are_loaded_by_names_without_the_adapter(built: nn.Module) -> None:
+    found = {plain_name(built)(n): t + 1 for n, t in built.state_dict().items()}
+    other = models.build(job(args={"dtype": "bfloat16"}))
+    models.load_named(other, found)
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(tensor, found[plain_name(other)(name)]), name
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(AdapterError, match=r"model\.lora.*rank"):
+        models.build(job(lora={"rank": 4}))
+    with pytest.raises(AdapterError, match="nothing"):
+        models.build(job(lora={**LORA, "target_modules": ["nothing"]}))
+    with pytest.raises(SettingsError, match="no adapter"), submission.prepare(job(lora={})):
+        pass
+    with pytest.raises(models.ModelError, match=r"args\.dtype.*int8.*float32"):
+        models.build(job(args={"dtype": "int8"}))
+
+
+def test_more_than_the_adapter_is_no_adapter(tmp_path: Path) -> None:
+    module = models.build(job())
+    module.get_parameter("model.norm.weight").requires_grad_(True)
+    with pytest.raises(AdapterError, match=r"model\.norm\.weight.*belongs to no adapter"):
+        save_config(module, tmp_path)
+
+
+def test_weights_in_bf16_need_products_in_bf16() -> None:
+    for key in ("frozen_dtype", "trained_dtype"):
+        with pytest.raises(SettingsError, match=rf'{key}.*expected dtype = "bf16"|Expected dtype'):
+            job(**{key: "bf16"})
+
+
+def test_who_steps_ahead_needs_fp32() -> None:
+    """What its codec holds back is less than the digits of a bf16 weight."""
+    made = job(lora={}, dtype="bf16", trained_dtype="bf16")
+    table = {**plain(made), "codec": {"grad": "int8", "feedback": "ahead"}, "output": {}}
+    ahead = Job(**{**vars(Job.from_table(table)), "folder": EXAMPLES})
+    wanted = pytest.raises(SettingsError, match=r"codec\.feedback.*bfloat16.*weights in fp32")
+    with wanted, submission.prepare(ahead):
+        pass

@@ -1,0 +1,206 @@
+"""Going on from a checkpoint on disk: what may change, what is refused, and that it is exact."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import shoal
+from shoal.client import Refused
+from shoal.client.runs import checkpoints, resume
+from shoal.client.runs.checkpoints import CheckpointError
+from shoal.job import Job, SettingsError
+from shoal.sim.processes import LocalCluster
+
+JOB: dict[str, Any] = {
+    "version": 1,
+    "name": "resumed",
+    "model": {"factory": "net.py:net", "args": {"width": 8}},
+    "train": {"steps": 8, "batch": 8, "microbatch": 2, "schedule": "constant", "warmup": 0},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "value"),
+    [
+        ("train.lr=1e-4", ("train", "lr"), 1e-4),
+        ("name=again", ("name",), "again"),
+        ("plan.stages=3", ("plan", "stages"), 3),
+        ('recovery.ladder=["checkpoint"]', ("recovery", "ladder"), ("checkpoint",)),
+        ("train.tokens=4096", ("train", "tokens"), 4096),
+    ],
+)
+def test_a_key_is_changed(change: str, key: tuple[str, ...], value: Any) -> None:
+    found: Any = resume.with_changes(Job.from_table(JOB), [change])
+    for name in key:
+        found = getattr(found, name)
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("train.lr", "expected KEY=VALUE"),
+        ("train.rl=1", "did you mean"),
+        ("train.lr.x=1", "not a table"),
+        ("train.lr=fast", "train.lr"),
+    ],
+)
+def test_what_is_no_change_is_refused(change: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        resume.with_changes(Job.from_table(JOB), [change])
+
+
+def test_what_may_not_change_is_named() -> None:
+    before = Job.from_table(JOB).resolved(8)
+    for change, key in (
+        ("model.args.width=9", "model.args.width"),
+        ("seed=3", "seed"),
+        ("train.batch=16", "train.batch"),
+        ("train.optimizer=sgd", "train.optimizer"),
+        ("data.length=64", "data.length"),
+        ("train.lr=1.0", ""),
+        ("train.steps=80", ""),
+        ("plan.stages=2", ""),
+        ("codec.default=int8", ""),
+        ("recovery.warm_spares=2", ""),
+    ):
+        assert resume.changed(before, resume.with_changes(before, [change])) == key
+
+
+# ---------------------------------------------------------------- files
+
+
+def listed(folder: Path, **entries: Any) -> Path:
+    """A folder with a checkpoint of one file."""
+    folder.mkdir()
+    (folder / "graph").write_bytes(b"graph")
+    record = {
+        "version": 1,
+        "folder": ".",
+        "checkpoint": {"run": "r-1", "step": "4"},
+        "spec": {"name": "resumed"},
+        "files": {"graph": {"sha256": "0" * 64, "bytes": 5}},
+    } | entries
+    (folder / "checkpoint.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_a_folder_is_read_or_the_newest_one_in_it(tmp_path: Path) -> None:
+    listed(tmp_path / "checkpoint-000004")
+    listed(tmp_path / "checkpoint-000012", checkpoint={"run": "r-1", "step": "12"})
+    (tmp_path / "checkpoint-000020").mkdir()  # begun, and cut off
+    for url in (str(tmp_path), f"file://{tmp_path}", str(tmp_path / "checkpoint-000012")):
+        kept = checkpoints.read(url)
+        assert (kept.checkpoint.run, kept.checkpoint.step) == ("r-1", 12)
+    listed(tmp_path / "checkpoint-1000000", checkpoint={"run": "r-1", "step": "1000000"})
+    assert checkpoints.read(str(tmp_path)).checkpoint.step == 1000000
+    checkpoints.forget_old(str(tmp_path), 2)
+    left = {"checkpoint-000012", "checkpoint-000020", "checkpoint-1000000"}
+    assert {p.name for p in tmp_path.iterdir()} == left, (
+        "whole ones count, the cut off one does not"
+    )
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda f: (f / "checkpoint.json").unlink(), "has no checkpoint.json"),
+        (lambda f: (f / "checkpoint.json").write_text("{"), "cannot be read"),
+        (lambda f: (f / "checkpoint.json").write_text("[]"), "cannot be read"),
+        (lambda f: (f / "graph").write_bytes(b"gra"), "has 3 bytes: expected 5"),
+        (lambda f: (f / "graph").unlink(), "lacks graph"),
+    ],
+)
+def test_what_is_no_whole_checkpoint_is_refused(tmp_path: Path, damage: Any, says: str) -> None:
+    folder = listed(tmp_path / "checkpoint-000004")
+    damage(folder)
+    with pytest.raises(CheckpointError, match=says):
+        checkpoints.read(str(folder))
+
+
+def test_a_newer_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="version 7: this shoal reads version 1"):
+        checkpoints.read(str(listed(tmp_path / "checkpoint-000004", version=7)))
+
+
+# ---------------------------------------------------------------- the whole of it
+
+
+NET = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Embedding(256, 8)
+        self.mix = nn.Linear(8, 8)
+        self.outer = nn.Linear(8, 256, bias=False)
+        self.outer.weight = self.inner.weight
+
+    def forward(self, x, y):
+        found = self.outer(self.mix(self.inner(x)).tanh())
+        return F.cross_entropy(found.flatten(0, 1), y.flatten())
+
+def net():
+    return Net()
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Job:
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "text.bin").write_bytes(bytes(range(256)) * 40)
+    return Job(
+        model="net.py:net",
+        data={"source": "text.bin", "length": 8},
+        train=JOB["train"] | {"steps": 8, "eval_every": 0},
+        output={"to": f"file://{tmp_path}/out", "every": 4},
+        folder=tmp_path,
+    )
+
+
+def losses(run: shoal.Run) -> dict[int, float]:
+    return {e.step.step: e.step.outcome.loss for e in run.watch() if e.HasField("step")}
+
+
+@pytest.mark.process
+def test_a_run_goes_on_from_a_checkpoint_on_disk(work: Job, tmp_path: Path) -> None:
+    """In another network, which has never heard of the run; the oracle is the longer run."""
+    short = replace(work, train=replace(work.train, steps=4))
+    with LocalCluster(peers=1) as cluster, shoal.connect(cluster.address) as client:
+        whole = client.submit(work)
+        with pytest.raises(Refused, match=f"run {whole.id} has not ended, and with changes"):
+            client.go_on(whole.id, ["train.steps=9"])
+        whole.wait()
+        wanted, weights = losses(whole), whole.weights()
+        first = client.submit(short)
+        first.wait()
+        then = client.go_on(first.id, ["train.steps=6"])
+        then.wait()
+        assert losses(then) == {k: wanted[k] for k in (4, 5)}
+        first_weights = first.weights()
+    folder = tmp_path / "out" / first.id / "checkpoint-000004"
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == first_weights.keys() == weights.keys()
+    assert all(torch.equal(found[name], first_weights[name]) for name in found)
+    with LocalCluster(peers=1) as cluster, shoal.connect(cluster.address) as client:
+        last = client.go_on(str(folder), ["train.steps=8"])
+        last.wait()
+        assert losses(last) == {k: wanted[k] for k in (4, 5, 6, 7)}
+        again = last.weights()
+        assert all(torch.equal(again[name], weights[name]) for name in weights)
+        with pytest.raises(SettingsError, match="`seed` is 3, and the run had 0"):
+            client.go_on(str(folder), ["train.steps=8", "seed=3"])
+        (tmp_path / "text.bin").write_bytes(bytes(256))
+        with pytest.raises(SettingsError, match="other data than the checkpoint"):
+            client.go_on(str(folder), ["train.steps=8"])

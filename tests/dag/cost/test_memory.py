@@ -1,0 +1,124 @@
+"""The memory model: properties over intervals, and the executor's own accounting."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.broker.scheduler.base.interface import PeerOffer, PlanRequest
+from shoal.broker.scheduler.cost.candidate import Candidate, Share, to_plan
+from shoal.broker.scheduler.cost.judge import Judge
+from shoal.dag.capture.capture import capture
+from shoal.dag.cost.cost import cost
+from shoal.dag.cost.memory import MemoryModel
+from shoal.dag.execute.execute import StageExecutor
+from shoal.dag.plan.cut import cut
+from shoal.dag.plan.plan import PeerId
+from shoal.examples.gpt import gpt
+
+X = torch.randint(0, 256, (4, 32), generator=torch.Generator().manual_seed(0))
+CAPTURED = capture(gpt(2, 32, 2, 32, 0.1), {"x": X, "y": X})
+GRAPH = CAPTURED.graph.bind(4)
+COSTS = cost(GRAPH)
+N = len(COSTS)
+MODEL = MemoryModel(GRAPH, COSTS)
+intervals = st.tuples(st.integers(0, N - 1), st.integers(1, N)).filter(lambda p: p[0] < p[1])
+
+
+@given(intervals, st.booleans(), st.integers(1, 6), st.integers(0, 2))
+def test_more_live_microbatches_and_slots_never_need_less(
+    interval: tuple[int, int], recompute: bool, live: int, slots: int
+) -> None:
+    stage = MODEL.stage(*interval, recompute)
+    assert stage.peak(slots, live) <= stage.peak(slots, live + 1)
+    assert stage.peak(slots, live) <= stage.peak(slots + 1, live)
+    assert stage.peak(slots, live) <= stage.peak(slots, live, shared=True)
+    assert min(stage.kept, stage.transient, stage.trainable, stage.update) >= 0
+    assert stage.trainable <= stage.weights
+
+
+@given(intervals, st.integers(1, 6))
+def test_recomputation_keeps_no_more(interval: tuple[int, int], live: int) -> None:
+    plain, again = (MODEL.stage(*interval, r) for r in (False, True))
+    assert again.kept <= plain.kept
+    assert again.standing(2) == plain.standing(2)
+    # In its backward stand the gradients that came and its whole saved set: what the forward and
+    # the backward without recomputation have, but at once.
+    start, stop = interval
+    made = {v for op in GRAPH.operators[start:stop] for v in op.values}
+    later = {v for op in GRAPH.operators[stop:] for v in op.reads} & made
+    came = sum(GRAPH.spec[v].size_bytes for v in later)
+    assert again.peak(2, live) <= plain.peak(2, live) + 2 * came
+
+
+@given(st.lists(st.integers(1, N - 1), unique=True, max_size=4).map(sorted))
+def test_what_stages_hold_adds_up(cuts: list[int]) -> None:
+    whole = MODEL.stage(0, N)
+    parts = [MODEL.stage(a, b) for a, b in itertools.pairwise([0, *cuts, N])]
+    assert sum(p.weights for p in parts) >= whole.weights
+    assert sum(p.kept for p in parts) >= whole.kept
+
+
+@pytest.mark.parametrize("cuts", [[], [N // 3], [N // 4, N // 2, 3 * N // 4]])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_kept_is_what_the_executor_keeps(cuts: list[int], recompute: bool) -> None:
+    bounds = list(itertools.pairwise([0, *cuts, N]))
+    ports: dict[str, torch.Tensor] = {}
+    data = {"x": X, "y": X}
+    for stage in cut(GRAPH, bounds):
+        executor = StageExecutor(GRAPH, stage, CAPTURED.tensors, recompute=recompute)
+        held = {t.untyped_storage()._cdata for t in executor.parameters.values()}
+        held |= {t.untyped_storage()._cdata for t in executor.buffers.values()}
+        seen: dict[int, int] = {}
+
+        def keep(t: torch.Tensor, seen: dict[int, int] = seen) -> torch.Tensor:
+            seen[t.untyped_storage()._cdata] = t.untyped_storage().nbytes()
+            return t
+
+        taken = {p.value: ports[p.value].clone() for p in stage.receives}
+        executor.forward(0, 1, taken, {n: data[n] for n in stage.inputs})  # counts by itself
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            made = executor.forward(0, 0, taken, {n: data[n] for n in stage.inputs})
+        kept = executor._kept[0, 0]
+        for t in (*kept.leaves.values(), *kept.roots.values(), *(kept.taken or {}).values()):
+            keep(t)
+        inputs = {data[n].untyped_storage()._cdata for n in stage.inputs}
+        real = sum(size for storage, size in seen.items() if storage not in held | inputs)
+        real += sum(GRAPH.spec[f"in:{n}"].size_bytes for n in stage.inputs)
+        said = MODEL.stage(stage.start, stage.stop, recompute).kept
+        # Constants of random operators, and scalars, stay with the executor.
+        assert said == pytest.approx(real, rel=0.02, abs=2048)
+        if stage.has_backward and not recompute:
+            assert executor.saved_bytes == pytest.approx(real, rel=0.02, abs=2048)
+        ports |= made.ports
+
+
+def test_many_recomputing_stages_on_one_peer_hold_one_saved_set() -> None:
+    request = PlanRequest(GRAPH, (PeerOffer(PeerId("a")), PeerOffer(PeerId("b"))), 4, 4)
+    judge = Judge(request)
+
+    def peak(parts: int) -> int:
+        at = [N * k // parts for k in range(parts + 1)]
+        shares = tuple(Share(k % 2, at[k], at[k + 1], True) for k in range(parts))
+        return max(judge.device_bytes(Candidate((shares,), (4,), "interleaved")).values())
+
+    assert peak(6) < peak(2)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 3), st.sampled_from(["gpipe", "1f1b"]), st.booleans())
+def test_one_stage_of_a_peer_is_the_peer(parts: int, schedule: str, recompute: bool) -> None:
+    offers = tuple(PeerOffer(PeerId(f"p{i}")) for i in range(3))
+    judge = Judge(PlanRequest(GRAPH, offers, 4, 4, known_costs=COSTS))
+    at = [N * k // parts for k in range(parts + 1)]
+    shares = tuple(Share(k, at[k], at[k + 1], recompute) for k in range(parts))
+    candidate = Candidate((shares,), (4,), "gpipe" if schedule == "gpipe" else "1f1b")
+    to_plan(candidate, [o.peer for o in offers], 4).validate(N)
+    live = judge.structure(candidate).peak_live
+    for k, (peer, found) in enumerate(judge.device_bytes(candidate).items()):
+        assert peer == k
+        assert found == judge.stage_bytes(at[k], at[k + 1], live[k, k], 0, recompute)

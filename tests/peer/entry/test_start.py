@@ -1,0 +1,43 @@
+"""How a peer begins: who is told to stop before it has a part in anything stops at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.peer.entry.start import work
+from shoal.peer.host.config import PeerConfig
+from shoal.peer.host.identity import Identity
+from shoal.peer.shell import daemon
+
+
+def test_a_stop_does_not_wait_for_a_device_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def look(config: PeerConfig, network: bytes) -> Any:
+        asked.set()
+        answers.wait()
+
+    monkeypatch.setattr(daemon, "look", look)
+    config = PeerConfig(broker="127.0.0.1:9", state=tmp_path, name="slow", insecure=True)
+
+    async def run() -> None:
+        starting = asyncio.ensure_future(work(config))
+        await asyncio.to_thread(asked.wait)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    try:
+        asyncio.run(run())  # it would not come back while a thread of its pool waits
+        assert not answers.is_set()
+        with Identity(tmp_path, "slow"):  # the folder is free again
+            pass
+    finally:
+        answers.set()

@@ -1,0 +1,155 @@
+"""Half the microbatches visit the first two and the last two stages of blocks in the other order.
+
+The oracle is the plain loop with the module's own blocks in that order; that of ghosts is the plain
+loop of hashes. A lost stage is then a copy of the one that it changes places with.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.client.models import models
+from shoal.dag.analysis.blocks import blocks
+from shoal.dag.ir.graph import Graph
+from shoal.dag.plan.cut import cut
+from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, PlanError, ScheduleName, StageSlot, Visit
+from shoal.dag.plan.swaps import segments, swaps
+from shoal.dag.schedule.convert_plan import plan_to_proto
+from shoal.dag.schedule.flow import Flow
+from shoal.job import Job
+from shoal.proto.broker_pb2 import RunSpec
+from shoal.sim import oracle
+from shoal.sim.ghost.device import Ghosts
+from shoal.sim.ghost.hashes import expected
+
+STEPS, MICROBATCHES, SIZE = 5, 4, 1
+ENDS = (0, 2, 4, 5, 6)
+"""Blocks of the four stages of blocks: two, two, one and one."""
+OTHER_ORDER = (2, 3, 0, 1, 5, 4)
+JOB: dict[str, Any] = {
+    "version": 1,
+    "name": "swapped",
+    "model": {
+        "factory": "shoal.examples.gpt:gpt",
+        "args": {"layers": 6, "width": 8, "heads": 1, "length": 8, "dropout": 0.0},
+    },
+    "data": {"kind": "text", "length": 8},
+    "plan": {"scheduler": "uniform"},
+    "train": {"steps": STEPS, "batch": 4, "microbatch": SIZE, "lr": 1e-2, "eval_every": 2},
+}
+PEERS = tuple(PeerId(f"p{i}") for i in range(4))
+
+
+@pytest.fixture(scope="module")
+def made(laboratory: Callable[..., Any]) -> Any:
+    return laboratory(Job.from_table(JOB))
+
+
+def plan_of(graph: Graph, schedule: ScheduleName = "1f1b", **changes: Any) -> Plan:
+    """Embedding and head are held twice, each beside one of the stages that change places."""
+    first = {b.name: b.start for b in blocks(graph)}
+    last = next(b for b in blocks(graph) if b.name == "blocks.5")
+    bounds = [0, *(first[f"blocks.{i}"] for i in ENDS[:-1]), last.stop, len(graph.operators)]
+    held = (PEERS[:2], *((p,) for p in PEERS), PEERS[2:])
+    slots = tuple(StageSlot(a, b, h) for a, b, h in zip(bounds, bounds[1:], held, strict=False))
+    a, b, c, d = PEERS
+    in_order = zip(range(6), (a, a, b, c, d, d), strict=True)
+    other = ((0, b), (2, b), (1, a), (4, d), (3, c), (5, c))
+    routes = (tuple(Visit(*v) for v in in_order), tuple(Visit(*v) for v in other))
+    plan = Plan(
+        slots, routes * 2, SIZE, schedule=schedule, evaluation_routes=(routes[0],) * MICROBATCHES
+    )
+    return replace(plan, **changes)
+
+
+def plain(laboratory: Any) -> list[float]:
+    module, job = copy.deepcopy(laboratory.module), laboratory.job
+    own = list(module.blocks)
+    other = [own[i] for i in OTHER_ORDER]
+    reader, losses = laboratory.reader(), list[float]()
+    with models.ready(module, job):
+        optimizer = oracle.optimizer_of(module, job.train)
+        for step in range(STEPS):
+            for group in optimizer.param_groups:
+                group["lr"] = oracle.learning_rate(job.train, step, STEPS)
+            optimizer.zero_grad()
+            total = 0.0
+            for m in range(MICROBATCHES):
+                module.blocks = nn.ModuleList(other if m % 2 else own)
+                loss = module(**reader.batch(step, m, SIZE)) / MICROBATCHES
+                loss.backward()
+                total += float(loss.detach())
+            module.blocks = nn.ModuleList(own)
+            losses.append(total)
+            nn.utils.clip_grad_norm_(module.parameters(), job.train.clip)
+            optimizer.step()
+    return losses
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_it_is_the_plain_loop_with_blocks_in_another_order(
+    made: Any, schedule: ScheduleName
+) -> None:
+    trained = made.train(made.world(4), plan_of(made.graph, schedule))
+    torch.testing.assert_close(trained.losses, plain(made), rtol=1e-5, atol=0)
+    assert abs(trained.losses[-1] - made.plain().losses[-1]) > 1e-4, "the order makes a difference"
+
+
+def test_ghosts_of_it_are_the_plain_loop_of_hashes(made: Any) -> None:
+    plan, graph = plan_of(made.graph), made.graph.bind(SIZE)
+    stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
+    orders = [segments(stages, route) for route in plan.routes]
+    wanted = expected(graph, made.job.seed, STEPS, MICROBATCHES, orders=orders)
+    world, spec = made.world(4, device=Ghosts()), RunSpec()
+    spec.CopyFrom(made.spec)
+    spec.plan.CopyFrom(plan_to_proto(plan))
+    losses = [e.step.outcome.loss for e in world.finish(world.submit(spec)) if e.HasField("step")]
+    assert losses == wanted.losses
+    assert losses != expected(graph, made.job.seed, STEPS, MICROBATCHES).losses
+
+
+def test_gradients_find_the_positions_of_their_values(made: Any) -> None:
+    """A value has two names where stages have changed places: one for both ends of a link."""
+    pairs = [(a, b) for a in PEERS for b in PEERS if a != b]
+    value = [CodecChoice(a, b, "activation", "topk:ratio=4.0,values=fp32") for a, b in pairs]
+    back = [CodecChoice(a, b, "activation_grad", "support:ratio=4.0,values=fp32") for a, b in pairs]
+    whole = made.train(made.world(4), plan_of(made.graph, codecs=tuple(value)))
+    sparse = made.train(made.world(4), plan_of(made.graph, codecs=(*value, *back)))
+    assert sparse.losses[0] == whole.losses[0]  # the same forward
+    assert sparse.losses[1:] != whole.losses[1:]
+    assert sparse.norms[0] < whole.norms[0]
+
+
+def test_which_stages_change_places(made: Any) -> None:
+    assert swaps(plan_of(made.graph)) == ((1, 2), (3, 4))
+
+
+def test_stages_that_are_no_links_of_a_chain_keep_their_places(made: Any) -> None:
+    """Here the first block is cut in its middle, where two values cross."""
+    graph = made.graph.bind(SIZE)
+    plan = plan_of(made.graph)
+    slots = list(plan.stages)
+    slots[1] = StageSlot(slots[1].start, slots[1].stop - 3, slots[1].holders)
+    slots[2] = StageSlot(slots[1].stop, slots[2].stop, slots[2].holders)
+    broken = plan_of(made.graph, stages=tuple(slots))
+    stages = cut(graph, [(s.start, s.stop) for s in broken.stages])
+    with pytest.raises(PlanError, match="visits stage 2 before stage 1, which cannot be, as"):
+        Flow(broken, stages, ())
+
+
+def test_ends_keep_their_places(made: Any) -> None:
+    plan = plan_of(made.graph)
+    first = plan.routes[0]
+    for a in (0, 4):
+        route = list(first)
+        route[a], route[a + 1] = route[a + 1], route[a]
+        broken = plan_of(made.graph, routes=(tuple(route),))
+        with pytest.raises(PlanError, match="in order, but for inner neighbours"):
+            broken.validate(len(made.graph.operators))
