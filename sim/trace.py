@@ -73,7 +73,7 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Total:
-    """Of many spans: how many, and their sums."""
+    """Sums over many spans, and how many these are."""
 
     count: int = 0
     seconds: float = 0.0

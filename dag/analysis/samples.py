@@ -33,7 +33,8 @@ COUNT = "samples"
 
 @dataclass(frozen=True)
 class Rows:
-    """See the module; `dim` counts from the first dimension."""
+    """A value with rows for each sample, `times` of them along `dim`; `dim` counts from the first
+    dimension."""
 
     dim: int
     times: int = 1
@@ -41,26 +42,28 @@ class Rows:
 
 @dataclass(frozen=True)
 class Numbers:
-    """See the module. Masks of transformers look their rows up with it."""
+    """The numbers of the samples along `dim`, the only dimension with sizes. Masks of transformers
+    look their rows up with it."""
 
     dim: int
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """See the module."""
+    """A value that does not depend on the samples."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """See the module. `of`: the value that it is, whatever casts and lower bounds came after."""
+    """A value that is a sum over the samples of what each gives. `of`: the value that it is,
+    whatever casts and lower bounds came after."""
 
     of: str
 
 
 @dataclass(frozen=True)
 class Share:
-    """See the module."""
+    """A `Sum` divided by the `Sum` named `of`; `COUNT` is the number of samples."""
 
     of: str
 
@@ -126,7 +129,7 @@ class _Seen:
         self.reads = op.reads
 
     def kind(self) -> Kind:
-        """Of its results; a by-product may be of another kind."""
+        """The kind of the operator's results; a by-product may be of another kind."""
         if any(v not in self.kinds for v in self.reads):
             self.meet("reads a by-product")
         rule = _RULES.get(self.name)
@@ -146,7 +149,8 @@ class _Seen:
         return made if _fits(made, self.out) else self.meet()
 
     def _of_nothing(self) -> Kind:
-        """Of what no sample has a say in: the same everywhere, or as often as there are samples."""
+        """The kind of a value that depends on no sample: the same everywhere, or as often as there
+        are samples."""
         sized = [(i, d) for i, d in enumerate(self.out) if isinstance(d, Size)]
         if self.name == "arange" and self.op.args == (Size(1),):
             return Numbers(0)
@@ -224,7 +228,8 @@ class _Seen:
         return self._linear()
 
     def _linear(self) -> Kind:
-        """Of sums and shares only what keeps them: they may be added, scaled and divided."""
+        """The kind of an operator that keeps sums and shares: they may be added, scaled and
+        divided."""
         first, second = self.arg(0), self.arg(1)
         a, b = self.of(first), self.of(second)
         keyword = dict(self.op.kwargs)

@@ -44,8 +44,8 @@ LONGEST = 12
 
 @dataclass(frozen=True)
 class Repeat:
-    """Of the `blocks` children of the list `path`, those from `start` on repeat `count` times with
-    a period of `period`; two periods are exported."""
+    """A repetition in the list `path` of `blocks` children: those from `start` on repeat `count`
+    times with a period of `period`; two periods are exported."""
 
     path: str
     blocks: int

@@ -171,7 +171,7 @@ def _run(
 
 
 def _bare(tensor: Tensor, device: str) -> Tensor:
-    """The same without values."""
+    """A tensor of the same shape, strides and dtype on a device, without values."""
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(made, tensor.requires_grad)

@@ -243,7 +243,8 @@ def nodes(roots: list[Tensor], leaf: float = 1.0) -> float:
 
 
 def _bytes(tree: Any) -> int:
-    """Of all tensors in it. An expanded tensor has more elements than bytes behind it."""
+    """The bytes of all tensors in a tree. An expanded tensor has more elements than bytes behind
+    it."""
     return sum(min(t.numel() * t.itemsize, storage_bytes(t)) for t in _tensors(tree))
 
 

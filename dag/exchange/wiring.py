@@ -195,7 +195,7 @@ def _of_stage(plan: Plan, stage: Stage) -> list[Exchange]:
 
 
 def _pairs(plan: Plan, group: TiedGroup) -> Exchange:
-    """Of a tied parameter the i-th holders of its stages, for each i."""
+    """The exchange of a tied parameter between the i-th holders of its stages, for each i."""
     pipelines = tuple(zip(*(plan.stages[k].holders for k in group.stages), strict=True))
     everybody = tuple(peer for one in pipelines for peer in one)
     members = Members(everybody, tuple(dict.fromkeys(everybody)), pipelines)

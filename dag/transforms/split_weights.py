@@ -57,7 +57,7 @@ def whole_name(name: str) -> str:
 
 
 def grouped(names: Iterable[str]) -> dict[str, tuple[Block, ...]]:
-    """Of some names, the blocks by their parameter's name, ascending by index."""
+    """The blocks among some names, by their parameter's name, ascending by index."""
     found: dict[str, list[Block]] = {}
     for name in names:
         if block := block_of(name):

@@ -127,7 +127,8 @@ class BlobCache:
                 ) from None
 
     def mapped(self, ref: common_pb2.BlobRef) -> memoryview:
-        """The same without reading it: its pages come from the disk as they are looked at."""
+        """The bytes of a blob, mapped and not read: its pages come from the disk as they are looked
+        at."""
         path = self._sized(ref)
         if not ref.size_bytes:
             return memoryview(b"")

@@ -29,7 +29,8 @@ TRIM_BYTES = 64 << 20
 
 
 class Starting(Lazy):
-    """See the module. `recipe` has whole tensors; rows of one are made without the others."""
+    """The tensors that a run begins with: from weights files, or made by the recipe when asked for.
+    `recipe` has whole tensors; rows of one are made without the others."""
 
     def __init__(self, files: Weights, recipe: Recipe) -> None:
         self.files, self.recipe = files, recipe
@@ -42,7 +43,7 @@ class Starting(Lazy):
         return name in self.files or name in self.recipe.tensors
 
     def spec(self, name: str) -> Spec:
-        """Of a tensor, without making it. Raises KeyError for an unknown name."""
+        """Shape and dtype of a tensor, without making it. Raises KeyError for an unknown name."""
         if name in self.files:
             return self.files.spec(name)
         initial = self.recipe.tensors[name]

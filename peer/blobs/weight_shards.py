@@ -65,7 +65,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class WeightManifest:
-    """See the module."""
+    """Which shards a run's weights are cut into, and which tensor lies where in them."""
 
     shards: tuple[WeightShard, ...]
     tensors: Mapping[str, StoredTensor]

@@ -140,7 +140,7 @@ class Lazy(Mapping[str, Tensor]):
 
     @abstractmethod
     def spec(self, name: str) -> Spec:
-        """Of a tensor, without reading it. Raises KeyError for an unknown name."""
+        """Shape and dtype of a tensor, without reading it. Raises KeyError for an unknown name."""
 
     @abstractmethod
     def rows(self, name: str, start: int, stop: int) -> Tensor:
@@ -313,7 +313,8 @@ def _entry(file: WeightsFile, start: int, name: str, raw: Any) -> Entry:
 
 
 def starting_spec(files: Mapping[str, Tensor], name: str) -> Spec | None:
-    """Of what `starting_tensor` would give. Of what is `Lazy`, nothing is read."""
+    """Shape and dtype of what `starting_tensor` would give; None where it gives nothing. A `Lazy`
+    mapping is not read."""
     if name in files:
         return spec_of(files, name)
     block = block_of(name)
@@ -325,7 +326,7 @@ def starting_spec(files: Mapping[str, Tensor], name: str) -> Spec | None:
 
 
 def spec_of(files: Mapping[str, Tensor], name: str) -> Spec:
-    """Of a tensor that is there."""
+    """Shape and dtype of a tensor that is there."""
     if isinstance(files, Lazy):
         return files.spec(name)
     return Spec(tuple(files[name].shape), files[name].dtype)
@@ -362,7 +363,8 @@ def merge_blocks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def merged_entries(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """The same of tensors where they lie: the bytes of blocks one behind the other."""
+    """The entries with blocks merged into whole tensors: the bytes of blocks one behind the
+    other."""
     found = {name: entry for name, entry in entries.items() if block_of(name) is None}
     for name, blocks in split_names({n: Spec(e.shape, e.dtype) for n, e in entries.items()}):
         parts = [entries[block] for block in blocks]

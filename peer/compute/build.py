@@ -237,7 +237,7 @@ def build_work(
 
 
 def _firsts(graph: Graph) -> dict[str, int]:
-    """Of the blocks of split parameters, the number of their first element in the whole one."""
+    """By block of a split parameter: the number of its first element in the whole parameter."""
     found: dict[str, int] = {}
     sizes = {p.name: p.spec.elements for p in graph.parameters}
     for parts in grouped(sizes).values():

@@ -46,7 +46,8 @@ class Coding:
 
 
 class Codings:
-    """See the module. `choices` are the plan's. Safe to read from several threads."""
+    """Finds the codec that carries a transfer; both ends find the same. `choices` are the plan's.
+    Safe to read from several threads."""
 
     def __init__(self, wire: Wire, choices: Iterable[CodecChoice]) -> None:
         """Raises CodecError for a choice that names no codec."""

@@ -48,8 +48,8 @@ __all__ = ["SpecError", "TorchDevice"]
 
 
 class TorchDevice:
-    """See the module. `device` is a torch device name; `clock` gives the seconds that reports have
-    of codecs."""
+    """Computes the stages of one assignment on one device. `device` is a torch device name; `clock`
+    gives the seconds that reports have of codecs."""
 
     def __init__(
         self,
@@ -358,7 +358,8 @@ class TorchDevice:
         return lambda: in_parts(write_records(records, lossless=lossless))
 
     def blocks(self) -> Callable[[], tuple[memoryview, ...]]:
-        """The same of what lost stages are made from."""
+        """Copies the blocks from which neighbours rebuild a lost stage; the returned call writes
+        them out."""
         records = given_records(self._now)
         return lambda: in_parts(write_records(records))
 
@@ -367,8 +368,8 @@ class TorchDevice:
         return serialize(self._now.exported())
 
     def export_after(self, step: int) -> memoryview | Serialized:
-        """The same after a step: after the last one, when nothing changes any more, not in memory
-        of its own."""
+        """Exports the state after a step. After the last step nothing changes any more, so the
+        export has no memory of its own."""
         if step == self._now.order.training.train.steps:
             return Serialized(self._now.exported())
         return self.export()

@@ -215,7 +215,7 @@ class Exchanges:
                 return norm.pack(None, self._scores(False), device)
 
     def _squares(self) -> Tensor:
-        """Of the gradients that this peer answers for."""
+        """The sum of squares of the gradients that this peer answers for."""
         plan = self.flow.plan
         lowest = {g.parameter: g.stages[0] for g in self.flow.tied}
         mine = [h for k, h in self.held.items() if plan.stages[k].holders[0] == self.peer]

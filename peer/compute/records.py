@@ -191,7 +191,8 @@ class _Over(Lazy):
 
 
 def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
-    """Of several snapshots, each in its parts. Raises SnapshotError for one that is damaged."""
+    """Reads the records of several snapshots, each given in its parts. Raises SnapshotError for one
+    that is damaged."""
     found: dict[str, Tensor] = {}
     for parts in snapshots:
         size = sum(len(part) for part in parts)

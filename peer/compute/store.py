@@ -27,7 +27,7 @@ class Entry:
 
 
 class Store:
-    """See the module."""
+    """Keeps the values of a run that wait on a device, by the key of their frame."""
 
     def __init__(self) -> None:
         self._entries: dict[FrameKey, Entry] = {}

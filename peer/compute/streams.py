@@ -67,7 +67,8 @@ class _End:
 
 
 class Streams:
-    """See the module. `clock` gives seconds."""
+    """Keeps what the ends of each codec remember from step to step, for one peer's frames. `clock`
+    gives seconds."""
 
     def __init__(
         self,

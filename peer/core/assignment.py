@@ -78,7 +78,8 @@ class Phase(Enum):
 
 
 class Assignment:
-    """See the module. Its methods return what is to be done, in order."""
+    """This peer's part in one term of one run, from Assign to Leave. Its methods return what is to
+    be done, in order."""
 
     def __init__(
         self,

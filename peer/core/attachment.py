@@ -23,7 +23,7 @@ _OF_A_LEASE = 0.25
 
 
 class Attachment:
-    """See the module."""
+    """The state of the peer's connection to the broker, as far as this side can tell."""
 
     def __init__(self, peer: PeerId, options: PeerOptions) -> None:
         self._peer, self._options = peer, options

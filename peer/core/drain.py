@@ -33,7 +33,7 @@ def _busy(part: Assignment) -> bool:
 
 
 class Drain:
-    """See the module."""
+    """How far a peer is on its way out: of its run, closed by its owner, or for good."""
 
     def __init__(self, options: PeerOptions) -> None:
         self._options = options
@@ -84,5 +84,5 @@ class Drain:
 
     @property
     def why(self) -> str:
-        """Of leaving for good; for people."""
+        """The reason why the peer leaves for good, for people."""
         return "the broker drained it" if self.by == "broker" else "the owner stopped it"

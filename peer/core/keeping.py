@@ -64,7 +64,8 @@ class _Giving:
 
 
 class Keeping:
-    """Of one peer. Its methods return what is to be done, in order."""
+    """Decides which snapshots one peer keeps, copies to others and deletes. Its methods return what
+    is to be done, in order."""
 
     def __init__(
         self,
@@ -167,8 +168,8 @@ class Keeping:
 
     @property
     def resumed(self) -> tuple[SnapshotId, ...]:
-        """Of the set that the assignment goes on from, those here with some of its stages; or all
-        that these are made from."""
+        """The snapshots here of the set that the assignment goes on from, with some of its stages;
+        or, where these are rebuilt, the blocks that they are made from."""
         if self.peer in self._assign.resume.rebuilt:
             return tuple(s for s in self.held if s.term == BLOCKS)
         mine = [(s.start, s.stop) for s in self._spans_of(self.peer)]
@@ -217,7 +218,7 @@ class Keeping:
         return [self._forget(s) for s in gone]
 
     def _here(self, run: str) -> Iterator[SnapshotId]:
-        """Of which something lies here."""
+        """Ids of all whole or partial snapshots held of a run."""
         return (s for s in (*self.held, *self._coming) if s.run == run)
 
     def take(self, step: int) -> list[e.Instruction]:

@@ -41,7 +41,8 @@ def heaviest(uses: Sequence[broker_pb2.LinkUse], room_bytes: int) -> tuple[broke
 
 
 class Reports:
-    """Of one assignment; `most`: step reports."""
+    """The reports of one assignment that the broker does not have yet; `most`: step reports
+    kept."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -84,7 +84,7 @@ def in_parts(data: bytes | bytearray | memoryview) -> tuple[memoryview, ...]:
 
 
 class SnapshotStore:
-    """See the module."""
+    """Stores snapshots on a host: its own, and copies of others'."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder

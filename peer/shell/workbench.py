@@ -85,7 +85,8 @@ class Calls:
 
 
 class Workbench:
-    """See the module. Used from the event loop's thread."""
+    """A worker's device, the snapshots on its disk, and the threads that do its work. Used from the
+    event loop's thread."""
 
     def __init__(
         self,

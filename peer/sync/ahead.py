@@ -33,7 +33,8 @@ __all__ = ["Ahead"]
 
 
 class Ahead:
-    """Of one holder of a stage; `own` of the step's `count` microbatches are its own.
+    """Steps ahead of the exchange, with error feedback, for one holder of a stage; `own` of the
+    step's `count` microbatches are its own.
 
     A step: `leave`, forward and backward passes, `turn`, the exchange of what is in the gradients
     then, `land`.

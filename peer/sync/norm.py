@@ -58,12 +58,12 @@ def squares_of(grads: Iterable[Tensor | None], device: torch.device) -> Tensor:
 
 
 def scores_spec(microbatches: int, metrics: int, *, squares: bool) -> TensorSpec:
-    """Of what a peer sends to the hub."""
+    """Spec of what a peer sends to the hub."""
     return TensorSpec((int(squares) + microbatches * (2 + metrics),), "float64")
 
 
 def total_spec(metrics: int) -> TensorSpec:
-    """Of what the hub sends back."""
+    """Spec of what the hub sends back."""
     return TensorSpec((3 + metrics,), "float64")
 
 

@@ -64,7 +64,8 @@ class Ghosts:
 
 
 class GhostDevice:
-    """See the module; the methods are those of TorchDevice."""
+    """A peer's device on which every tensor is a 64-bit hash; the methods are those of
+    TorchDevice."""
 
     allocate = staticmethod(hollow)
     """Makes the receive buffers of its frames."""

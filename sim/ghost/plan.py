@@ -135,7 +135,7 @@ _SUMS, _SAME = _Numbers(), _Equal()
 
 
 def _kind_of(flow: Flow, transfer: Transfer) -> Hashable:
-    """The same for all transfers that weigh the same where nothing is compressed."""
+    """A key that is the same for all transfers that weigh the same where nothing is compressed."""
     if transfer.role is not Role.SYNC:
         return transfer.role, transfer.port
     exchange, hop = flow.hops[transfer]
@@ -146,8 +146,8 @@ def _kind_of(flow: Flow, transfer: Transfer) -> Hashable:
 
 
 class GhostPlan:
-    """See the module. Raises what `peer.build.build_work` raises for a plan that is none for its
-    graph."""
+    """What all ghosts of one assignment share: stages as matrices, the wiring, the frames' bytes.
+    Raises what `peer.build.build_work` raises for a plan that is none for its graph."""
 
     def __init__(self, order: BuildOrder, costs: Callable[[Graph], Sequence[OperatorCost]]) -> None:
         self._costs = costs

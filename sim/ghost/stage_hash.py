@@ -21,7 +21,8 @@ __all__ = ["HeldHash", "Linear"]
 
 
 class Linear:
-    """See the module. `hashes.graph` is the graph that the stage is cut from."""
+    """A stage of a graph as two matrices over hashes. `hashes.graph` is the graph that the stage is
+    cut from."""
 
     def __init__(self, hashes: Hashes, stage: Stage) -> None:
         self.hashes, self.stage, graph = hashes, stage, hashes.graph
@@ -131,8 +132,8 @@ class HeldHash:
 
     @property
     def gradients(self) -> Words:
-        """Of this step, by parameter; what stands there may be changed. Terms of many microbatches
-        are mixed at once: numpy takes longer to begin than to mix."""
+        """The gradients' hashes of this step, by parameter; what stands there may be changed. Terms
+        of many microbatches are mixed at once: numpy takes longer to begin than to mix."""
         if self._reached:
             linear = self.linear
             found = np.array([terms for terms, _ in self._reached])

@@ -250,7 +250,7 @@ def _network(
 
 
 def shorter(spec: broker_pb2.RunSpec, steps: int) -> broker_pb2.RunSpec:
-    """The same run with so many steps."""
+    """A copy of a run's spec with `steps` steps."""
     found = broker_pb2.RunSpec()
     found.CopyFrom(spec)
     job = Job.from_json(spec.job)
@@ -316,7 +316,7 @@ def explain(
     folder: Path,
     **options: Any,
 ) -> Shortest:
-    """Of a world that fails: the fewest faults and steps with which it still does. `options` as of
+    """Finds the fewest faults and steps with which a world that fails still does. `options` as of
     `play`. Raises ValueError for one that does not fail."""
 
     def fails(faults: tuple[Fault, ...], steps: int) -> Violation | None:

@@ -42,7 +42,7 @@ Encode = Callable[..., tuple[Encoded, "Tensor | None"]]
 
 
 class CodecCheck(Check):
-    """See the module."""
+    """Checks I5: what a codec does not send is in its residual, or its loss is bounded."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)

@@ -146,7 +146,7 @@ def to_json(s: Summary) -> str:
 
 
 def write_json(s: Summary, path: Path) -> None:
-    """The same in a file, which is there whole or not at all."""
+    """Writes a summary as JSON to a file, which is there whole or not at all."""
     new = path.with_name(f".{path.name}.new")
     new.write_text(to_json(s) + "\n")
     new.replace(path)

@@ -48,8 +48,8 @@ def matrices(
 
 
 def wide(peers: Sequence[PeerTable], places: Mapping[str, Place], links: Sequence[Link]) -> Wide:
-    """The same with jitter, loss and bursts: between places they are those of the link that holds,
-    inside a place there are none. Raises as `matrices` does."""
+    """The matrices of a network with jitter, loss and bursts: between places they are those of the
+    link that holds, inside a place there are none. Raises as `matrices` does."""
     names = list(dict.fromkeys(p.place for p in peers))
     place_index = {name: k for k, name in enumerate(names)}
     peer_index = {p.name: i for i, p in enumerate(peers)}

@@ -138,12 +138,12 @@ class Scenario(Renamed):
         return self._wide
 
     def speeds(self, peer: str) -> Speeds:
-        """Of a peer by its name. Raises KeyError."""
+        """The speeds of a peer by its name. Raises KeyError."""
         return {p.name: p for p in self.peers}[peer].hardware.speeds
 
     def price(self, seconds: float) -> float | None:
-        """Of a run of so many seconds of the scenario, faults and churn apart; None when no peer
-        has a price."""
+        """The price of a run of so many seconds of the scenario, faults and churn apart; None when
+        no peer has a price."""
         if not any(p.price_per_hour for p in self.peers):
             return None
         return sum(p.price(seconds) for p in self.peers)

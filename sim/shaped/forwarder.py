@@ -47,8 +47,9 @@ class Carried:
 
 
 class Forwarder:
-    """See the module. `targets` are HOST:PORT of those ends that listen already; every other end
-    of the shaping has a port reserved for it."""
+    """Forwards bytes between real processes of this machine, each pair with its own latency and
+    bandwidth. `targets` are HOST:PORT of those ends that listen already; every other end of the
+    shaping has a port reserved for it."""
 
     def __init__(self, shaping: Shaping, targets: Mapping[str, str] | None = None) -> None:
         self.shaping = shaping

@@ -140,7 +140,8 @@ class Pipes:
     # ------------------------------------------------------------ bytes
 
     def event(self, pipe: Pipe, event: int) -> None:
-        """Of the socket that is the pipe's source, and the sink of the way back."""
+        """Handles an epoll event of the socket that is the pipe's source and the sink of the way
+        back."""
         if event & select.EPOLLOUT and not pipe.back.writable:
             if pipe.source.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._abort(pipe)  # the connection to the target came to nothing

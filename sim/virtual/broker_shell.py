@@ -31,7 +31,8 @@ _ENDED = (broker_pb2.DONE, broker_pb2.FAILED, broker_pb2.CANCELLED)
 
 
 class BrokerShell:
-    """See the module."""
+    """The broker's shell in a simulated world: carries out its machine's instructions on virtual
+    time."""
 
     machine: BrokerMachine
     """Of the newest process."""

@@ -46,7 +46,7 @@ class _Read:
 
 
 class Orders:
-    """See the module."""
+    """Reads the assignments of a world, each once for all of its peers."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], _Read] = {}

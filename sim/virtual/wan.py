@@ -118,9 +118,9 @@ class _Flow:
 
 
 class Wan:
-    """See the module. `network`: latency, pairs, uplinks and downlinks by name, the broker's too.
-    `jitter_s`, `loss`, `burst` (bytes): (P, P), rows send; None: none. Give it to one World, or
-    `attach` it."""
+    """A modelled wide-area network: how long messages take that share what they go through.
+    `network`: latency, pairs, uplinks and downlinks by name, the broker's too. `jitter_s`, `loss`,
+    `burst` (bytes): (P, P), rows send; None: none. Give it to one World, or `attach` it."""
 
     def __init__(
         self,

@@ -99,8 +99,8 @@ def _waited_for(
     pause_s: float,
     latency_s: Mapping[Link, float],
 ) -> Span | None:
-    """Of the frames that came to a peer in a step, the last one that its action needs, when the
-    peer stood still for it: what was there before the peer was free is no cause."""
+    """The last frame that an action needs of those that came to its peer in a step, if the peer
+    stood still for it: what was there before the peer was free is no cause."""
     if before is not None and span.start_s - before.end_s <= pause_s:
         return None
     role = {"forward": "activation", "evaluate": "activation", "backward": "activation_grad"}

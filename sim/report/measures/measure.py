@@ -63,7 +63,7 @@ class LinkUse:
 
 @dataclass
 class Measured:
-    """See `measure`."""
+    """What `measure` found in a trace: steps, and the use of peers and links."""
 
     steps: tuple[Step, ...]
     """All, by number; those done twice as they were the last time."""
@@ -88,7 +88,7 @@ class Measured:
         return self.typical[-1].end_s - self.typical[0].start_s if self.typical else 0.0
 
     def share(self, seconds: float) -> float:
-        """Of the typical steps' time; 0 without steps."""
+        """The share that `seconds` are of the typical steps' time, 0 to 1; 0 without steps."""
         return seconds / self.span_s if self.span_s else 0.0
 
     def use(self, link: LinkUse) -> float | None:
@@ -107,7 +107,8 @@ class Measured:
 
 
 def measure(trace: Trace, network: Network | None = None) -> Measured:
-    """Of everything that the trace keeps. `network`: what links can carry, by names of peers."""
+    """Measures everything that the trace keeps. `network`: what links can carry, by names of
+    peers."""
     steps = _steps(trace.spans)
     typical = _typical(steps, disturbing(trace.marks))
     peers: dict[str, PeerUse] = {}
