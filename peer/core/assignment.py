@@ -41,11 +41,11 @@ from ...job.words import size_text
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2, common_pb2
 from . import events as e
-from .keeping import Keeping
+from .keeping import SnapshotManager
 from .reports import MOST_BYTES, Reports, heaviest
 from .step import Steps, Verdict
 
-__all__ = ["STOP_AT", "Assignment", "Patience", "Phase"]
+__all__ = ["STOP_AT", "Assignment", "Phase", "Timeouts"]
 
 STOP_AT = 1.1
 """Times what the owner offers beyond which stages are not built, and a run is stopped: plans
@@ -55,7 +55,7 @@ _MOST_TEXT = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class Timeouts:
     """How long a peer in a run waits before it complains, seconds."""
 
     link_s: float = 30.0
@@ -86,9 +86,9 @@ class Assignment:
         peer: PeerId,
         assign: broker_pb2.Assign,
         memory_bytes: int,
-        patience: Patience,
+        patience: Timeouts,
         most_reports: int,
-        keeping: Keeping | None = None,
+        keeping: SnapshotManager | None = None,
     ) -> None:
         self.run: str = assign.run
         self.term: int = assign.term
@@ -100,7 +100,7 @@ class Assignment:
         self.dropped = 0
         """Frames that were late or doubled."""
         self.reports = Reports(most_reports)
-        self.keeping = keeping if keeping is not None else Keeping(peer)
+        self.keeping = keeping if keeping is not None else SnapshotManager(peer)
         """The peer's snapshots, which outlive this."""
         self._peer = peer
         self._assign = assign

@@ -36,7 +36,7 @@ from ...proto import broker_pb2, common_pb2
 from . import events as e
 from .snapshots import BLOCKS, PART_BYTES, SnapshotId
 
-__all__ = ["Keeping"]
+__all__ = ["SnapshotManager"]
 
 _SLOTS = 2
 """Parts that may be here or on their way from one peer: one arrives while one is written."""
@@ -63,7 +63,7 @@ class _Giving:
     under_way: set[FrameKey] = field(default_factory=set)
 
 
-class Keeping:
+class SnapshotManager:
     """Decides which snapshots one peer keeps, copies to others and deletes. Its methods return what
     is to be done, in order."""
 
@@ -420,7 +420,7 @@ class Keeping:
         return [_report(s) for s in self.newest(most) if SnapshotId.of(s) not in told]
 
     def __repr__(self) -> str:
-        return f"<Keeping {len(self.held)} snapshots, {len(self._coming)} on their way>"
+        return f"<SnapshotManager {len(self.held)} snapshots, {len(self._coming)} on their way>"
 
 
 def _report(snapshot: broker_pb2.Snapshot, why: str = "") -> e.Tell:

@@ -40,10 +40,10 @@ from ..core import events as e
 from ..core.snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
 from ..host.own_data import Catalogue
 from ..sync.optimizer import warm_up
-from .lane import Lane
+from .lane import SerialExecutor
 from .spans import Spans
 
-__all__ = ["Calls", "Work", "Workbench", "code_of", "said_of"]
+__all__ = ["Calls", "DeviceRuntime", "Work", "code_of", "said_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Calls:
     """Whether the machine still takes part in a term of a run."""
 
 
-class Workbench:
+class DeviceRuntime:
     """A worker's device, the snapshots on its disk, and the threads that do its work. Used from the
     event loop's thread."""
 
@@ -105,12 +105,12 @@ class Workbench:
         self._cache, self._from_web, self._own_data, self._spans = cache, from_web, own_data, spans
         self._calls, self._may_warm = calls, may_warm
         loop = asyncio.get_running_loop()
-        self._compute = Lane("compute", loop)
-        self._data = Lane("data", loop)
-        self._sending = Lane("sending", loop)
-        self._arriving = Lane("arriving", loop)
-        self._keeping = Lane("keeping", loop)
-        self._warming, self._cold = Lane("warming", loop), threading.Event()
+        self._compute = SerialExecutor("compute", loop)
+        self._data = SerialExecutor("data", loop)
+        self._sending = SerialExecutor("sending", loop)
+        self._arriving = SerialExecutor("arriving", loop)
+        self._keeping = SerialExecutor("keeping", loop)
+        self._warming, self._cold = SerialExecutor("warming", loop), threading.Event()
         """The second: set when what is fetched there is not wanted any more."""
         self._built: tuple[str, int] | None = None
         """Run and term that stand on the device; None while they are being built, or gone."""

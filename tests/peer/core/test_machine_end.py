@@ -14,7 +14,7 @@ from shoal.net.links.frame import FrameKey
 from shoal.peer.core import events as e
 from shoal.peer.core.assignment import Phase
 from shoal.peer.core.machine import PeerMachine
-from shoal.peer.core.opening import Terms
+from shoal.peer.core.opening import OwnerLimits
 from shoal.peer.hours import Hours
 from shoal.proto import broker_pb2, common_pb2
 from shoal.tests.peer.scripted import (
@@ -215,7 +215,7 @@ def test_the_owners_stop_counts_more_than_a_pause(running: Make) -> None:
 
 
 def test_hours_and_traffic_close_it(member: Make) -> None:
-    one = member(terms=Terms(hours=Hours.parse("22-08"), monthly_bytes=1000))
+    one = member(terms=OwnerLimits(hours=Hours.parse("22-08"), monthly_bytes=1000))
     for facts, code in (
         (looked(hour=21), "hours"),
         (looked(hour=22), ""),
