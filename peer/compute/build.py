@@ -30,27 +30,27 @@ from ..sync.ahead import Ahead
 from ..sync.optimizer import StageOptimizer
 from ..sync.vector import parts_of
 from .codings import Codings
-from .exchange import Exchanges, Held, Wire
+from .exchange import Exchanges, LocalStage, TransferSpecs
 from .offer import check_memory
 from .order import BuildOrder
 from .store import Store
 from .streams import Streams
 
-__all__ = ["Inputs", "Work", "build_work"]
+__all__ = ["BuiltStages", "Inputs", "build_work"]
 
 Inputs = dict[str, Tensor]
 
 
 @dataclass(eq=False)
-class Work:
+class BuiltStages:
     """Everything of one assignment on its device."""
 
     order: BuildOrder
     graph: Graph
     """Full form, bound."""
     flow: Flow
-    wire: Wire
-    held: dict[int, Held]
+    wire: TransferSpecs
+    held: dict[int, LocalStage]
     """This peer's stages by index."""
     exchange: Exchanges
     streams: Streams
@@ -155,7 +155,7 @@ def build_work(
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
     files: Mapping[str, Tensor] | None = None,
-) -> Work:
+) -> BuiltStages:
     """Raises ValueError (PlanError, GraphError, SpecError, WeightError, CodecError) when the parts
     of the order do not fit together, OfferError when they take too much memory. `clock` gives the
     seconds of codecs; `files` are the weights files, where the order's weights are more."""
@@ -170,7 +170,7 @@ def build_work(
     weights = ByGraph(order.weights, graph)
     core = _checked_core(order.core, graph) if order.core else None
     firsts = _firsts(graph)
-    held: dict[int, Held] = {}
+    held: dict[int, LocalStage] = {}
     names = [name for stage in mine for name in (*stage.parameters, *stage.buffers)]
     with order.reading(weights.shards(names)):
         for stage in mine:
@@ -197,9 +197,9 @@ def build_work(
                 seed=order.training.seed,
                 firsts=firsts,
             )
-            held[stage.index] = Held(stage, executor, optimizer)
+            held[stage.index] = LocalStage(stage, executor, optimizer)
     trim_heap()
-    wire = Wire(flow, graph)
+    wire = TransferSpecs(flow, graph)
     for k, part in held.items():
         if not plan.steps_ahead(k) or not shares_gradient(part.stage):
             continue
@@ -233,7 +233,7 @@ def build_work(
         clock=clock,
     )
     files = order.weights if files is None else files
-    return Work(order, graph, flow, wire, held, exchange, streams, reader, unread, files)
+    return BuiltStages(order, graph, flow, wire, held, exchange, streams, reader, unread, files)
 
 
 def _firsts(graph: Graph) -> dict[str, int]:

@@ -23,7 +23,7 @@ from ...dag.cost.pace import Vectors
 from ...dag.ir.graph import TensorSpec
 from ...dag.plan.plan import CodecChoice
 from ...dag.schedule.flow import Role, Transfer
-from .exchange import Wire
+from .exchange import TransferSpecs
 
 __all__ = ["Coding", "Codings"]
 
@@ -49,7 +49,7 @@ class Codings:
     """Finds the codec that carries a transfer; both ends find the same. `choices` are the plan's.
     Safe to read from several threads."""
 
-    def __init__(self, wire: Wire, choices: Iterable[CodecChoice]) -> None:
+    def __init__(self, wire: TransferSpecs, choices: Iterable[CodecChoice]) -> None:
         """Raises CodecError for a choice that names no codec."""
         self.flow, self._wire = wire.flow, wire
         flow = wire.flow

@@ -37,7 +37,7 @@ from ..core.events import Built, Result
 from ..core.snapshots import in_parts
 from ..core.step import transfer_of
 from ..sync.optimizer import learning_rate
-from .build import Inputs, Work, build_work
+from .build import BuiltStages, Inputs, build_work
 from .exchange import Taken
 from .order import BuildOrder
 from .rebuilt import given_records, rebuilt_records
@@ -61,7 +61,7 @@ class TorchDevice:
         self._clock = clock
         self.peak_bytes = 0
         """Most that was held at once since `build`; on a CPU counted, not measured."""
-        self._work: Work | None = None
+        self._work: BuiltStages | None = None
         self._copies: torch.cuda.Stream | None = None
 
     # ------------------------------------------------------------ building
@@ -229,7 +229,7 @@ class TorchDevice:
         return Result(seconds, self.peak_bytes, outcome, evaluation, links)
 
     def _run(
-        self, work: Work, step: int, action: Action, taken: Taken
+        self, work: BuiltStages, step: int, action: Action, taken: Taken
     ) -> Mapping[Transfer, Tensor | None]:
         match action.kind:
             case Kind.FORWARD:
@@ -251,7 +251,7 @@ class TorchDevice:
                 )
 
     def _forward(
-        self, work: Work, step: int, action: Action, taken: Taken
+        self, work: BuiltStages, step: int, action: Action, taken: Taken
     ) -> Mapping[Transfer, Tensor | None]:
         held, m = work.held[action.stage], action.microbatch
         if held.ahead is not None and not held.ahead.away:
@@ -270,7 +270,7 @@ class TorchDevice:
         return {t: forwarded.ports[work.flow.made(t)] for t in gives}
 
     def _backward(
-        self, work: Work, step: int, action: Action, taken: Taken
+        self, work: BuiltStages, step: int, action: Action, taken: Taken
     ) -> Mapping[Transfer, Tensor | None]:
         held, m = work.held[action.stage], action.microbatch
         grads: dict[str, list[Tensor | None]] = {}
@@ -285,7 +285,7 @@ class TorchDevice:
         return {t: back.get(work.flow.made(t)) for t in gives}
 
     def _evaluate(
-        self, work: Work, action: Action, taken: Taken
+        self, work: BuiltStages, action: Action, taken: Taken
     ) -> Mapping[Transfer, Tensor | None]:
         held, m = work.held[action.stage], action.microbatch
         ports = {t.value: _there(t, v) for t, v in taken}
@@ -300,13 +300,19 @@ class TorchDevice:
         return {t: forwarded.ports[t.value] for t in gives}
 
     def _report(
-        self, work: Work, training: bool, m: int, ports: Inputs, inputs: Inputs, results: Inputs
+        self,
+        work: BuiltStages,
+        training: bool,
+        m: int,
+        ports: Inputs,
+        inputs: Inputs,
+        results: Inputs,
     ) -> None:
         """Loss, weight and metrics, wherever the loss's stage has them from."""
         named = {f"in:{name}": tensor for name, tensor in inputs.items()}
         work.exchange.report(training, m, {**named, **ports, **results})
 
-    def _update(self, work: Work, step: int) -> None:
+    def _update(self, work: BuiltStages, step: int) -> None:
         total = work.exchange.total
         assert total is not None, "an update before the norm"
         for held in work.held.values():
@@ -364,7 +370,7 @@ class TorchDevice:
         return lambda: in_parts(write_records(records))
 
     def export(self) -> memoryview:
-        """The weights that this peer answers for (`Work.exported`), as a safetensors file."""
+        """The weights that this peer answers for (`BuiltStages.exported`), as safetensors."""
         return serialize(self._now.exported())
 
     def export_after(self, step: int) -> memoryview | Serialized:
@@ -404,7 +410,7 @@ class TorchDevice:
     # ------------------------------------------------------------ streams
 
     @property
-    def _now(self) -> Work:
+    def _now(self) -> BuiltStages:
         assert self._work is not None, "no assignment is built"
         return self._work
 

@@ -28,7 +28,7 @@ from ..sync.optimizer import StageOptimizer
 from ..sync.statistics import Statistics
 from ..sync.vector import Layout, TensorSpace, add, grads_of, set_grads, vector_of
 
-__all__ = ["Echo", "Exchanges", "Held", "Taken", "Wire"]
+__all__ = ["Echo", "Exchanges", "LocalStage", "Taken", "TransferSpecs"]
 
 Echo = Callable[[Transfer, Tensor], Tensor]
 """What the destination of a transfer will have of a tensor: it loses what the codec loses."""
@@ -38,7 +38,7 @@ Taken = Sequence[tuple[Transfer, "Tensor | None"]]
 
 
 @dataclass(eq=False)
-class Held:
+class LocalStage:
     """A stage on this peer with what trains it."""
 
     stage: Stage
@@ -55,7 +55,7 @@ class Held:
         return whole if self.ahead is None else whole | dict(self.ahead.weights())
 
 
-class Wire:
+class TransferSpecs:
     """The spec of every transfer of a plan. `graph` is bound and full."""
 
     def __init__(self, flow: Flow, graph: Graph) -> None:
@@ -131,7 +131,11 @@ class Exchanges:
     """Carries out the exchanges of one peer. Owns what lies between two actions of a step."""
 
     def __init__(
-        self, peer: PeerId, wire: Wire, held: Mapping[int, Held], device: torch.device
+        self,
+        peer: PeerId,
+        wire: TransferSpecs,
+        held: Mapping[int, LocalStage],
+        device: torch.device,
     ) -> None:
         self.peer, self.wire, self.held, self.device = peer, wire, held, device
         self.flow = wire.flow
@@ -287,7 +291,7 @@ class Exchanges:
 class _Scores(TensorSpace):
     """Adding up what peers sent to the hub of a norm or an evaluation."""
 
-    def __init__(self, wire: Wire, exchange: Exchange, device: torch.device) -> None:
+    def __init__(self, wire: TransferSpecs, exchange: Exchange, device: torch.device) -> None:
         super().__init__((0, 0), device)
         self._wire, self._exchange, self._to = wire, exchange, device
 
@@ -306,7 +310,7 @@ class _Mean(TensorSpace):
         return add(parts).div_(len(parts))
 
 
-def _grads(held: Held) -> dict[str, Tensor | None]:
+def _grads(held: LocalStage) -> dict[str, Tensor | None]:
     return {n: held.executor.parameters[n].grad for n in held.stage.trainable}
 
 

@@ -31,7 +31,7 @@ from ...dag.schedule.flow import Transfer
 from ..blobs.weight_shards import WeightShard
 from ..blobs.weights import Lazy, Spec, Weights, WeightsFile, has_start, joined, serialize, spec_of
 from ..core.snapshots import SnapshotError
-from .build import Work
+from .build import BuiltStages
 from .streams import stream_name, stream_of
 
 __all__ = [
@@ -52,7 +52,7 @@ _MOST = 64
 more than the reader's memory; one that would be, nearly all zeros, is written as it is."""
 
 
-def take_records(work: Work, step: int) -> dict[str, Tensor]:
+def take_records(work: BuiltStages, step: int) -> dict[str, Tensor]:
     """Copies, on the host, of all that `work` needs beside the run's weights files to go on when
     `step` updates are in it."""
     found: dict[str, Tensor] = {}
@@ -104,7 +104,7 @@ class Records:
         kinds = ("param:", "buffer:")
         return {n.partition(":")[2]: t for n, t in self.tensors.items() if n.startswith(kinds)}
 
-    def load(self, work: Work) -> None:
+    def load(self, work: BuiltStages) -> None:
         """Puts optimizer and codecs where the snapshots left them; parameters are there already.
         States of streams that this plan does not have are left out: what they held back is lost.
 

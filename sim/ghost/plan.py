@@ -23,7 +23,7 @@ from ...dag.plan.plan import PeerId
 from ...dag.schedule.check import slots
 from ...dag.schedule.flow import Flow, Role, Transfer
 from ...peer.compute.codings import Codings
-from ...peer.compute.exchange import Wire
+from ...peer.compute.exchange import TransferSpecs
 from ...peer.compute.order import BuildOrder
 from .hashes import MASK, Hash, Hashes, Words, odd
 from .stage_hash import Linear
@@ -156,7 +156,7 @@ class GhostPlan:
         self.stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
         self.tied = tied_groups(graph, self.stages)
         self.flow = Flow(plan, self.stages, self.tied)
-        self.wire = Wire(self.flow, graph)
+        self.wire = TransferSpecs(self.flow, graph)
         self.hashes = Hashes(graph, order.training.seed)
         self._codings = Codings(self.wire, plan.codecs)
         self._linear: dict[int, Linear] = {}

@@ -24,7 +24,7 @@ from ....compression.codec import RAW, parse
 from ....compression.sparse.support import Support
 from ....compression.stream import is_stateful
 from ....dag.cost.estimate import Estimate, summarize
-from ....dag.cost.play import Coding, Played, play
+from ....dag.cost.play import Coding, Timeline, play
 from ....dag.cost.program import Program
 from ....dag.plan.plan import CodecChoice, CodecUse, Plan, Prediction
 from ..base.interface import CODED_ROLES
@@ -278,7 +278,9 @@ class Carried:
             coding,
         )
 
-    def _play(self, sizes: tuple[int, ...], seconds: list[float], coding: Coding | None) -> Played:
+    def _play(
+        self, sizes: tuple[int, ...], seconds: list[float], coding: Coding | None
+    ) -> Timeline:
         program = replace(self.program, size_bytes=sizes)
         return play(program, seconds, self.network, self.hosts, coding)
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ....dag.cost.estimate import Estimate, summarize
 from ....dag.cost.memory import MemoryModel
 from ....dag.cost.pace import Totals
-from ....dag.cost.play import Hosts, Played, play
+from ....dag.cost.play import Hosts, Timeline, play
 from ....dag.cost.speed import FLOPS_PER_BYTE
 from ....dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
 from ....dag.plan.cut import Cutter, tied_groups
@@ -260,12 +260,12 @@ class Judge:
             self.network.latency_s[a, b].T,
         )
 
-    def play(self, candidate: Candidate) -> tuple[Structure, Played]:
+    def play(self, candidate: Candidate) -> tuple[Structure, Timeline]:
         """The event calculation, whether or not it fits."""
         self.judged += 1
         return self._play(candidate)
 
-    def _play(self, candidate: Candidate) -> tuple[Structure, Played]:
+    def _play(self, candidate: Candidate) -> tuple[Structure, Timeline]:
         structure = self.structure(candidate)
         peers = list(candidate.peers)
         seconds = structure.seconds(self.per_unit[peers])

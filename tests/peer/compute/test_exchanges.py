@@ -20,7 +20,7 @@ from shoal.dag.plan.cut import cut
 from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.dag.schedule.check import check
 from shoal.dag.schedule.flow import Flow, Role
-from shoal.peer.compute.exchange import Exchanges, Held, Wire
+from shoal.peer.compute.exchange import Exchanges, LocalStage, TransferSpecs
 
 from .test_streams import Mlp, coded, digits, one_step, parameters
 
@@ -52,14 +52,14 @@ class Stage:
         self.plan = Plan((slot,), (route,), 2, exchanges=(exchange,)).validate(1)
         self.stages = cut(graph, [(0, 1)])
         self.flow = Flow(self.plan, self.stages, ())
-        self.wire = Wire(self.flow, graph)
+        self.wire = TransferSpecs(self.flow, graph)
         self.parameters, self.exchanges = {}, {}
         for peer, own in zip(peers, gradients, strict=True):
             found = {n: nn.Parameter(torch.zeros_like(g)) for n, g in gradients[0].items()}
             for name, parameter in found.items():
                 parameter.grad = own[name]
             executor = SimpleNamespace(parameters=found)
-            held = {0: Held(self.stages[0], executor, None)}
+            held = {0: LocalStage(self.stages[0], executor, None)}
             self.parameters[peer] = found
             self.exchanges[peer] = Exchanges(peer, self.wire, held, CPU)
 
