@@ -30,7 +30,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .modes import in_mode
-from .trace import Chain, Trace, trace
+from .trace import CaptureFingerprints, Chain, trace
 
 __all__ = ["Repeat", "repeats", "shortened"]
 
@@ -70,7 +70,7 @@ def repeats(
     if not chains:
         return ()
 
-    def traced(train: bool, batch: int) -> Trace:
+    def traced(train: bool, batch: int) -> CaptureFingerprints:
         with in_mode(module, train):
             return trace(module, inputs, loss, batch, chains)
 
@@ -147,7 +147,9 @@ def _run(chain: Chain, blocks: Sequence[bytes]) -> Repeat | None:
     return best
 
 
-def _agree(whole: Trace, short: Trace, runs: Sequence[Repeat | None]) -> bool:
+def _agree(
+    whole: CaptureFingerprints, short: CaptureFingerprints, runs: Sequence[Repeat | None]
+) -> bool:
     """Whether one trace is the other one without the blocks that were left out."""
     if (whole.prefix, whole.results) != (short.prefix, short.results):
         return False

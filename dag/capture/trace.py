@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from .export import forward_of
 from .modes import in_mode
 
-__all__ = ["Chain", "Trace", "UnclearError", "same_in_eval", "trace"]
+__all__ = ["CaptureFingerprints", "Chain", "UnclearError", "same_in_eval", "trace"]
 
 LARGEST = 64 << 20
 """Bytes that may be computed with in a trace: ranges and masks that a forward makes."""
@@ -56,7 +56,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Trace:
+class CaptureFingerprints:
     """Fingerprints of the operators before the first block and of those of each block, by chain;
     what the results are; and a fingerprint of all operators without what eval mode changes."""
 
@@ -94,7 +94,7 @@ def trace(
     loss: Callable[..., Any] | None,
     batch: int,
     chains: Sequence[Chain] = (),
-) -> Trace:
+) -> CaptureFingerprints:
     """Runs the forward for `batch` samples on tensors without values, in the module's present mode.
 
     What the eval form of a graph changes (dropout) is left out of the operators, and kept beside
@@ -133,7 +133,7 @@ def _run(
     chains: Sequence[Chain],
     mode: AbstractContextManager[Any],
     device: str | None,
-) -> Trace:
+) -> CaptureFingerprints:
     """The trace under a mode, or with everything that the module has on another device."""
     tensors: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     if device is not None:
@@ -161,7 +161,7 @@ def _run(
     if any(len(made) != len(_children(c)) for made, c in zip(recorder.made, chains, strict=True)):
         raise UnclearError("a block was not called")
     blocks = [[block.both() for block in made] for made in recorder.made]
-    return Trace(
+    return CaptureFingerprints(
         recorder.prefix.both(),
         blocks,
         recorder.plain(results),

@@ -42,7 +42,7 @@ from .exchange import Taken
 from .order import BuildOrder
 from .rebuilt import given_records, rebuilt_records
 from .records import load_records, take_records, write_records
-from .store import Entry
+from .store import StoredValue
 
 __all__ = ["SpecError", "TorchDevice"]
 
@@ -133,7 +133,7 @@ class TorchDevice:
         if arrived.absent:
             if transfer.role is not Role.ACTIVATION_GRAD:
                 raise SpecError(f"{key}: expected {expected!r}, got none; only gradients may lack")
-            work.store.put(key, Entry(None))
+            work.store.put(key, StoredValue(None))
             return
         codec = work.streams.codings.of(transfer).codec.name
         if arrived.codec != codec:
@@ -141,7 +141,7 @@ class TorchDevice:
         with self._copying() as stream:
             tensor = work.streams.decode(key, transfer, arrived.codec_header, arrived.data)
             if tensor is not None:
-                work.store.put(key, Entry(tensor, stream.record_event() if stream else None))
+                work.store.put(key, StoredValue(tensor, stream.record_event() if stream else None))
 
     def most_bytes(self, key: FrameKey) -> int | None:
         """The most that a frame of this key has under the plan; None when nothing is built, 0 for
@@ -218,7 +218,7 @@ class TorchDevice:
         given = self._run(work, step, action, taken)
         ready = self._finish()
         for transfer, tensor in given.items():
-            work.store.put(_key(work.order, step, transfer), Entry(tensor, ready))
+            work.store.put(_key(work.order, step, transfer), StoredValue(tensor, ready))
         backward = action.kind is Kind.BACKWARD
         self._measure(work.backward_bytes(action.stage) if backward else 0)
         seconds = passed() - began
@@ -425,7 +425,7 @@ class TorchDevice:
                 copies.wait_event(ready)
             heard = work.streams.echo(_key(work.order, step, transfer), transfer, tensor)
             there = copies.record_event() if copies else None
-        found = self._take(Entry(heard, there))
+        found = self._take(StoredValue(heard, there))
         assert found is not None
         return found
 
@@ -438,7 +438,7 @@ class TorchDevice:
         with torch.cuda.stream(self._copies):
             yield self._copies
 
-    def _take(self, entry: Entry) -> Tensor | None:
+    def _take(self, entry: StoredValue) -> Tensor | None:
         if entry.ready is not None and entry.tensor is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(entry.ready)

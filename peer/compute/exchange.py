@@ -139,7 +139,7 @@ class Exchanges:
     ) -> None:
         self.peer, self.wire, self.held, self.device = peer, wire, held, device
         self.flow = wire.flow
-        self.total: norm.Total | None = None
+        self.total: norm.ScoreTotals | None = None
         """Of the last norm or evaluation that came to an end here."""
         self._reported: dict[tuple[bool, int], dict[str, Tensor]] = {}
         """Loss, weight and metrics by (training, microbatch) and value."""
@@ -277,7 +277,7 @@ class Exchanges:
             case Content.TIED | Content.TIED_DELTA | Content.TIED_PAIR:
                 self._set_tied(k, engine.take(hops, space))
             case Content.NORM | Content.SCORES:
-                self.total = norm.Total.unpack(engine.take(hops, space))
+                self.total = norm.ScoreTotals.unpack(engine.take(hops, space))
 
     def _set_tied(self, index: int, total: Tensor) -> None:
         """Each copy gets a gradient of its own, since the update divides it in place."""

@@ -32,7 +32,7 @@ from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role, Transfer
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2
-from .codings import Coding, Codings
+from .codings import Codings, TransferCodec
 from .uses import Uses
 
 __all__ = ["Streams", "encoding_key", "stream_name", "stream_of"]
@@ -162,7 +162,7 @@ class Streams:
     def _encode(
         self,
         end: _End,
-        coding: Coding,
+        coding: TransferCodec,
         key: FrameKey,
         transfer: Transfer,
         tensor: Tensor,
@@ -207,7 +207,7 @@ class Streams:
                 end.shared = end.echo = None
         return found, heard
 
-    def _end(self, stream: Transfer, coding: Coding | None = None) -> _End:
+    def _end(self, stream: Transfer, coding: TransferCodec | None = None) -> _End:
         with self._lock:
             found = self._ends.get(stream)
             if found is None:
@@ -252,7 +252,7 @@ class Streams:
         """Whether it is a stream with a state here, under this plan."""
         return self._stateful(stream) is not None
 
-    def _stateful(self, stream: Transfer) -> Coding | None:
+    def _stateful(self, stream: Transfer) -> TransferCodec | None:
         """How a stream that has an end with a state here is written; None: there is none."""
         sends = stream.source == self._peer
         if not sends and stream.destination != self._peer:
