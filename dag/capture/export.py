@@ -29,7 +29,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..ir.capture_errors import CaptureError, Place, explain, line_of, refused, user_place
 from ..ir.fx_args import name_of
 from ..ir.operators import allowed
-from .places import Notes, Watch
+from .places import BatchSizeWatch, Notes
 
 __all__ = ["Exported", "export", "forward_of", "functional"]
 
@@ -363,7 +363,7 @@ def _batch_place(
     """Where the batch size was fixed: the export again, with sizes free to be fixed, watched."""
     if "Constraints violated" not in str(error):
         return None
-    watch = Watch()
+    watch = BatchSizeWatch()
     with watch, contextlib.suppress(Exception):  # only the place is wanted
         torch.export.export(
             wrapper, given, dynamic_shapes={"inputs": tuple({0: Dim.AUTO} for _ in given)}

@@ -43,7 +43,7 @@ from ...proto import broker_pb2, common_pb2
 from . import events as e
 from .keeping import SnapshotManager
 from .reports import MOST_BYTES, Reports, heaviest
-from .step import Steps, Verdict
+from .step import FrameVerdict, Steps
 
 __all__ = ["STOP_AT", "Assignment", "Phase", "Timeouts"]
 
@@ -160,7 +160,7 @@ class Assignment:
             if peer in dials:
                 out.append(e.Dial(peer, dials[peer].address, dials[peer].generation))
             else:
-                out.append(e.Expect(peer))
+                out.append(e.ExpectPeer(peer))
         out += snapshots
         if not self._holds:
             self.phase = Phase.WARM
@@ -286,14 +286,14 @@ class Assignment:
         if self.steps is None:
             return self.fail("frame", f"{_name(key)} came before {self._peer} was ready")
         verdict = self.steps.judge(key)
-        if verdict is Verdict.WANTED:
+        if verdict is FrameVerdict.WANTED:
             self.steps.arrived.add(key)
             return self._advance(now)
-        if verdict is Verdict.UNPLANNED:
+        if verdict is FrameVerdict.UNPLANNED:
             return self.frame_refused(key, f"the plan of {self._peer} does not name it")
         self.dropped += 1
         # A doubled frame that still waits shares its tensor with the first: freeing would lose it.
-        return [e.Release(key)] if verdict is Verdict.LATE else []
+        return [e.Release(key)] if verdict is FrameVerdict.LATE else []
 
     def frame_refused(self, key: FrameKey, why: str) -> list[e.Instruction]:
         if key.role is Role.SNAPSHOT:

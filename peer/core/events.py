@@ -7,7 +7,7 @@ assignment that caused a record, so that a stale answer is recognised and droppe
 
     shell -> machine                          machine -> shell
     Started StopAsked OwnerLooked TimerFired  Connect Tell SetTimer Waits Exit
-    Attached Detached BrokerSaid              Dial Expect HangUp Allow
+    Attached Detached BrokerSaid              Dial ExpectPeer HangUp Allow
     LinkUp LinkDown                           Build Prefetch Compute Discard UploadWeights
     Built BuildFailed DataReady DataFailed    SendFrame Release
     Computed ComputeFailed FrameQueued        SendProbe
@@ -52,7 +52,7 @@ __all__ = [
     "DropSnapshot",
     "Event",
     "Exit",
-    "Expect",
+    "ExpectPeer",
     "ExportFailed",
     "ExportedWeights",
     "FrameAcknowledged",
@@ -398,7 +398,7 @@ class Dial:
 
 
 @immutable
-class Expect:
+class ExpectPeer:
     """This peer may dial us."""
 
     peer: PeerId
@@ -542,7 +542,7 @@ Instruction = (
     | Waits
     | Exit
     | Dial
-    | Expect
+    | ExpectPeer
     | HangUp
     | Allow
     | Build

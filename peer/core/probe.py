@@ -125,7 +125,7 @@ class Probes:
             until=now + order.patience_s,
             turn=dials,
         )
-        reach = e.Dial(other, order.address, order.generation) if dials else e.Expect(other)
+        reach = e.Dial(other, order.address, order.generation) if dials else e.ExpectPeer(other)
         timer = e.SetTimer(f"probe:{other}", now + order.patience_s)
         return [*out, reach, e.Allow(other, Role.PROBE, _SLOTS), timer]
 

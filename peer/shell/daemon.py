@@ -393,7 +393,7 @@ class Worker:
                 # What the broker reaches need not be reached from here: then by relay.
                 relay = RELAY if self._upstream.credentials is not None else ""
                 self._transport.dial(peer, there, generation, relay)
-            case e.Expect(peer):
+            case e.ExpectPeer(peer):
                 self._transport.expect(peer)
             case e.HangUp(peer):
                 self._transport.hang_up(peer)

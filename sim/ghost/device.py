@@ -33,7 +33,7 @@ from ...proto import broker_pb2
 from .exchange import carry_out
 from .hashes import MASK, Hash, figure, name_hash
 from .plan import GhostPlan, Hollow
-from .work import NOTHING, Part, Store, Work
+from .work import NOTHING, ActionTransfers, GhostAssignment, Store
 
 __all__ = ["GhostDevice", "Ghosts", "hollow", "read_export"]
 
@@ -78,14 +78,14 @@ class GhostDevice:
     def __init__(self, plan: Callable[[BuildOrder], GhostPlan]) -> None:
         self.peak_bytes = 0
         self._plan = plan
-        self._work: Work | None = None
+        self._work: GhostAssignment | None = None
 
     # ------------------------------------------------------------ building
 
     def build(self, order: BuildOrder) -> Built:
         """As TorchDevice; neither weights nor data are read."""
         shared = self._plan(order)
-        self._work = work = Work(order, shared)
+        self._work = work = GhostAssignment(order, shared)
         states: dict[str, int] = {}
         for parts in order.resumed:
             states |= json.loads(cast(Hollow, parts[0]).tag)
@@ -180,7 +180,9 @@ class GhostDevice:
         evaluation = self._evaluation() if ends and action.content is Content.SCORES else None
         return Result(0.0, self.peak_bytes, outcome, evaluation)
 
-    def _forward(self, work: Work, step: int, action: Action, part: Part, store: Store) -> None:
+    def _forward(
+        self, work: GhostAssignment, step: int, action: Action, part: ActionTransfers, store: Store
+    ) -> None:
         held, m = work.held[action.stage], action.microbatch
         training = action.kind is Kind.FORWARD
         ports = {t.value: cast(int, store[at]) for t, at in part.takes}
@@ -192,7 +194,9 @@ class GhostDevice:
         for t, at in part.gives:
             store[at] = values[work.shared.flow.made(t)]
 
-    def _backward(self, work: Work, action: Action, part: Part, store: Store) -> None:
+    def _backward(
+        self, work: GhostAssignment, action: Action, part: ActionTransfers, store: Store
+    ) -> None:
         held, m = work.held[action.stage], action.microbatch
         gradients = dict.fromkeys(held.linear.answers, 0)
         for t, at in part.takes:
@@ -258,7 +262,7 @@ class GhostDevice:
         return json.dumps(found, sort_keys=True).encode()
 
     @property
-    def _now(self) -> Work:
+    def _now(self) -> GhostAssignment:
         assert self._work is not None, "no assignment is built"
         return self._work
 
@@ -268,7 +272,7 @@ class GhostDevice:
         return f"<GhostDevice, stages {[*self._work.held]}>"
 
 
-def _rebuilt(work: Work, given: dict[str, int]) -> dict[str, int]:
+def _rebuilt(work: GhostAssignment, given: dict[str, int]) -> dict[str, int]:
     """As peer.rebuilt.rebuilt_records: what a parameter is made from is in its hash. Raises
     RebuildError."""
     wanted = work.recipe(tuple(work.held))

@@ -16,12 +16,14 @@ from ...dag.exchange.wiring import Exchange
 from ...dag.plan.action import Action, Content, Kind
 from ...dag.schedule.flow import Role
 from .hashes import MASK, Hash, Words
-from .work import Local, Part, Store, Work
+from .work import ActionTransfers, GhostAssignment, Local, Store
 
 __all__ = ["carry_out"]
 
 
-def carry_out(work: Work, action: Action, part: Part, store: Store) -> Mapping[Local, Hash]:
+def carry_out(
+    work: GhostAssignment, action: Action, part: ActionTransfers, store: Store
+) -> Mapping[Local, Hash]:
     """Does an action of an exchange; returns what it leaves for others and for itself."""
     exchange, flow = work.shared.flow.exchange_of(action), work.shared.flow
     hops: list[tuple[Hop, Hash]] = []
@@ -45,7 +47,7 @@ def carry_out(work: Work, action: Action, part: Part, store: Store) -> Mapping[L
     return found
 
 
-def _own(work: Work, exchange: Exchange, hop: Hop) -> Hash:
+def _own(work: GhostAssignment, exchange: Exchange, hop: Hop) -> Hash:
     """What the peer gives: words for a stage, an integer for all else."""
     k = exchange.index
     match exchange.content:
@@ -67,14 +69,17 @@ def _own(work: Work, exchange: Exchange, hop: Hop) -> Hash:
             return _scores(work, False) & MASK
 
 
-def _scores(work: Work, training: bool) -> int:
+def _scores(work: GhostAssignment, training: bool) -> int:
     """The losses of the microbatches that were lost here."""
     loss = work.shared.hashes.loss
     return sum(loss(work.reported[training, m]) for m in work.ran[training])
 
 
 def _take(
-    work: Work, exchange: Exchange, hops: Sequence[tuple[Hop, Hash]], space: engine.Space[Hash]
+    work: GhostAssignment,
+    exchange: Exchange,
+    hops: Sequence[tuple[Hop, Hash]],
+    space: engine.Space[Hash],
 ) -> None:
     k = exchange.index
     match exchange.content:

@@ -15,7 +15,7 @@ from .hashes import Hash
 from .plan import GhostPlan, Weighed
 from .stage_hash import HeldHash
 
-__all__ = ["NOTHING", "Local", "Part", "Store", "Work"]
+__all__ = ["NOTHING", "ActionTransfers", "GhostAssignment", "Local", "Store"]
 
 Local = tuple[int, int, str, str, str]
 """Microbatch, hop, port, source and destination of a transfer: `transfer[1:]`, or of its frame
@@ -25,31 +25,31 @@ Store = dict[Local, Hash]
 """The values of one step."""
 
 
-class Part(NamedTuple):
+class ActionTransfers(NamedTuple):
     """An action's transfers, with where each lies in the store."""
 
     takes: tuple[tuple[Transfer, Local], ...]
     gives: tuple[tuple[Transfer, Local], ...]
 
 
-NOTHING = Part((), ())
+NOTHING = ActionTransfers((), ())
 """Of an action that moves nothing."""
 
 
-class Work:
+class GhostAssignment:
     """One assignment on one peer."""
 
     def __init__(self, order: BuildOrder, shared: GhostPlan) -> None:
         self.order, self.shared = order, shared
         flow, peer = shared.flow, order.peer
         self.held = {k: HeldHash(shared.linear(k)) for k in shared.plan.stages_of(peer)}
-        self.parts: dict[Action, Part] = {}
+        self.parts: dict[Action, ActionTransfers] = {}
         self.coming: dict[Local, Weighed] = {}
         self.going: dict[Local, Weighed] = {}
         for action in flow.involved(peer):
             takes = tuple((t, t[1:]) for t in flow.takes(peer, action))
             gives = tuple((t, t[1:]) for t in flow.gives(peer, action))
-            self.parts[action] = Part(takes, gives)
+            self.parts[action] = ActionTransfers(takes, gives)
             self.coming |= {at: shared.weighed(t) for t, at in takes if not t.is_local}
             self.going |= {at: shared.weighed(t) for t, at in gives if not t.is_local}
         self.store: dict[int, Store] = {}

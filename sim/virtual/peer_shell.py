@@ -277,7 +277,7 @@ class PeerShell:
                 self._exit(instruction)
             case p.Dial(peer, address, generation):
                 self._transport.dial(peer, address, generation)
-            case p.Expect(peer):
+            case p.ExpectPeer(peer):
                 self._transport.expect(peer)
             case p.HangUp(peer):
                 self._transport.hang_up(peer)

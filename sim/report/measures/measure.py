@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ....dag.cost.network import Network
-from ...trace import COMPUTE, Part, Span, Total, Trace
+from ...trace import COMPUTE, Span, Total, TotalKey, Trace
 from .moments import disturbing
 
 __all__ = ["LinkUse", "Measured", "PeerUse", "Step", "measure", "overlap"]
@@ -74,7 +74,7 @@ class Measured:
     up: dict[str, float]
     """Use of each uplink in the typical steps, 0 to 1, where its rate is known."""
     down: dict[str, float]
-    totals: dict[Part, Total]
+    totals: dict[TotalKey, Total]
     """Of the whole run (trace.py)."""
     step_s: float
     """Median length; 0 without steps."""
@@ -182,7 +182,7 @@ def _typical(steps: Sequence[Step], marks: Sequence[float]) -> tuple[Step, ...]:
     return tuple(longest[cut : cut + MOST_STEPS])
 
 
-def _links(totals: Iterable[Part], network: Network | None) -> dict[tuple[str, str], LinkUse]:
+def _links(totals: Iterable[TotalKey], network: Network | None) -> dict[tuple[str, str], LinkUse]:
     """Every pair that carried something at any time."""
     pairs = sorted({(p.peer, p.to) for p in totals if p.kind == "send"})
     links = {pair: LinkUse(*pair) for pair in pairs}
