@@ -46,7 +46,7 @@ from ..scenario.sentences import (
     stop,
 )
 from ..virtual.control import BROKER
-from ..virtual.spec import Device, PeerSpec
+from ..virtual.spec import PeerDevice, PeerSpec
 from ..virtual.wan import Wan
 from ..virtual.world import World
 
@@ -264,7 +264,7 @@ def play(
     blobs: Mapping[str, bytes],
     folder: Path,
     *,
-    device: Callable[[PeerSpec], Device] | None = None,
+    device: Callable[[PeerSpec], PeerDevice] | None = None,
     losses: Sequence[float] = (),
     tolerance: float = 0.0,
     log: bool = False,

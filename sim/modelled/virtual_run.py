@@ -26,7 +26,7 @@ from ..scenario.scenario import Scenario
 from ..scenario.tables import PeerTable
 from ..trace import Trace
 from ..virtual.clock import Observe, Observed
-from ..virtual.spec import Device, PeerSpec
+from ..virtual.spec import PeerDevice, PeerSpec
 from ..virtual.wan import Wan
 from ..virtual.world import RESTART_S, World
 
@@ -176,7 +176,7 @@ def wan_of(scenario: Scenario) -> Wan:
     )
 
 
-def ghosts() -> Callable[[PeerSpec], Device]:
+def ghosts() -> Callable[[PeerSpec], PeerDevice]:
     """Devices on which every tensor is a hash."""
     from ..ghost.device import Ghosts
 

@@ -20,7 +20,7 @@ from ...job.settings import Settings, SettingsError
 from ...job.units import Duration
 from .keys import Renamed, positive, share
 
-__all__ = ["BETWEEN", "LASTING", "Churn", "Expect", "FaultTable"]
+__all__ = ["BETWEEN", "LASTING", "Churn", "Expectations", "FaultTable"]
 
 ZERO, AWAY = Duration("0s"), Duration("60s")
 
@@ -120,7 +120,7 @@ class Churn(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expect(Settings):
+class Expectations(Settings):
     """What a simulation must reach, or it ends with exit code 1."""
 
     loss_below: float | None = None

@@ -27,7 +27,7 @@ from .checks import check_built, check_faults, check_places, check_times
 from .keys import Renamed
 from .naming import BROKER, named, select
 from .networks import Wide, wide
-from .tables import BrokerTable, Churn, Expect, FaultTable, Link, PeerTable, Place
+from .tables import BrokerTable, Churn, Expectations, FaultTable, Link, PeerTable, Place
 
 __all__ = ["SCENARIOS", "Scenario"]
 
@@ -72,7 +72,7 @@ class Scenario(Renamed):
     """What goes wrong, and when."""
     churn: Churn = field(default_factory=Churn)
     """What goes wrong by chance."""
-    expect: Expect = field(default_factory=Expect)
+    expect: Expectations = field(default_factory=Expectations)
     """What must be reached."""
     folder: Path = Path()
     """Where relative paths start; not part of the file."""

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 from ...job.settings import Settings, SettingsError, meant
 from ...job.units import ByteCount, Duration, Rate
-from .devices import DEVICES, Device
+from .devices import DEVICES, DeviceDatasheet
 from .keys import Renamed, positive, share
-from .mishaps import Churn, Expect, FaultTable
+from .mishaps import Churn, Expectations, FaultTable
 from .naming import MOST_PEERS, NAME, count
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "BrokerTable",
     "Churn",
     "DeviceTable",
-    "Expect",
+    "Expectations",
     "FaultTable",
     "Link",
     "PeerTable",
@@ -109,10 +109,10 @@ class PeerTable(Settings):
         return self.price_per_hour * max(0.0, end_s - self.joins) / 3600.0
 
     @property
-    def hardware(self) -> Device:
+    def hardware(self) -> DeviceDatasheet:
         if isinstance(self.device, str):
             return DEVICES[self.device]
-        return Device(
+        return DeviceDatasheet(
             flops=self.device.flops,
             memory_bandwidth=self.device.memory_bandwidth,
             overhead_s=self.device.overhead,

@@ -39,7 +39,7 @@ from .. import trace
 from .clock import Observed, Timers
 from .control import BROKER, Control
 from .orders import Pace
-from .spec import Device, PeerSpec
+from .spec import PeerDevice, PeerSpec
 
 if TYPE_CHECKING:
     from .world import World
@@ -70,7 +70,7 @@ class PeerShell:
         world: World,
         spec: PeerSpec,
         options: PeerOptions | None,
-        device: Device,
+        device: PeerDevice,
         incarnation: int = 0,
     ) -> None:
         self.world, self.spec, self.name = world, spec, spec.name

@@ -15,13 +15,13 @@ from ...peer.core import events as p
 from ...peer.host.profile import speeds_to_proto
 from ...proto import broker_pb2, graph_pb2
 
-__all__ = ["Device", "PeerSpec"]
+__all__ = ["PeerDevice", "PeerSpec"]
 
 CALL_S = 1e-6
 """Fixed time of a kernel, of a peer that states FLOP/s only."""
 
 
-class Device(Protocol):
+class PeerDevice(Protocol):
     """What does things with values; see peer.device.TorchDevice, which is one."""
 
     def build(self, order: BuildOrder) -> p.Built: ...
