@@ -34,7 +34,7 @@ from .speed import Speeds, Work, work_array
 
 __all__ = [
     "UPDATE_CALLS",
-    "Totals",
+    "IntervalWork",
     "Vectors",
     "action_work",
 ]
@@ -51,7 +51,7 @@ ACTION_CALLS = 30
 """The same of any other action."""
 
 
-class Totals:
+class IntervalWork:
     """Work of any interval of a bound graph, from prefix sums; shared by all cuts of a search."""
 
     def __init__(self, costs: Sequence[OperatorCost]) -> None:
@@ -161,7 +161,7 @@ def action_work(
     stages: Sequence[Stage],
     exchanges: Exchanges,
     vectors: Vectors,
-    totals: Totals,
+    totals: IntervalWork,
     *,
     optimizer_slots: int,
 ) -> Callable[[PeerId, Action], Work]:

@@ -14,7 +14,7 @@ from ...net.links.buffers import trim_heap
 from .weight_shards import WeightShard
 from .weights import (
     Lazy,
-    Spec,
+    ShapeDtype,
     WeightError,
     Weights,
     has_start,
@@ -42,12 +42,12 @@ class Starting(Lazy):
     def __contains__(self, name: object) -> bool:
         return name in self.files or name in self.recipe.tensors
 
-    def spec(self, name: str) -> Spec:
+    def spec(self, name: str) -> ShapeDtype:
         """Shape and dtype of a tensor, without making it. Raises KeyError for an unknown name."""
         if name in self.files:
             return self.files.spec(name)
         initial = self.recipe.tensors[name]
-        return Spec(initial.shape, getattr(torch, initial.dtype))
+        return ShapeDtype(initial.shape, getattr(torch, initial.dtype))
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows [start, stop) of a tensor. Raises KeyError for an unknown name, ValueError for rows

@@ -29,7 +29,16 @@ from ...dag.ir.graph import TensorSpec
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Transfer
 from ..blobs.weight_shards import WeightShard
-from ..blobs.weights import Lazy, Spec, Weights, WeightsFile, has_start, joined, serialize, spec_of
+from ..blobs.weights import (
+    Lazy,
+    ShapeDtype,
+    Weights,
+    WeightsFile,
+    has_start,
+    joined,
+    serialize,
+    spec_of,
+)
 from ..core.snapshots import SnapshotError
 from .build import BuiltStages
 from .streams import stream_name, stream_of
@@ -170,7 +179,7 @@ class _Over(Lazy):
     def __contains__(self, name: object) -> bool:
         return name in self._own or name in self._rest
 
-    def spec(self, name: str) -> Spec:
+    def spec(self, name: str) -> ShapeDtype:
         return spec_of(self._own if name in self._own else self._rest, name)
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
@@ -211,13 +220,13 @@ def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
     return Records(found)
 
 
-def coded_specs(weights: Weights) -> dict[str, Spec]:
+def coded_specs(weights: Weights) -> dict[str, ShapeDtype]:
     """What the coded tensors of a snapshot's file are when they are decoded. Raises
     SnapshotError."""
     try:
         notes: dict[str, _Note] = json.loads(weights.metadata.get(_CODED, "{}"))
         return {
-            str(name): Spec(tuple(int(n) for n in sizes), getattr(torch, str(dtype)))
+            str(name): ShapeDtype(tuple(int(n) for n in sizes), getattr(torch, str(dtype)))
             for name, (_, dtype, sizes) in notes.items()
         }
     except (ValueError, TypeError, AttributeError) as error:

@@ -38,7 +38,7 @@ from ...proto import broker_pb2, common_pb2
 from .. import trace
 from .clock import Observed, Timers
 from .control import BROKER, Control
-from .orders import Pace
+from .orders import ActionTimes
 from .spec import PeerDevice, PeerSpec
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class PeerShell:
         self.control: Control | None = None
         self.stretch = 1.0
         """Compute takes so many times longer."""
-        self._pace: Pace | None = None
+        self._pace: ActionTimes | None = None
         self._transport: MemoryTransport = world.network.transport(
             spec.name,
             boot,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ....dag.cost.estimate import Estimate, summarize
 from ....dag.cost.memory import MemoryModel
-from ....dag.cost.pace import Totals
+from ....dag.cost.pace import IntervalWork
 from ....dag.cost.play import Hosts, Timeline, play
 from ....dag.cost.speed import FLOPS_PER_BYTE
 from ....dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
@@ -45,7 +45,7 @@ class Judge:
         self.offers = request.offers
         self.costs = request.costs
         self.operators = len(self.costs)
-        self.totals = Totals(self.costs)
+        self.totals = IntervalWork(self.costs)
         self.network = request.network
         self.rates = self.network.rates()
         self.per_unit = np.array([units(o.pace, o.threads > 0) for o in self.offers])

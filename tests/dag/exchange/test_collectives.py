@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.broker.scheduler.base.interface import CodecOptions, PeerOffer, PlanOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, Share
 from shoal.broker.scheduler.cost.judge import Judge
-from shoal.dag.cost.pace import Totals, Vectors, action_work
+from shoal.dag.cost.pace import IntervalWork, Vectors, action_work
 from shoal.dag.exchange import engine
 from shoal.dag.exchange.collective import Members
 from shoal.dag.exchange.collectives import COLLECTIVES, SUMS
@@ -246,7 +246,9 @@ def test_work_is_what_is_read_and_written(chain):
         plan, stages = wide(chain, 4, name)
         flow = Flow(plan, stages, ())
         vectors = Vectors(plan, stages, (), graph)
-        work = action_work(plan, stages, flow.exchanges, vectors, Totals([]), optimizer_slots=0)
+        work = action_work(
+            plan, stages, flow.exchanges, vectors, IntervalWork([]), optimizer_slots=0
+        )
         listed = (a for a in flow.actions(p1) if a.content is Content.GRADIENT)
         works.append({str(a): work(p1, a).memory / size for a in listed})
     assert works[0] == {">@grad1": 2, "+1@grad1": 5 / 4, "<2@grad1": 2}
