@@ -30,7 +30,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .modes import in_mode
-from .trace import CaptureFingerprints, Chain, trace
+from .trace import CaptureFingerprints, ModuleChain, trace
 
 __all__ = ["Repeat", "repeats", "shortened"]
 
@@ -108,7 +108,7 @@ def _put(children: dict[str, nn.Module | None], new: Mapping[str, nn.Module | No
     children.update(new)
 
 
-def _chains(module: nn.Module) -> Iterator[Chain]:
+def _chains(module: nn.Module) -> Iterator[ModuleChain]:
     """The outermost lists that have enough blocks of one kind, none of which is in two places."""
     places = Counter(id(m) for _, m in module.named_modules(remove_duplicate=False))
     owners = Counter(id(t) for _, t in module.named_parameters(remove_duplicate=False))
@@ -125,12 +125,12 @@ def _chains(module: nn.Module) -> Iterator[Chain]:
             and all(places[id(m)] == 1 for _, m in children)
             and all(owners[id(t)] == 1 for _, m in children for t in m.parameters())
         ):
-            yield Chain(part, path)
+            yield ModuleChain(part, path)
         else:
             todo += [(prefix + n, m) for n, m in children]
 
 
-def _run(chain: Chain, blocks: Sequence[bytes]) -> Repeat | None:
+def _run(chain: ModuleChain, blocks: Sequence[bytes]) -> Repeat | None:
     """The run of equal blocks that leaves out most."""
     best, saved = None, 1
     for period in range(1, min(LONGEST, len(blocks) // 3) + 1):

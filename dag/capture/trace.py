@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from .export import forward_of
 from .modes import in_mode
 
-__all__ = ["CaptureFingerprints", "Chain", "UnclearError", "same_in_eval", "trace"]
+__all__ = ["CaptureFingerprints", "ModuleChain", "UnclearError", "same_in_eval", "trace"]
 
 LARGEST = 64 << 20
 """Bytes that may be computed with in a trace: ranges and masks that a forward makes."""
@@ -47,7 +47,7 @@ class UnclearError(Exception):
 
 
 @dataclass(frozen=True)
-class Chain:
+class ModuleChain:
     """A list of modules that the forward calls one after the other. `path` is its name in the
     module; its children, the blocks, are numbered."""
 
@@ -93,7 +93,7 @@ def trace(
     inputs: Mapping[str, Tensor],
     loss: Callable[..., Any] | None,
     batch: int,
-    chains: Sequence[Chain] = (),
+    chains: Sequence[ModuleChain] = (),
 ) -> CaptureFingerprints:
     """Runs the forward for `batch` samples on tensors without values, in the module's present mode.
 
@@ -130,7 +130,7 @@ def _run(
     inputs: Mapping[str, Tensor],
     loss: Callable[..., Any] | None,
     batch: int,
-    chains: Sequence[Chain],
+    chains: Sequence[ModuleChain],
     mode: AbstractContextManager[Any],
     device: str | None,
 ) -> CaptureFingerprints:
@@ -178,7 +178,7 @@ def _bare(tensor: Tensor, device: str) -> Tensor:
     return made
 
 
-def _children(chain: Chain) -> list[nn.Module]:
+def _children(chain: ModuleChain) -> list[nn.Module]:
     return [m for m in chain.container._modules.values() if m is not None]
 
 
@@ -266,7 +266,7 @@ def _contents(part: nn.Module) -> list[tuple[Any, tuple[list[Any], list[Any]]]]:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
-    def __init__(self, chains: Sequence[Chain], names: Mapping[int, str]) -> None:
+    def __init__(self, chains: Sequence[ModuleChain], names: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.prefix, self.all = _Segment(), _Segment()
         self.made: list[list[_Segment]] = [[] for _ in chains]

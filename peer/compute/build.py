@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...dag.exchange.wiring import shares_gradient
-from ...dag.execute.execute import SpecError, StageExecutor
+from ...dag.execute.execute import StageExecutor, TensorSpecError
 from ...dag.ir.graph import Graph, GraphError, Lowered, Operator, TensorSpec
 from ...dag.ir.infer import infer_operator
 from ...dag.ir.rules.rules import check_graph
@@ -156,9 +156,9 @@ def build_work(
     clock: Callable[[], float] = time.perf_counter,
     files: Mapping[str, Tensor] | None = None,
 ) -> BuiltStages:
-    """Raises ValueError (PlanError, GraphError, SpecError, WeightError, CodecError) when the parts
-    of the order do not fit together, OfferError when they take too much memory. `clock` gives the
-    seconds of codecs; `files` are the weights files, where the order's weights are more."""
+    """Raises ValueError (PlanError, GraphError, TensorSpecError, WeightError, CodecError) when the
+    parts of the order do not fit together, OfferError when they take too much memory. `clock` gives
+    the seconds of codecs; `files` are the weights files, where the order's weights are more."""
     plan = order.plan.validate(len(order.graph.operators))
     graph = order.graph.bind(plan.microbatch_size)
     check_graph(graph)
@@ -204,7 +204,7 @@ def build_work(
         if not plan.steps_ahead(k) or not shares_gradient(part.stage):
             continue
         if graph.weight:
-            raise SpecError(
+            raise TensorSpecError(
                 f'codec.feedback is "ahead", and the model weighs its losses by {graph.weight!r}: '
                 'holders of a stage do not know the weights of their microbatches; expected "ef"'
             )
@@ -311,17 +311,19 @@ def _owners(graph: Graph, flow: Flow) -> dict[str, int]:
 
 
 def _check_data(graph: Graph, order: BuildOrder, names: set[str]) -> None:
-    """Raises SpecError when the data is not what the stages here read."""
+    """Raises TensorSpecError when the data is not what the stages here read."""
     fields, size = order.manifest.fields, order.plan.microbatch_size
     for given in graph.inputs:
         if given.name not in names:
             continue
         if given.name not in fields:
-            raise SpecError(
+            raise TensorSpecError(
                 f"the model reads {given.name!r}, the data has {sorted(fields)}: "
                 "name its tensors with inputs and targets"
             )
         sample = fields[given.name]
         got = TensorSpec((size, *sample.shape), sample.dtype)
         if got != given.spec:
-            raise SpecError(f"data {given.name!r}: the model expects {given.spec!r}, got {got!r}")
+            raise TensorSpecError(
+                f"data {given.name!r}: the model expects {given.spec!r}, got {got!r}"
+            )

@@ -26,7 +26,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...dag.execute.execute import SpecError
+from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.action import Action, Content, Kind
 from ...dag.schedule.check import slots
 from ...dag.schedule.flow import Role, Transfer
@@ -44,7 +44,7 @@ from .rebuilt import given_records, rebuilt_records
 from .records import load_records, take_records, write_records
 from .store import StoredValue
 
-__all__ = ["SpecError", "TorchDevice"]
+__all__ = ["TensorSpecError", "TorchDevice"]
 
 
 class TorchDevice:
@@ -69,10 +69,9 @@ class TorchDevice:
     def build(self, order: BuildOrder) -> Built:
         """Builds this peer's stages of the plan; an assignment before it is discarded.
 
-        Raises ValueError (PlanError, GraphError, SpecError, WeightError) when plan, graph, weights
-        and data do not fit together, SnapshotError when the snapshots cannot be gone on from,
-        RebuildError when lost stages cannot be made from what others gave.
-        """
+        Raises ValueError (PlanError, GraphError, TensorSpecError, WeightError) when plan, graph,
+        weights and data do not fit together, SnapshotError when the snapshots cannot be gone on
+        from, RebuildError when lost stages cannot be made from what others gave."""
         self.discard()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -118,26 +117,28 @@ class TorchDevice:
     # ------------------------------------------------------------ values
 
     def accept(self, arrived: Arrived) -> None:
-        """Decodes a value into the store. Raises SpecError or CodecError, with nothing stored, when
-        it is not what the plan says for its key."""
+        """Decodes a value into the store. Raises TensorSpecError or CodecError, with nothing
+        stored, when it is not what the plan says for its key."""
         work, key = self._now, arrived.key
         transfer = transfer_of(key)
         if transfer not in work.flow.taken_by or key.destination != work.order.peer:
-            raise SpecError(f"{key}: the plan names no such transfer to {work.order.peer}")
+            raise TensorSpecError(f"{key}: the plan names no such transfer to {work.order.peer}")
         expected = work.wire.spec(transfer)
         if arrived.spec != expected:
-            raise SpecError(
+            raise TensorSpecError(
                 f"{key}: expected {expected!r}, got {arrived.spec!r}; the sender's graph or "
                 "microbatch size is not this run's"
             )
         if arrived.absent:
             if transfer.role is not Role.ACTIVATION_GRAD:
-                raise SpecError(f"{key}: expected {expected!r}, got none; only gradients may lack")
+                raise TensorSpecError(
+                    f"{key}: expected {expected!r}, got none; only gradients may lack"
+                )
             work.store.put(key, StoredValue(None))
             return
         codec = work.streams.codings.of(transfer).codec.name
         if arrived.codec != codec:
-            raise SpecError(f"{key}: expected codec {codec}, got {arrived.codec!r}")
+            raise TensorSpecError(f"{key}: expected codec {codec}, got {arrived.codec!r}")
         with self._copying() as stream:
             tensor = work.streams.decode(key, transfer, arrived.codec_header, arrived.data)
             if tensor is not None:

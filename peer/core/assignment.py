@@ -164,7 +164,7 @@ class Assignment:
         out += snapshots
         if not self._holds:
             self.phase = Phase.WARM
-            return [*out, e.Warm(self._assign, self._memory_bytes)]
+            return [*out, e.PrefetchFrozen(self._assign, self._memory_bytes)]
         self._awaits = self.keeping.awaits
         return out if self._awaits else [*out, self._build()]
 

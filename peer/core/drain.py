@@ -58,7 +58,7 @@ class Drain:
         return self._wait(f"the end of the step: {stay.reason.text}", self._options.drain_s, now)
 
     def _wait(self, what: str, within_s: float, now: float) -> list[e.Instruction]:
-        return [e.SetTimer("drain", now + within_s), e.Waits(what, within_s)]
+        return [e.SetTimer("drain", now + within_s), e.ShowWaiting(what, within_s)]
 
     def end(self) -> None:
         """It is done, or not wanted any more."""

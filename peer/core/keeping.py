@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ...dag.execute.execute import SpecError
+from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role
 from ...net.links.frame import FrameKey
@@ -318,7 +318,7 @@ class SnapshotManager:
             return False
         try:
             found = SnapshotId.of_frame(key)
-        except SpecError:
+        except TensorSpecError:
             return False
         coming = self._coming.get(found)
         if found in self.held or (coming is not None and coming.refused):
@@ -379,7 +379,7 @@ class SnapshotManager:
         out: list[e.Instruction] = [e.Release(key)]
         try:
             found = SnapshotId.of_frame(key)
-        except SpecError:
+        except TensorSpecError:
             return out
         wanted = {*self.held, *self._awaited, self._taking}
         wanted |= {s for s, coming in self._coming.items() if not coming.refused}

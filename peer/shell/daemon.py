@@ -408,7 +408,7 @@ class Worker:
                 if name in self._timers:
                     self._timers[name].cancel()
                 self._timers[name] = self._loop.call_at(at, self._post, e.TimerFired(name))
-            case e.Waits(what, within_s):
+            case e.ShowWaiting(what, within_s):
                 note(_log, logging.INFO, "waits", peer=self.me.peer, what=what, within_s=within_s)
                 self.waits(what, within_s)
             case e.Exit():

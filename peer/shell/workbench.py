@@ -9,7 +9,7 @@ Torch never runs in the event loop:
     sending   SendFrame: encode
     arriving  decode what came, into the device's store; then the machine hears FrameArrived
     keeping   snapshots to and from the disk
-    warming   Warm: fetches for the disk
+    warming   PrefetchFrozen: fetches for the disk
 
 What a job gives goes back to the loop, as an event for the machine or a frame for the transport.
 """
@@ -28,7 +28,7 @@ from ...dag.schedule.flow import Role
 from ...net.blobs.client import BlobTransferError, Source
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2, common_pb2
-from ..blobs.cache import BlobCache, BlobError, FromWeb
+from ..blobs.cache import BlobCache, BlobMismatchError, FromWeb
 from ..blobs.read_ahead import AHEAD_BYTES, ReadAhead
 from ..blobs.weight_shards import WeightShard
 from ..compute.device import TorchDevice
@@ -58,7 +58,7 @@ Work = (
     | e.DropSnapshot
     | e.Prefetch
     | e.Build
-    | e.Warm
+    | e.PrefetchFrozen
     | e.Discard
     | e.UploadWeights
 )
@@ -217,7 +217,7 @@ class DeviceRuntime:
                         e.DataFailed(run, term, step, said_of(error), code_of(error, "data"))
                     ),
                 )
-            case e.Warm():
+            case e.PrefetchFrozen():
                 self._warm(work)
             case e.Build():
                 self._cold.set()
@@ -237,7 +237,7 @@ class DeviceRuntime:
                     lambda error: calls.post(e.ExportFailed(run, term, step, said_of(error))),
                 )
 
-    def _warm(self, wanted: e.Warm) -> None:
+    def _warm(self, wanted: e.PrefetchFrozen) -> None:
         self._cold.set()
         cold = self._cold = threading.Event()
         if not self._may_warm:
@@ -358,7 +358,7 @@ def code_of(error: Exception, otherwise: str) -> str:
         return "snapshot"
     if isinstance(error, RebuildError):
         return "neighbour"
-    if isinstance(error, BlobTransferError | BlobError):
+    if isinstance(error, BlobTransferError | BlobMismatchError):
         return "blob"
     return "host" if isinstance(error, OSError) else otherwise
 

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ...dag.cost.cost import OperatorCost, cost
-from ...dag.execute.execute import SpecError
+from ...dag.execute.execute import TensorSpecError
 from ...dag.ir.graph import Graph
 from ...dag.plan.action import Action, Content, Kind
 from ...dag.schedule.flow import Role
@@ -115,15 +115,15 @@ class GhostDevice:
     # ------------------------------------------------------------ values
 
     def accept(self, arrived: Arrived) -> None:
-        """Raises SpecError when it is not what the plan says for its key."""
+        """Raises TensorSpecError when it is not what the plan says for its key."""
         work, key = self._now, arrived.key
         at = key[4:]
         wanted = work.coming.get(at)
         if wanted is None:
-            raise SpecError(f"{key}: the plan names no such transfer to {work.order.peer}")
+            raise TensorSpecError(f"{key}: the plan names no such transfer to {work.order.peer}")
         same = arrived.spec is wanted.spec or arrived.spec == wanted.spec
         if not same or arrived.codec != wanted.codec:
-            raise SpecError(
+            raise TensorSpecError(
                 f"{key}: expected {wanted.spec!r} by {wanted.codec}, got {arrived.spec!r} by "
                 f"{arrived.codec!r}"
             )

@@ -27,7 +27,7 @@ from .checks import check_built, check_faults, check_places, check_times
 from .keys import Renamed
 from .naming import BROKER, named, select
 from .networks import Wide, wide
-from .tables import BrokerTable, Churn, Expectations, FaultTable, Link, PeerTable, Place
+from .tables import BrokerTable, Churn, Expectations, FaultTable, LinkTable, PeerTable, Place
 
 __all__ = ["SCENARIOS", "Scenario"]
 
@@ -64,7 +64,7 @@ class Scenario(Renamed):
     """Of delay, rate and compute together."""
     places: Mapping[str, Place] = field(default_factory=dict)
     """What holds inside places; one that is left out has the defaults."""
-    links: tuple[Link, ...] = ()
+    links: tuple[LinkTable, ...] = ()
     """What holds between places and peers."""
     broker: BrokerTable = field(default_factory=BrokerTable)
     """Where the broker is."""
@@ -194,7 +194,7 @@ class Scenario(Renamed):
         return Network(whole.peers[:-1], *square, whole.up[:-1], whole.down[:-1])
 
     @functools.cached_property
-    def spelled_out(self) -> tuple[Mapping[str, Place], tuple[Link, ...]]:
+    def spelled_out(self) -> tuple[Mapping[str, Place], tuple[LinkTable, ...]]:
         """Places and links, with those of the network set behind those of the file."""
         if not self.network_set:
             return self.places, self.links
@@ -208,7 +208,7 @@ class Scenario(Renamed):
 
         inside = {topology.places[k]: Place(**numbers(k, k)) for k in here}
         links = [
-            Link(from_=topology.places[k], to=topology.places[m], both=False, **numbers(k, m))
+            LinkTable(from_=topology.places[k], to=topology.places[m], both=False, **numbers(k, m))
             for k in here
             for m in here
             if k != m and (topology.places[k], topology.places[m]) not in stated

@@ -21,7 +21,7 @@ __all__ = [
     "DeviceTable",
     "Expectations",
     "FaultTable",
-    "Link",
+    "LinkTable",
     "PeerTable",
     "Place",
 ]
@@ -139,7 +139,7 @@ class Place(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link(Renamed):
+class LinkTable(Renamed):
     """What holds between two places or peers; the more specific link wins."""
 
     KEYS: ClassVar[Mapping[str, str]] = MappingProxyType({"from": "from_"})

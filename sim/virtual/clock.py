@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ...broker import events as b
     from ...peer.core import events as p
 
-__all__ = ["Clock", "Observe", "Observed", "StalledError", "Timers"]
+__all__ = ["Observe", "Observed", "StalledError", "Timers", "VirtualClock"]
 
 
 class StalledError(RuntimeError):
@@ -45,7 +45,7 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-class Clock:
+class VirtualClock:
     """Calls things back at later times, in their order. Nothing reads another clock."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Clock:
 class Timers:
     """Named timers of one machine: setting one again replaces it."""
 
-    def __init__(self, clock: Clock, fired: Callable[[str], None]) -> None:
+    def __init__(self, clock: VirtualClock, fired: Callable[[str], None]) -> None:
         self._clock, self._fired = clock, fired
         self._versions: dict[str, int] = {}
 

@@ -271,7 +271,7 @@ class PeerShell:
                 self._tell(message)
             case p.SetTimer(name, at):
                 self._timers.set(name, at)
-            case p.Waits(what, within_s):
+            case p.ShowWaiting(what, within_s):
                 world.note(self.name, f"waits for {what}, at most {within_s:.3f} s")
             case p.Exit():
                 self._exit(instruction)
@@ -285,7 +285,7 @@ class PeerShell:
                 self._transport.allow(peer, role, frames)
             case p.Build():
                 self._build(instruction)
-            case p.Warm():
+            case p.PrefetchFrozen():
                 pass  # blobs are here at once
             case p.Prefetch(run, term, step):
                 read: p.Event = p.DataReady(run, term, step)

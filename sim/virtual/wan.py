@@ -47,7 +47,7 @@ from ...dag.cost.play import max_min
 from .bucket import Bucket
 
 if TYPE_CHECKING:
-    from .clock import Clock
+    from .clock import VirtualClock
 
 __all__ = ["MOST_EXACT", "PACKET_BYTES", "Wan", "rounds_lost"]
 
@@ -153,7 +153,7 @@ class Wan:
         self.flows_shared = 0
         """...how many, together."""
 
-    def attach(self, clock: Clock) -> None:
+    def attach(self, clock: VirtualClock) -> None:
         """Whose time it is; once."""
         self._clock = clock
 

@@ -27,7 +27,7 @@ from ...peer.core.snapshots import SnapshotStore
 from ...proto import broker_pb2
 from ..trace import Mark, Trace
 from .broker_shell import BrokerShell
-from .clock import Clock, Observe, Observed, StalledError
+from .clock import Observe, Observed, StalledError, VirtualClock
 from .control import BROKER, Control
 from .orders import Orders
 from .peer_shell import PeerShell
@@ -49,7 +49,7 @@ RESTART_S = 1.0
 """How long a broker that is started again at once is away: Python and its imports."""
 
 
-class World(Clock):
+class World(VirtualClock):
     """A broker and peers. `blobs` is what clients uploaded, by SHA-256; exports are added to it.
     Data shards are written into `folder`, once, as the peers' caches would.
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ....dag.cost.estimate import Estimate, summarize
+from ....dag.cost.estimate import StepEstimate, summarize
 from ....dag.cost.memory import MemoryModel
 from ....dag.cost.pace import IntervalWork
 from ....dag.cost.play import Hosts, Timeline, play
@@ -63,7 +63,7 @@ class Judge:
         stays = np.zeros(self.operators + 1, dtype=np.int64)
         stays[np.array(request.beside, dtype=np.int64) + 1] = 1
         self._stays = np.cumsum(stays)
-        self._last: tuple[Candidate, Estimate] | None = None
+        self._last: tuple[Candidate, StepEstimate] | None = None
         self.judged = 0
         """Event calculations so far: what search budgets count."""
 
@@ -337,7 +337,7 @@ class Judge:
 
     # ------------------------------------------------------------ plans
 
-    def estimate(self, candidate: Candidate) -> Estimate:
+    def estimate(self, candidate: Candidate) -> StepEstimate:
         """With the names of the plan: peers `p0`, `p1`, … stand for `candidate.peers`."""
         if self._last is None or self._last[0] != candidate:
             structure, played = self.play(candidate)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from shoal.compression.codec import CodecError
 from shoal.dag.cost.pace import Vectors
-from shoal.dag.execute.execute import SpecError
+from shoal.dag.execute.execute import TensorSpecError
 from shoal.dag.plan.action import Content
 from shoal.dag.plan.plan import CodecChoice, PeerId
 from shoal.dag.schedule.flow import Role, Transfer
@@ -400,7 +400,7 @@ def test_a_frame_that_does_not_decode_changes_neither_state_nor_store(make_case)
     ):
         with pytest.raises(CodecError):
             device.accept(wrong)
-    with pytest.raises(SpecError, match="expected codec delta"):
+    with pytest.raises(TensorSpecError, match="expected codec delta"):
         device.accept(replace(good, key=key, codec="raw/1"))
     assert key not in device._work.store
     after = device.state_tensors(0)

@@ -58,7 +58,7 @@ def test_a_stop_while_running_waits_for_the_end_of_the_step(running: Make) -> No
 def test_a_stop_without_a_broker_waits_for_the_end_of_the_step(running: Make) -> None:
     one = running()
     one.handle(e.Detached("away"), 0.4)
-    assert of(one.handle(e.StopAsked(), 0.5), e.Waits)[0].what == "the end of the step"
+    assert of(one.handle(e.StopAsked(), 0.5), e.ShowWaiting)[0].what == "the end of the step"
     assert finish_step(one)[-1].code == 0
 
 
@@ -69,7 +69,7 @@ def test_a_stop_waits_until_another_peer_has_its_part(running: Make) -> None:
     reason = common_pb2.Reason(text="peer p9 to take its part at step 2")
     stay = broker_pb2.Stay(run="r", term=1, within_s=90.0, reason=reason)
     out = one.handle(said(stay=stay), 1.0)
-    assert out == [e.SetTimer("drain", 91.0), e.Waits(reason.text, 90.0)]
+    assert out == [e.SetTimer("drain", 91.0), e.ShowWaiting(reason.text, 90.0)]
     one.validate()
     out = one.handle(said(leave=broker_pb2.Leave(run="r", term=2, goes_on=True)), 3.0)
     assert [i.message.WhichOneof("kind") for i in of(out, e.Tell)] == ["drained", "goodbye"]
