@@ -17,7 +17,7 @@ from ...dag.execute.execute import StageExecutor, TensorSpecError
 from ...dag.ir.graph import Graph, GraphError, Lowered, Operator, TensorSpec
 from ...dag.ir.infer import infer_operator
 from ...dag.ir.rules.rules import check_graph
-from ...dag.plan.action import Action, Content, Kind
+from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.plan.cut import cut, tied_groups
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.evaluation import evaluation
@@ -26,7 +26,7 @@ from ...net.links.buffers import trim_heap
 from ..blobs.starting import ByGraph, Starting
 from ..blobs.weights import has_start
 from ..data.reader import Reader
-from ..sync.ahead import Ahead
+from ..sync.ahead import StepAheadEF
 from ..sync.optimizer import StageOptimizer
 from ..sync.vector import parts_of
 from .codings import Codings
@@ -108,7 +108,7 @@ class BuiltStages:
     def unsent(self, stage: int) -> dict[str, Tensor]:
         """What codecs here did not send yet of this peer's own updates, by parameter; nothing where
         none holds anything back."""
-        action = Action(Kind.GIVE, stage=stage, content=Content.DELTA)
+        action = Action(Kind.GIVE, stage=stage, content=ExchangeContent.DELTA)
         gives = self.flow.gives(self.order.peer, action)
         left = self.streams.unsent(next(t for t in gives if not t.is_local))
         return {} if left is None else parts_of(self.wire.layout(stage), left)
@@ -208,7 +208,7 @@ def build_work(
                 f'codec.feedback is "ahead", and the model weighs its losses by {graph.weight!r}: '
                 'holders of a stage do not know the weights of their microbatches; expected "ef"'
             )
-        part.ahead = Ahead(
+        part.ahead = StepAheadEF(
             wire.layout(k),
             part.executor.parameters,
             part.optimizer,

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ...dag.execute.execute import TensorSpecError
-from ...dag.plan.action import Action, Content, Kind
+from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.schedule.check import slots
 from ...dag.schedule.flow import Role, Transfer
 from ...net.links.frame import Arrived, FrameKey, Payload
@@ -225,8 +225,10 @@ class TorchDevice:
         seconds = passed() - began
         links = work.streams.take_uses() if action.kind is Kind.UPDATE else ()
         ends = action.kind is Kind.TAKE and peer == work.flow.hub
-        outcome = self._outcome(step) if ends and action.content is Content.NORM else None
-        evaluation = self._evaluation() if ends and action.content is Content.SCORES else None
+        outcome = self._outcome(step) if ends and action.content is ExchangeContent.NORM else None
+        evaluation = (
+            self._evaluation() if ends and action.content is ExchangeContent.SCORES else None
+        )
         return Result(seconds, self.peak_bytes, outcome, evaluation, links)
 
     def _run(
@@ -243,10 +245,10 @@ class TorchDevice:
                 self._update(work, step)
                 return {}
             case _:
-                if action.kind is Kind.GIVE and action.content is Content.DELTA:
+                if action.kind is Kind.GIVE and action.content is ExchangeContent.DELTA:
                     ahead = work.held[action.stage].ahead
                     assert ahead is not None, f"{action} of a stage that steps not ahead"
-                    ahead.turn(step)
+                    ahead.local_update(step)
                 return work.exchange.run(
                     action, taken, lambda transfer, tensor: self._echo(step, transfer, tensor)
                 )
@@ -256,7 +258,7 @@ class TorchDevice:
     ) -> Mapping[Transfer, Tensor | None]:
         held, m = work.held[action.stage], action.microbatch
         if held.ahead is not None and not held.ahead.away:
-            held.ahead.leave(work.unsent(action.stage))
+            held.ahead.extrapolate(work.unsent(action.stage))
         ports = {t.value: _there(t, v) for t, v in taken}
         inputs = work.inputs.pop((step, m, action.stage), None)
         if inputs is None and held.stage.inputs:
@@ -318,7 +320,7 @@ class TorchDevice:
         assert total is not None, "an update before the norm"
         for held in work.held.values():
             if held.ahead is not None:
-                held.ahead.land()
+                held.ahead.apply()
             else:
                 held.optimizer.step(step, weight=total.weight, norm=total.norm)
             if held.stage.updates:

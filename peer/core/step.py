@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from ...dag.plan.action import Action, Content, Kind
+from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Flow, Transfer
 from ...net.links.frame import FrameKey
@@ -146,7 +146,7 @@ class Steps:
         if self.evaluating or self.over:
             return True
         actions = self._train.actions
-        given = next((i for i, a in enumerate(actions) if a.content is Content.NORM), 0)
+        given = next((i for i, a in enumerate(actions) if a.content is ExchangeContent.NORM), 0)
         return self.position + self.in_flight <= min(given, self._turned)
 
     @property
@@ -163,7 +163,7 @@ class Steps:
         """How many actions there are before the first that changes the state of an optimizer: it is
         the update itself, but where updates are exchanged in place of gradients."""
         actions = self._train.actions
-        gives = (i for i, a in enumerate(actions) if a.content is Content.DELTA)
+        gives = (i for i, a in enumerate(actions) if a.content is ExchangeContent.DELTA)
         return next(gives, len(actions))
 
     def evaluates_after(self, step: int) -> bool:
@@ -177,7 +177,8 @@ class Steps:
         """Whether this peer's report of `step` will carry the evaluation's outcome: it is the one
         that combines it."""
         return self.evaluates_after(self.step) and any(
-            a.kind is Kind.TAKE and a.content is Content.SCORES for a in self._evaluate.actions
+            a.kind is Kind.TAKE and a.content is ExchangeContent.SCORES
+            for a in self._evaluate.actions
         )
 
     def neighbours(self) -> tuple[PeerId, ...]:

@@ -21,7 +21,7 @@ import numpy as np
 from ...dag.cost.cost import OperatorCost, cost
 from ...dag.execute.execute import TensorSpecError
 from ...dag.ir.graph import Graph
-from ...dag.plan.action import Action, Content, Kind
+from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.schedule.flow import Role
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...net.links.outbox import Pieces
@@ -176,8 +176,10 @@ class GhostDevice:
                 store |= carry_out(work, action, part, store)
         self.peak_bytes = max(self.peak_bytes, work.live_bytes())
         ends = action.kind is Kind.TAKE and work.order.peer == work.shared.flow.hub
-        outcome = self._outcome(step) if ends and action.content is Content.NORM else None
-        evaluation = self._evaluation() if ends and action.content is Content.SCORES else None
+        outcome = self._outcome(step) if ends and action.content is ExchangeContent.NORM else None
+        evaluation = (
+            self._evaluation() if ends and action.content is ExchangeContent.SCORES else None
+        )
         return Result(0.0, self.peak_bytes, outcome, evaluation)
 
     def _forward(

@@ -13,7 +13,7 @@ import numpy as np
 from ...dag.exchange import engine
 from ...dag.exchange.collective import Hop
 from ...dag.exchange.wiring import Exchange
-from ...dag.plan.action import Action, Content, Kind
+from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.schedule.flow import Role
 from .hashes import MASK, Hash, Words
 from .work import ActionTransfers, GhostAssignment, Local, Store
@@ -31,7 +31,7 @@ def carry_out(
         if t.role is Role.SYNC:
             hops.append((flow.hops[t][1], store[at]))
         else:  # a result made behind the loss
-            training = exchange.content is Content.NORM
+            training = exchange.content is ExchangeContent.NORM
             work.reported[training, t.microbatch][t.value] = cast(int, store[at])
     space = work.shared.space(exchange)
     if action.kind is Kind.TAKE:
@@ -42,7 +42,7 @@ def carry_out(
     else:
         given = engine.pass_on(hops, space)
     found = {at: given(flow.hops[t][1]) for t, at in part.gives}
-    if exchange.content is Content.SCORES:
+    if exchange.content is ExchangeContent.SCORES:
         work.reported.clear()
     return found
 
@@ -51,21 +51,21 @@ def _own(work: GhostAssignment, exchange: Exchange, hop: Hop) -> Hash:
     """What the peer gives: words for a stage, an integer for all else."""
     k = exchange.index
     match exchange.content:
-        case Content.GRADIENT | Content.DELTA:
+        case ExchangeContent.GRADIENT | ExchangeContent.DELTA:
             return work.held[k].gradients.copy()
-        case Content.STATISTICS:
+        case ExchangeContent.STATISTICS:
             return np.array([s & MASK for s in work.held[k].statistics.values()], np.uint64)
-        case Content.TIED | Content.TIED_DELTA | Content.TIED_PAIR:
+        case ExchangeContent.TIED | ExchangeContent.TIED_DELTA | ExchangeContent.TIED_PAIR:
             group = work.shared.tied[k]
             stage = group.stages[hop.part % len(group.stages)]
             return int(work.held[stage].named_gradients()[group.parameter])
-        case Content.NORM:
+        case ExchangeContent.NORM:
             hashes, total = work.shared.hashes, _scores(work, True)
             for stage, names in work.answers.items():
                 gradients = work.held[stage].named_gradients()
                 total += hashes.answered({p: gradients[p] for p in names})
             return total & MASK
-        case Content.SCORES:
+        case ExchangeContent.SCORES:
             return _scores(work, False) & MASK
 
 
@@ -79,13 +79,13 @@ def _take(
     work: GhostAssignment,
     exchange: Exchange,
     hops: Sequence[tuple[Hop, Hash]],
-    space: engine.Space[Hash],
+    space: engine.VectorSpace[Hash],
 ) -> None:
     k = exchange.index
     match exchange.content:
-        case Content.GRADIENT | Content.DELTA:
+        case ExchangeContent.GRADIENT | ExchangeContent.DELTA:
             work.held[k].gradients = cast(Words, engine.take(hops, space))
-        case Content.STATISTICS:
+        case ExchangeContent.STATISTICS:
             held = work.held[k]
             for hop, words in hops:
                 if hop.source == work.order.peer:
@@ -93,12 +93,12 @@ def _take(
                 theirs = cast(Words, words).tolist()
                 for value, found in zip(held.linear.statistics, theirs, strict=True):
                     held.statistics[value] += found
-        case Content.TIED | Content.TIED_DELTA | Content.TIED_PAIR:
+        case ExchangeContent.TIED | ExchangeContent.TIED_DELTA | ExchangeContent.TIED_PAIR:
             total, group = cast(int, engine.take(hops, space)), work.shared.tied[k]
             for s in group.stages:
                 if s in work.held:
                     held = work.held[s]
                     at = held.linear.trained.index(group.parameter)
                     held.gradients[at] = np.uint64(total)
-        case Content.NORM | Content.SCORES:
+        case ExchangeContent.NORM | ExchangeContent.SCORES:
             work.total = cast(int, engine.take(hops, space))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...dag.execute.neighbour import Rebuild
-from ...dag.plan.action import Action, Content
+from ...dag.plan.action import Action, ExchangeContent
 from ...dag.schedule.flow import Role, Transfer
 from ...peer.compute.order import BuildOrder
 from ...peer.compute.rebuilt import recipe
@@ -94,4 +94,4 @@ class GhostAssignment:
 
 
 _BOTH = (True, False)
-_IN_WORDS = frozenset({Content.GRADIENT, Content.DELTA, Content.STATISTICS})
+_IN_WORDS = frozenset({ExchangeContent.GRADIENT, ExchangeContent.DELTA, ExchangeContent.STATISTICS})

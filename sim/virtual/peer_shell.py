@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...dag.plan.action import Content, Kind
+from ...dag.plan.action import ExchangeContent, Kind
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role
 from ...net.links.frame import Arrived, FrameKey, Payload
@@ -446,7 +446,7 @@ class PeerShell:
         def ended() -> None:
             self._computing = None
             if self.world.trace is not None:
-                scores = action.content is Content.SCORES
+                scores = action.content is ExchangeContent.SCORES
                 kind = "evaluate" if scores else _KINDS.get(action.kind, "exchange")
                 self._span(kind, began, wanted.step, action.microbatch, action.stage)
             self.handle(answer)

@@ -15,7 +15,7 @@ from torch import nn
 from shoal.dag.exchange.collectives import SUMS
 from shoal.dag.exchange.rows import even_rows
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
-from shoal.dag.plan.action import Content
+from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.cut import cut
 from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.dag.schedule.check import check
@@ -67,7 +67,7 @@ class Stage:
         store = {}
         lists = {peer: self.flow.actions(peer) for peer in self.plan.peers}
         for peer, action in check(self.plan, self.stages, (), lists).order:
-            if action.content is not Content.GRADIENT:
+            if action.content is not ExchangeContent.GRADIENT:
                 continue
             taken = [(t, store.pop(t)) for t in self.flow.takes(peer, action)]
             for transfer, tensor in self.exchanges[peer].run(action, taken).items():
