@@ -41,11 +41,11 @@ class Span:
     microbatch: int = -1
     stage: int = -1
     to: str = ""
-    """Of a send: who receives. It lasts from when the frame is ready to when its last byte left."""
+    """The receiver of a send. It lasts from when the frame is ready to when its last byte left."""
     size_bytes: int = 0
-    """Of a send: as encoded."""
+    """The bytes of a send, as encoded."""
     dense_bytes: int = 0
-    """Of a send: as the tensor has it."""
+    """The bytes of a send, as the tensor has them."""
     role: str = ""
     codec: str = ""
 

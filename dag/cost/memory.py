@@ -52,11 +52,11 @@ class StageMemory:
     weights: int
     """Parameters and buffers."""
     trainable: int
-    """Of the parameters that are trained; each gradient and copy is as large."""
+    """Bytes of the parameters that are trained; each gradient and copy is as large."""
     numbers: int
     """Numbers in them; one of 64 bits counts as two."""
     changing: int
-    """Of the trained parameters, and of the buffers that steps update."""
+    """Bytes of the trained parameters, and of the buffers that steps update."""
     kept: int
     transient: int
     update: int

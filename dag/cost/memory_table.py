@@ -30,7 +30,7 @@ __all__ = ["MemoryTable"]
 Ints = NDArray[np.int64]
 
 _NEVER = -(2**60)
-"""Of operators before an interval."""
+"""The position that stands for any operator before an interval."""
 
 
 @dataclass(frozen=True, slots=True)

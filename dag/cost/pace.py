@@ -42,13 +42,13 @@ __all__ = [
 UPDATE_CALLS = 20
 """Kernels of an optimizer update and the scaling before it, per trainable parameter."""
 NORM_CALLS = 4
-"""Of the squares of the gradients, likewise."""
+"""Calls for the squares of the gradients, likewise."""
 VISIT_CALLS = 100
 """Kernels' fixed times that a forward or backward costs besides its operators: finding what it
 takes, checking, keeping, leaving what it gives. This and the others as one CPU core's seconds of
 every kind of action of a GPT of 2 layers of width 32, whose operators cost next to nothing."""
 ACTION_CALLS = 30
-"""The same of any other action."""
+"""Calls of any other action."""
 
 
 class IntervalWork:

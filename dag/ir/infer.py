@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MOST_BYTES = 1 << 62
-"""Of a tensor: torch counts them in 64 bits."""
+"""The most bytes of a tensor: torch counts them in 64 bits."""
 
 Inferred = dict[str, tuple[TensorSpec, bool]]
 """Value → (bound spec, whether autograd could send a gradient through it)."""

@@ -40,7 +40,7 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 
 
 MOST_CHUNKS = 64
-"""Of an exchange: each is a frame of its own."""
+"""The most chunks of an exchange: each is a frame of its own."""
 
 
 class PlanError(ValueError):
@@ -147,7 +147,7 @@ class CodecUse:
     bytes: int
     """Encoded, without what frames add."""
     dense_bytes: int
-    """Of the same tensors, uncompressed."""
+    """Bytes of the same tensors, uncompressed."""
     saved_s: float = 0.0
     """Seconds of transfer that it saves."""
     encode_s: float = 0.0

@@ -104,7 +104,7 @@ class Flow:
         self.hub = hub_of(plan, stages)
         self.exchanges = {(e.content, e.index): e for e in exchanges_of(plan, stages, tied)}
         self.hops: dict[Transfer, tuple[Exchange, Hop]] = {}
-        """Of which exchange a transfer is, and which of its messages."""
+        """By transfer: its exchange, and which of the exchange's messages it is."""
         self.taken_by: dict[Transfer, Action] = {}
         """The action that waits for a transfer, at its destination. What is not here is no transfer
         of this plan: a frame that claims to be one is refused."""

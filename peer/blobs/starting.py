@@ -25,7 +25,7 @@ from .weights import (
 __all__ = ["ByGraph", "Starting", "check_recipe"]
 
 TRIM_BYTES = 64 << 20
-"""Of weights that are read before the heap is trimmed: it takes a millisecond or two."""
+"""Bytes of weights that are read before the heap is trimmed: it takes a millisecond or two."""
 
 
 class Starting(Lazy):

@@ -140,7 +140,7 @@ class Exchanges:
         self.peer, self.wire, self.held, self.device = peer, wire, held, device
         self.flow = wire.flow
         self.total: norm.ScoreTotals | None = None
-        """Of the last norm or evaluation that came to an end here."""
+        """The totals of the last norm or evaluation that came to an end here."""
         self._reported: dict[tuple[bool, int], dict[str, Tensor]] = {}
         """Loss, weight and metrics by (training, microbatch) and value."""
 

@@ -94,7 +94,7 @@ def write_records(records: Mapping[str, Tensor], *, lossless: bool = False) -> m
 
 
 _Note = tuple[str, str, list[int]]
-"""Of a coded tensor: the codec's header as hexadecimal digits, dtype and shape."""
+"""What is noted of a coded tensor: the codec's header as hexadecimal digits, dtype and shape."""
 
 
 @dataclass(frozen=True)

@@ -55,13 +55,13 @@ class _End:
     stream: Stream
     lock: threading.Lock = field(default_factory=threading.Lock)
     step: int = -1
-    """Of the newest tensor; -1: none yet."""
+    """The step of the newest tensor; -1: none yet."""
     before: State = field(default_factory=dict)
     """The state before it."""
     shared: Encoded | None = None
-    """Of a sum: the newest tensor's bytes, while somebody still has to get them."""
+    """For a sum: the newest tensor's bytes, while somebody still has to get them."""
     echo: Tensor | None = None
-    """Of a sum by a codec that loses something: what the newest tensor is at the destinations."""
+    """For a sum by a codec that loses something: what the newest tensor is at the destinations."""
     left: int = 0
     """Who still has to get `shared`: destinations, and this peer the echo."""
 
@@ -83,7 +83,7 @@ class Streams:
         self._peer, self._seed, self._device = peer, seed, device
         self._ends: dict[Transfer, _End] = {}
         self._supports: dict[tuple[str, int, frozenset[PeerId]], Tensor] = {}
-        """Of each value and microbatch between two peers, where the newest was not 0."""
+        """For each value and microbatch between two peers, where the newest was not 0."""
         self._lock = threading.Lock()
         self._uses = Uses(clock)
 

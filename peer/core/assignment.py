@@ -113,7 +113,7 @@ class Assignment:
         from `begin` on who gives it snapshots, or gets some."""
         self._up: dict[PeerId, bool] = dict.fromkeys(self.peers, False)
         self._told_down: set[PeerId] = set()
-        """Of whose links the broker knows that they broke."""
+        """The peers of whose links the broker knows that they broke."""
         self._down_since: dict[PeerId, float] = {}
         """Needed links that are down while running, and since when."""
         self._awaits = False

@@ -29,7 +29,7 @@ class Attachment:
         self._peer, self._options = peer, options
         self.state: Literal["new", "waiting", "connecting", "greeting", "member"] = "new"
         self.heartbeat_s = 1.0
-        """Of the last Welcome."""
+        """The interval that the last Welcome named."""
         self.started_at = 0.0
         self.failures = 0
         """Connections that failed or ended since the last Welcome."""

@@ -41,7 +41,8 @@ __all__ = ["SnapshotManager"]
 _SLOTS = 2
 """Parts that may be here or on their way from one peer: one arrives while one is written."""
 _NEWEST = 2
-"""Of one holder under one plan: that of the last order, and that of the order before."""
+"""Snapshots kept of one holder under one plan: that of the last order, and that of the order
+before."""
 
 
 @dataclass

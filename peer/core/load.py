@@ -61,8 +61,8 @@ _PAUSE = 0.25
 _MOST_S, _MOST_TRIPS = 4.0, 6.0
 """A load ends after so long whatever it showed."""
 LARGEST_BURST = 4 << 20
-"""Of a bucket that is seen behind any link; behind one that takes longer than a tail to fill it,
-smaller ones are."""
+"""The largest size of a bucket that is seen behind any link; behind one that takes longer than a
+tail to fill it, smaller ones are."""
 _FASTEST_S = 1e-3
 """No burst is timed more finely."""
 _BURST_BYTES, _BURST_S, _BURST_TIMES, _MOST_OF_IT = 12 * 1024, 0.005, 1.5, 0.9

@@ -19,7 +19,8 @@ from ...proto import broker_pb2
 __all__ = ["MOST_BYTES", "Reports", "fitting", "heaviest"]
 
 MOST_BYTES = 60 * 1024
-"""Of what a peer tells in one message, with room for its frame: the broker refuses 64 KiB."""
+"""The most bytes of what a peer tells in one message, with room for its frame: the broker refuses
+64 KiB."""
 _IN_A_LIST = 4
 """Bytes that an entry of a list takes besides its own, at most."""
 

@@ -93,7 +93,7 @@ class SnapshotStore:
         self._lock = threading.Lock()
         self._held: dict[SnapshotId, dict[int, memoryview | Path]] = {}
         self._counts: dict[SnapshotId, int] = {}
-        """Of those that come, how many parts the first of them named."""
+        """By snapshot that comes: how many parts the first of them named."""
         self._whole: dict[SnapshotId, tuple[broker_pb2.Snapshot, int]] = {}
 
     # ------------------------------------------------------------ putting and reading

@@ -120,10 +120,10 @@ class HeldHash:
         self.linear = linear
         start = [linear.hashes.start(name) for name in linear.standing]
         self.state: Words = np.array([*start, 1], np.uint64)
-        """Of `linear.standing`, and a one for what is constant."""
+        """The hashes of `linear.standing`, and a one for what is constant."""
         self._gradients: Words = np.zeros(len(linear.trained), np.uint64)
         self._reached: list[tuple[Words, Words]] = []
-        """Of backwards that are not in them: gradients at the operators, and their results."""
+        """The backwards that are not in them: gradients at the operators, and their results."""
         self.statistics = dict.fromkeys(linear.statistics, 0)
         """Sums of this step, of the microbatches that ran here."""
         self.live: dict[int, Words] = {}

@@ -33,7 +33,7 @@ class ActionTransfers(NamedTuple):
 
 
 NOTHING = ActionTransfers((), ())
-"""Of an action that moves nothing."""
+"""The transfers of an action that moves nothing."""
 
 
 class GhostAssignment:

@@ -73,7 +73,7 @@ LOSING = (
     "broker away",
 )
 HANDED = ("holder leaves", "holder's stream cut")
-"""Of these, those that need not lose it: its part is handed over, or it comes back."""
+"""The faults of these that need not lose it: its part is handed over, or it comes back."""
 CELLS = tuple((kind, phase) for kind in (*SURVIVED, *LOSING) for phase in PHASES)
 LEAST_STEPS = 10
 """The last fault happens in step 8 at the latest, and what it does in the next."""

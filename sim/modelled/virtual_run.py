@@ -51,7 +51,7 @@ class VirtualRun:
     late: bool
     """Whether it was cancelled at the scenario's limit."""
     digest: str
-    """Of the trace: the hash of the event log (I6)."""
+    """The digest of the trace: the hash of the event log (I6)."""
     checks: int
     """How many records the monitor has checked, without a violation."""
     faults: Sequence[Fired]

@@ -42,7 +42,7 @@ class Scenario(Renamed):
     """A whole scenario. After reading, each of `peers` has a name of its own."""
 
     version: int
-    """Of the format; 1."""
+    """The version of the format; 1."""
     job: str
     """job.toml, from the scenario's folder."""
     peers: tuple[PeerTable, ...]

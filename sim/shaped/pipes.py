@@ -86,7 +86,8 @@ class Pipes:
         """Bytes that were delivered."""
         self.pieces = self.late = 0
         self.latest_s = 0.0
-        """Of deliveries: how many, how many came over 5 ms late, and how late the worst."""
+        """Three counters of deliveries: how many, how many came over 5 ms late, and how late the
+        worst."""
         self._closed = closed
         self._queues: dict[Flow, deque[Pipe]] = {}  # where something waits; no empty ones
         self._parted: set[Flow] = set()

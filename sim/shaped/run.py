@@ -35,7 +35,7 @@ from .surface import Surface
 __all__ = ["run_shaped"]
 
 COMPARED_STEPS = 4
-"""Of each run that the main one is compared with; the first does not count."""
+"""Steps of each run that the main one is compared with; the first does not count."""
 
 
 def run_shaped(

@@ -35,7 +35,7 @@ class BrokerShell:
     time."""
 
     machine: BrokerMachine
-    """Of the newest process."""
+    """The machine of the newest process."""
 
     def __init__(self, world: World, options: BrokerOptions | None) -> None:
         self.world = world

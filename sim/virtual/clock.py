@@ -52,7 +52,7 @@ class VirtualClock:
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._soon: deque[Callable[[], object]] = deque()
-        """Of this moment, asked for after everything in the heap that is of it, too."""
+        """Calls of this moment, asked for after everything in the heap that is of it, too."""
         self._order = 0
 
     def after(self, delay_s: float, callback: Callable[[], object]) -> None:

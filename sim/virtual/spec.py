@@ -52,7 +52,7 @@ class PeerSpec:
     up: float = 0.0
     """Bytes/s that the owner allows of the uplink; 0: says nothing."""
     down: float = 0.0
-    """The same of the downlink."""
+    """Bytes/s that the owner allows of the downlink; 0: says nothing."""
     joins_s: float = 0.0
     stays_s: float | None = None
     """How long after its coming the owner ends it, in good order, as it says; None: never."""

@@ -54,7 +54,7 @@ __all__ = ["MOST_EXACT", "PACKET_BYTES", "Wan", "rounds_lost"]
 MOST_EXACT = 64
 """Flows that are shared out exactly together."""
 PACKET_BYTES = 1448
-"""Of the payload of one packet: an Ethernet frame's 1500 less IP, TCP and its options."""
+"""Bytes of the payload of one packet: an Ethernet frame's 1500 less IP, TCP and its options."""
 
 Call = Callable[[], None]
 Floats = NDArray[np.float64]

@@ -13,8 +13,8 @@ WINDOWS: dict[str, Rule] = {}
 _rule = adding_to(WINDOWS)
 
 MOST = 1 << 16
-"""Of a stride, a padding and a dilation: near 2^31 kernels multiply them into another number, or go
-on without end."""
+"""The largest value of a stride, a padding and a dilation: near 2^31 kernels multiply them into
+another number, or go on without end."""
 
 
 def _bounded(given: Given, name: str, least: int) -> tuple[int, ...]:

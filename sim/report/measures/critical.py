@@ -24,7 +24,7 @@ SPREAD = 2.0
 """Times its latency: how late a frame may be behind its last byte."""
 _WORK = COMPUTE | {"recover", "build"}
 TOLERANCE = 0.02
-"""Of the median action: a pause that short between two actions is no waiting."""
+"""A share of the median action: a pause that short between two actions is no waiting."""
 
 
 @dataclass(frozen=True, slots=True)

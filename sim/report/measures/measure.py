@@ -37,7 +37,7 @@ class MeasuredPeer:
     name: str
     stages: tuple[int, ...] = ()
     compute_s: float = 0.0
-    """Of forwards, backwards, exchanges, updates and evaluations together."""
+    """Seconds of forwards, backwards, exchanges, updates and evaluations together."""
     send_s: float = 0.0
     """In which at least one frame of it was under way."""
     recover_s: float = 0.0
@@ -75,7 +75,7 @@ class Measured:
     """Use of each uplink in the typical steps, 0 to 1, where its rate is known."""
     down: dict[str, float]
     totals: dict[TotalKey, Total]
-    """Of the whole run (trace.py)."""
+    """The totals of the whole run (trace.py)."""
     step_s: float
     """Median length; 0 without steps."""
     goodput: float | None
