@@ -57,7 +57,7 @@ class Rights(Settings):
     """The file; every key may be left out."""
 
     name: str = ""
-    """Of this host's peers. Empty: the host's name."""
+    """The name of this host's peers. Empty: the host's name."""
     owner: str = ""
     """Whose they are, for people."""
     place: str = ""

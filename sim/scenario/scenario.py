@@ -50,7 +50,7 @@ class Scenario(Renamed):
     name: str = ""
     """For people; the file's stem."""
     seed: int = 0
-    """Of everything random."""
+    """The seed of everything random."""
     job_overrides: Mapping[str, Any] = field(default_factory=dict)
     """Tables and keys of the job with other values, as in [job_overrides.codec]; see `adjusted`."""
     network_set: str = ""
@@ -61,7 +61,7 @@ class Scenario(Renamed):
     limit: Duration = LIMIT
     """Longest duration of the simulation."""
     time_scale: float = 1.0
-    """Of delay, rate and compute together."""
+    """The scale of delay, rate and compute together."""
     places: Mapping[str, Place] = field(default_factory=dict)
     """What holds inside places; one that is left out has the defaults."""
     links: tuple[LinkTable, ...] = ()

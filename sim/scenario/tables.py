@@ -52,7 +52,7 @@ class PeerTable(Settings):
     """One peer, or several that differ in their number only: "home-{1..4}"."""
 
     name: str
-    """Of its own; letters, digits, "-", "_", "." and one range of numbers."""
+    """A name of its own; letters, digits, "-", "_", "." and one range of numbers."""
     place: str
     """Where it is: peers of one place share that place's links."""
     device: str | DeviceTable = "cpu-1"
@@ -126,7 +126,7 @@ class Place(Settings):
     latency: Duration = NEAR
     """One way."""
     bandwidth: Rate = GBIT
-    """Of each pair."""
+    """The bandwidth of each pair."""
     at: tuple[float, float] | None = None
     """Latitude and longitude."""
 
@@ -151,9 +151,10 @@ class LinkTable(Renamed):
     latency: Duration
     """One way."""
     bandwidth: Rate
-    """Of each pair of peers."""
+    """The bandwidth of each pair of peers."""
     burst: ByteCount = NOTHING
-    """Of each pair: bytes that go at once after a rest, a token bucket filled at `bandwidth`."""
+    """For each pair, the bytes that go at once after a rest, a token bucket filled at
+    `bandwidth`."""
     jitter: Duration = ZERO
     """A message is earlier or later by up to this, drawn anew for each."""
     loss: float = 0.0
