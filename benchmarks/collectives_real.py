@@ -1,7 +1,7 @@
 """Collectives between real processes over shaped lines: four hosts as network namespaces, a whole
 replica of a small GPT on each, seconds of a step by each collective beside the predicted ones.
 
-    python benchmarks/collectives_real.py            # twenty minutes; needs root, and a quiet machine
+    python benchmarks/collectives_real.py      # twenty minutes; needs root, and quiet
 
 The lines are tc's token buckets, alike (`even`) and unlike (`mixed`: 80, 20, 20 and 5 Mbit/s up). A
 row has what was predicted before the run and the median of the measured steps.
