@@ -23,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...dag.cost.network import Network
+from ...dag.exchange.collectives import SUMS
 from ...dag.ir.graph import Graph
 from ...dag.plan.cut import cut
-from ...dag.plan.plan import PeerId, Plan, StageSlot, Visit
+from ...dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
 from ...dag.schedule.convert_plan import plan_to_proto
 from ...job import Job
 from ...proto import broker_pb2
@@ -200,8 +201,8 @@ _FAULTS: Mapping[str, Make] = {
 def _plan(
     rng: random.Random, holders: Sequence[str], graph: Graph, microbatches: int, size: int
 ) -> Plan:
-    """Two or three stages that all train, cut anywhere; one or two holders each; every microbatch
-    on a route of its own."""
+    """Two or three stages that all train, cut anywhere; one or two holders each, which add up
+    gradients by any collective; every microbatch on a route of its own."""
     bound, operators = graph.bind(size), len(graph.operators)
     while True:
         stages = rng.randint(2, 3)
@@ -213,6 +214,8 @@ def _plan(
     held = [[name] for name in names[:stages]]
     for name in names[stages:]:
         held[rng.randrange(stages)].append(name)
+    # Of its own, so that a seed's other draws do not depend on how many collectives there are.
+    lot = random.Random(f"{held}")
     return Plan(
         stages=tuple(StageSlot(a, b, tuple(h)) for (a, b), h in zip(parts, held, strict=True)),
         routes=tuple(
@@ -220,6 +223,9 @@ def _plan(
         ),
         microbatch_size=size,
         schedule=rng.choice(("gpipe", "1f1b")),
+        exchanges=tuple(
+            StageExchange(k, lot.choice(SUMS)) for k, h in enumerate(held) if len(h) > 1
+        ),
     )
 
 
