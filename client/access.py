@@ -93,7 +93,8 @@ def settings_path() -> Path:
 
 
 def credential_folder(address: str) -> Path:
-    """Of the credential for a broker; the names of this machine are one. Raises AddressError."""
+    """The folder of the credential for a broker; the names of this machine are one. Raises
+    AddressError."""
     host, port = split(_checked(address))
     named = "localhost" if is_loopback(host) else host.lower().replace(":", "_")
     return settings_path().parent / "credentials" / f"{named}_{port}"

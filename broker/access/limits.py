@@ -51,7 +51,7 @@ _MOST_SUBJECTS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class CallLimit:
-    """Of one method."""
+    """How much the calls of one method may take of the broker."""
 
     bytes: int = 64 << 10
     """Of a message; most have names and numbers only."""

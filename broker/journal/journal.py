@@ -76,7 +76,8 @@ class FullError(JournalError):
 
 
 class Journal:
-    """See the module. Raises JournalError wherever the file cannot be had, read or written."""
+    """Keeps the broker's decisions in one SQLite file and reads them back. Raises JournalError
+    wherever the file cannot be had, read or written."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path

@@ -50,7 +50,8 @@ class Burst(NamedTuple):
 
 @dataclass(slots=True)
 class Estimate:
-    """Of one directed pair. NaN: that part was never measured."""
+    """The measured latency and rate of the link of one directed pair; NaN in a field: that part was
+    never measured."""
 
     latency_s: float
     bytes_per_s: float
@@ -70,7 +71,8 @@ class Caps:
 
 
 class Links:
-    """See the module. Times are the broker's clock, seconds."""
+    """Holds the newest estimate of every directed pair of peers, its age and its origin. Times are
+    the broker's clock, seconds."""
 
     def __init__(self) -> None:
         self._known: dict[PeerId, dict[PeerId, Estimate]] = {}

@@ -58,7 +58,8 @@ class _Active:
 
 
 class Probing:
-    """See the module. version grows whenever `settled` could change."""
+    """Decides which two members measure their link next, and with how many bytes. version grows
+    whenever `settled` could change."""
 
     def __init__(self, options: BrokerOptions) -> None:
         self.options = options

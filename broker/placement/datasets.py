@@ -89,7 +89,7 @@ class _Request:
 
 
 class DataSets:
-    """See the module."""
+    """Knows which peer has which data set, and asks peers for the manifests that runs need."""
 
     def __init__(self, members: Membership, options: BrokerOptions) -> None:
         self.members, self.options = members, options

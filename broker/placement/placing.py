@@ -164,7 +164,7 @@ class Placing:
         return max(now, until)
 
     def next_generation(self) -> int:
-        """Of a dial outside of any run."""
+        """A new generation number, for a dial outside of any run."""
         self._generations += 1
         return self._generations
 

@@ -73,7 +73,7 @@ class _Run:
 
 
 class Reconsidering:
-    """See the module."""
+    """Searches for better plans of running runs, one run at a time, and has runs move to them."""
 
     def __init__(self, members: Membership, probing: Probing) -> None:
         self.members, self.probing = members, probing
@@ -122,7 +122,7 @@ class Reconsidering:
         return Promise(run.plan.predicted.step_s, network, offers)
 
     def _offers(self, run: Run) -> dict[PeerId, PeerOffer]:
-        """Of its holders, as they are known now."""
+        """The offers of the run's holders, as they are known now."""
         here = self.members.members
         return {p: here[p].offer for p in run.parts if p in here}
 

@@ -84,7 +84,7 @@ class DroppedError(Exception):
 
 
 class Children:
-    """See the module."""
+    """Starts the planning processes, sends them requests and reports why one ended."""
 
     def __init__(self, limits: PlannerLimits) -> None:
         self._limits = limits
@@ -96,7 +96,7 @@ class Children:
 
     @property
     def pids(self) -> list[int]:
-        """Of the children, for tests."""
+        """The process ids of the children, for tests."""
         return [child.pid for child in self._children.values()]
 
     def warm_up(self) -> None:

@@ -62,7 +62,7 @@ def without_culprits(
 
 
 class _Search(Generic[T]):
-    """See the module."""
+    """Searches for the offers with which planning fails, by trying plans without some of them."""
 
     def __init__(
         self,

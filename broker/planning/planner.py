@@ -54,8 +54,9 @@ class _Request:
 
 
 class Planner:
-    """See the module. `warm_up` may be called before the first request; `close` ends everything,
-    and requests that wait are cancelled. To be made in the loop's thread."""
+    """Carries out planning requests in other processes, one after the other. `warm_up` may be
+    called before the first request; `close` ends everything, and requests that wait are cancelled.
+    To be made in the loop's thread."""
 
     def __init__(self, limits: PlannerLimits | None = None) -> None:
         self.limits = limits or PlannerLimits()

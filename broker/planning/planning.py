@@ -153,7 +153,7 @@ def _check_memory(ask: MakePlan, form: Graph, plan: Plan) -> None:
 
 
 def _judge(ask: MakePlan, form: Graph, plan: Plan) -> Judge:
-    """Of a hand-written plan."""
+    """The judge of the request that a hand-written plan answers."""
     options, count = read_spec(ask.spec).options, len(plan.routes)
     request = PlanRequest(
         form, ask.peers, count, plan.microbatch_size, options=options, links=ask.network

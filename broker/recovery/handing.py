@@ -77,7 +77,8 @@ class _UnderWay:
 
 
 class Handing:
-    """Of one run. `leaving`: holders that shall not be counted on, and why, in words."""
+    """Moves the parts of leaving holders of one run to other peers. `leaving`: holders that shall
+    not be counted on, and why, in words."""
 
     def __init__(self) -> None:
         self.leaving: dict[PeerId, str] = {}

@@ -77,8 +77,9 @@ def gifts(found: Set, plan: Plan) -> tuple[Gift, ...]:
 
 
 def block_gifts(plan: Plan, rebuilt: Sequence[PeerId]) -> tuple[Gift, ...]:
-    """Of every stage that somebody has, the first of these gives to each that makes its own anew:
-    which of its blocks is known to who has the graph."""
+    """The transfers of blocks for peers that make their stage anew: in every stage that somebody
+    still has, the first of its holders gives to each of them. Which blocks these are is known to
+    those that have the graph."""
     alive = [[h for h in s.holders if h not in rebuilt] for s in plan.stages]
     givers = dict.fromkeys(holders[0] for holders in alive if holders)
     return tuple(

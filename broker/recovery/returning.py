@@ -15,7 +15,7 @@ __all__ = ["Returning"]
 
 
 class Returning:
-    """Of one run. `until`: when patience ends, on the broker's clock."""
+    """The holders that one run waits for. `until`: when patience ends, on the broker's clock."""
 
     def __init__(self, peers: Iterable[PeerId], until: float) -> None:
         self.until = until

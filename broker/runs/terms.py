@@ -86,8 +86,8 @@ class _ByPeer:
 
 
 class Terms(DurableRun):
-    """See the module. pairs: of the term's holders, who exchange frames. sets: which snapshots lie
-    where."""
+    """Begins the terms of a run and takes snapshots in them. pairs: the pairs of the term's holders
+    that exchange frames. sets: which snapshots lie where."""
 
     def __init__(
         self,
@@ -129,7 +129,8 @@ class Terms(DurableRun):
 
     @property
     def _by_peer(self) -> _ByPeer:
-        """Of the present plan; found once, as it is asked at every report."""
+        """The tables by peer of the present plan; made once for each plan, since every report asks
+        for them."""
         if self._found[0] is not self.plan:
             self._found = self.plan, _ByPeer(self.plan)
         return self._found[1]

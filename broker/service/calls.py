@@ -111,8 +111,9 @@ async def refuse(context: ServicerContext[Any, Any], guard: Guard, error: Except
 async def refuse_stream(
     context: ServicerContext[Any, Any], guard: Guard, error: Exception
 ) -> NoReturn:
-    """The same of one whose caller goes on writing: its first message is taken, for it would not
-    hear why; of very many it is not."""
+    """Ends a stream whose caller goes on writing, with the error as its status. Its first message
+    is read before, since the caller would not hear why otherwise; when very many are refused at
+    once, it is not."""
     if not guard.taking.locked():
         async with guard.taking:
             await take_first(context, _FIRST_S)

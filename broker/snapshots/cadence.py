@@ -26,7 +26,8 @@ _LEAST_S, _LONGER = 300.0, 10.0
 
 
 class Cadence:
-    """Of one term. Steps count updates; times are seconds of the broker's clock."""
+    """Decides when a run takes its next snapshots, within one term. Steps count updates; times are
+    seconds of the broker's clock."""
 
     def __init__(self, every: int, first: int, took: float | None = None) -> None:
         """`first`: updates that are in the stages when the term begins. `took`: of an earlier

@@ -61,7 +61,7 @@ class _Copies:
 
 
 class Sets:
-    """Of one run; see the module."""
+    """The snapshots of one run: which peer holds which, and which of them make a complete set."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], dict[PeerId, _Copies]] = {}

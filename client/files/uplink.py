@@ -29,14 +29,15 @@ ORDINARY = ((1.25e6, "10 Mbit/s"), (1.25e7, "100 Mbit/s"), (1.25e8, "1 Gbit/s"))
 
 
 def starting_bytes(graph: Graph, is_made: Callable[[str], bool] = lambda name: False) -> int:
-    """Of the weights that a run of this graph begins with, as they are uploaded: every parameter
-    and buffer once, in its own dtype, but for those that peers make themselves."""
+    """The bytes that a run of this graph uploads of the weights that it begins with: every
+    parameter and buffer once, in its own dtype, but for those that peers make themselves."""
     specs = {p.name: p.spec for p in graph.parameters} | {b.name: b.spec for b in graph.buffers}
     return sum(spec.size_bytes for name, spec in specs.items() if not is_made(name))
 
 
 class Rate(NamedTuple):
-    """Of an uplink. known: else it has at least so much, and may have many times that."""
+    """The rate of an uplink. known: whether it was measured; else the uplink has at least so much,
+    and may have many times that."""
 
     bytes_per_s: float
     known: bool

@@ -37,7 +37,7 @@ def depends_on_draws(view: View) -> bool:
 
 
 class _Making:
-    """Of one content."""
+    """Computes one content, by the operators that it is made of."""
 
     def __init__(self, wanted: Content, seed: int, reading: Reading) -> None:
         self._wanted, self._seed, self._reading = wanted, seed, reading

@@ -77,8 +77,8 @@ class Reading:
         return Initial(view.shape, _name_of(view.dtype), self._named(steps))
 
     def storage(self, content: Content) -> Initial | None:
-        """The same of all of a storage, in a row, for whoever needs its values before the draws
-        have names: they get numbers."""
+        """The recipe of a whole storage, as one row, for callers that need its values before the
+        draws have names: these get numbers. None where there is no recipe of it."""
         lies = content.written or content.like
         if lies is None or _name_of(lies.dtype) not in FLOATING:
             return None
@@ -183,7 +183,8 @@ class Reading:
         return (*_cut(steps, 0, end - begin, begin), *cast)
 
     def _matrix(self, view: View) -> Step | None:
-        """Of all of what `orthogonal_` made, or its transpose."""
+        """The step that makes a whole matrix of `orthogonal_`, or its transpose; None: the view is
+        not one."""
         content = view.content
         if content is None or content.op is None or not content.op.name.startswith("mul"):
             return None

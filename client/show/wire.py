@@ -85,7 +85,7 @@ _OTHERS = "others"
 
 
 class _Sum:
-    """Of one link, role and codec."""
+    """Sums of what the steps measured on one link, for one role and codec."""
 
     def __init__(self) -> None:
         self.steps = 0

@@ -102,7 +102,8 @@ class _Lane:
 
 
 class Outbox:
-    """See the module. Everything that it hands out is for one connection, in order."""
+    """Sends the frames of one link: decides which bytes go next. Everything that it hands out is
+    for one connection, in order."""
 
     def __init__(self, pieces: Pieces = PIECES) -> None:
         self._lanes = {role: _Lane(role in _PATIENT) for role in Role}

@@ -58,10 +58,10 @@ def is_web(name: str) -> bool:
 
 
 class Web:
-    """See the module. `allowed` and `reachable` say why not; empty: it is. timeout_s: without a
-    byte; head_s: for the head of an answer, with redirects; floor: bytes per second of a body,
-    after `timeout_s`, or it is given up; attempts: tries of each call; pause: waits so many seconds
-    between two; clock: seconds."""
+    """Reads byte ranges of files on the web. `allowed` and `reachable` say why not; empty: it is.
+    timeout_s: without a byte; head_s: for the head of an answer, with redirects; floor: bytes per
+    second of a body, after `timeout_s`, or it is given up; attempts: tries of each call; pause:
+    waits so many seconds between two; clock: seconds."""
 
     def __init__(
         self,

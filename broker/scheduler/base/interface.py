@@ -175,7 +175,7 @@ class PlanRequest:
 
     @cached_property
     def costs(self) -> tuple[OperatorCost, ...]:
-        """Of every operator, for one microbatch."""
+        """The cost of every operator, for one microbatch."""
         return self.known_costs or cost(self.graph)
 
     @cached_property

@@ -55,7 +55,8 @@ def support_text(ratio: float) -> str:
 
 
 def harm(ratio: float, values: str) -> float:
-    """Of a top-k; see the module."""
+    """The mean square that a top-k loses of a value, which keeps one of `ratio` elements: what it
+    drops, and the noise of what it rounds."""
     share = 1 / ratio
     cut = _BELL.inv_cdf(1 - share / 2)
     dropped = 1 - share - 2 * cut * _BELL.pdf(cut)

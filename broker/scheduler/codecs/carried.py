@@ -75,7 +75,8 @@ class _Coded:
 
 
 class Carried:
-    """See the module. The plan is one of the judge's request, by its peers' ids."""
+    """Computes how long a plan's step takes with given codecs on its links. The plan is one of the
+    judge's request, by its peers' ids."""
 
     def __init__(self, judge: Judge, plan: Plan) -> None:
         self.judge, self.plan = judge, plan
@@ -129,7 +130,8 @@ class Carried:
     # ------------------------------------------------------------ what a codec makes of it
 
     def load(self, lane: int, text: str) -> Load:
-        """Of a lane under a codec; sums go by that codec to everybody."""
+        """The bytes and coding times of a lane under a codec; sums go by that codec to
+        everybody."""
         key = (lane, text)
         if key not in self._loads:
             size, encode, decode = 0, 0.0, 0.0
@@ -220,7 +222,7 @@ class Carried:
     # ------------------------------------------------------------ time
 
     def seconds(self, choice: Choice) -> float:
-        """Of a step; memory is not looked at."""
+        """The duration of a step; whether it fits into memory is not looked at."""
         sizes, seconds, coding = self._loaded(choice)
         self.played += 1
         if self.hosts is None:

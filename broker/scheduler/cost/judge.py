@@ -38,7 +38,8 @@ _MOST_STRUCTURES = 4096
 
 
 class Judge:
-    """See the module. Pure: equal requests give equal answers."""
+    """Computes what candidate plans of one request cost: step time and memory. Pure: equal requests
+    give equal answers."""
 
     def __init__(self, request: PlanRequest) -> None:
         self.request = request
@@ -137,7 +138,7 @@ class Judge:
         return self.structure_of(plan)
 
     def structure_of(self, plan: Plan) -> Structure:
-        """Of a plan of the request's graph; its evaluation does not count."""
+        """The structure of a plan of the request's graph; its evaluation does not count."""
         graph = self.request.graph
         stages = self._cutter.cut([(s.start, s.stop) for s in plan.stages])
         tied = tied_groups(graph, stages)
@@ -220,7 +221,7 @@ class Judge:
     # ------------------------------------------------------------ time
 
     def seconds(self, candidate: Candidate) -> float:
-        """Of a step; inf when it does not fit."""
+        """The duration of a step; inf when the candidate does not fit into memory."""
         if not self.fits(candidate):
             return float("inf")
         self.judged += 1
@@ -311,7 +312,7 @@ class Judge:
         return Hosts(tuple(host), tuple(threads), tuple(cores), tuple(whole))
 
     def crossing_bytes(self, position: int) -> int:
-        """Of the values made before a position and read behind it, for one microbatch."""
+        """The bytes of the values made before a position and read behind it, for one microbatch."""
         return self.chain.crossing_bytes(position)
 
     def even_cuts(self, parts: int) -> list[int]:
@@ -346,7 +347,7 @@ class Judge:
         return self._last[1]
 
     def bare_seconds(self, structure: Structure, peers: Sequence[int]) -> list[float]:
-        """Of every action, without what frames cost."""
+        """The duration of every action, without what frames cost."""
         bare = np.array([units(self.offers[p].pace, False) for p in peers])
         return structure.seconds(bare)
 

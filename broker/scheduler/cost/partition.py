@@ -19,7 +19,8 @@ Ints = NDArray[np.int64]
 
 
 class Chain:
-    """See the module."""
+    """The operators of a bound graph in a row, the positions at which it may be cut, and the bytes
+    that each cut sends."""
 
     def __init__(self, graph: Graph, costs: Sequence[OperatorCost]) -> None:
         self.operators = len(costs)

@@ -39,7 +39,8 @@ WORTH_PLANNING = 0.95
 
 
 def plan_with_codecs(request: PlanRequest, planner: Planner) -> Plan:
-    """See the module. Raises NoPlan as the planner does."""
+    """Makes a plan with the planner, and chooses the codecs of its links. Raises NoPlan as the
+    planner does."""
     dense = planner(request)
     if not request.options.codecs.asked:
         return dense
@@ -69,7 +70,7 @@ def with_codecs(judge: Judge, plan: Plan) -> Plan:
 
 
 def _judge(request: PlanRequest, plan: Plan) -> Judge:
-    """Of the form of the request that the plan is of."""
+    """The judge of the form of the request that the plan was made for."""
     had = (plan.microbatch_size, plan.head_parts)
     forms = (request, *request.others)
     form = next(f for f in forms if (f.microbatch_size, f.head_parts) == had)

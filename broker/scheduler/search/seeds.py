@@ -58,7 +58,7 @@ def from_plan(plan: Plan, judge: Judge) -> Candidate:
 
 
 class Seeds:
-    """See the module."""
+    """Makes the candidates that the search of `auto` begins with."""
 
     def __init__(self, judge: Judge, space: Space) -> None:
         self.judge, self.space = judge, space
