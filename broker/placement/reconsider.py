@@ -32,7 +32,7 @@ from ..events import ConsiderPlan, Instruction, Log, PlanConsidered, RunId
 from ..links.probing import Probing
 from ..membership.member import Member
 from ..membership.membership import Membership
-from ..recovery.handing import Errand
+from ..recovery.handing import PlannedStop
 from ..runs.runs import Run
 from ..scheduler.base.interface import PeerOffer
 from ..scheduler.planners.replan import Hysteresis, in_parts
@@ -202,7 +202,7 @@ class Reconsidering:
         changes = _changes(run.plan, plan)
         if run.snapshots:
             text = f"{reason}: {changes}"
-            run.handing.stop_for(Errand(text, plan, event.pairs))
+            run.handing.stop_for(PlannedStop(text, plan, event.pairs))
             return [log, *run.note(f"{text}, between two steps", now)]
         if had is not None and (had.stages, had.codecs) == (plan.stages, plan.codecs):
             return []  # said before

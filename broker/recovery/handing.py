@@ -33,7 +33,7 @@ from .recovery import able_left, replacements
 if TYPE_CHECKING:
     from ..runs.terms import Terms
 
-__all__ = ["PAUSE", "Errand", "Handing", "Over"]
+__all__ = ["PAUSE", "Handover", "HandoverResult", "PlannedStop"]
 
 _FACTOR = 3.0
 """The deadline, in times of what the steps and the copies are expected to take."""
@@ -43,7 +43,7 @@ _UNMEASURED_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class PlannedStop:
     """What a run stops for between two steps: to move to a plan, whose pairs exchange frames, or
     (None) to be put aside."""
 
@@ -52,18 +52,18 @@ class Errand:
     pairs: tuple[tuple[PeerId, PeerId], ...] = ()
 
 
-PAUSE = Errand("it is put aside")
+PAUSE = PlannedStop("it is put aside")
 """Until it is done, or nobody wants it any more; after a restart of the broker too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class HandoverResult:
     """What `look` found: these leave now, or the errand is to be done; and the text says what
     happened, for people (of a pause, what it lacks)."""
 
     leavers: tuple[PeerId, ...]
     text: str
-    errand: Errand | None = None
+    errand: PlannedStop | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class _UnderWay:
     to_end: bool
 
 
-class Handing:
+class Handover:
     """Moves the parts of leaving holders of one run to other peers. `leaving`: holders that shall
     not be counted on, and why, in words."""
 
     def __init__(self) -> None:
         self.leaving: dict[PeerId, str] = {}
-        self.errand: Errand | None = None
+        self.errand: PlannedStop | None = None
         self._under_way: _UnderWay | None = None
         self._waited = False
         """For the copies of the set that it is to be put aside with, until the deadline."""
@@ -97,7 +97,7 @@ class Handing:
 
     def __repr__(self) -> str:
         doing = f" under way until {self._under_way.until:g} s" if self._under_way else ""
-        return f"<Handing {', '.join(self.leaving) or 'nothing'}{doing}>"
+        return f"<Handover {', '.join(self.leaving) or 'nothing'}{doing}>"
 
     # ------------------------------------------------------------ what happens
 
@@ -108,7 +108,7 @@ class Handing:
         if self.errand is not None and self.errand.plan is not None:
             self.errand = None  # the plan was for what was there
 
-    def stop_for(self, errand: Errand | None) -> None:
+    def stop_for(self, errand: PlannedStop | None) -> None:
         """The run shall stop between two steps; None: it need not any more."""
         self.errand, self._under_way, self._waited = errand, None, False
 
@@ -152,7 +152,7 @@ class Handing:
         margin = _patience(run, run.cadence.next_step(run.committed) - run.committed)
         return [(t - margin, p) for p, t in self._stays.items() if p not in self.leaving]
 
-    def timed(self, run: Terms, members: Membership, now: float) -> Over | None:
+    def timed(self, run: Terms, members: Membership, now: float) -> HandoverResult | None:
         """A deadline may have come: theirs, who leave now; or that of a stay, which is handed over
         from here on."""
         under = self._under_way
@@ -169,7 +169,7 @@ class Handing:
                 f"{_who(under.leavers, members)} did not hand over within "
                 f"{now - under.began:.0f} s: {self._why(under.leavers)}"
             )
-            return Over(under.leavers, text)
+            return HandoverResult(under.leavers, text)
         for at, peer in self._ends(run):
             if now >= at:
                 until = self._stays.pop(peer)
@@ -181,7 +181,7 @@ class Handing:
 
     def look(
         self, run: Terms, members: Membership, now: float
-    ) -> tuple[list[Instruction], Over | None]:
+    ) -> tuple[list[Instruction], HandoverResult | None]:
         """What is to be done about those that leave, now."""
         self.leaving = {p: why for p, why in self.leaving.items() if p in run.peers}
         if run.phase != RUNNING:
@@ -229,7 +229,7 @@ class Handing:
 
     def _go_on(
         self, run: Terms, under: _UnderWay, members: Membership, now: float
-    ) -> tuple[list[Instruction], Over | None]:
+    ) -> tuple[list[Instruction], HandoverResult | None]:
         if under.to_end:
             return [], None
         found, held = run.goes_on_from(members), run.on_hold
@@ -241,12 +241,12 @@ class Handing:
             lacks = ", whose snapshots not everybody has a copy of"
         errand, self.errand = self.errand, self.errand if not ready else None
         if ready and errand is not None and errand.plan is None:
-            return [], Over((), lacks, errand)
+            return [], HandoverResult((), lacks, errand)
         if ready and errand is not None and not under.leavers:
-            return [], Over((), f"{errand.text} at step {held}", errand)
+            return [], HandoverResult((), f"{errand.text} at step {held}", errand)
         if ready and found is not None and found.without(under.leavers):
             text = f"{_who(under.leavers, members)} hands over at step {held}"
-            return [], Over(under.leavers, f"{text}: {self._why(under.leavers)}")
+            return [], HandoverResult(under.leavers, f"{text}: {self._why(under.leavers)}")
         if run.cadence.pending is not None or run.cadence.whole == held:
             return [], None
         # Somebody was past that step already, or a copy was lost.

@@ -35,7 +35,7 @@ from ...proto.broker_pb2 import (
 from ..events import Instruction, Tell
 from ..membership.member import Member, clean
 from ..membership.membership import Lost, Membership
-from ..recovery.handing import PAUSE, Errand
+from ..recovery.handing import PAUSE, PlannedStop
 from ..recovery.recovery import replacements, suited_left, unreached
 from ..recovery.replica import rerouted, rerouted_pairs
 from ..recovery.resume import substituted
@@ -92,7 +92,7 @@ class Run(Phases):
     def _move(
         self,
         text: str,
-        errand: Errand,
+        errand: PlannedStop,
         members: Membership,
         generation: Callable[[], int],
         now: float,

@@ -43,13 +43,13 @@ from ..events import Instruction, Log, RunId, Tell
 from ..membership.member import Member, clean, dial
 from ..membership.membership import Membership
 from ..options import BrokerOptions
-from ..recovery.handing import Handing
+from ..recovery.handing import Handover
 from ..recovery.recovery import Blamed
 from ..recovery.resume import gifts, resume
 from ..snapshots.cadence import Cadence
 from ..snapshots.checkpoints import as_set
 from ..snapshots.keepers import choose_keepers, instead, ring_pairs
-from ..snapshots.sets import Set, Sets
+from ..snapshots.sets import SnapshotCatalog, SnapshotSet
 from ..wish import Wish
 from .durable import DurableRun
 
@@ -100,10 +100,10 @@ class Terms(DurableRun):
         owner: str = "",
     ) -> None:
         super().__init__(run, number, spec, wish, options, decisions, owner)
-        self.sets = Sets()
+        self.sets = SnapshotCatalog()
         self.cadence = Cadence(0, 0)
         self.pairs: tuple[Pair, ...] = ()
-        self.begun_from: Set | None = None
+        self.begun_from: SnapshotSet | None = None
         """The set that the present term goes on from; None: the starting weights."""
         self.gifts: tuple[Gift, ...] = ()
         """Who gives what of it to whom."""
@@ -118,7 +118,7 @@ class Terms(DurableRun):
         self._losses: deque[tuple[int, float]] = deque(maxlen=_LOSSES)
         self._drift = 0.0
         self.blamed = Blamed()
-        self.handing = Handing()
+        self.handing = Handover()
         self.on_hold = 0
         """The step that nobody begins: parts are handed over there. 0: none."""
         self.local = wish.local
@@ -147,7 +147,7 @@ class Terms(DurableRun):
         """Everybody with a part in the present plan, holders first."""
         return () if self.plan is None else (*self.plan.peers, *self.plan.warm)
 
-    def goes_on_from(self, members: Membership) -> Set | None:
+    def goes_on_from(self, members: Membership) -> SnapshotSet | None:
         """The newest set, of what lies at peers of this run or of the pool, or of checkpoints."""
         saved = self.checkpoints.newest(self.committed) if self.begins_anew else None
         if saved is None and self.spec.HasField("resumed"):
@@ -162,7 +162,7 @@ class Terms(DurableRun):
         """Whether it may go back to its last checkpoint, or to the weights that it began with."""
         return "checkpoint" in self.wish.recovery.ladder
 
-    def _newest_set(self, members: Membership) -> Set | None:
+    def _newest_set(self, members: Membership) -> SnapshotSet | None:
         if self.plan is None or not self.snapshots:
             return None
 
@@ -218,7 +218,9 @@ class Terms(DurableRun):
         now, of which those in `rebuilt` make theirs anew. `taken_by`: by holder that is gone, who
         has its part in a plan that is as before else."""
         term = BLOCKS if rebuilt else self.term
-        found = Set(term, self.committed, {}, live=True, rebuilt=(*rebuilt,)) if live else None
+        found = (
+            SnapshotSet(term, self.committed, {}, live=True, rebuilt=(*rebuilt,)) if live else None
+        )
         self.begun_from = found = found or self.goes_on_from(members)
         plan = self._with_keepers(plan, found, members, now)
         before = self.parts
@@ -310,7 +312,9 @@ class Terms(DurableRun):
                 dials[source.id].append(order)
         return dials
 
-    def _with_keepers(self, plan: Plan, found: Set | None, members: Membership, now: float) -> Plan:
+    def _with_keepers(
+        self, plan: Plan, found: SnapshotSet | None, members: Membership, now: float
+    ) -> Plan:
         if not self.snapshots:
             return plan
         warm = [m for p in self.parts if (m := members.mine(p, self.id)) and m.closed is None]
@@ -518,7 +522,7 @@ class Terms(DurableRun):
     def forget_snapshots(self, members: Membership) -> list[Instruction]:
         """It has ended. Its parts hear that as they leave; who else keeps something, now."""
         others = [p for p in self.sets.peers if members.mine(p, self.id) is None]
-        self.sets = Sets()
+        self.sets = SnapshotCatalog()
         self._losses.clear()
         order = SnapshotOrder(run=self.id, term=self.term, needed=NEVER)
         return _tell(others, order, members)

@@ -13,7 +13,7 @@ from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.swaps import swapped_operators
 from ...proto.broker_pb2 import Checkpoint, CheckpointFile, RunSpec, Saved, Span, Swap
 from ..wish import HASH
-from .sets import Set
+from .sets import SnapshotSet
 
 __all__ = ["Checkpoints", "as_set"]
 
@@ -149,6 +149,6 @@ class Checkpoints:
         return f"<Checkpoints of steps {[c.step for c in self.kept]}, coming {self.coming}>"
 
 
-def as_set(found: Checkpoint) -> Set:
+def as_set(found: Checkpoint) -> SnapshotSet:
     """A checkpoint as what a term goes on from; nothing of it lies at peers."""
-    return Set(found.term, found.step, {}, found)
+    return SnapshotSet(found.term, found.step, {}, found)
