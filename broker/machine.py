@@ -42,7 +42,7 @@ from ..proto.broker_pb2 import (
     Submitted,
 )
 from ..proto.common_pb2 import Reason
-from .access.knocks import Knocks
+from .access.knocks import RateLimiter
 from .events import (
     PLANNER,
     Answer,
@@ -76,14 +76,14 @@ from .events import (
     WasAway,
     WatchAsked,
 )
-from .journal.decided import Decided
+from .journal.decided import DurableState
 from .links.probing import Probing
 from .membership.member import Member, clean
 from .membership.membership import Lost, Membership
 from .options import BrokerOptions
 from .placement.datasets import DataSets
-from .placement.placing import Placing
-from .placement.reconsider import Reconsidering
+from .placement.placing import PoolScheduler
+from .placement.reconsider import Replanner
 from .runs.runs import Run
 from .runs.space import make_room, outnumbered
 from .runs.terms import NEVER
@@ -116,7 +116,7 @@ class BrokerMachine:
         options: BrokerOptions | None = None,
         *,
         boot: str = "",
-        decided: Decided | None = None,
+        decided: DurableState | None = None,
     ) -> None:
         self.broker_id = broker_id
         self._boot = boot
@@ -124,14 +124,14 @@ class BrokerMachine:
         self.members = Membership(broker_id, self.options)
         self.members.goes_on_with = self._goes_on_with
         self.members.lease_of = self._lease_of
-        self.decided = decided or Decided(self.options)
+        self.decided = decided or DurableState(self.options)
         self.runs = self.decided.runs
         self.probing = Probing(self.options)
         self.data = DataSets(self.members, self.options)
-        self.placing = Placing(self.members, self.probing)
-        self.reconsidering = Reconsidering(self.members, self.probing)
+        self.placing = PoolScheduler(self.members, self.probing)
+        self.reconsidering = Replanner(self.members, self.probing)
         self.ignored: Counter[str] = Counter()
-        self._often = Knocks(*_IGNORED, self.options.most_streams)
+        self._often = RateLimiter(*_IGNORED, self.options.most_streams)
 
     def __repr__(self) -> str:
         peers, pool = len(self.members.members), len(self.members.pool)

@@ -20,7 +20,7 @@ from ..proto.common_pb2 import BlobRef
 from .scheduler.base.interface import CodecOptions, PlanOptions
 from .scheduler.planners.swapped import LEAST as LEAST_SWAPPED
 
-__all__ = ["HASH", "Batching", "SpecError", "Wish", "check_size", "read_spec"]
+__all__ = ["HASH", "Batching", "RunRequirements", "SpecError", "check_size", "read_spec"]
 
 HASH = re.compile(r"[0-9a-f]{64}")
 """SHA-256 as it is written in every BlobRef."""
@@ -54,7 +54,7 @@ class Batching(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RunRequirements:
     """The part of a run's spec that the broker decides by.
 
     batchings: those that a plan may have, the default first. Not among them, be it the default,
@@ -127,7 +127,7 @@ def check_size(spec: RunSpec) -> None:
             )
 
 
-def read_spec(spec: RunSpec) -> Wish:
+def read_spec(spec: RunSpec) -> RunRequirements:
     """Raises SpecError."""
     for problem in _problems(spec):
         raise SpecError(problem)
@@ -160,7 +160,7 @@ def read_spec(spec: RunSpec) -> Wish:
             "microbatches in a step: "
             "expected at least one microbatch for each pipeline"
         )
-    return Wish(
+    return RunRequirements(
         priority=job.priority,
         options=PlanOptions(
             scheduler=asked.scheduler,

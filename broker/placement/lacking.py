@@ -14,11 +14,11 @@ from ...dag.plan.plan import PeerId
 from ..membership.member import Member
 from .waiting import Waits
 
-__all__ = ["Lack"]
+__all__ = ["PlanShortage"]
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
+class PlanShortage:
     """What a planner said. `asked`: the incarnations that it was asked with; `short_bytes`: of
     device memory, 0 where more peers may help with however little."""
 

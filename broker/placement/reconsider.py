@@ -40,7 +40,7 @@ from .placing import bad_plan
 from .promise import Promise
 from .waiting import suited
 
-__all__ = ["CHANGED", "EVERY", "EVERY_S", "Reconsidering", "alike"]
+__all__ = ["CHANGED", "EVERY", "EVERY_S", "Replanner", "alike"]
 
 EVERY = 10
 """Committed steps between two looks: five of them fall into the time that a gain has to last."""
@@ -72,7 +72,7 @@ class _Run:
     """What steps took when the last look was for their being slow; 0: it was another look."""
 
 
-class Reconsidering:
+class Replanner:
     """Searches for better plans of running runs, one run at a time, and has runs move to them."""
 
     def __init__(self, members: Membership, probing: Probing) -> None:

@@ -27,7 +27,7 @@ from ..snapshots.keepers import fits
 if TYPE_CHECKING:
     from ..runs.terms import Terms
 
-__all__ = ["Blamed", "able_left", "replacements", "suited_left", "unreached"]
+__all__ = ["SuspectTracker", "able_left", "replacements", "suited_left", "unreached"]
 
 SLOWER = 2.0
 _AWAY_S = 30.0
@@ -38,7 +38,7 @@ _COUNTED = 5
 """Newest losses that say how often there are some."""
 
 
-class Blamed:
+class SuspectTracker:
     """Peers of one run that do not do their part. `tries`: how often others were asked at the
     present step."""
 

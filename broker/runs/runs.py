@@ -39,7 +39,7 @@ from ..recovery.handing import PAUSE, PlannedStop
 from ..recovery.recovery import replacements, suited_left, unreached
 from ..recovery.replica import rerouted, rerouted_pairs
 from ..recovery.resume import substituted
-from ..recovery.returning import Returning
+from ..recovery.returning import ReattachWindow
 from .phases import Phases
 
 __all__ = ["Run"]
@@ -343,7 +343,7 @@ class Run(Phases):
         if self.active:
             self.taken_up()
             self.handing.stop_for(PAUSE if self.pausing else None)
-            self.returning = Returning(self.peers, now + self.lease_s)
+            self.returning = ReattachWindow(self.peers, now + self.lease_s)
         return []
 
     def keeper_back(self, members: Membership, now: float) -> list[Instruction]:

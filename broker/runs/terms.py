@@ -44,13 +44,13 @@ from ..membership.member import Member, clean, dial
 from ..membership.membership import Membership
 from ..options import BrokerOptions
 from ..recovery.handing import Handover
-from ..recovery.recovery import Blamed
+from ..recovery.recovery import SuspectTracker
 from ..recovery.resume import gifts, resume
-from ..snapshots.cadence import Cadence
+from ..snapshots.cadence import SnapshotSchedule
 from ..snapshots.checkpoints import as_set
 from ..snapshots.keepers import choose_keepers, instead, ring_pairs
 from ..snapshots.sets import SnapshotCatalog, SnapshotSet
-from ..wish import Wish
+from ..wish import RunRequirements
 from .durable import DurableRun
 
 __all__ = ["NEVER", "NOBODY", "Terms"]
@@ -94,14 +94,14 @@ class Terms(DurableRun):
         run: RunId,
         number: int,
         spec: RunSpec,
-        wish: Wish,
+        wish: RunRequirements,
         options: BrokerOptions,
         decisions: list[Decision],
         owner: str = "",
     ) -> None:
         super().__init__(run, number, spec, wish, options, decisions, owner)
         self.sets = SnapshotCatalog()
-        self.cadence = Cadence(0, 0)
+        self.cadence = SnapshotSchedule(0, 0)
         self.pairs: tuple[Pair, ...] = ()
         self.begun_from: SnapshotSet | None = None
         """The set that the present term goes on from; None: the starting weights."""
@@ -117,7 +117,7 @@ class Terms(DurableRun):
         """Keepers that did not take a copy."""
         self._losses: deque[tuple[int, float]] = deque(maxlen=_LOSSES)
         self._drift = 0.0
-        self.blamed = Blamed()
+        self.blamed = SuspectTracker()
         self.handing = Handover()
         self.on_hold = 0
         """The step that nobody begins: parts are handed over there. 0: none."""
@@ -282,9 +282,9 @@ class Terms(DurableRun):
         self.handing.begin_term(members.members[p] for p in plan.peers)
         return out + self._release(gone, "the run goes on without it", members, now)
 
-    def _cadence(self, first: int) -> Cadence:
+    def _cadence(self, first: int) -> SnapshotSchedule:
         every = self.wish.recovery.snapshot_every
-        return Cadence(0 if every == "auto" else every, first, self.cadence.took)
+        return SnapshotSchedule(0 if every == "auto" else every, first, self.cadence.took)
 
     def taken_up(self) -> None:
         """An earlier start of the broker began the term: what that knew of it is not kept."""

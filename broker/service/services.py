@@ -42,7 +42,7 @@ from ...proto.broker_pb2 import (
 from ...proto.common_pb2 import BlobRef
 from ..access.admission import AdmissionError
 from ..access.guard import Guard
-from ..access.knocks import Knocks
+from ..access.knocks import RateLimiter
 from ..access.limits import MESSAGES, MOST_MESSAGE_BYTES
 from ..events import (
     DataAsked,
@@ -176,7 +176,7 @@ class AttachService:
         self._guard = guard
         self._relay = relay
         self._reach = reach
-        self._often = Knocks(*MESSAGES, _MOST_SPEAKERS)
+        self._often = RateLimiter(*MESSAGES, _MOST_SPEAKERS)
         self._count = 0
 
     async def attach(self, _: Any, context: ServicerContext[Any, Any]) -> None:

@@ -27,7 +27,7 @@ from ....dag.plan.cut import Cutter, tied_groups
 from ....dag.plan.plan import Alternative, PeerId, Plan, Spare, StageExchange
 from ..base.interface import PlanRequest
 from .candidate import Candidate, Share, to_plan
-from .needs import Needs
+from .needs import IntervalMemory
 from .partition import Chain
 from .predicted import predicted, pure_shares
 from .structure import Structure, Wiring, units, wiring_key
@@ -58,7 +58,7 @@ class Judge:
         self._cutter = Cutter(request.graph)
         # Before there is a plan; one that has stages which step ahead says so (dag/cost/memory.py).
         self._state = request.options.state_bytes, int(self.ahead)
-        self._needs: dict[int, Needs] = {}
+        self._needs: dict[int, IntervalMemory] = {}
         self.may_have = np.array([o.peer in request.holders for o in self.offers], dtype=bool)
         """By offer, whether it may run the operators beside the data."""
         stays = np.zeros(self.operators + 1, dtype=np.int64)
@@ -178,11 +178,11 @@ class Judge:
         found = self.memory.stage(start, stop, recompute)
         return found.peak(state_bytes, live, bool(shared), copies)
 
-    def needs(self, positions: int) -> Needs:
+    def needs(self, positions: int) -> IntervalMemory:
         """`stage_bytes` of all intervals between about so many positions at most."""
         if positions not in self._needs:
             at = self.chain.positions(positions)
-            self._needs[positions] = Needs(self.memory, at, *self._state)
+            self._needs[positions] = IntervalMemory(self.memory, at, *self._state)
         return self._needs[positions]
 
     def bound_to_data(self, candidate: Candidate) -> list[bool]:

@@ -28,7 +28,7 @@ from ....dag.plan.plan import ScheduleName
 from ..network.pathcut import Path, best_cut, slowest_circle
 from .candidate import Candidate, Share
 from .judge import Judge
-from .needs import Needs
+from .needs import IntervalMemory
 
 __all__ = ["Guess", "Rows"]
 
@@ -247,7 +247,7 @@ class Rows:
     def _positions(self, stages: int) -> NDArray[np.int64]:
         return self._needs_of(stages).positions
 
-    def _needs_of(self, stages: int) -> Needs:
+    def _needs_of(self, stages: int) -> IntervalMemory:
         most = POSITIONS
         while most < 4 * stages and most < MOST_POSITIONS:
             most *= 2

@@ -40,12 +40,12 @@ from typing import NamedTuple, Self
 from ....net.identity.names import DOOR_NAME, Role
 from ....net.local import is_loopback
 from ....net.web.pump import BUFFER_BYTES, Stream, close, join
-from ...access.knocks import Knocks
+from ...access.knocks import RateLimiter
 from .dialable import socket_name
 from .hello import HelloError, read_hello
 from .relay import Relay
 
-__all__ = ["Front", "FrontLimits", "Knocks", "PageSockets", "source_of"]
+__all__ = ["Front", "FrontLimits", "PageSockets", "RateLimiter", "source_of"]
 
 log = logging.getLogger(__name__)
 
@@ -133,10 +133,12 @@ class Front:
         self._relay = relay
         self.limits = limits or FrontLimits()
         many = self.limits.most_addresses
-        self._knocks = Knocks(self.limits.knocks, self.limits.knocks_per_s, many)
-        self._told = Knocks(_TOLD, _TOLD_PER_S, many)
+        self._knocks = RateLimiter(self.limits.knocks, self.limits.knocks_per_s, many)
+        self._told = RateLimiter(_TOLD, _TOLD_PER_S, many)
         self._page = page
-        self._page_knocks = Knocks(self.limits.page_knocks, self.limits.page_knocks_per_s, many)
+        self._page_knocks = RateLimiter(
+            self.limits.page_knocks, self.limits.page_knocks_per_s, many
+        )
         self._open: Counter[str] = Counter()  # by source
         self._open_pages: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()

@@ -24,7 +24,7 @@ from ....net.identity.enroll import channel_options
 from ....net.identity.names import Role, dns_name
 from ....net.local import joined, split
 from .dialable import may_dial
-from .front import Knocks
+from .front import RateLimiter
 
 __all__ = ["Reach", "resolved"]
 
@@ -45,7 +45,7 @@ class Reach:
     """`credential`: the broker's own, the newest one."""
 
     def __init__(self, credential: Callable[[], Credential]) -> None:
-        self._often = Knocks(_IN_A_ROW, _PER_S, _MOST_PEERS)
+        self._often = RateLimiter(_IN_A_ROW, _PER_S, _MOST_PEERS)
         self._credential = credential
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._checking: set[str] = set()

@@ -19,7 +19,7 @@ import pytest
 
 from shoal.broker.access import guard
 from shoal.broker.options import BrokerOptions
-from shoal.broker.service.door.front import FrontLimits, Knocks, source_of
+from shoal.broker.service.door.front import FrontLimits, RateLimiter, source_of
 from shoal.broker.service.door.hello import ClientHello, HelloError, read_hello
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.net.identity import enroll as enrolling
@@ -429,7 +429,7 @@ async def test_a_slow_drip_ends_in_time():
 
 async def test_ten_thousand_joins_from_one_address_are_turned_away_cheaply():
     limits = FrontLimits()
-    knocks = Knocks(limits.knocks, limits.knocks_per_s, limits.most_addresses)
+    knocks = RateLimiter(limits.knocks, limits.knocks_per_s, limits.most_addresses)
     passed = sum(knocks.allowed("10.0.0.1", 0.001 * i) for i in range(10_000))
     assert passed <= limits.knocks + 10 * limits.knocks_per_s + 1
     assert knocks.allowed("10.0.0.2", 10.0)  # another address is another
@@ -441,7 +441,7 @@ async def test_ten_thousand_joins_from_one_address_are_turned_away_cheaply():
 
 async def test_an_address_that_knocks_too_often_waits_and_those_inside_do_not():
     async with running() as broker:
-        broker.secured._front._knocks = Knocks(3, 0.0, 100)
+        broker.secured._front._knocks = RateLimiter(3, 0.0, 100)
         request = JoinRequest(version=1, name="x", request=request_of(new_key()))
         codes = []
         for _ in range(6):

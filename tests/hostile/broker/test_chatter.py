@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from shoal.broker.access.knocks import Knocks
+from shoal.broker.access.knocks import RateLimiter
 from shoal.broker.access.limits import MESSAGES
 from shoal.broker.events import Log, PeerSaid
 from shoal.broker.machine import _IGNORED
@@ -72,7 +72,7 @@ def test_what_is_ignored_fills_no_log(world: World) -> None:  # noqa: F811
 async def test_a_stranger_who_knocks_on_fills_no_log(caplog: pytest.LogCaptureFixture):
     async with running() as broker:
         front = broker.secured._front
-        front._knocks = Knocks(0, 0.0, 100)
+        front._knocks = RateLimiter(0, 0.0, 100)
         host, port = broker.address.rsplit(":", 1)
         with caplog.at_level(logging.WARNING):
             for _ in range(30):
