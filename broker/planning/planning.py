@@ -26,7 +26,7 @@ from ...job.words import count_of, size_text, some_of
 from ..events import ConsiderPlan, MakePlan, PlanConsidered, PlanFailed, PlanReady
 from ..placement.placing import bad_plan
 from ..scheduler.base.interface import NoPlan, PeerOffer, Planner, PlanRequest
-from ..scheduler.codecs.carried import Carried
+from ..scheduler.codecs.carried import CodedStepCost
 from ..scheduler.cost.judge import Judge
 from ..scheduler.planners.coded import with_codecs
 from ..scheduler.planners.planners import plan as by_name
@@ -216,7 +216,7 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
     if not kept:
         return PlanConsidered(ask.run, ask.version)
     request = replace(kept[0], others=())
-    running = Carried(Judge(request), ask.plan)
+    running = CodedStepCost(Judge(request), ask.plan)
     running_s = running.seconds(running.of_plan(ask.plan.codecs))
     try:
         found = planner(request)

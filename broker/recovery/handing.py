@@ -31,7 +31,7 @@ from ..snapshots.keepers import instead
 from .recovery import able_left, replacements
 
 if TYPE_CHECKING:
-    from ..runs.terms import Terms
+    from ..runs.terms import TermBuilder
 
 __all__ = ["PAUSE", "Handover", "HandoverResult", "PlannedStop"]
 
@@ -138,13 +138,13 @@ class Handover:
 
     # ------------------------------------------------------------ time
 
-    def due(self, run: Terms) -> float:
+    def due(self, run: TermBuilder) -> float:
         """When something is to be done without an event."""
         if self._under_way is not None:
             return self._under_way.until
         return min((t for t, _ in self._ends(run)), default=math.inf) if self._stays else math.inf
 
-    def _ends(self, run: Terms) -> list[tuple[float, PeerId]]:
+    def _ends(self, run: TermBuilder) -> list[tuple[float, PeerId]]:
         """By when the parts of those that mean to leave later should be handed over, if the run is
         not over before they do."""
         if run.step_s is None:  # nor is it known when the run ends
@@ -152,7 +152,7 @@ class Handover:
         margin = _patience(run, run.cadence.next_step(run.committed) - run.committed)
         return [(t - margin, p) for p, t in self._stays.items() if p not in self.leaving]
 
-    def timed(self, run: Terms, members: Membership, now: float) -> HandoverResult | None:
+    def timed(self, run: TermBuilder, members: Membership, now: float) -> HandoverResult | None:
         """A deadline may have come: theirs, who leave now; or that of a stay, which is handed over
         from here on."""
         under = self._under_way
@@ -180,7 +180,7 @@ class Handover:
     # ------------------------------------------------------------ deciding
 
     def look(
-        self, run: Terms, members: Membership, now: float
+        self, run: TermBuilder, members: Membership, now: float
     ) -> tuple[list[Instruction], HandoverResult | None]:
         """What is to be done about those that leave, now."""
         self.leaving = {p: why for p, why in self.leaving.items() if p in run.peers}
@@ -194,7 +194,7 @@ class Handover:
         return self._go_on(run, self._under_way, members, now)
 
     def _begin(
-        self, run: Terms, here: Sequence[PeerId], members: Membership, now: float
+        self, run: TermBuilder, here: Sequence[PeerId], members: Membership, now: float
     ) -> list[Instruction]:
         out: list[Instruction] = []
         step = run.cadence.next_step(run.committed)
@@ -228,7 +228,7 @@ class Handover:
         return out
 
     def _go_on(
-        self, run: Terms, under: _UnderWay, members: Membership, now: float
+        self, run: TermBuilder, under: _UnderWay, members: Membership, now: float
     ) -> tuple[list[Instruction], HandoverResult | None]:
         if under.to_end:
             return [], None
@@ -257,7 +257,7 @@ class Handover:
         return run.release(members), None
 
     def _told(
-        self, run: Terms, peer: PeerId, within_s: float, why: str, members: Membership
+        self, run: TermBuilder, peer: PeerId, within_s: float, why: str, members: Membership
     ) -> list[Instruction]:
         """The answer to one that asked."""
         member = members.members[peer]
@@ -271,7 +271,7 @@ class Handover:
         return "; ".join(dict.fromkeys(self.leaving[p] for p in leavers if p in self.leaving))
 
 
-def _patience(run: Terms, steps: int) -> float:
+def _patience(run: TermBuilder, steps: int) -> float:
     """Seconds in which so many steps and the copies of a set should well be over."""
     step_s, took_s = run.step_s, run.cadence.took
     if step_s is None or took_s is None:
@@ -279,7 +279,7 @@ def _patience(run: Terms, steps: int) -> float:
     return max(_LEAST_S, _FACTOR * (steps * step_s + took_s))
 
 
-def _why_not(run: Terms, leavers: tuple[PeerId, ...], members: Membership, now: float) -> str:
+def _why_not(run: TermBuilder, leavers: tuple[PeerId, ...], members: Membership, now: float) -> str:
     """Why these cannot hand over, the last of them, say; empty: they can."""
     assert run.plan is not None, run
     if not run.snapshots:

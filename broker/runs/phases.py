@@ -63,7 +63,7 @@ from ..recovery.handing import PAUSE
 from ..recovery.returning import ReattachWindow
 from ..wish import RunRequirements
 from .steps import WrongStepError
-from .terms import NOBODY, Terms
+from .terms import NOBODY, TermBuilder
 
 __all__ = ["Phases"]
 
@@ -74,7 +74,7 @@ COMMITTED_EVERY = 32
 """Steps after which holders are told what is committed: so many of their reports are kept twice."""
 
 
-class Phases(Terms):
+class Phases(TermBuilder):
     """A run and its history. All methods return instructions; all but `watched` may change it.
 
     asked: version of the MakePlan whose answer it waits for, only while WAITING. offered: the
@@ -261,7 +261,7 @@ class Phases(Terms):
     def snapshot_reported(
         self, member: Member, report: SnapshotReport, members: Membership, now: float
     ) -> list[Instruction]:
-        """As in Terms; the end of a run may have waited for a checkpoint that will not be."""
+        """As in TermBuilder; the end of a run may have waited for a checkpoint that will not be."""
         out = super().snapshot_reported(member, report, members, now)
         return out + self._finish_export(members, now)
 

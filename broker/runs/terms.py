@@ -53,7 +53,7 @@ from ..snapshots.sets import SnapshotCatalog, SnapshotSet
 from ..wish import RunRequirements
 from .durable import DurableRun
 
-__all__ = ["NEVER", "NOBODY", "Terms"]
+__all__ = ["NEVER", "NOBODY", "TermBuilder"]
 
 NEVER = 2**64 - 1
 """As the step that is needed: nothing is."""
@@ -85,7 +85,7 @@ class _ByPeer:
         self.most_compute_s = max((p.compute_s for p in self.expected.values()), default=0.0)
 
 
-class Terms(DurableRun):
+class TermBuilder(DurableRun):
     """Begins the terms of a run and takes snapshots in them. pairs: the pairs of the term's holders
     that exchange frames. sets: which snapshots lie where."""
 

@@ -26,7 +26,7 @@ from ...net.identity.names import OWNER, Party, Role
 from ...net.identity.token import Token, TokenError
 from ..access.admission import Admission, AdmissionLimits
 from ..access.guard import Guard
-from .door.front import Front, FrontLimits, PageSockets
+from .door.front import MultiplexerLimits, PageSockets, PortMultiplexer
 from .door.reach import Reach
 from .door.relay import Relay
 
@@ -52,11 +52,11 @@ class Secured:
         folder: Path | None,
         *,
         admission: AdmissionLimits | None = None,
-        front: FrontLimits | None = None,
+        front: MultiplexerLimits | None = None,
     ) -> None:
         self._folder = folder
         self._limits, self._front_limits = admission, front
-        self._front: Front | None = None
+        self._front: PortMultiplexer | None = None
 
     async def __aenter__(self) -> Self:
         now = utc(time.time())
@@ -112,7 +112,7 @@ class Secured:
         """Listens, with the server started; returns the port. `swarm`: where the node of the
         swarm's directory listens on loopback; 0: there is none. `page`: where the page is served;
         None: there is none. Raises OSError."""
-        front = Front(
+        front = PortMultiplexer(
             host,
             port,
             main=self.sockets / "main",

@@ -1,7 +1,7 @@
 """A plan's step with codecs on its links: what crosses, what that costs at both ends, how long the
 step takes.
 
-    carried = Carried(judge, plan)
+    carried = CodedStepCost(judge, plan)
     carried.lanes                          what may be encoded, by link and role
     carried.seconds({lane: "int8"})        of a step, by the judge's own calculation
 
@@ -33,7 +33,7 @@ from ..cost.predicted import predicted, pure_shares
 from .carried_rows import rows_of, used
 from .codec_costs import cost_of
 
-__all__ = ["Carried", "Choice", "Lane", "Load"]
+__all__ = ["Choice", "CodedStepCost", "Lane", "Load"]
 
 Choice = Mapping[int, str]
 """By number of a lane, the text of its codec; lanes without one are raw."""
@@ -74,7 +74,7 @@ class _Coded:
     decode_s: float
 
 
-class Carried:
+class CodedStepCost:
     """Computes how long a plan's step takes with given codecs on its links. The plan is one of the
     judge's request, by its peers' ids."""
 

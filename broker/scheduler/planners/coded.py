@@ -22,7 +22,7 @@ from ....dag.cost.network import Floats, Network
 from ....dag.ir.graph import TensorSpec
 from ....dag.plan.plan import Alternative, Plan, Spare
 from ..base.interface import CODED_ROLES, CodecOptions, NoPlan, Planner, PlanRequest
-from ..codecs.carried import Carried
+from ..codecs.carried import CodedStepCost
 from ..codecs.codec_table import table
 from ..codecs.codecs import choose
 from ..cost.candidate import from_plan
@@ -56,7 +56,7 @@ def plan_with_codecs(request: PlanRequest, planner: Planner) -> Plan:
 def with_codecs(judge: Judge, plan: Plan) -> Plan:
     """The plan with codecs on its links, and its prediction with them where it has one. The plan is
     one of the judge's request."""
-    carried = Carried(judge, plan)
+    carried = CodedStepCost(judge, plan)
     chosen = choose(carried, judge.request.options.codecs)
     predicted = plan.predicted
     if predicted.step_s:

@@ -45,7 +45,7 @@ from .dialable import socket_name
 from .hello import HelloError, read_hello
 from .relay import Relay
 
-__all__ = ["Front", "FrontLimits", "PageSockets", "RateLimiter", "source_of"]
+__all__ = ["MultiplexerLimits", "PageSockets", "PortMultiplexer", "RateLimiter", "source_of"]
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ _LIBP2P = b"\x13/mul"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontLimits:
+class MultiplexerLimits:
     """What a stranger may cost."""
 
     hello_s: float = 5.0
@@ -108,8 +108,8 @@ class PageSockets(NamedTuple):
     plain: Path
 
 
-class Front:
-    """`async with Front(host, port, main=…, door=…, authority=PEM) as front:` listens at
+class PortMultiplexer:
+    """`async with PortMultiplexer(host, port, main=…, door=…, authority=PEM) as front:` listens at
     `front.port` until the block ends. Raises OSError when the port cannot be had."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Front:
         relay: Relay,
         swarm: int = 0,
         page: PageSockets | None = None,
-        limits: FrontLimits | None = None,
+        limits: MultiplexerLimits | None = None,
     ) -> None:
         """`swarm`: the loopback port of the directory's node; 0: there is none. `page` None: there
         is none."""
@@ -131,7 +131,7 @@ class Front:
         self._swarm = swarm
         self._main, self._door, self._authority = main, door, authority
         self._relay = relay
-        self.limits = limits or FrontLimits()
+        self.limits = limits or MultiplexerLimits()
         many = self.limits.most_addresses
         self._knocks = RateLimiter(self.limits.knocks, self.limits.knocks_per_s, many)
         self._told = RateLimiter(_TOLD, _TOLD_PER_S, many)
@@ -311,7 +311,7 @@ class Front:
         await writer.drain()
 
     def __repr__(self) -> str:
-        return f"<Front on port {self.port}, {self._open.total()} connections>"
+        return f"<PortMultiplexer on port {self.port}, {self._open.total()} connections>"
 
 
 async def _dial_unix(path: Path, name: str) -> Stream:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from shoal.broker.options import BrokerOptions
-from shoal.broker.service.door.front import FrontLimits, RateLimiter
+from shoal.broker.service.door.front import MultiplexerLimits, RateLimiter
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.dag.ir.convert import MAX_OPERATORS
 from shoal.net.blobs.client import BlobClient
@@ -150,7 +150,7 @@ async def test_a_flood_of_joins_over_tls_passes_as_often_as_the_limit_says():
     """The beginning of each is real; benchmarks/flood.py has ten thousand, with what they cost."""
     async with running() as broker:
         front = broker.secured._front
-        front.limits, front._knocks = FrontLimits(knocks=5), RateLimiter(5, 0.0, 100)
+        front.limits, front._knocks = MultiplexerLimits(knocks=5), RateLimiter(5, 0.0, 100)
         context = ssl.create_default_context(cadata=broker.secured.authority.pem.decode())
         host, _, port = broker.address.rpartition(":")
 

@@ -19,7 +19,7 @@ import pytest
 
 from shoal.broker.access import guard
 from shoal.broker.options import BrokerOptions
-from shoal.broker.service.door.front import FrontLimits, RateLimiter, source_of
+from shoal.broker.service.door.front import MultiplexerLimits, RateLimiter, source_of
 from shoal.broker.service.door.hello import ClientHello, HelloError, read_hello
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.net.identity import enroll as enrolling
@@ -381,7 +381,9 @@ async def test_a_hello_that_is_announced_too_large_is_not_waited_for():
         assert dict(broker.secured.refused) == {"hello": 1}
 
 
-@pytest.mark.parametrize("limits", [FrontLimits(of_an_address=2), FrontLimits(most_connections=2)])
+@pytest.mark.parametrize(
+    "limits", [MultiplexerLimits(of_an_address=2), MultiplexerLimits(most_connections=2)]
+)
 async def test_one_address_and_all_have_only_so_many_connections(limits):
     async with running() as broker:
         front = broker.secured._front
@@ -422,13 +424,13 @@ async def test_a_name_that_is_none_and_an_old_tls_are_closed():
 
 async def test_a_slow_drip_ends_in_time():
     async with running() as broker:
-        broker.secured._front.limits = FrontLimits(hello_s=0.2)
+        broker.secured._front.limits = MultiplexerLimits(hello_s=0.2)
         for beginning in (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01", b"GET / HTT"):
             assert await raw(broker, beginning) == b""
 
 
 async def test_ten_thousand_joins_from_one_address_are_turned_away_cheaply():
-    limits = FrontLimits()
+    limits = MultiplexerLimits()
     knocks = RateLimiter(limits.knocks, limits.knocks_per_s, limits.most_addresses)
     passed = sum(knocks.allowed("10.0.0.1", 0.001 * i) for i in range(10_000))
     assert passed <= limits.knocks + 10 * limits.knocks_per_s + 1

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from shoal.broker.options import BrokerOptions
-from shoal.broker.service.door.front import FrontLimits
+from shoal.broker.service.door.front import MultiplexerLimits
 from shoal.broker.service.page import serving
 from shoal.broker.service.page.certificate import own_certificate
 from shoal.broker.service.server import Broker, BrokerConfig, BrokerConfigError
@@ -285,7 +285,7 @@ async def test_slow_drips_end_in_time(monkeypatch: pytest.MonkeyPatch):
         for tls in (True, False):
             for said in (b"", b"GET / HTTP/1.1\r\nHo", b"GET / HTTP/1.1\r\nHost: x\r\nX: "):
                 if not tls and said[-4:] != b"\r\n\r\n":
-                    broker.secured._front.limits = FrontLimits(hello_s=0.2)
+                    broker.secured._front.limits = MultiplexerLimits(hello_s=0.2)
                 with closing(await asyncio.to_thread(connected, broker, tls=tls)) as drip:
                     drip.sendall(said)
                     assert await asyncio.to_thread(drip.recv, 1) == b"", (tls, said)
@@ -338,7 +338,7 @@ async def test_a_connection_is_one_request():
 async def test_an_address_has_so_many_connections_and_the_rest_of_the_port_goes_on():
     async with running() as broker:
         front = broker.secured._front
-        front.limits = FrontLimits(page_of_an_address=2)
+        front.limits = MultiplexerLimits(page_of_an_address=2)
         held = []
         for _ in range(2):
             looks = await asyncio.to_thread(connected, broker)
