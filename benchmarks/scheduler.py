@@ -22,7 +22,7 @@ from shoal.broker.scheduler.cost.judge import Judge
 from shoal.broker.scheduler.planners.auto import choose
 from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.planners.exact import prove
-from shoal.broker.scheduler.search.search import Space
+from shoal.broker.scheduler.search.search import SearchSpace
 
 CASES = 200
 
@@ -51,7 +51,7 @@ def optimality(cases: int) -> list[Figure]:
         start = time.process_time()
         proof = prove(Judge(request), schedule)
         theirs.append(time.process_time() - start)
-        space = Space(pipelines=1, schedules=(schedule,), recompute=(False,), repeats=False)
+        space = SearchSpace(pipelines=1, schedules=(schedule,), recompute=(False,), repeats=False)
         start = time.process_time()
         chosen = choose(Judge(request), space)
         ours.append(time.process_time() - start)

@@ -31,7 +31,7 @@ from ..base.interface import PlanRequest
 from ..cost.batchings import look_at_forms
 from ..cost.candidate import Candidate
 from ..cost.judge import Judge
-from ..cost.rows import Guess, Rows
+from ..cost.rows import Guess, RowBuilder
 from ..cost.shortage import refuse_impossible, shortage
 from ..network.communities import DENSE, groupings, rates
 from ..network.order import grouped_path, narrowest
@@ -149,7 +149,7 @@ class _Pool:
 
 class _Fence:
     def __init__(self, judge: Judge) -> None:
-        self.judge, self.rows = judge, Rows(judge)
+        self.judge, self.rows = judge, RowBuilder(judge)
         self.options, self.microbatches = judge.request.options, judge.request.microbatches
         self.speed: Floats = 1 / np.maximum(self.rows.whole_s, 1e-300)
         self.rate = rates(judge.network)

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 
-from .carried import Lane
+from .carried import CodecLane
 from .codec_costs import typical_error
 
 __all__ = ["WIDTHS", "best_within", "harm", "least_ratio", "rule_a", "support_text", "topk_text"]
@@ -34,7 +34,7 @@ ratio 3.67 (0.25 of a Gaussian's energy dropped) 2.8 %."""
 _BELL = NormalDist()
 
 
-def rule_a(lanes: Sequence[Lane], ratio: float) -> dict[int, float]:
+def rule_a(lanes: Sequence[CodecLane], ratio: float) -> dict[int, float]:
     """By lane of one role, r_e = max(1, ratio · t_e / t_max). Of two digits, so that links that
     differ little share a text."""
     most = max((lane.dense_s for lane in lanes), default=0.0)

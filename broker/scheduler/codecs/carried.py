@@ -33,14 +33,14 @@ from ..cost.predicted import predicted, pure_shares
 from .carried_rows import rows_of, used
 from .codec_costs import cost_of
 
-__all__ = ["Choice", "CodedStepCost", "Lane", "Load"]
+__all__ = ["Choice", "CodecLane", "CodedStepCost", "LaneLoad"]
 
 Choice = Mapping[int, str]
 """By number of a lane, the text of its codec; lanes without one are raw."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class CodecLane:
     """Messages from one peer to another under one role; positions are those of the plan's peers."""
 
     number: int
@@ -56,7 +56,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LaneLoad:
     """What a codec makes of a lane, per step. `bytes`: of the tensors that it may carry."""
 
     bytes: int
@@ -103,14 +103,14 @@ class CodedStepCost:
             for lane in row.lanes:
                 self._decided.setdefault(lane, []).append(r)
         self._known: dict[tuple[int, tuple[str, ...]], _Coded] = {}
-        self._loads: dict[tuple[int, str], Load] = {}
+        self._loads: dict[tuple[int, str], LaneLoad] = {}
         self.busiest_s = float(self._busy().max(initial=0.0))
         """Seconds that the busiest peer computes in a step without codecs."""
         self.lanes = {lane.number: lane for lane in self._read_lanes()}
 
     # ------------------------------------------------------------ what crosses
 
-    def _read_lanes(self) -> list[Lane]:
+    def _read_lanes(self) -> list[CodecLane]:
         found = []
         for number, (a, b, role) in enumerate(self.program.lanes):
             dense = sum(
@@ -120,7 +120,7 @@ class CodedStepCost:
             if dense and role.value in CODED_ROLES:
                 rate = float(self.judge.rates[self.peers[a], self.peers[b]])
                 slow = dense / rate > self.busiest_s
-                found.append(Lane(number, a, b, role.value, dense, dense / rate, slow))
+                found.append(CodecLane(number, a, b, role.value, dense, dense / rate, slow))
         return found
 
     def _busy(self) -> NDArray[np.float64]:
@@ -129,7 +129,7 @@ class CodedStepCost:
 
     # ------------------------------------------------------------ what a codec makes of it
 
-    def load(self, lane: int, text: str) -> Load:
+    def load(self, lane: int, text: str) -> LaneLoad:
         """The bytes and coding times of a lane under a codec; sums go by that codec to
         everybody."""
         key = (lane, text)
@@ -140,7 +140,7 @@ class CodedStepCost:
                 size += count * coded.size
                 encode += count * coded.encode_s
                 decode += count * coded.decode_s
-            self._loads[key] = Load(size, encode, decode)
+            self._loads[key] = LaneLoad(size, encode, decode)
         return self._loads[key]
 
     def _texts(self, row: int, choice: Choice) -> tuple[str, ...]:
@@ -332,7 +332,7 @@ class CodedStepCost:
             uses={(peers[a], peers[b]): tuple(x) for (a, b), x in uses.items()},
         )
 
-    def _uses(self, lane: Lane, choice: Choice, errors: Mapping[str, float]) -> list[CodecUse]:
+    def _uses(self, lane: CodecLane, choice: Choice, errors: Mapping[str, float]) -> list[CodecUse]:
         """By codec that the tensors of a lane are really carried by: raw where it does not pay."""
         sizes: dict[str, list[int]] = {}
         coding_s = 0.0

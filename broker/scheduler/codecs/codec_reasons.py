@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..base.interface import CodecOptions
-from .carried import Choice, CodedStepCost, Lane
+from .carried import Choice, CodecLane, CodedStepCost
 from .codec_table import Rung
 
 __all__ = ["saved_s", "why"]
@@ -62,7 +62,7 @@ def why(
 
 
 def _why_not(
-    carried: CodedStepCost, options: CodecOptions, lane: Lane, rungs: tuple[Rung, ...]
+    carried: CodedStepCost, options: CodecOptions, lane: CodecLane, rungs: tuple[Rung, ...]
 ) -> str:
     match options.of(lane.role):
         case "auto" if rungs:
@@ -82,7 +82,7 @@ def _why_not(
             return f"{text} does not make it smaller, or there is no memory for what it keeps"
 
 
-def _link(carried: CodedStepCost, lane: Lane) -> str:
+def _link(carried: CodedStepCost, lane: CodecLane) -> str:
     names = [str(carried.offers[i]) for i in (lane.source, lane.destination)]
     return f"{' -> '.join(names)} {lane.role}"
 

@@ -37,12 +37,12 @@ from ....compression.sparse.topk import TopK
 from ....dag.schedule.flow import Role
 from ..base.interface import CODED_ROLES, CodecOptions
 from .adatopk import WIDTHS, best_within, rule_a, support_text, topk_text
-from .carried import Choice, CodedStepCost, Lane
+from .carried import Choice, CodecLane, CodedStepCost
 from .codec_costs import is_lossless, typical_error
 from .codec_reasons import why
 from .codec_table import Rung, table
 
-__all__ = ["Chosen", "choose", "codec_of", "ladder"]
+__all__ = ["ChosenCodecs", "choose", "codec_of", "ladder"]
 
 HIDDEN = 1.001
 """A step that is longer by less than this is as short."""
@@ -53,7 +53,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenCodecs:
     """By lane, the codec that it got; what each text typically loses; and the reasons."""
 
     choice: dict[int, str]
@@ -63,7 +63,7 @@ class Chosen:
     reasons: tuple[str, ...]
 
 
-def choose(carried: CodedStepCost, options: CodecOptions) -> Chosen:
+def choose(carried: CodedStepCost, options: CodecOptions) -> ChosenCodecs:
     """The codecs of a plan's lanes."""
     choice: dict[int, str] = {}
     errors: dict[str, float] = {}
@@ -105,7 +105,7 @@ def choose(carried: CodedStepCost, options: CodecOptions) -> Chosen:
     if full:
         names = ", ".join(str(carried.offers[i]) for i in sorted(full))
         reasons.append(f"no codec that keeps a state at {names}: too little memory is left there")
-    return Chosen(choice, errors, seconds, dense_s, tuple(reasons))
+    return ChosenCodecs(choice, errors, seconds, dense_s, tuple(reasons))
 
 
 def codec_of(text: str, role: str, options: CodecOptions) -> str:
@@ -117,7 +117,7 @@ def codec_of(text: str, role: str, options: CodecOptions) -> str:
     return f"ef+{text}"
 
 
-def _pays(carried: CodedStepCost, lane: Lane, text: str) -> bool:
+def _pays(carried: CodedStepCost, lane: CodecLane, text: str) -> bool:
     return carried.load(lane.number, text).bytes < lane.dense_bytes
 
 
@@ -151,7 +151,7 @@ def _sparse(
     return found
 
 
-def _best(carried: CodedStepCost, lane: Lane, fewer: float, options: CodecOptions) -> str:
+def _best(carried: CodedStepCost, lane: CodecLane, fewer: float, options: CodecOptions) -> str:
     """The top-k of a lane that harms least within 1/fewer of its bytes. Where the gradient comes
     back on the support, that has to fit as well."""
     answered = lane.role == Role.ACTIVATION and options.of(Role.ACTIVATION_GRAD) == "adatopk"
@@ -167,7 +167,9 @@ def _best(carried: CodedStepCost, lane: Lane, fewer: float, options: CodecOption
     return codec_of(found, lane.role, options)
 
 
-def _on_support(carried: CodedStepCost, lanes: Sequence[Lane], choice: Choice) -> dict[int, str]:
+def _on_support(
+    carried: CodedStepCost, lanes: Sequence[CodecLane], choice: Choice
+) -> dict[int, str]:
     """By lane of gradients, `support` where the values of its link's other direction are sparse."""
     sparse: dict[tuple[int, int], float] = {}
     for number, text in choice.items():
@@ -184,7 +186,7 @@ def _on_support(carried: CodedStepCost, lanes: Sequence[Lane], choice: Choice) -
 # ---------------------------------------------------------------- auto
 
 
-def ladder(carried: CodedStepCost, lane: Lane, options: CodecOptions) -> tuple[Rung, ...]:
+def ladder(carried: CodedStepCost, lane: CodecLane, options: CodecOptions) -> tuple[Rung, ...]:
     """What a lane may get: those of the table within the budget that make it smaller."""
     rungs = table()[lane.role]["slow" if lane.slow else "fast"]
     found = []

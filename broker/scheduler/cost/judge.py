@@ -28,7 +28,7 @@ from ....dag.plan.plan import Alternative, PeerId, Plan, Spare, StageExchange
 from ..base.interface import PlanRequest
 from .candidate import Candidate, Share, to_plan
 from .needs import IntervalMemory
-from .partition import Chain
+from .partition import OperatorChain
 from .predicted import predicted, pure_shares
 from .structure import Structure, Wiring, units, wiring_key
 
@@ -51,7 +51,7 @@ class Judge:
         self.rates = self.network.rates()
         self.per_unit = np.array([units(o.pace, o.threads > 0) for o in self.offers])
         self.forward_s, self.backward_s = self.totals.seconds([o.pace for o in self.offers])
-        self.chain = Chain(request.graph, self.costs)
+        self.chain = OperatorChain(request.graph, self.costs)
         self._structures: dict[Candidate, Structure] = {}
         self._wirings: dict[tuple[Hashable, ...], Wiring] = {}
         self.memory = MemoryModel(request.graph, self.costs)

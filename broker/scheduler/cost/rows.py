@@ -30,7 +30,7 @@ from .candidate import Candidate, Share
 from .judge import Judge
 from .needs import IntervalMemory
 
-__all__ = ["Guess", "Rows"]
+__all__ = ["Guess", "RowBuilder"]
 
 Floats = NDArray[np.float64]
 
@@ -52,7 +52,7 @@ class Guess:
     candidate: Candidate
 
 
-class Rows:
+class RowBuilder:
     """Makes candidates for one request. Peers are indices of its offers."""
 
     def __init__(self, judge: Judge) -> None:

@@ -16,7 +16,7 @@ from ..base.interface import NoPlan
 from ..cost.candidate import Candidate, Pipeline, Share
 from ..cost.judge import Judge
 from .moves import even_pipeline
-from .search import Space
+from .search import SearchSpace
 
 __all__ = ["no_plan_beside", "seeds_beside"]
 
@@ -26,7 +26,7 @@ MOST_LENT = 8
 """Peers that share what lies between."""
 
 
-def seeds_beside(judge: Judge, space: Space) -> Iterator[Candidate]:
+def seeds_beside(judge: Judge, space: SearchSpace) -> Iterator[Candidate]:
     """In no order of merit; what the space forbids comes too. Each reads data only where it is."""
     speed = judge.forward_s[:, -1] + judge.backward_s[:, -1]
     ranked = sorted(range(len(judge.offers)), key=lambda p: (speed[p], p))

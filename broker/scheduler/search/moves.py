@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ..cost.candidate import Candidate, Pipeline, Share
 from ..cost.judge import Judge
-from .search import Space
+from .search import SearchSpace
 
 __all__ = ["all_moves", "chain_moves", "even_pipeline", "guess", "with_pipeline"]
 
@@ -26,7 +26,7 @@ MOST_SHARES = 64
 """Beyond, only the shares of the busiest peers are moved."""
 
 
-def all_moves(judge: Judge, candidate: Candidate, space: Space) -> Iterator[Candidate]:
+def all_moves(judge: Judge, candidate: Candidate, space: SearchSpace) -> Iterator[Candidate]:
     yield from schedule_moves(candidate, space)
     yield from share_moves(judge, candidate)
     if space.pipelines is None:
@@ -71,7 +71,7 @@ def with_pipeline(candidate: Candidate, p: int, pipeline: Pipeline) -> Candidate
     return replace(candidate, pipelines=pipelines)
 
 
-def chain_moves(judge: Judge, candidate: Candidate, space: Space) -> Iterator[Candidate]:
+def chain_moves(judge: Judge, candidate: Candidate, space: SearchSpace) -> Iterator[Candidate]:
     """Moves inside each pipeline."""
     used = set(candidate.peers)
     free = next((p for p in range(len(judge.offers)) if p not in used), None)
@@ -208,7 +208,7 @@ def _loans(judge: Judge, pipeline: Pipeline, free: int | None) -> Iterator[Pipel
                     yield _joined((*pipeline[:i], ends[0], middle, ends[1], *pipeline[i + 1 :]))
 
 
-def recompute_moves(candidate: Candidate, space: Space) -> Iterator[Candidate]:
+def recompute_moves(candidate: Candidate, space: SearchSpace) -> Iterator[Candidate]:
     if len(space.recompute) < 2:
         return
     shares = [s for p in candidate.pipelines for s in p]
@@ -226,7 +226,7 @@ def recompute_moves(candidate: Candidate, space: Space) -> Iterator[Candidate]:
             yield with_pipeline(candidate, p, (*pipeline[:i], other, *pipeline[i + 1 :]))
 
 
-def schedule_moves(candidate: Candidate, space: Space) -> Iterator[Candidate]:
+def schedule_moves(candidate: Candidate, space: SearchSpace) -> Iterator[Candidate]:
     for schedule in space.schedules:
         if schedule != candidate.schedule:
             yield replace(candidate, schedule=schedule)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost.judge import Judge
-from ..cost.rows import Guess, Rows
+from ..cost.rows import Guess, RowBuilder
 from ..network.communities import groupings, rates
 from ..network.grouping import Objective, group
 from ..network.groups import Islands
@@ -63,7 +63,7 @@ def candidates_in(judge: Judge) -> Iterator[Guess]:
     """Different candidates with their guessed seconds, the best guesses first."""
     if judge.request.options.schedule == "interleaved" or judge.request.microbatches < 2:
         return
-    rows = Rows(judge)
+    rows = RowBuilder(judge)
     found = []
     for d, s in shapes(judge):
         for peers in _choices(judge, rows, d * s):
@@ -83,7 +83,7 @@ def candidates_in(judge: Judge) -> Iterator[Guess]:
             yield guess
 
 
-def _choices(judge: Judge, rows: Rows, count: int) -> Iterator[tuple[int, ...]]:
+def _choices(judge: Judge, rows: RowBuilder, count: int) -> Iterator[tuple[int, ...]]:
     """Which peers: the fastest, and those of the largest islands of fast links."""
     by_speed = np.argsort(rows.whole_s, kind="stable").tolist()
     fastest = tuple(sorted(by_speed[:count]))
@@ -103,7 +103,7 @@ def _choices(judge: Judge, rows: Rows, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _grouped(
-    judge: Judge, rows: Rows, peers: Sequence[int], pipelines: int, stages: int
+    judge: Judge, rows: RowBuilder, peers: Sequence[int], pipelines: int, stages: int
 ) -> tuple[tuple[int, ...], ...]:
     """The holders of each stage; the d-th of all are one pipeline."""
     at = list(peers)

@@ -24,7 +24,7 @@ from ..network.communities import groupings, rates
 from ..network.order import widest_path
 from ..network.pathcut import Path, best_cut
 from .moves import even_pipeline
-from .search import Space
+from .search import SearchSpace
 
 __all__ = ["Seeds", "from_plan"]
 
@@ -60,7 +60,7 @@ def from_plan(plan: Plan, judge: Judge) -> Candidate:
 class Seeds:
     """Makes the candidates that the search of `auto` begins with."""
 
-    def __init__(self, judge: Judge, space: Space) -> None:
+    def __init__(self, judge: Judge, space: SearchSpace) -> None:
         self.judge, self.space = judge, space
         self.m = judge.request.microbatches
         self.rate = rates(judge.network)

@@ -15,7 +15,7 @@ from shoal.broker.scheduler.base.interface import (
 )
 from shoal.broker.scheduler.baselines.baselines import SLACK, equal_compute, uniform
 from shoal.broker.scheduler.cost.judge import Judge
-from shoal.broker.scheduler.cost.partition import Chain
+from shoal.broker.scheduler.cost.partition import OperatorChain
 from shoal.dag.cost.cost import cost
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 
@@ -93,7 +93,7 @@ def test_compute_is_shared_in_proportion_to_speed() -> None:
         for o, s in zip(offers(GIB, GIB, GIB), (1e9, 3e9, 6e9), strict=True)
     )
     plan = equal_compute(request(graph, peers))
-    chain = Chain(graph, cost(graph))
+    chain = OperatorChain(graph, cost(graph))
     shares = [chain.flops(s.start, s.stop) / chain.flops(0, 81) for s in plan.stages]
     assert shares == pytest.approx([0.1, 0.3, 0.6], abs=0.05)
 
@@ -132,7 +132,7 @@ def test_every_peer_gets_about_the_same_flops_in_the_order_of_joining() -> None:
     graph = chain_graph(16, width=32)
     plan = equal_compute(request(graph, offers(GIB, GIB, GIB, GIB)))
     assert plan.validate(len(graph.operators)).peers == ("p0", "p1", "p2", "p3")
-    chain = Chain(graph, cost(graph))
+    chain = OperatorChain(graph, cost(graph))
     shares = [chain.flops(s.start, s.stop) / chain.flops(0, 33) for s in plan.stages]
     assert max(shares) < 0.25 * (1 + SLACK) + 0.02
     assert len(plan.routes) == 4

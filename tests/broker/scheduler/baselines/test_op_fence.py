@@ -15,7 +15,7 @@ from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanOptions
 from shoal.broker.scheduler.baselines.op_fence import MOST_JUDGED, candidates, op_fence
 from shoal.broker.scheduler.cost.candidate import chain
 from shoal.broker.scheduler.cost.judge import Judge
-from shoal.broker.scheduler.cost.rows import Rows
+from shoal.broker.scheduler.cost.rows import RowBuilder
 from shoal.broker.scheduler.network.pathcut import (
     Path,
     PathCut,
@@ -295,7 +295,7 @@ def test_a_row_keeps_its_cuts_where_fewer_peers_have_none(monkeypatch: pytest.Mo
         dataclasses.replace(offer, device_memory_bytes=size)
         for offer, size in zip(request.offers, sizes, strict=True)
     )
-    rows = Rows(Judge(dataclasses.replace(request, offers=offers)))
+    rows = RowBuilder(Judge(dataclasses.replace(request, offers=offers)))
 
     def only_once(path: Path, microbatches: int, *, bound: bool) -> PathCut | None:
         nonlocal without

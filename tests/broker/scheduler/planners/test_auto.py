@@ -16,7 +16,7 @@ from shoal.broker.scheduler.planners.auto import BASELINES, auto, choose
 from shoal.broker.scheduler.planners.cases import random_case, random_graph
 from shoal.broker.scheduler.planners.exact import prove
 from shoal.broker.scheduler.planners.planners import PLANNERS, plan
-from shoal.broker.scheduler.search.search import Space
+from shoal.broker.scheduler.search.search import SearchSpace
 from shoal.broker.scheduler.search.seeds import from_plan
 from shoal.dag.cost.network import Network, uniform
 from shoal.dag.plan.plan import PeerId
@@ -48,7 +48,7 @@ def test_held_to_the_space_of_exact_it_is_close_to_the_optimum(seed: int) -> Non
     request = random_case(seed)
     schedule = request.options.schedule
     assert schedule != "auto"
-    space = Space(pipelines=1, schedules=(schedule,), recompute=(False,), repeats=False)
+    space = SearchSpace(pipelines=1, schedules=(schedule,), recompute=(False,), repeats=False)
     chosen = choose(Judge(request), space)
     proof = prove(Judge(request), schedule)
     if proof.best is None:
