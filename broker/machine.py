@@ -88,7 +88,7 @@ from .runs.runs import Run
 from .runs.space import make_room, outnumbered
 from .runs.terms import NEVER
 from .snapshots.sets import MOST_SNAPSHOTS
-from .wish import SpecError, read_spec
+from .wish import RunSpecError, read_spec
 
 __all__ = ["MOST_MESSAGE_BYTES", "BrokerMachine"]
 
@@ -403,7 +403,7 @@ class BrokerMachine:
             return [Reject(event.request, "RESOURCE_EXHAUSTED", text)]
         try:
             lease = read_spec(event.spec).recovery.lease
-        except SpecError as error:
+        except RunSpecError as error:
             return [Reject(event.request, "INVALID_ARGUMENT", str(error))]
         if lease is not None and lease < (least := 2 * self.options.heartbeat_s):
             text = (
@@ -477,7 +477,7 @@ class BrokerMachine:
     def _preview(self, request: RequestId, spec: RunSpec, by: str, now: float) -> Answer | Reject:
         try:
             read_spec(spec)
-        except SpecError as error:
+        except RunSpecError as error:
             return Reject(request, "INVALID_ARGUMENT", str(error))
         # A draft brings no core graph: whether one exists is found when it is submitted.
         pool = self.members.pool

@@ -63,7 +63,7 @@ class DurableState:
         self._decide(Decision(started=started))
 
     def add(self, run: RunId, spec: RunSpec, owner: str = "") -> None:
-        """A run was submitted; raises SpecError."""
+        """A run was submitted; raises RunSpecError."""
         added = RunAdded(run=run, number=self.submitted + 1, spec=spec, owner=owner)
         self._decide(Decision(added=added))
         share(self.runs.values(), self.options)

@@ -32,7 +32,7 @@ from ..membership.membership import Membership
 from ..runs.runs import Run
 from .datasets import lacks_data
 from .lacking import PlanShortage
-from .waiting import Offered, Waits, by_hand, consider, in_order, suited
+from .waiting import Offered, WaitReason, by_hand, consider, in_order, suited
 
 __all__ = ["PoolScheduler", "bad_plan"]
 
@@ -108,7 +108,7 @@ class PoolScheduler:
             elif ahead is not None:
                 text = f"waits behind run {ahead.id} (priority {ahead.wish.priority})"
                 out += run.waits("queue", text, now)
-            elif isinstance(verdict := self._consider(run, now), Waits):
+            elif isinstance(verdict := self._consider(run, now), WaitReason):
                 out += run.waits(verdict.code, verdict.reason, now)
                 out += [*self._wakes(run, now), *self._reclaimed(runs, now)]
                 ahead = run if verdict.blocks else None
@@ -146,9 +146,9 @@ class PoolScheduler:
         everybody = self.members.members.values()
         return any(m.state == "draining" and m.run == run.id for m in everybody)
 
-    def _consider(self, run: Run, now: float) -> Offered | Waits:
+    def _consider(self, run: Run, now: float) -> Offered | WaitReason:
         verdict = consider(run, self.members, now)
-        if isinstance(verdict, Waits):
+        if isinstance(verdict, WaitReason):
             return verdict
         return lacks_data(run, self.members, now) or verdict
 

@@ -28,7 +28,7 @@ from ..access.admission import AdmissionError
 from ..access.guard import Guard
 from .blobs import BlobError
 from .shell import RejectedError
-from .wire import PLAIN_BYTES, CrowdedError, check_elements
+from .wire import PLAIN_BYTES, TooManyElementsError, check_elements
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -95,7 +95,7 @@ async def read(
             try:
                 described: Any = kind.DESCRIPTOR  # its stubs know two classes of them
                 await asyncio.to_thread(check_elements, data, described)
-            except CrowdedError as error:
+            except TooManyElementsError as error:
                 raise MalformedError(str(error)) from None
         return parsed(data, kind)
 

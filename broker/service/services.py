@@ -61,7 +61,7 @@ from ..events import (
 )
 from ..machine import MOST_MESSAGE_BYTES as MOST_SAID_BYTES
 from ..planning.process import MOST_ANSWER_BYTES
-from ..wish import HASH, SpecError, check_size
+from ..wish import HASH, RunSpecError, check_size
 from .blobs import BlobError
 from .blobs_service import BlobsService
 from .calls import (
@@ -79,7 +79,7 @@ from .door.public import PublicAddress
 from .door.reach import Reach
 from .door.relay import Relay
 from .needed import listed
-from .shell import OUTBOX_MESSAGES, Outbox, RejectedError, Shell
+from .shell import OUTBOX_MESSAGES, RejectedError, Shell, StreamOutbox
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -191,7 +191,7 @@ class AttachService:
         self._count += 1
         self._shell.warm_up()  # somebody is here to be planned for
         stream = StreamId(f"{self._count} from {caller.subject if caller else context.peer()}")
-        outbox = self._shell.outboxes[stream] = Outbox()
+        outbox = self._shell.outboxes[stream] = StreamOutbox()
         self._shell.post(StreamOpened(stream, PeerId(caller.subject) if caller else None))
         came = came_from(context.peer())
         reader = asyncio.create_task(self._read(stream, caller, came, outbox, context))
@@ -226,7 +226,7 @@ class AttachService:
         stream: StreamId,
         caller: Party | None,
         came: str,
-        outbox: Outbox,
+        outbox: StreamOutbox,
         context: ServicerContext[Any, Any],
     ) -> None:
         """Raises AdmissionError when the peer may be here no longer."""
@@ -402,7 +402,7 @@ def _check_size(spec: RunSpec) -> None:
     """Before anything is looked at. Raises RejectedError."""
     try:
         check_size(spec)
-    except SpecError as error:
+    except RunSpecError as error:
         raise RejectedError(Reject(RequestId(""), "INVALID_ARGUMENT", str(error))) from None
 
 

@@ -54,12 +54,12 @@ from ..events import (
 from ..journal.barrier import Barrier
 from ..journal.journal import Journal, JournalError
 from ..machine import BrokerMachine
-from ..planning.planner import CrowdedError, EndedError, Planner, PlannerLimits
+from ..planning.planner import EndedError, Planner, PlannerBusyError, PlannerLimits
 from ..planning.wire import Asked, Told, answer_from_bytes, ask_to_bytes
 from .blobs import BlobError, BlobStore
 from .needed import Sweeper
 
-__all__ = ["OUTBOX_MESSAGES", "Outbox", "RejectedError", "Shell"]
+__all__ = ["OUTBOX_MESSAGES", "RejectedError", "Shell", "StreamOutbox"]
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class RejectedError(Exception):
         self.reason = reject.reason
 
 
-class Outbox:
+class StreamOutbox:
     """Messages on their way to one peer. `take` gives None at the end."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Shell:
         self.machine = machine
         self.blobs = blobs
         self.stopped = asyncio.Event()  # Set when the machine says Stop, or the journal fails.
-        self.outboxes: dict[StreamId, Outbox] = {}
+        self.outboxes: dict[StreamId, StreamOutbox] = {}
         self.refused: Counter[str] = Counter()
         """Streams of peers that were refused, by the code of the reason."""
         self._tasks = tasks
@@ -345,7 +345,7 @@ class Shell:
         except EndedError as error:
             text = str(error).replace("planning this run", "planning this")
             return PreviewAnswer(reason=Reason(code=PLANNER, text=text))
-        except CrowdedError as error:
+        except PlannerBusyError as error:
             raise RejectedError(Reject(RequestId(""), "RESOURCE_EXHAUSTED", str(error))) from None
         assert isinstance(answer, PreviewAnswer), "it was not dropped"
         return answer
@@ -354,7 +354,7 @@ class Shell:
         self, ask: Asked, by: str, wanted: Callable[[], bool] = lambda: True
     ) -> Told | None:
         """What a planning process answers; None when it is not wanted any more. Raises BlobError,
-        EndedError, CrowdedError."""
+        EndedError, PlannerBusyError."""
         graph = ask.spec.graph.hash
 
         def request() -> bytes:  # in the planner's thread

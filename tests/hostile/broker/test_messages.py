@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.service.wire import LEAST_BYTES, PLAIN_BYTES, CrowdedError, check_elements
+from shoal.broker.service.wire import LEAST_BYTES, PLAIN_BYTES, TooManyElementsError, check_elements
 from shoal.net.identity.names import Role
 from shoal.proto.broker_pb2 import (
     BlobQuery,
@@ -140,7 +140,7 @@ def test_elements_are_counted_along_the_description():
     much = RunSpec(plan=plan, job="j" * (LEAST_BYTES * 60_000)).SerializeToString()
     check_elements(much, RunSpec.DESCRIPTOR)  # a long text weighs what it weighs
     for data in (RunSpec(plan=plan).SerializeToString(), crowd(MIB)):
-        with pytest.raises(CrowdedError, match="of a RunSpec with more than"):
+        with pytest.raises(TooManyElementsError, match="of a RunSpec with more than"):
             check_elements(data, RunSpec.DESCRIPTOR)
 
 
@@ -211,14 +211,14 @@ def test_a_message_is_refused_for_one_element_more_than_its_bytes_are_worth(
         data = spec.SerializeToString()
         data += b"\x98\x7f\x01" * ((LEAST_BYTES * worth - PLAIN_BYTES + 7 - len(data)) // 3)
         assert (len(data) + PLAIN_BYTES) // LEAST_BYTES == worth
-        with pytest.raises(CrowdedError) if refused else nullcontext():
+        with pytest.raises(TooManyElementsError) if refused else nullcontext():
             check_elements(data, RunSpec.DESCRIPTOR)
 
 
 @pytest.mark.parametrize("field", [b"\x08\x01", b"\x12\x00", b"\xf8\x7f\x01", b"\xfa\x7f\x00"])
 def test_few_fields_are_looked_at_whatever_they_are(field: bytes):
     """Numbers and texts that come again cost no memory, and time: so many are no message."""
-    with pytest.raises(CrowdedError, match="or 500000 fields"):
+    with pytest.raises(TooManyElementsError, match="or 500000 fields"):
         check_elements(field * 600_000, RunSpec.DESCRIPTOR)
 
 
@@ -226,10 +226,10 @@ def test_numbers_that_come_one_by_one_are_elements():
     number = RunSpec.DESCRIPTOR.fields_by_name["microbatch_sizes"].number
     for wire, value in ((0, b"\x01"), (5, bytes(4))):
         tag = (number << 3 | wire).to_bytes()
-        with pytest.raises(CrowdedError, match="of a RunSpec with more than"):
+        with pytest.raises(TooManyElementsError, match="of a RunSpec with more than"):
             check_elements((tag + value) * 60_000, RunSpec.DESCRIPTOR)
 
 
 def test_what_hides_in_a_group_is_no_message():
-    with pytest.raises(CrowdedError, match="a group"):
+    with pytest.raises(TooManyElementsError, match="a group"):
         check_elements(b"\x0b" + crowd(MIB), RunSpec.DESCRIPTOR)

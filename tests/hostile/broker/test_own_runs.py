@@ -17,7 +17,7 @@ import pytest
 
 from shoal.broker.events import RunId
 from shoal.broker.options import BrokerOptions
-from shoal.broker.service.page.digest import Digest, Totals
+from shoal.broker.service.page.digest import Digest, MetricTotals
 from shoal.broker.service.page.seen import Seen
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.net.blobs.client import BlobClient
@@ -179,7 +179,7 @@ async def test_a_key_of_the_page_opens_what_its_owner_may_see(broker: Broker) ->
 
 
 def test_the_page_shows_what_happens_in_a_run_to_whose_it_is() -> None:
-    digest = Digest(1, Totals(), 0.0)
+    digest = Digest(1, MetricTotals(), 0.0)
     digest.add(RunEvent(number=0, step=StepDone(step=0)))
     digest.add(RunEvent(number=1, note="something about it"))
     states = [RunState(run=run, name=run, phase="RUNNING") for run in ("r-1", "r-2")]

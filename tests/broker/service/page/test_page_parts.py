@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shoal.broker.access.admission import Admission, AdmissionError
 from shoal.broker.service.page.certificate import fingerprint, own_certificate, owners_certificate
-from shoal.broker.service.page.digest import MOST_MOMENTS, MOST_POINTS, Digest, Totals
+from shoal.broker.service.page.digest import MOST_MOMENTS, MOST_POINTS, Digest, MetricTotals
 from shoal.broker.service.page.keys import LONGEST_S, PageKeys
 from shoal.broker.service.page.seen import tokens_per_step
 from shoal.job import Job
@@ -149,7 +149,7 @@ class Story:
     """Events of one run, numbered."""
 
     def __init__(self, since_s: float = -1.0, tokens: int = 10) -> None:
-        self.totals = Totals()
+        self.totals = MetricTotals()
         self.digest = Digest(tokens, self.totals, since_s)
         self._number = 0
 
