@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ...dag.ir.graph import Graph
 from ...job.words import size_text
 
-__all__ = ["Rate", "Uplink", "duration_text", "starting_bytes", "takes"]
+__all__ = ["Uplink", "UplinkRate", "duration_text", "starting_bytes", "takes"]
 
 LONG_S = 60.0
 """An upload that takes longer is worth more words than its size."""
@@ -35,7 +35,7 @@ def starting_bytes(graph: Graph, is_made: Callable[[str], bool] = lambda name: F
     return sum(spec.size_bytes for name, spec in specs.items() if not is_made(name))
 
 
-class Rate(NamedTuple):
+class UplinkRate(NamedTuple):
     """The rate of an uplink. known: whether it was measured; else the uplink has at least so much,
     and may have many times that."""
 
@@ -56,14 +56,14 @@ class Uplink:
             self._seconds += seconds
 
     @property
-    def rate(self) -> Rate | None:
+    def rate(self) -> UplinkRate | None:
         """None: nothing has gone that tells."""
         if not self._bytes:
             return None
-        return Rate(self._bytes / max(self._seconds, 1e-9), self._seconds >= LEAST_S)
+        return UplinkRate(self._bytes / max(self._seconds, 1e-9), self._seconds >= LEAST_S)
 
 
-def takes(size_bytes: int, rate: Rate | None = None) -> str:
+def takes(size_bytes: int, rate: UplinkRate | None = None) -> str:
     """How long so many bytes take, in words for people, and that nothing is sent twice; empty where
     that is not worth a word."""
     if size_bytes <= LONG_S * (rate.bytes_per_s if rate else ORDINARY[0][0]):
