@@ -32,7 +32,7 @@ from ..net.identity.enroll import (
     renew,
     shown_by,
 )
-from ..net.identity.names import OWNER, Role
+from ..net.identity.names import OWNER, PartyRole
 from ..net.identity.token import Token
 from ..net.local import is_loopback, split
 from ..net.web.proxy import proxy_options
@@ -147,7 +147,7 @@ def _enrol(address: str, token: Token, name: str) -> None:
         write_private(trying / "key.pem", known.key)
     try:
         credential = enroll(address, token, trying, name)
-        if credential.party.role is Role.PEER:
+        if credential.party.role is PartyRole.PEER:
             raise NotAdmittedError(
                 "the token is one for peers: it is for `shoal join`; ask the operator for one with "
                 "`shoal invite --role submitter`"

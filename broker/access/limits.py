@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from ...net.identity.names import OWNER, Party, Role
+from ...net.identity.names import OWNER, Party, PartyRole
 from .admission import AdmissionError
 from .knocks import RateLimiter
 
@@ -170,5 +170,5 @@ class Shares:
 
 def _counted(caller: Party | None) -> str:
     """Whose share it is; empty: nobody's."""
-    own = caller == Party(Role.OPERATOR, OWNER)
+    own = caller == Party(PartyRole.OPERATOR, OWNER)
     return "" if caller is None or own else caller.subject

@@ -19,7 +19,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from ...dag.plan.plan import PeerId
-from ...net.identity.names import Party, Role
+from ...net.identity.names import Party, PartyRole
 from ...proto.broker_pb2 import (
     BlobPiece,
     BlobQuery,
@@ -395,7 +395,7 @@ class RunsService:
 
 def _whose(caller: Party | None) -> str:
     """Whose runs somebody may look into and end; empty: everybody's."""
-    return caller.subject if caller and caller.role is not Role.OPERATOR else ""
+    return caller.subject if caller and caller.role is not PartyRole.OPERATOR else ""
 
 
 def _check_size(spec: RunSpec) -> None:

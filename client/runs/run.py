@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ...proto.broker_pb2 import RunEvent
-    from ..files.exported import Exported
+    from ..files.exported import ExportedTensors
     from .session import Client
 
 __all__ = ["ENDED", "Run"]
@@ -155,7 +155,7 @@ class Run:
             return dict(found)
 
     @contextmanager
-    def _brought(self, *, trained: bool = False) -> Iterator[Exported]:
+    def _brought(self, *, trained: bool = False) -> Iterator[ExportedTensors]:
         """The exported weights, read as they are asked for; `trained`: without what was frozen.
         Raises RunFailed."""
         from .weights import brought  # needs torch

@@ -37,7 +37,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from ....net.identity.names import DOOR_NAME, Role
+from ....net.identity.names import DOOR_NAME, PartyRole
 from ....net.local import is_loopback
 from ....net.web.pump import BUFFER_BYTES, Stream, close, join
 from ...access.knocks import RateLimiter
@@ -53,7 +53,7 @@ _TLS_HANDSHAKE = 0x16
 _WAITING_CONNECTIONS = 512
 _TOLD, _TOLD_PER_S = 3, 0.1
 """Lines of the log about one address that knocks too often: in a row, and then per second."""
-_PEERS = f".{Role.PEER.value}.shoal"
+_PEERS = f".{PartyRole.PEER.value}.shoal"
 _TICKET = b"SHOAL-RELAY "
 _LIBP2P = b"\x13/mul"
 """The beginning of b"\\x13/multistream/1.0.0\\n"."""

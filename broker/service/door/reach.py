@@ -21,7 +21,7 @@ import grpc.aio
 
 from ....net.identity.credential import Credential
 from ....net.identity.enroll import channel_options
-from ....net.identity.names import Role, dns_name
+from ....net.identity.names import PartyRole, dns_name
 from ....net.local import joined, split
 from .dialable import may_dial
 from .front import RateLimiter
@@ -84,7 +84,7 @@ class Reach:
                 target = await resolved(peer, address, came)
                 if not target:
                     return False
-                options = channel_options(address, dns_name(Role.PEER, peer))
+                options = channel_options(address, dns_name(PartyRole.PEER, peer))
                 credentials = self._credential().for_channel()
                 async with grpc.aio.secure_channel(target, credentials, options=options) as channel:
                     state = channel.get_state(try_to_connect=True)

@@ -14,7 +14,7 @@ from shoal.broker.events import Log, PeerSaid
 from shoal.broker.machine import _IGNORED
 from shoal.broker.service import services
 from shoal.broker.service.door import front as fronts
-from shoal.net.identity.names import DOOR_NAME, Role
+from shoal.net.identity.names import DOOR_NAME, PartyRole
 from shoal.peer.core.options import PeerOptions
 from shoal.proto.broker_pb2 import Drained, Heartbeat, PeerMessage
 from shoal.proto.broker_pb2_grpc import AttachStub
@@ -39,9 +39,9 @@ async def test_what_one_peer_says_too_often_waits_with_it_and_others_are_heard(
 
         monkeypatch.setattr(broker.shell, "post", post)
         async with (
-            channel(broker, made(broker, Role.PEER, "eve")) as evil,
-            channel(broker, made(broker, Role.PEER, "eve")) as again,
-            channel(broker, made(broker, Role.PEER, "ann")) as stubs,
+            channel(broker, made(broker, PartyRole.PEER, "eve")) as evil,
+            channel(broker, made(broker, PartyRole.PEER, "eve")) as again,
+            channel(broker, made(broker, PartyRole.PEER, "ann")) as stubs,
         ):
             call = await welcomed(evil, "eve")
             for _ in range(50):

@@ -14,7 +14,7 @@ import pytest
 from shoal.broker.service.blobs import BlobError, BlobStore
 from shoal.dag.ir.convert import MAX_GRAPH_BYTES
 from shoal.net.blobs.client import BlobClient, BlobTransferError
-from shoal.net.identity.names import Role
+from shoal.net.identity.names import PartyRole
 from shoal.peer.blobs import cache as caches
 from shoal.peer.blobs.cache import BlobCache
 from shoal.proto.broker_pb2 import RunSpec, WeightFile
@@ -43,7 +43,7 @@ def sparse(folder: Path, size: int) -> Path:
 
 
 async def test_a_run_whose_graph_or_manifest_is_too_large_is_refused_unread(tmp_path: Path):
-    async with running() as broker, channel(broker, made(broker, Role.SUBMITTER)) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.SUBMITTER)) as stubs:
         blobs, runs = BlobClient(stubs), RunsStub(stubs)
         small = await blobs.store(b"small")
         large = await blobs.store(await asyncio.to_thread(sparse, tmp_path, MAX_GRAPH_BYTES + 1))
