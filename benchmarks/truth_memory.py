@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, Share, to_plan
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.capture.capture import Captured, capture
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.schedule.flow import Flow
@@ -183,7 +183,7 @@ class _Run:
             model.microbatch,
             options=PlanOptions(optimizer_slots=slots, state_bytes=4 * slots),
         )
-        self.judge = Judge(self.request)
+        self.judge = CostModel(self.request)
 
     def measure(self, name: str, candidate: Candidate) -> Iterator[Outcome]:
         predicted = self.judge.device_bytes(candidate)

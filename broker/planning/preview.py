@@ -23,7 +23,7 @@ from ...proto.common_pb2 import Reason
 from ..events import PreviewWanted
 from ..placement.placing import bad_plan
 from ..scheduler.base.interface import NoPlan, PeerOffer, PlanRequest
-from ..scheduler.cost.judge import Judge
+from ..scheduler.cost.judge import CostModel
 from ..scheduler.planners.alternatives import ALONE, REPLICAS, alone, replicas
 from ..scheduler.planners.planners import plan as make
 from ..wish import RunSpecError, read_spec
@@ -105,7 +105,7 @@ def _compared(request: PlanRequest) -> list[Alternative]:
     best: dict[str, Alternative] = {}
     plain = (request, *(o for o in request.others if not o.head_parts))
     for one in sorted(plain, key=lambda o: o.microbatch_size):
-        judge = Judge(one)
+        judge = CostModel(one)
         for found in (alone(judge), replicas(judge)):
             text = found.text.replace(
                 f"{one.microbatches} microbatches one after another",

@@ -28,7 +28,7 @@ from ....dag.cost.play import Coding, Played, play
 from ....dag.cost.program import Program
 from ....dag.plan.plan import CodecChoice, CodecUse, Plan, Prediction
 from ..base.interface import CODED_ROLES
-from ..cost.judge import Judge
+from ..cost.judge import CostModel
 from ..cost.predicted import predicted, pure_shares
 from .carried_rows import rows_of, used
 from .codec_costs import cost_of
@@ -78,7 +78,7 @@ class CodedStepCost:
     """Computes how long a plan's step takes with given codecs on its links. The plan is one of the
     judge's request, by its peers' ids."""
 
-    def __init__(self, judge: Judge, plan: Plan) -> None:
+    def __init__(self, judge: CostModel, plan: Plan) -> None:
         self.judge, self.plan = judge, plan
         index = {o.peer: i for i, o in enumerate(judge.offers)}
         self.peers = [index[p] for p in plan.peers]

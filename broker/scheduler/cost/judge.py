@@ -1,6 +1,6 @@
 """What a candidate costs: the one judge of all planners.
 
-    judge = Judge(request)
+    judge = CostModel(request)
     judge.seconds(candidate)      the event calculation (dag/cost/play.py); inf when it does not fit
     judge.bound(candidate)        a lower bound of it, cheap
     judge.plan(candidate, ...)    the plan with its predictions
@@ -32,12 +32,12 @@ from .partition import OperatorChain
 from .predicted import predicted, pure_shares
 from .structure import Structure, Wiring, units, wiring_key
 
-__all__ = ["Judge", "Structure"]
+__all__ = ["CostModel", "Structure"]
 
 _MOST_STRUCTURES = 4096
 
 
-class Judge:
+class CostModel:
     """Computes what candidate plans of one request cost: step time and memory. Pure: equal requests
     give equal answers."""
 

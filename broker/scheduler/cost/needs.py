@@ -1,5 +1,5 @@
 """Which intervals between some positions of a chain fit a peer alone: what the judge says of each
-(`Judge.stage_bytes`), for all of them at once.
+(`CostModel.stage_bytes`), for all of them at once.
 
     bytes(i, j) = standing + max(live · kept + transient, update, exchange)     (dag/cost/memory.py)
 

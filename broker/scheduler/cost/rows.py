@@ -27,7 +27,7 @@ from ....dag.ir.graph import GraphError
 from ....dag.plan.plan import ScheduleName
 from ..network.pathcut import Path, best_cut, slowest_circle
 from .candidate import Candidate, Share
-from .judge import Judge
+from .judge import CostModel
 from .needs import IntervalMemory
 
 __all__ = ["Guess", "RowBuilder"]
@@ -55,7 +55,7 @@ class Guess:
 class RowBuilder:
     """Makes candidates for one request. Peers are indices of its offers."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: CostModel) -> None:
         request = judge.request
         self.fine = False
         """Whether many positions are tried."""

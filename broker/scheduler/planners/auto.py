@@ -24,7 +24,7 @@ from ..baselines.baselines import equal_compute, uniform
 from ..baselines.op_fence import Fenced, fenced, op_fence
 from ..cost.batchings import look_at_forms
 from ..cost.candidate import Candidate, Share, to_plan
-from ..cost.judge import Judge
+from ..cost.judge import CostModel
 from ..cost.shortage import fitting, refuse_impossible
 from ..search.beside import no_plan_beside, seeds_beside
 from ..search.collectives import with_collectives
@@ -69,7 +69,7 @@ SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "interleaved")
 class FormResult:
     """The best that was found in one form of the request, and the best of each shape beside it."""
 
-    judge: Judge
+    judge: CostModel
     best: SearchResult | None
     shapes: dict[tuple[int, ScheduleName], SearchResult]
 
@@ -90,11 +90,11 @@ def space_of(request: PlanRequest) -> SearchSpace:
 def auto(request: PlanRequest) -> Plan:
     """Raises NoPlan with what is short and the smallest change that was found to help."""
     refuse_impossible(request)
-    looked: list[tuple[Judge, Fenced | None]] = []
+    looked: list[tuple[CostModel, Fenced | None]] = []
 
     def look(form: PlanRequest) -> float:
         # Each form by itself, with its costs found once.
-        judge = Judge(replace(form, others=(), known_costs=form.costs))
+        judge = CostModel(replace(form, others=(), known_costs=form.costs))
         looked.append((judge, fenced(judge)))
         return _seconds_of(looked[-1][1])
 
@@ -146,13 +146,13 @@ def _seconds_of(fence: Fenced | None) -> float:
     return float("inf") if fence is None else fence.seconds
 
 
-def _unsearched(judge: Judge, fence: Fenced | None) -> FormResult:
+def _unsearched(judge: CostModel, fence: Fenced | None) -> FormResult:
     best = None if fence is None else SearchResult(fence.candidate, (0.0, fence.seconds))
     return FormResult(judge, best, {})
 
 
 def choose(
-    judge: Judge,
+    judge: CostModel,
     space: SearchSpace,
     *,
     budget: int | None = None,
@@ -245,7 +245,7 @@ def _tightest(search: Search) -> Iterator[SearchResult]:
             return
 
 
-def _promising(judge: Judge, seeds: Iterable[Candidate], room: int) -> list[Candidate]:
+def _promising(judge: CostModel, seeds: Iterable[Candidate], room: int) -> list[Candidate]:
     """All of them where they are cheap; otherwise the best of each shape by a closed formula, then
     the second best of each, and so on, as far as the budget has room."""
     every = list(seeds)
@@ -325,7 +325,7 @@ def _shaken(candidate: Candidate, rng: random.Random, peers: int) -> Candidate:
 # ---------------------------------------------------------------- what it says
 
 
-def _others(judge: Judge, fence: Fenced | None) -> dict[str, tuple[Candidate, float]]:
+def _others(judge: CostModel, fence: Fenced | None) -> dict[str, tuple[Candidate, float]]:
     """What the other planners find, and its seconds; of those that find something. Over hundreds of
     peers the plans of the literature's baselines, which use all of them, take longer to predict
     than to rule out."""

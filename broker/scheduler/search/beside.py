@@ -14,7 +14,7 @@ from itertools import pairwise
 from ....job.words import size_text
 from ..base.interface import NoPlan
 from ..cost.candidate import Candidate, Pipeline, Share
-from ..cost.judge import Judge
+from ..cost.judge import CostModel
 from .moves import even_pipeline
 from .search import SearchSpace
 
@@ -26,7 +26,7 @@ MOST_LENT = 8
 """Peers that share what lies between."""
 
 
-def seeds_beside(judge: Judge, space: SearchSpace) -> Iterator[Candidate]:
+def seeds_beside(judge: CostModel, space: SearchSpace) -> Iterator[Candidate]:
     """In no order of merit; what the space forbids comes too. Each reads data only where it is."""
     speed = judge.forward_s[:, -1] + judge.backward_s[:, -1]
     ranked = sorted(range(len(judge.offers)), key=lambda p: (speed[p], p))
@@ -49,12 +49,12 @@ def seeds_beside(judge: Judge, space: SearchSpace) -> Iterator[Candidate]:
                     yield Candidate(lines, shares, schedule)
 
 
-def _lines(judge: Judge, holder: int, others: Sequence[int], again: bool) -> Iterator[Pipeline]:
+def _lines(judge: CostModel, holder: int, others: Sequence[int], again: bool) -> Iterator[Pipeline]:
     for k in range(min(len(others), MOST_LENT) + 1):
         yield _line(judge, holder, others[:k], again)
 
 
-def _line(judge: Judge, holder: int, others: Sequence[int], again: bool) -> Pipeline:
+def _line(judge: CostModel, holder: int, others: Sequence[int], again: bool) -> Pipeline:
     """The holder has all but the longest stretch that may leave it, which the others share."""
     n = judge.operators
     if not others:
@@ -69,7 +69,7 @@ def _line(judge: Judge, holder: int, others: Sequence[int], again: bool) -> Pipe
     return tuple(s for s in (ends[0], *middle, ends[1]) if s.start < s.stop)
 
 
-def no_plan_beside(judge: Judge) -> NoPlan | None:
+def no_plan_beside(judge: CostModel) -> NoPlan | None:
     """What the data's place makes impossible; None: something else is short."""
     request = judge.request
     if not request.beside:

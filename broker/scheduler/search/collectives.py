@@ -6,7 +6,7 @@ the event calculation, of
 - a ring and a tree, along a path of fast links.
 
 Gradients that are to be compressed stay with all-to-all: in any other, what a codec loses would be
-lost several times on the way. A plan is searched with a fixed one (`Judge.exchange`), and the
+lost several times on the way. A plan is searched with a fixed one (`CostModel.exchange`), and the
 choice is made for what was found.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost.candidate import Candidate, Sum
-from ..cost.judge import Judge
+from ..cost.judge import CostModel
 from ..network.communities import groupings, rates
 from ..network.order import grouped_path
 
@@ -38,7 +38,7 @@ BETTER = 0.999
 """A step that is shorter than so much of another is worth another collective."""
 
 
-def with_collectives(judge: Judge, candidate: Candidate) -> Candidate:
+def with_collectives(judge: CostModel, candidate: Candidate) -> Candidate:
     """The candidate with the collective that makes its step shortest, one for all stages that have
     the same holders; itself where none does, where the job names one, or where holders step ahead.
     """
@@ -63,7 +63,7 @@ def _stage(found: Sum) -> int:
     return found.stage
 
 
-def _options(judge: Judge, holders: Sequence[int]) -> Iterator[Sum]:
+def _options(judge: CostModel, holders: Sequence[int]) -> Iterator[Sum]:
     n = len(holders)
     weights = shares(judge, holders)
     ways = [(), weights] if len({*weights}) > 1 else [()]
@@ -86,7 +86,7 @@ def _options(judge: Judge, holders: Sequence[int]) -> Iterator[Sum]:
     yield Sum(0, "tree", (path,))
 
 
-def shares(judge: Judge, holders: Sequence[int]) -> tuple[int, ...]:
+def shares(judge: CostModel, holders: Sequence[int]) -> tuple[int, ...]:
     """How much of the sum each holder makes, so that all are done at once: one that makes the share
     f of N bytes sends and gets (1 + (n - 2)·f)·N of them over its line."""
     network, at, n = judge.network, np.array(holders), len(holders)

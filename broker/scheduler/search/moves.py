@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..cost.candidate import Candidate, Pipeline, Share
-from ..cost.judge import Judge
+from ..cost.judge import CostModel
 from .search import SearchSpace
 
 __all__ = ["all_moves", "chain_moves", "even_pipeline", "guess", "with_pipeline"]
@@ -26,7 +26,7 @@ MOST_SHARES = 64
 """Beyond, only the shares of the busiest peers are moved."""
 
 
-def all_moves(judge: Judge, candidate: Candidate, space: SearchSpace) -> Iterator[Candidate]:
+def all_moves(judge: CostModel, candidate: Candidate, space: SearchSpace) -> Iterator[Candidate]:
     yield from schedule_moves(candidate, space)
     yield from share_moves(judge, candidate)
     if space.pipelines is None:
@@ -35,7 +35,7 @@ def all_moves(judge: Judge, candidate: Candidate, space: SearchSpace) -> Iterato
     yield from recompute_moves(candidate, space)
 
 
-def guess(judge: Judge, candidate: Candidate) -> float:
+def guess(judge: CostModel, candidate: Candidate) -> float:
     """Seconds of a step in closed form, to rank many candidates before any is compiled: for each
     pipeline fill + (M - 1) · bottleneck over shares and links, then the exchange of gradients."""
     seconds, rates = judge.forward_s + judge.backward_s, judge.rates
@@ -71,7 +71,7 @@ def with_pipeline(candidate: Candidate, p: int, pipeline: Pipeline) -> Candidate
     return replace(candidate, pipelines=pipelines)
 
 
-def chain_moves(judge: Judge, candidate: Candidate, space: SearchSpace) -> Iterator[Candidate]:
+def chain_moves(judge: CostModel, candidate: Candidate, space: SearchSpace) -> Iterator[Candidate]:
     """Moves inside each pipeline."""
     used = set(candidate.peers)
     free = next((p for p in range(len(judge.offers)) if p not in used), None)
@@ -92,7 +92,7 @@ def chain_moves(judge: Judge, candidate: Candidate, space: SearchSpace) -> Itera
                 yield with_pipeline(candidate, p, other)
 
 
-def _shifts(judge: Judge, pipeline: Pipeline) -> Iterator[Pipeline]:
+def _shifts(judge: CostModel, pipeline: Pipeline) -> Iterator[Pipeline]:
     """A cut moves by 1, 2, 4, … operators; a run of cuts moves by one (a share passes on)."""
     for i in range(len(pipeline) - 1):
         left, right = pipeline[i], pipeline[i + 1]
@@ -153,7 +153,7 @@ def _joined(shares: Sequence[Share]) -> Pipeline:
     return tuple(found)
 
 
-def _insertions(judge: Judge, pipeline: Pipeline, peer: int) -> Iterator[Pipeline]:
+def _insertions(judge: CostModel, pipeline: Pipeline, peer: int) -> Iterator[Pipeline]:
     n = judge.operators
     cuts = {s.stop for s in pipeline}
     inner = [x for x in range(1, n) if x not in cuts]
@@ -169,7 +169,7 @@ def _insertions(judge: Judge, pipeline: Pipeline, peer: int) -> Iterator[Pipelin
         yield (*pipeline[:i], replace(s, stop=x), new, *pipeline[i + 1 :])
 
 
-def _returns(judge: Judge, pipeline: Pipeline) -> Iterator[Pipeline]:
+def _returns(judge: CostModel, pipeline: Pipeline) -> Iterator[Pipeline]:
     """The first peer takes the last operators, or the last one the first."""
     first, last = pipeline[0], pipeline[-1]
     if first.peer == last.peer:
@@ -186,7 +186,7 @@ def _returns(judge: Judge, pipeline: Pipeline) -> Iterator[Pipeline]:
             yield (replace(last, start=0, stop=front), replace(first, start=front), *pipeline[1:])
 
 
-def _loans(judge: Judge, pipeline: Pipeline, free: int | None) -> Iterator[Pipeline]:
+def _loans(judge: CostModel, pipeline: Pipeline, free: int | None) -> Iterator[Pipeline]:
     """A peer keeps both ends of its share and another one takes the middle."""
     if len(pipeline) > MOST_LOANS:
         return
@@ -232,7 +232,7 @@ def schedule_moves(candidate: Candidate, space: SearchSpace) -> Iterator[Candida
             yield replace(candidate, schedule=schedule)
 
 
-def share_moves(judge: Judge, candidate: Candidate) -> Iterator[Candidate]:
+def share_moves(judge: CostModel, candidate: Candidate) -> Iterator[Candidate]:
     """Microbatches between pipelines."""
     count = len(candidate.pipelines)
     for a, b in itertools.permutations(range(count), 2):
@@ -247,7 +247,7 @@ def share_moves(judge: Judge, candidate: Candidate) -> Iterator[Candidate]:
 
 
 def even_pipeline(
-    judge: Judge,
+    judge: CostModel,
     peers: Sequence[int],
     recompute: bool = False,
     end: int | None = None,
@@ -275,7 +275,7 @@ def even_pipeline(
     return tuple(shares)
 
 
-def pipeline_moves(judge: Judge, candidate: Candidate) -> Iterator[Candidate]:
+def pipeline_moves(judge: CostModel, candidate: Candidate) -> Iterator[Candidate]:
     """Another number of pipelines."""
     count = len(candidate.pipelines)
     used = set(candidate.peers)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ....dag.plan.plan import ScheduleName
 from ..cost.candidate import Candidate, Share
-from ..cost.judge import Judge
+from ..cost.judge import CostModel
 
 __all__ = ["Search", "SearchResult", "SearchSpace", "weight"]
 
@@ -70,10 +70,10 @@ class SearchResult:
         return self.key[1] if self.fits else float("inf")
 
 
-Moves = Callable[[Judge, Candidate, SearchSpace], Iterator[Candidate]]
+Moves = Callable[[CostModel, Candidate, SearchSpace], Iterator[Candidate]]
 
 
-def weight(judge: Judge, candidate: Candidate) -> int:
+def weight(judge: CostModel, candidate: Candidate) -> int:
     """What it costs to compile and play a candidate, in units of the search's budget: its actions,
     and what the holders of each stage exchange."""
     slots = len({s.stop for p in candidate.pipelines for s in p})
@@ -92,7 +92,7 @@ def weight(judge: Judge, candidate: Candidate) -> int:
 class Search:
     """One search over one request. `budget`: see the module."""
 
-    def __init__(self, judge: Judge, space: SearchSpace, budget: int) -> None:
+    def __init__(self, judge: CostModel, space: SearchSpace, budget: int) -> None:
         self.judge, self.space, self.budget = judge, space, budget
         self.spent = 0
         self.rooms = np.array([o.device_memory_bytes for o in judge.offers], dtype=np.int64)

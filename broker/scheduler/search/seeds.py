@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ....dag.plan.plan import Plan, ScheduleName
 from ..cost.candidate import Candidate, Pipeline, Share
-from ..cost.judge import Judge
+from ..cost.judge import CostModel
 from ..network.communities import groupings, rates
 from ..network.order import widest_path
 from ..network.pathcut import Path, best_cut
@@ -38,7 +38,7 @@ MOST_POSITIONS = 192
 """Positions at which the dynamic programme may cut."""
 
 
-def from_plan(plan: Plan, judge: Judge) -> Candidate:
+def from_plan(plan: Plan, judge: CostModel) -> Candidate:
     """A planner's plan as a candidate, so that it is judged like all others."""
     place = {o.peer: i for i, o in enumerate(judge.offers)}
     counts: dict[Pipeline, int] = {}
@@ -60,7 +60,7 @@ def from_plan(plan: Plan, judge: Judge) -> Candidate:
 class Seeds:
     """Makes the candidates that the search of `auto` begins with."""
 
-    def __init__(self, judge: Judge, space: SearchSpace) -> None:
+    def __init__(self, judge: CostModel, space: SearchSpace) -> None:
         self.judge, self.space = judge, space
         self.m = judge.request.microbatches
         self.rate = rates(judge.network)
@@ -302,7 +302,7 @@ class Seeds:
         return tuple(counts)
 
 
-def _tied_tail(judge: Judge) -> int | None:
+def _tied_tail(judge: CostModel) -> int | None:
     """The operator from which on the end of the model reads a weight that its first half reads as
     well; None where it does not, and where all of that lies within one half."""
     readers: dict[str, list[int]] = {}

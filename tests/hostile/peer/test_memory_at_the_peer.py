@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.transforms.vocabulary import planned_graph
 from shoal.peer.compute.build import build_work
@@ -53,7 +53,7 @@ def judged(case: Any, plan: Plan) -> dict[PeerId, int]:
     )
     offers = tuple(PeerOffer(p, device_memory_bytes=2**30) for p in plan.peers)
     request = PlanRequest(graph, offers, len(plan.routes), size, options=slots)
-    return Judge(request).plan_bytes(plan)
+    return CostModel(request).plan_bytes(plan)
 
 
 class Unread(dict[str, Any]):

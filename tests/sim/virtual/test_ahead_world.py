@@ -15,7 +15,7 @@ from shoal.broker.scheduler.base.interface import (
     PlanRequest,
 )
 from shoal.broker.scheduler.cost.candidate import Candidate, Share
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.job import Job
@@ -126,7 +126,7 @@ def test_a_plan_that_cannot_step_ahead_says_so(laboratory: Any) -> None:
         for p in specs
     )
     options = PlanOptions(codecs=CodecOptions(sync="topk:ratio=20", feedback="ahead"))
-    judge = Judge(PlanRequest(graph, offers, 2, 2, options=options))
+    judge = CostModel(PlanRequest(graph, offers, 2, 2, options=options))
     n = judge.operators
     for last, can in ((3, True), (2, False)):  # pipelines of their own; both end at one peer
         first = (Share(0, 0, n // 2), Share(2, n // 2, n))

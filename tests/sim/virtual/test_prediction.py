@@ -17,7 +17,7 @@ import pytest
 
 from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, Share, chain, to_plan
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.planners import plan as make_plan
 from shoal.dag.cost.network import uniform
 from shoal.dag.plan.plan import PeerId, Plan
@@ -67,7 +67,7 @@ def test_a_step_of_the_world_takes_what_the_plan_predicts(
         options=PlanOptions(),
         links=uniform([PeerId(p.name) for p in peers], latency_s, bandwidth),
     )
-    judge = Judge(request)
+    judge = CostModel(request)
     n = judge.operators
     thirds = [0, n // 3, 2 * n // 3, n]
     candidate = chain([0, 1, 2], thirds, 8, schedule)

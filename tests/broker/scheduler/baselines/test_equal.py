@@ -14,7 +14,7 @@ from shoal.broker.scheduler.base.interface import (
     PlanRequest,
 )
 from shoal.broker.scheduler.baselines.baselines import SLACK, equal_compute, uniform
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.cost.partition import OperatorChain
 from shoal.dag.cost.cost import cost
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
@@ -114,7 +114,7 @@ def test_options_are_kept(planner: Planner) -> None:
 @pytest.mark.parametrize("planner", [uniform, equal_compute])
 def test_forwards_are_computed_again_only_where_nothing_fits_without(planner: Planner) -> None:
     graph = chain_graph(8, width=64)
-    judge = Judge(request(graph, offers(GIB)))
+    judge = CostModel(request(graph, offers(GIB)))
     with_everything, least = (judge.stage_bytes(0, 17, 4, recompute=r) for r in (False, True))
     one = request(graph, offers(with_everything), schedule="gpipe")
     assert not planner(one).stages[0].recompute
@@ -167,7 +167,7 @@ def test_predictions_come_from_the_judge() -> None:
 
 def test_memory_moves_the_cut_away_from_equal_compute() -> None:
     graph = chain_graph(8, width=64)
-    small = Judge(request(graph, offers(GIB))).stage_bytes(0, 4, 2)
+    small = CostModel(request(graph, offers(GIB))).stage_bytes(0, 4, 2)
     plan = equal_compute(request(graph, offers(small, GIB)))
     assert plan.stages[0].stop <= 5
     assert plan.predicted.peers[0].device_bytes <= small
@@ -223,6 +223,6 @@ def test_a_frozen_parameter_costs_its_weight_only() -> None:
     graph = chain_graph(2, width=64)
     frozen = tuple(dataclasses.replace(p, trainable=False) for p in graph.parameters[:1])
     cold = dataclasses.replace(graph, parameters=frozen + graph.parameters[1:])
-    warm, less = (Judge(request(g, offers(GIB))).stage_bytes(0, 1, 1) for g in (graph, cold))
+    warm, less = (CostModel(request(g, offers(GIB))).stage_bytes(0, 1, 1) for g in (graph, cold))
     less = warm - less
     assert less >= 3 * 64 * 64 * 4

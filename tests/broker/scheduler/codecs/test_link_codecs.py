@@ -20,7 +20,7 @@ from shoal.broker.scheduler.codecs.codec_costs import COSTS, cost_of, typical_er
 from shoal.broker.scheduler.codecs.codec_table import Rung
 from shoal.broker.scheduler.codecs.codecs import choose, codec_of, ladder
 from shoal.broker.scheduler.cost.candidate import Candidate, Share
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners import coded
 from shoal.broker.scheduler.planners.cases import random_case, random_graph
 from shoal.broker.scheduler.planners.coded import with_codecs
@@ -48,7 +48,7 @@ def small_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coded, "table", lambda: known)
 
 
-def random_plan(seed: int, operators: int = 6) -> tuple[Judge, Plan, random.Random]:
+def random_plan(seed: int, operators: int = 6) -> tuple[CostModel, Plan, random.Random]:
     """A plan that nobody would choose: one or two pipelines over peers in any order, over links
     that may be slow."""
     for again in itertools.count():
@@ -58,7 +58,7 @@ def random_plan(seed: int, operators: int = 6) -> tuple[Judge, Plan, random.Rand
             dataclasses.replace(o, device_memory_bytes=2**40, threads=rng.choice([0, 1]))
             for o in request.offers
         )
-        judge = Judge(dataclasses.replace(request, offers=offers))
+        judge = CostModel(dataclasses.replace(request, offers=offers))
         m, n = request.microbatches, judge.operators
         count = 2 if m > 1 and rng.random() < 0.5 else 1
 
@@ -89,7 +89,7 @@ def replicas(memory: int = 2**40) -> CodedStepCost:
     graph, costs = random_graph(random.Random(1), 4)
     names = (PeerId("a"), PeerId("b"))
     offers = tuple(PeerOffer(p, device_memory_bytes=memory, flops_per_s=1e10) for p in names)
-    judge = Judge(
+    judge = CostModel(
         PlanRequest(graph, offers, 2, 1, links=uniform(names, 0.0, 1e5), known_costs=costs)
     )
     both = Candidate(((Share(0, 0, 4),), (Share(1, 0, 4),)), (1, 1))

@@ -11,7 +11,7 @@ import pytest
 
 from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, Share, to_plan
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import BASELINES, auto, choose
 from shoal.broker.scheduler.planners.cases import random_case, random_graph
 from shoal.broker.scheduler.planners.exact import prove
@@ -49,8 +49,8 @@ def test_held_to_the_space_of_exact_it_is_close_to_the_optimum(seed: int) -> Non
     schedule = request.options.schedule
     assert schedule != "auto"
     space = SearchSpace(pipelines=1, schedules=(schedule,), recompute=(False,), repeats=False)
-    chosen = choose(Judge(request), space)
-    proof = prove(Judge(request), schedule)
+    chosen = choose(CostModel(request), space)
+    proof = prove(CostModel(request), schedule)
     if proof.best is None:
         assert chosen.best is None or not chosen.best.fits
         return
@@ -168,9 +168,9 @@ def test_weak_peers_become_one_pipeline_beside_a_strong_one() -> None:
     """Four weak peers, none of which can hold the model, beside one that is as fast as all."""
     graph, costs = random_graph(random.Random(5), 8)
     names, net = islands((5,), 1e9, 1e9, 1e-5)
-    whole = Judge(PlanRequest(graph, (PeerOffer(names[0]),), 1, 1, known_costs=costs)).stage_bytes(
-        0, 8, 1
-    )
+    whole = CostModel(
+        PlanRequest(graph, (PeerOffer(names[0]),), 1, 1, known_costs=costs)
+    ).stage_bytes(0, 8, 1)
     offers = tuple(
         PeerOffer(
             p,
@@ -242,7 +242,7 @@ def test_the_memory_that_it_asks_for_is_enough() -> None:
 
 def test_a_plan_and_its_candidate_are_the_same_thing() -> None:
     request = dataclasses.replace(random_case(0, held=False), microbatches=4)
-    judge = Judge(request)
+    judge = CostModel(request)
     n = judge.operators
     candidate = Candidate(
         ((Share(0, 0, 4), Share(1, 4, n, True)), (Share(2, 0, n),)), (3, 1), "gpipe"

@@ -17,7 +17,7 @@ from shoal.broker.scheduler.base.interface import (
     PlanRequest,
 )
 from shoal.broker.scheduler.codecs.codec_table import CLASSES, read, table
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import auto
 from shoal.broker.scheduler.planners.cases import random_case, random_graph
 from shoal.broker.scheduler.planners.coded import UNCOMPRESSED, relaxed
@@ -78,7 +78,7 @@ def test_links_are_as_fast_as_codecs_make_them() -> None:
     now = request.network
 
     def then(text: str, **changed: object):
-        return relaxed(Judge(asking(request, text, **changed)))
+        return relaxed(CostModel(asking(request, text, **changed)))
 
     off = ~np.eye(len(now), dtype=bool)
     assert then("none") is None
