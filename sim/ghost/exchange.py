@@ -14,7 +14,6 @@ from ...dag.exchange import engine
 from ...dag.exchange.collective import Hop
 from ...dag.exchange.wiring import Exchange
 from ...dag.plan.action import Action, Content, Kind
-from ...dag.schedule.flow import Role
 from .hashes import MASK, Hash, Words
 from .work import Local, Part, Store, Work
 
@@ -23,14 +22,12 @@ __all__ = ["carry_out"]
 
 def carry_out(work: Work, action: Action, part: Part, store: Store) -> Mapping[Local, Hash]:
     """Does an action of an exchange; returns what it leaves for others and for itself."""
-    exchange, flow = work.shared.flow.exchange_of(action), work.shared.flow
-    hops: list[tuple[Hop, Hash]] = []
-    for t, at in part.takes:
-        if t.role is Role.SYNC:
-            hops.append((flow.hops[t][1], store[at]))
-        else:  # a result made behind the loss
-            training = exchange.content is Content.NORM
-            work.reported[training, t.microbatch][t.value] = cast(int, store[at])
+    exchange = part.exchange
+    assert exchange is not None, f"{action} is of no exchange"
+    for t, at in part.takes:  # results made behind the loss
+        training = exchange.content is Content.NORM
+        work.reported[training, t.microbatch][t.value] = cast(int, store[at])
+    hops = [(hop, store[at]) for hop, at in part.came]
     space = work.shared.space(exchange)
     if action.kind is Kind.TAKE:
         _take(work, exchange, hops, space)
@@ -39,7 +36,7 @@ def carry_out(work: Work, action: Action, part: Part, store: Store) -> Mapping[L
         given = engine.give(exchange, lambda hop: _own(work, exchange, hop), space)
     else:
         given = engine.pass_on(hops, space)
-    found = {at: given(flow.hops[t][1]) for t, at in part.gives}
+    found = {at: given(hop) for hop, at in part.goes}
     if exchange.content is Content.SCORES:
         work.reported.clear()
     return found

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ...dag.exchange.collective import Hop
+from ...dag.exchange.wiring import Exchange
 from ...dag.execute.neighbour import Rebuild
 from ...dag.plan.action import Action, Content
 from ...dag.schedule.flow import Role, Transfer
@@ -30,6 +32,11 @@ class Part(NamedTuple):
 
     takes: tuple[tuple[Transfer, Local], ...]
     gives: tuple[tuple[Transfer, Local], ...]
+    exchange: Exchange | None = None
+    """That of an action of an exchange."""
+    came: tuple[tuple[Hop, Local], ...] = ()
+    """In place of `takes`, what came of it."""
+    goes: tuple[tuple[Hop, Local], ...] = ()
 
 
 NOTHING = Part((), ())
@@ -49,7 +56,14 @@ class Work:
         for action in flow.involved(peer):
             takes = tuple((t, t[1:]) for t in flow.takes(peer, action))
             gives = tuple((t, t[1:]) for t in flow.gives(peer, action))
-            self.parts[action] = Part(takes, gives)
+            if action.content is None:
+                self.parts[action] = Part(takes, gives)
+            else:
+                late = tuple((t, at) for t, at in takes if t.role is not Role.SYNC)
+                came = tuple((flow.hops[t][1], at) for t, at in takes if t.role is Role.SYNC)
+                goes = tuple((flow.hops[t][1], at) for t, at in gives)
+                exchange = flow.exchange_of(action)
+                self.parts[action] = Part(late, gives, exchange, came, goes)
             self.coming |= {at: shared.weighed(t) for t, at in takes if not t.is_local}
             self.going |= {at: shared.weighed(t) for t, at in gives if not t.is_local}
         self.store: dict[int, Store] = {}
@@ -59,8 +73,8 @@ class Work:
         self.words = frozenset(
             at
             for part in self.parts.values()
-            for t, at in part.takes
-            if t.role is Role.SYNC and flow.hops[t][0].content in _IN_WORDS
+            for _, at in part.came
+            if part.exchange is not None and part.exchange.content in _IN_WORDS
         )
         """What comes as words, not as one number."""
         self.total = 0

@@ -29,11 +29,12 @@ class Pace:
 
     def __init__(self, work: Callable[[PeerId, Action], Work], peer: PeerId, speeds: Speeds):
         self._work, self._peer, self._speeds = work, peer, speeds
-        self._known: dict[Action, float] = {}
+        self._known: dict[tuple[object, ...], float] = {}
 
     def seconds(self, action: Action) -> float:
         # Visits of one stage take equally long.
-        key = action if action.content is not None else action._replace(microbatch=0)
+        visit = action.content is None
+        key: tuple[object, ...] = (action.kind, action.stage) if visit else action
         if key not in self._known:
             self._known[key] = self._speeds.seconds(self._work(self._peer, action))
         return self._known[key]

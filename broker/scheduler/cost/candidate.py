@@ -54,18 +54,18 @@ Pipeline = tuple[Share, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """By which collective the holders of a stage add up its gradients: a `StageExchange` with peers
-    by number."""
+    """By which collective the holders of stages add up gradients: a `StageExchange` for all stages
+    that have just these holders, in this order, by number."""
 
-    stage: int
+    holders: tuple[int, ...]
     collective: str
     groups: tuple[tuple[int, ...], ...] = ()
     weights: tuple[int, ...] = ()
     chunks: int = 1
 
-    def named(self, names: Sequence[PeerId]) -> StageExchange:
+    def of(self, stage: int, names: Sequence[PeerId]) -> StageExchange:
         groups = tuple(tuple(names[p] for p in group) for group in self.groups)
-        return StageExchange(self.stage, self.collective, groups, self.weights, self.chunks)
+        return StageExchange(stage, self.collective, groups, self.weights, self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class Candidate:
     """Whether the first two and the last two inner stages change places for microbatches of the
     second pipeline (`broker/scheduler/planners/swapped.py`)."""
     sums: tuple[Sum, ...] = ()
-    """Of stages whose collective is not the one that plans are searched with. They are chosen for
-    cuts as they are: who moves one leaves them out."""
+    """Where the collective is not the one that plans are searched with; one whose holders no stage
+    has says nothing."""
 
     @property
     def peers(self) -> tuple[int, ...]:
@@ -197,7 +197,7 @@ def to_plan(
     pipelines."""
     slots = candidate.slots()
     ahead = ahead and in_pipelines(holders for _, _, holders, _ in slots)
-    sums = {s.stage: s for s in candidate.sums}
+    sums = {s.holders: s for s in candidate.sums}
     routes: list[Route] = []
     for pipeline in candidate.pipelines:
         at, route = 0, []
@@ -226,8 +226,8 @@ def to_plan(
             for found in [
                 StageExchange(k, ahead=True)
                 if ahead
-                else sums[k].named(names)
-                if k in sums
+                else sums[holders].of(k, names)
+                if holders in sums
                 else exchange(k, holders, names)
             ]
             if found != StageExchange(k)

@@ -86,8 +86,13 @@ class CostModel:
                 for p in candidate.pipelines
             ),
             sums=tuple(
-                replace(s, groups=tuple(tuple(place[p] for p in g) for g in s.groups))
+                replace(
+                    s,
+                    holders=tuple(place[p] for p in s.holders),
+                    groups=tuple(tuple(place[p] for p in g) for g in s.groups),
+                )
                 for s in candidate.sums
+                if place.keys() >= {*s.holders}
             ),
         )
 

@@ -39,51 +39,43 @@ BETTER = 0.999
 
 
 def with_collectives(judge: CostModel, candidate: Candidate) -> Candidate:
-    """The candidate with the collective that makes its step shortest, one for all stages that have
-    the same holders; itself where none does, where the job names one, or where holders step ahead.
-    """
+    """The candidate with the collective that makes its step shortest, one for all stages of the
+    same holders; itself where none does, where the job names one, or where holders step ahead."""
     if judge.request.options.collective != "auto" or judge.ahead:
         return candidate
     best, least = candidate, judge.seconds(candidate)
     groups = {holders for _, _, holders, _ in candidate.slots() if 1 < len(holders) <= MOST_HOLDERS}
     for holders in sorted(groups):
-        stages = [k for k, (_, _, of, _) in enumerate(candidate.slots()) if of == holders]
         start = best
         for option in _options(judge, holders):
-            kept = [s for s in start.sums if s.stage not in stages]
-            sums = tuple(sorted([*kept, *(replace(option, stage=k) for k in stages)], key=_stage))
-            other = replace(start, sums=sums)
+            other = replace(start, sums=(*start.sums, option))
             seconds = judge.seconds(other)
             if seconds < BETTER * least:
                 best, least = other, seconds
     return best
 
 
-def _stage(found: Sum) -> int:
-    return found.stage
-
-
-def _options(judge: CostModel, holders: Sequence[int]) -> Iterator[Sum]:
+def _options(judge: CostModel, holders: tuple[int, ...]) -> Iterator[Sum]:
     n = len(holders)
     weights = shares(judge, holders)
     ways = [(), weights] if len({*weights}) > 1 else [()]
     for chunks in CHUNKS:
         for way in ways:
-            yield Sum(0, "all-to-all", weights=way, chunks=chunks)
+            yield Sum(holders, "all-to-all", weights=way, chunks=chunks)
     if n < 3 or judge.request.options.codecs.sync != "none":
         return
     at = list(holders)
     rate = rates(judge.network)
     latency = judge.network.latency_s
     cost = latency + latency.T
-    yield Sum(0, "two-level")
+    yield Sum(holders, "two-level")
     for grouping in islice(groupings(rate[np.ix_(at, at)]), MOST_GROUPINGS):
         places = tuple(tuple(at[i] for i in group) for group in grouping)
         if 1 < len(places) < n:
-            yield Sum(0, "hierarchical", places)
+            yield Sum(holders, "hierarchical", places)
     path = tuple(grouped_path(rate, cost, [at]))
-    yield Sum(0, "ring", (path,))
-    yield Sum(0, "tree", (path,))
+    yield Sum(holders, "ring", (path,))
+    yield Sum(holders, "tree", (path,))
 
 
 def shares(judge: CostModel, holders: Sequence[int]) -> tuple[int, ...]:

@@ -117,7 +117,7 @@ def test_rows_that_are_places_cross_less_than_mixed_ones():
     judge, candidate = replicas(links)
     places, mixed = ((0, 2, 4), (1, 3, 5)), ((0, 1, 2), (3, 4, 5))
     by_place, by_number = (
-        judge.seconds(replace(candidate, sums=(Sum(0, "hierarchical", groups),)))
+        judge.seconds(replace(candidate, sums=(Sum(tuple(range(6)), "hierarchical", groups),)))
         for groups in (places, mixed)
     )
     assert by_place < 0.8 * by_number
@@ -143,3 +143,13 @@ def test_auto_takes_it():
     plan = auto(replace(judge.request, microbatches=12))
     assert all(e.weights and e.chunks > 1 for e in plan.exchanges)
     assert plan.exchanges
+
+
+def test_it_says_nothing_of_other_holders():
+    """Reasons and spares look at plans with one peer more or less."""
+    judge, candidate = replicas(network([1e8, 1e7, 1e7, 1e6]))
+    found = with_collectives(judge, candidate)
+    fewer = replace(found, pipelines=found.pipelines[:3], microbatches=(1, 1, 2))
+    assert judge.seconds(fewer) == judge.seconds(replace(fewer, sums=()))
+    turned = replace(found, pipelines=found.pipelines[::-1])
+    assert judge.seconds(turned) == judge.seconds(replace(turned, sums=()))
