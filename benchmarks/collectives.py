@@ -27,7 +27,7 @@ import numpy as np
 from table import Figure, arguments, report
 
 from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.network.communities import groupings, rates
 from shoal.broker.scheduler.search.collectives import with_collectives
@@ -75,7 +75,7 @@ def judged(graph: Graph, links: Network, collective: str) -> tuple[CostModel, Ca
     offers = tuple(PeerOffer(p, device_memory_bytes=1 << 40, speeds=FAST) for p in links.peers)
     options = PlanOptions(collective=collective)
     judge = CostModel(PlanRequest(graph, offers, n, 2, options=options, links=links))
-    whole = tuple((Share(i, 0, judge.operators),) for i in range(n))
+    whole = tuple((StageShare(i, 0, judge.operators),) for i in range(n))
     return judge, Candidate(whole, (1,) * n)
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share, to_plan
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.capture.capture import Captured, capture
 from shoal.dag.plan.plan import PeerId
@@ -97,9 +97,11 @@ def llama() -> nn.Module:
 def cases(operators: int, microbatches: int) -> Iterator[tuple[str, Candidate]]:
     """Cuts, schedules, recomputation, several holders and several stages on a peer."""
 
-    def row(peers: Sequence[int], parts: int, again: bool = False) -> tuple[Share, ...]:
+    def row(peers: Sequence[int], parts: int, again: bool = False) -> tuple[StageShare, ...]:
         at = [operators * k // parts for k in range(parts + 1)]
-        return tuple(Share(peers[k % len(peers)], at[k], at[k + 1], again) for k in range(parts))
+        return tuple(
+            StageShare(peers[k % len(peers)], at[k], at[k + 1], again) for k in range(parts)
+        )
 
     m = microbatches
     yield "alone", Candidate((row([0], 1),), (m,), "1f1b")

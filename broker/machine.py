@@ -14,7 +14,8 @@ Rules.
 - What it must not forget changes by decisions only (`broker/journal/decided.py`). Those of one
   event are one Persist in front of all that tells anybody, so that a journal ends between two
   events.
-- After DrainAsked nothing new starts; Stop comes when nothing is active. StopAsked ends everything.
+- After DrainAsked nothing new starts; StopServing comes when nothing is active.
+  StopAsked ends everything.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ from .events import (
     RunId,
     RunSubmitted,
     Started,
-    Stop,
     StopAsked,
+    StopServing,
     StreamClosed,
     StreamOpened,
     Tell,
@@ -155,7 +156,7 @@ class BrokerMachine:
             out += run.arm()
         out = [i for i in out if not (isinstance(i, Log) and self._is_one_too_many(i, now))]
         if self.placing.draining and not any(run.active for run in self.runs.values()):
-            out.append(Stop("no run is active"))
+            out.append(StopServing("no run is active"))
         record = self.decided.taken()
         return out if record is None else [Persist(record), *out]
 

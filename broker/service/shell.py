@@ -42,7 +42,7 @@ from ..events import (
     RunId,
     SetTimer,
     Started,
-    Stop,
+    StopServing,
     StreamClosed,
     StreamId,
     Tell,
@@ -129,7 +129,7 @@ class Shell:
     ) -> None:
         self.machine = machine
         self.blobs = blobs
-        self.stopped = asyncio.Event()  # Set when the machine says Stop, or the journal fails.
+        self.stopped = asyncio.Event()  # Set at StopServing, or when the journal fails.
         self.outboxes: dict[StreamId, StreamOutbox] = {}
         self.refused: Counter[str] = Counter()
         """Streams of peers that were refused, by the code of the reason."""
@@ -273,7 +273,7 @@ class Shell:
                 if name == "stream_refused":
                     self.refused[str(dict(fields)["code"])] += 1
                 _log(instruction)
-            case Stop():
+            case StopServing():
                 self.stopped.set()
             case Persist():
                 raise AssertionError("the barrier keeps it")

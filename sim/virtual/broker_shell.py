@@ -156,7 +156,7 @@ class BrokerShell:
                 self._timers.set(name, at)
             case b.Log(name, fields):
                 world.note(BROKER, f"{name} {dict(fields)}")
-            case b.Stop(why):
+            case b.StopServing(why):
                 world.note(BROKER, f"stops: {why}")
 
     def _show(self, run: str) -> None:

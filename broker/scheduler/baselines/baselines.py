@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from ....dag.plan.plan import Plan, ScheduleName, Spare
 from ....job.words import size_text, some_of
 from ..base.interface import NoPlan, PlanRequest
-from ..cost.candidate import Candidate, Share
+from ..cost.candidate import Candidate, StageShare
 from ..cost.judge import CostModel
 from ..cost.shortage import recomputes, refuse_impossible, shortage
 from ..network.pathcut import Path, least_bottleneck, possible, soonest_fill
@@ -113,7 +113,8 @@ class _Baseline:
         return Candidate(
             tuple(
                 tuple(
-                    Share(p, a, b, recompute) for p, a, b in zip(row, cuts, cuts[1:], strict=False)
+                    StageShare(p, a, b, recompute)
+                    for p, a, b in zip(row, cuts, cuts[1:], strict=False)
                 )
                 for row in grid.rows
             ),

@@ -26,7 +26,7 @@ from ....dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
 from ....dag.plan.cut import Cutter, tied_groups
 from ....dag.plan.plan import Alternative, PeerId, Plan, Spare, StageExchange
 from ..base.interface import PlanRequest
-from .candidate import Candidate, Share, to_plan
+from .candidate import Candidate, StageShare, to_plan
 from .needs import IntervalMemory
 from .partition import OperatorChain
 from .predicted import predicted, pure_shares
@@ -82,7 +82,7 @@ class CostModel:
         return replace(
             candidate,
             pipelines=tuple(
-                tuple(Share(place[s.peer], s.start, s.stop, s.recompute) for s in p)
+                tuple(StageShare(place[s.peer], s.start, s.stop, s.recompute) for s in p)
                 for p in candidate.pipelines
             ),
             sums=tuple(

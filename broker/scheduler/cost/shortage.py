@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ....dag.plan.plan import ScheduleName
 from ....job.words import size_text, some_of
 from ..base.interface import NoPlan, PeerOffer, PlanRequest
-from .candidate import Candidate, Share
+from .candidate import Candidate, StageShare
 from .judge import CostModel
 
 __all__ = ["fitting", "recomputes", "refuse_impossible", "shortage"]
@@ -132,7 +132,7 @@ def fitting(judge: CostModel, rooms: Sequence[int], recompute: bool) -> Candidat
             candidate = Candidate(
                 tuple(
                     tuple(
-                        Share(group[p], a, b, recompute)
+                        StageShare(group[p], a, b, recompute)
                         for group, (a, b) in zip(order, itertools.pairwise(at), strict=True)
                     )
                     for p in range(rows)

@@ -30,7 +30,7 @@ from ....dag.cost.speed import Work
 from ....dag.plan.plan import Alternative
 from ....job.words import size_text, some_of
 from ..base.interface import PeerOffer
-from ..cost.candidate import Candidate, Share
+from ..cost.candidate import Candidate, StageShare
 from ..cost.judge import CostModel
 
 __all__ = ["ALONE", "HOST_LINK_BYTES_PER_S", "LOCAL_STEPS", "REPLICAS", "alone", "replicas"]
@@ -88,7 +88,7 @@ def _singles(judge: CostModel) -> list[_Alone]:
     found: list[_Alone] = []
     for segments in (1, *(s for s in SEGMENTS if s <= n)):
         cuts = judge.even_cuts(segments)
-        shares = tuple(Share(0, a, b, segments > 1) for a, b in pairwise(cuts))
+        shares = tuple(StageShare(0, a, b, segments > 1) for a, b in pairwise(cuts))
         if not left.any():
             break
         # A peer alone takes its microbatches one after another: what it keeps is the same for two

@@ -23,7 +23,7 @@ from ..base.interface import NoPlan, Planner, PlanRequest
 from ..baselines.baselines import equal_compute, uniform
 from ..baselines.op_fence import Fenced, fenced, op_fence
 from ..cost.batchings import look_at_forms
-from ..cost.candidate import Candidate, Share, to_plan
+from ..cost.candidate import Candidate, StageShare, to_plan
 from ..cost.judge import CostModel
 from ..cost.shortage import fitting, refuse_impossible
 from ..search.beside import no_plan_beside, seeds_beside
@@ -316,7 +316,7 @@ def _shaken(candidate: Candidate, rng: random.Random, peers: int) -> Candidate:
     return replace(
         candidate,
         pipelines=tuple(
-            tuple(Share(other.get(s.peer, s.peer), s.start, s.stop, s.recompute) for s in p)
+            tuple(StageShare(other.get(s.peer, s.peer), s.start, s.stop, s.recompute) for s in p)
             for p in pipelines
         ),
     )

@@ -22,7 +22,7 @@ from ....dag.analysis.blocks import Block, blocks
 from ....dag.ir.graph import Graph
 from ....dag.plan.plan import Plan, PlanError, Spare
 from ..base.interface import NoPlan, Planner, PlanRequest
-from ..cost.candidate import Candidate, Share
+from ..cost.candidate import Candidate, StageShare
 from ..cost.judge import CostModel
 from ..search.reasons import stage_reasons
 
@@ -163,12 +163,12 @@ def _candidate(
         at += count
     stop = named[-1].stop
     inner = [
-        Share(p, a, b, recompute)
+        StageShare(p, a, b, recompute)
         for p, a, b in zip(peers, starts, [*starts[1:], stop], strict=True)
     ]
 
-    def pipeline(first: int, last: int) -> tuple[Share, ...]:
-        ends = Share(first, 0, starts[0]), Share(last, stop, judge.operators)
+    def pipeline(first: int, last: int) -> tuple[StageShare, ...]:
+        ends = StageShare(first, 0, starts[0]), StageShare(last, stop, judge.operators)
         return (ends[0], *inner, ends[1])
 
     m = judge.request.microbatches

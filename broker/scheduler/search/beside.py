@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from ....job.words import size_text
 from ..base.interface import NoPlan
-from ..cost.candidate import Candidate, Pipeline, Share
+from ..cost.candidate import Candidate, Pipeline, StageShare
 from ..cost.judge import CostModel
 from .moves import even_pipeline
 from .search import SearchSpace
@@ -58,14 +58,14 @@ def _line(judge: CostModel, holder: int, others: Sequence[int], again: bool) -> 
     """The holder has all but the longest stretch that may leave it, which the others share."""
     n = judge.operators
     if not others:
-        return (Share(holder, 0, n, again),)
+        return (StageShare(holder, 0, n, again),)
     stays = [-1, *judge.request.beside, n]
     a, b = max(pairwise(stays), key=lambda gap: (gap[1] - gap[0], gap))
     start, stop = a + 1, b
     middle = even_pipeline(judge, others, again, stop, start) if stop > start else None
     if middle is None:
-        return (Share(holder, 0, n, again),)
-    ends = Share(holder, 0, start, again), Share(holder, stop, n, again)
+        return (StageShare(holder, 0, n, again),)
+    ends = StageShare(holder, 0, start, again), StageShare(holder, stop, n, again)
     return tuple(s for s in (ends[0], *middle, ends[1]) if s.start < s.stop)
 
 

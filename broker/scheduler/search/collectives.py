@@ -19,7 +19,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cost.candidate import Candidate, Sum
+from ..cost.candidate import Candidate, GradientSum
 from ..cost.judge import CostModel
 from ..network.communities import groupings, rates
 from ..network.order import grouped_path
@@ -55,27 +55,27 @@ def with_collectives(judge: CostModel, candidate: Candidate) -> Candidate:
     return best
 
 
-def _options(judge: CostModel, holders: tuple[int, ...]) -> Iterator[Sum]:
+def _options(judge: CostModel, holders: tuple[int, ...]) -> Iterator[GradientSum]:
     n = len(holders)
     weights = shares(judge, holders)
     ways = [(), weights] if len({*weights}) > 1 else [()]
     for chunks in CHUNKS:
         for way in ways:
-            yield Sum(holders, "all-to-all", weights=way, chunks=chunks)
+            yield GradientSum(holders, "all-to-all", weights=way, chunks=chunks)
     if n < 3 or judge.request.options.codecs.sync != "none":
         return
     at = list(holders)
     rate = rates(judge.network)
     latency = judge.network.latency_s
     cost = latency + latency.T
-    yield Sum(holders, "two-level")
+    yield GradientSum(holders, "two-level")
     for grouping in islice(groupings(rate[np.ix_(at, at)]), MOST_GROUPINGS):
         places = tuple(tuple(at[i] for i in group) for group in grouping)
         if 1 < len(places) < n:
-            yield Sum(holders, "hierarchical", places)
+            yield GradientSum(holders, "hierarchical", places)
     path = tuple(grouped_path(rate, cost, [at]))
-    yield Sum(holders, "ring", (path,))
-    yield Sum(holders, "tree", (path,))
+    yield GradientSum(holders, "ring", (path,))
+    yield GradientSum(holders, "tree", (path,))
 
 
 def shares(judge: CostModel, holders: Sequence[int]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ..cost.candidate import Candidate, Pipeline, Share
+from ..cost.candidate import Candidate, Pipeline, StageShare
 from ..cost.judge import CostModel
 from .search import SearchSpace
 
@@ -142,9 +142,9 @@ def _removals(pipeline: Pipeline) -> Iterator[Pipeline]:
             )
 
 
-def _joined(shares: Sequence[Share]) -> Pipeline:
+def _joined(shares: Sequence[StageShare]) -> Pipeline:
     """Neighbours of one peer become one share."""
-    found: list[Share] = []
+    found: list[StageShare] = []
     for s in shares:
         if found and found[-1].peer == s.peer:
             found[-1] = replace(found[-1], stop=s.stop)
@@ -163,9 +163,9 @@ def _insertions(judge: CostModel, pipeline: Pipeline, peer: int) -> Iterator[Pip
     for x in inner:
         i = next(i for i, s in enumerate(pipeline) if s.start < x < s.stop)
         s = pipeline[i]
-        new = Share(peer, s.start, x, s.recompute)
+        new = StageShare(peer, s.start, x, s.recompute)
         yield (*pipeline[:i], new, replace(s, start=x), *pipeline[i + 1 :])
-        new = Share(peer, x, s.stop, s.recompute)
+        new = StageShare(peer, x, s.stop, s.recompute)
         yield (*pipeline[:i], replace(s, stop=x), new, *pipeline[i + 1 :])
 
 
@@ -203,7 +203,7 @@ def _loans(judge: CostModel, pipeline: Pipeline, free: int | None) -> Iterator[P
             b = s.start + min(max(a - s.start + 1, int((row / whole).searchsorted(back))), size - 1)
             for peer in sorted(others):
                 if peer != s.peer:
-                    middle = Share(peer, a, b, s.recompute)
+                    middle = StageShare(peer, a, b, s.recompute)
                     ends = replace(s, stop=a), replace(s, start=b)
                     yield _joined((*pipeline[:i], ends[0], middle, ends[1], *pipeline[i + 1 :]))
 
@@ -262,7 +262,7 @@ def even_pipeline(
     seconds = seconds - seconds[:, begin : begin + 1]
     whole = [max(float(seconds[p, n]), 1e-30) for p in peers]
     speed = [1 / w for w in whole]
-    shares: list[Share] = []
+    shares: list[StageShare] = []
     start, part = begin, 0.0
     for i, p in enumerate(peers):
         part += speed[i] / sum(speed)
@@ -270,7 +270,7 @@ def even_pipeline(
         if i + 1 < k:
             at = int((seconds[p] / whole[i]).searchsorted(part - 1e-12))
             stop = min(max(at, start + 1), n - (k - 1 - i))
-        shares.append(Share(p, start, stop, recompute))
+        shares.append(StageShare(p, start, stop, recompute))
         start = stop
     return tuple(shares)
 
@@ -335,6 +335,6 @@ def pipeline_moves(judge: CostModel, candidate: Candidate) -> Iterator[Candidate
             counts[most] -= 1
             yield replace(
                 candidate,
-                pipelines=(*pipelines, (Share(peer, 0, judge.operators),)),
+                pipelines=(*pipelines, (StageShare(peer, 0, judge.operators),)),
                 microbatches=tuple(counts),
             )

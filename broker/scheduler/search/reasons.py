@@ -10,7 +10,7 @@ from dataclasses import replace
 from ....dag.analysis.blocks import describe_interval
 from ....dag.plan.plan import Spare
 from ....job.words import size_text
-from ..cost.candidate import Candidate, Share
+from ..cost.candidate import Candidate, StageShare
 from ..cost.judge import CostModel
 from .moves import guess, with_pipeline
 from .search import weight
@@ -95,19 +95,19 @@ def with_peer(judge: CostModel, best: Candidate, peer: int) -> Iterator[Candidat
             range(s.start + 1, s.stop),
             key=lambda x: max(own[x] - own[s.start], its[s.stop] - its[x]),
         )
-        new = Share(peer, half, s.stop, s.recompute)
+        new = StageShare(peer, half, s.stop, s.recompute)
         yield with_pipeline(best, p, (*line[:i], replace(s, stop=half), new, *line[i + 1 :]))
         half = min(
             range(s.start + 1, s.stop),
             key=lambda x: max(its[x] - its[s.start], own[s.stop] - own[x]),
         )
-        new = Share(peer, s.start, half, s.recompute)
+        new = StageShare(peer, s.start, half, s.recompute)
         yield with_pipeline(best, p, (*line[:i], new, replace(s, start=half), *line[i + 1 :]))
     most = max(range(len(best.microbatches)), key=lambda p: best.microbatches[p])
     if best.microbatches[most] > 1 and judge.request.options.pipelines is None:
         m = [*best.microbatches, 1]
         m[most] -= 1
-        alone = (Share(peer, 0, judge.operators),)
+        alone = (StageShare(peer, 0, judge.operators),)
         yield replace(best, pipelines=(*best.pipelines, alone), microbatches=tuple(m))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....dag.plan.plan import ScheduleName
-from ..cost.candidate import Candidate, Share
+from ..cost.candidate import Candidate, StageShare
 from ..cost.judge import CostModel
 
 __all__ = ["Search", "SearchResult", "SearchSpace", "weight"]
@@ -233,7 +233,7 @@ def _with_peers(candidate: Candidate, peers: list[int]) -> Candidate:
     return replace(
         candidate,
         pipelines=tuple(
-            tuple(Share(named[s.peer], s.start, s.stop, s.recompute) for s in p)
+            tuple(StageShare(named[s.peer], s.start, s.stop, s.recompute) for s in p)
             for p in candidate.pipelines
         ),
     )

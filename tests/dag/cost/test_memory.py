@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.broker.scheduler.base.interface import PeerOffer, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share, to_plan
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.cost import cost
@@ -103,7 +103,7 @@ def test_many_recomputing_stages_on_one_peer_hold_one_saved_set() -> None:
 
     def peak(parts: int) -> int:
         at = [N * k // parts for k in range(parts + 1)]
-        shares = tuple(Share(k % 2, at[k], at[k + 1], True) for k in range(parts))
+        shares = tuple(StageShare(k % 2, at[k], at[k + 1], True) for k in range(parts))
         return max(judge.device_bytes(Candidate((shares,), (4,), "interleaved")).values())
 
     assert peak(6) < peak(2)
@@ -115,7 +115,7 @@ def test_one_stage_of_a_peer_is_the_peer(parts: int, schedule: str, recompute: b
     offers = tuple(PeerOffer(PeerId(f"p{i}")) for i in range(3))
     judge = CostModel(PlanRequest(GRAPH, offers, 4, 4, known_costs=COSTS))
     at = [N * k // parts for k in range(parts + 1)]
-    shares = tuple(Share(k, at[k], at[k + 1], recompute) for k in range(parts))
+    shares = tuple(StageShare(k, at[k], at[k + 1], recompute) for k in range(parts))
     candidate = Candidate((shares,), (4,), "gpipe" if schedule == "gpipe" else "1f1b")
     to_plan(candidate, [o.peer for o in offers], 4).validate(N)
     live = judge.structure(candidate).peak_live

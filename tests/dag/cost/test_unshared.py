@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from shoal.broker.scheduler.cost.candidate import Candidate, Share
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.cases import random_case
 
@@ -21,7 +21,7 @@ def some_candidate(rng: random.Random, judge: CostModel) -> Candidate:
         cuts = [0, *sorted(rng.sample(range(1, n), stages - 1)), n]
         chosen = rng.sample(range(peers), stages)
         pipelines.append(
-            tuple(Share(p, a, b) for p, a, b in zip(chosen, cuts[:-1], cuts[1:], strict=True))
+            tuple(StageShare(p, a, b) for p, a, b in zip(chosen, cuts[:-1], cuts[1:], strict=True))
         )
     first = rng.randint(1, m - 1) if len(pipelines) == 2 else m
     counts = (first, m - first) if len(pipelines) == 2 else (m,)

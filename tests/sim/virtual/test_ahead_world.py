@@ -14,7 +14,7 @@ from shoal.broker.scheduler.base.interface import (
     PlanOptions,
     PlanRequest,
 )
-from shoal.broker.scheduler.cost.candidate import Candidate, Share
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.dag.schedule.convert_plan import plan_to_proto
@@ -129,8 +129,8 @@ def test_a_plan_that_cannot_step_ahead_says_so(laboratory: Any) -> None:
     judge = CostModel(PlanRequest(graph, offers, 2, 2, options=options))
     n = judge.operators
     for last, can in ((3, True), (2, False)):  # pipelines of their own; both end at one peer
-        first = (Share(0, 0, n // 2), Share(2, n // 2, n))
-        second = (Share(1, 0, n // 2), Share(last, n // 2, n))
+        first = (StageShare(0, 0, n // 2), StageShare(2, n // 2, n))
+        second = (StageShare(1, 0, n // 2), StageShare(last, n // 2, n))
         plan = judge.plan(Candidate((first, second), (1, 1)))
         assert [e.ahead for e in plan.exchanges] == [True, True] * can
         assert any("no stepping ahead" in reason for reason in plan.reasons) != can

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share, chain, to_plan
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, chain, to_plan
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.planners import plan as make_plan
 from shoal.dag.cost.network import uniform
@@ -73,7 +73,7 @@ def test_a_step_of_the_world_takes_what_the_plan_predicts(
     candidate = chain([0, 1, 2], thirds, 8, schedule)
     if schedule == "interleaved":
         cuts = [int(x) for x in np.linspace(0, n, 7)]
-        shares = tuple(Share(i % 3, a, b) for i, (a, b) in enumerate(pairwise(cuts)))
+        shares = tuple(StageShare(i % 3, a, b) for i, (a, b) in enumerate(pairwise(cuts)))
         candidate = Candidate((shares,), (8,), schedule)
     found = to_plan(candidate, [o.peer for o in offers], 2)
     assert judge.seconds(candidate) == pytest.approx(measured(gpt, world, found), rel=0.05)

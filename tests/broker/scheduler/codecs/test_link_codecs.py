@@ -19,7 +19,7 @@ from shoal.broker.scheduler.codecs.carried import CodedStepCost
 from shoal.broker.scheduler.codecs.codec_costs import COSTS, cost_of, typical_error
 from shoal.broker.scheduler.codecs.codec_table import Rung
 from shoal.broker.scheduler.codecs.codecs import choose, codec_of, ladder
-from shoal.broker.scheduler.cost.candidate import Candidate, Share
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners import coded
 from shoal.broker.scheduler.planners.cases import random_case, random_graph
@@ -62,13 +62,15 @@ def random_plan(seed: int, operators: int = 6) -> tuple[CostModel, Plan, random.
         m, n = request.microbatches, judge.operators
         count = 2 if m > 1 and rng.random() < 0.5 else 1
 
-        def line(rng: random.Random = rng, n: int = n, k: int = len(offers)) -> Iterator[Share]:
+        def line(
+            rng: random.Random = rng, n: int = n, k: int = len(offers)
+        ) -> Iterator[StageShare]:
             size = rng.randint(2, min(3, k, n))
             cuts = [0, *sorted(rng.sample(range(1, n), size - 1)), n]
             for peer, (a, b) in zip(
                 rng.sample(range(k), size), itertools.pairwise(cuts), strict=True
             ):
-                yield Share(peer, a, b)
+                yield StageShare(peer, a, b)
 
         candidate = Candidate(
             tuple(tuple(line()) for _ in range(count)),
@@ -92,7 +94,7 @@ def replicas(memory: int = 2**40) -> CodedStepCost:
     judge = CostModel(
         PlanRequest(graph, offers, 2, 1, links=uniform(names, 0.0, 1e5), known_costs=costs)
     )
-    both = Candidate(((Share(0, 0, 4),), (Share(1, 0, 4),)), (1, 1))
+    both = Candidate(((StageShare(0, 0, 4),), (StageShare(1, 0, 4),)), (1, 1))
     return CodedStepCost(judge, judge.plan(both))
 
 

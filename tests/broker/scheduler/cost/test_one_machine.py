@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.broker.events import DescribeAsked
 from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import auto
 from shoal.broker.scheduler.planners.cases import random_graph
@@ -38,7 +38,7 @@ def judge(*offers: PeerOffer) -> CostModel:
 
 def replicas(count: int, operators: int) -> Candidate:
     """Whole replicas on the first peers, with two microbatches each."""
-    whole = [(Share(p, 0, operators),) for p in range(count)]
+    whole = [(StageShare(p, 0, operators),) for p in range(count)]
     return Candidate(tuple(whole), (4 // count,) * count)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share, to_plan
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import BASELINES, auto, choose
 from shoal.broker.scheduler.planners.cases import random_case, random_graph
@@ -245,7 +245,7 @@ def test_a_plan_and_its_candidate_are_the_same_thing() -> None:
     judge = CostModel(request)
     n = judge.operators
     candidate = Candidate(
-        ((Share(0, 0, 4), Share(1, 4, n, True)), (Share(2, 0, n),)), (3, 1), "gpipe"
+        ((StageShare(0, 0, 4), StageShare(1, 4, n, True)), (StageShare(2, 0, n),)), (3, 1), "gpipe"
     )
     made = to_plan(candidate, [o.peer for o in request.offers], 1)
     back = from_plan(made, judge)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shoal.broker.events import MakePlan, RunId
 from shoal.broker.planning.planning import make_plan
 from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.planners.planners import PLANNERS, plan
@@ -96,7 +96,7 @@ def best_of_all(judge: CostModel) -> float:
         shares, start = [], 0
         for stop in range(1, judge.operators + 1):
             if stop == judge.operators or given_to[stop] != given_to[start]:
-                shares.append(Share(given_to[start], start, stop))
+                shares.append(StageShare(given_to[start], start, stop))
                 start = stop
         best = min(best, judge.seconds(Candidate((tuple(shares),), (m,), "gpipe")))
     return best

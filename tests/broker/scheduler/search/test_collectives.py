@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.broker.scheduler.base.interface import CodecOptions, PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share, Sum
+from shoal.broker.scheduler.cost.candidate import Candidate, GradientSum, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import auto
 from shoal.broker.scheduler.search.collectives import FINE, shares, with_collectives
@@ -59,7 +59,7 @@ def replicas(
     offers = tuple(PeerOffer(p, device_memory_bytes=1 << 34, speeds=FAST) for p in links.peers)
     asked = PlanOptions(**options)  # type: ignore[arg-type]
     judge = CostModel(PlanRequest(graph_of(elements), offers, n, 2, options=asked, links=links))
-    whole = tuple((Share(i, 0, judge.operators),) for i in range(n))
+    whole = tuple((StageShare(i, 0, judge.operators),) for i in range(n))
     return judge, Candidate(whole, (1,) * n)
 
 
@@ -117,7 +117,9 @@ def test_rows_that_are_places_cross_less_than_mixed_ones():
     judge, candidate = replicas(links)
     places, mixed = ((0, 2, 4), (1, 3, 5)), ((0, 1, 2), (3, 4, 5))
     by_place, by_number = (
-        judge.seconds(replace(candidate, sums=(Sum(tuple(range(6)), "hierarchical", groups),)))
+        judge.seconds(
+            replace(candidate, sums=(GradientSum(tuple(range(6)), "hierarchical", groups),))
+        )
         for groups in (places, mixed)
     )
     assert by_place < 0.8 * by_number
