@@ -20,7 +20,7 @@ from dataclasses import replace
 from graphs import MODELS, graph_of
 from table import Figure, arguments, report
 
-from shoal.broker.scheduler.base.interface import NoPlan, PlanOptions, PlanRequest
+from shoal.broker.scheduler.base.interface import NoPlan, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.alternatives import ALONE, alone
 from shoal.broker.scheduler.planners.planners import PLANNERS
@@ -44,7 +44,7 @@ def request_of(scenario: Scenario, model: str, known: Known) -> PlanRequest:
         scenario.offers(),
         microbatches,
         size,
-        options=PlanOptions(),
+        options=PlannerOptions(),
         links=scenario.network(),
         known_costs=costs,
     )

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
+from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.capture.capture import Captured, capture
@@ -183,7 +183,7 @@ class _Run:
             self.offers,
             self.train.microbatches,
             model.microbatch,
-            options=PlanOptions(optimizer_slots=slots, state_bytes=4 * slots),
+            options=PlannerOptions(optimizer_slots=slots, state_bytes=4 * slots),
         )
         self.judge = CostModel(self.request)
 

@@ -17,7 +17,7 @@ from ..job.training import Train
 from ..net.web.places import origin_of
 from ..proto.broker_pb2 import Checkpoint, RunSpec
 from ..proto.common_pb2 import BlobRef
-from .scheduler.base.interface import CodecOptions, PlanOptions
+from .scheduler.base.interface import CodecOptions, PlannerOptions
 from .scheduler.planners.swapped import LEAST as LEAST_SWAPPED
 
 __all__ = ["HASH", "Batching", "RunRequirements", "RunSpecError", "check_size", "read_spec"]
@@ -69,7 +69,7 @@ class RunRequirements:
     """
 
     priority: int
-    options: PlanOptions
+    options: PlannerOptions
     batchings: tuple[Batching, ...]
     training: str
     wanted: tuple[PeerId, ...]
@@ -162,7 +162,7 @@ def read_spec(spec: RunSpec) -> RunRequirements:
         )
     return RunRequirements(
         priority=job.priority,
-        options=PlanOptions(
+        options=PlannerOptions(
             scheduler=asked.scheduler,
             stages=None if asked.stages == "auto" else asked.stages,
             pipelines=None if asked.pipelines == "auto" else pipelines,

@@ -26,7 +26,7 @@ from ...net.grpc_quirks import take_first
 from ...net.identity.names import Party
 from ..access.admission import AdmissionError
 from ..access.guard import Guard
-from .blobs import BlobError
+from .blobs import BlobStoreError
 from .shell import RejectedError
 from .wire import PLAIN_BYTES, TooManyElementsError, check_elements
 
@@ -120,7 +120,7 @@ async def refuse_stream(
     await refuse(context, guard, error)
 
 
-REFUSALS = (AdmissionError, MalformedError, RejectedError, BlobError)
+REFUSALS = (AdmissionError, MalformedError, RejectedError, BlobStoreError)
 """What `refuse` takes."""
 
 

@@ -62,7 +62,7 @@ from ..events import (
 from ..machine import MOST_MESSAGE_BYTES as MOST_SAID_BYTES
 from ..planning.process import MOST_ANSWER_BYTES
 from ..wish import HASH, RunSpecError, check_size
-from .blobs import BlobError
+from .blobs import BlobStoreError
 from .blobs_service import BlobsService
 from .calls import (
     REFUSALS,
@@ -288,7 +288,7 @@ class RunsService:
         self._public = public
 
     def _lacking_shards(self, spec: RunSpec) -> list[str]:
-        """Those of its weights that neither lie here nor on the web. Raises BlobError."""
+        """Those of its weights that neither lie here nor on the web. Raises BlobStoreError."""
         store, missing = self._shell.blobs, list[str]()
         for file in spec.weights:
             if file.sharded:
@@ -307,7 +307,7 @@ class RunsService:
         if not missing:
             missing = await run(shell.disk, self._lacking_shards, spec)
         if missing:
-            raise BlobError(
+            raise BlobStoreError(
                 "NOT_FOUND",
                 f"{len(missing)} blobs of the run are not here, the first {missing[0]}: "
                 "upload them before the run is submitted",
@@ -316,7 +316,7 @@ class RunsService:
         sizes = shell.blobs.sizes(named)
         for ref in refs:
             if sizes.get(ref.hash, ref.size_bytes) != ref.size_bytes:
-                raise BlobError(
+                raise BlobStoreError(
                     "INVALID_ARGUMENT",
                     f"blob {ref.hash} has {sizes[ref.hash]} bytes, and the run's spec says "
                     f"{ref.size_bytes}: expected the size that it was uploaded with",

@@ -56,7 +56,7 @@ from ..journal.journal import Journal, JournalError
 from ..machine import BrokerMachine
 from ..planning.planner import EndedError, Planner, PlannerBusyError, PlannerLimits
 from ..planning.wire import Asked, Told, answer_from_bytes, ask_to_bytes
-from .blobs import BlobError, BlobStore
+from .blobs import BlobStore, BlobStoreError
 from .needed import Sweeper
 
 __all__ = ["OUTBOX_MESSAGES", "RejectedError", "Shell", "StreamOutbox"]
@@ -310,7 +310,7 @@ class Shell:
 
         try:
             answer = await self._told(ask, self._owner(ask.run), wanted)
-        except BlobError as error:
+        except BlobStoreError as error:
             text = f"the graph of the run: {error.reason}: upload it before the run is submitted"
             answer = PlanFailed(ask.run, ask.version, text, "graph")
         except EndedError as error:
@@ -339,7 +339,7 @@ class Shell:
         """What the planner would do, for a subject; waits its turn. Raises RejectedError."""
         try:
             answer = await self._told(wanted, by)
-        except BlobError as error:
+        except BlobStoreError as error:
             text = f"the graph: {error.reason}: upload it before the preview is asked for"
             return PreviewAnswer(reason=Reason(code="graph", text=text))
         except EndedError as error:
@@ -353,8 +353,8 @@ class Shell:
     async def _told(
         self, ask: Asked, by: str, wanted: Callable[[], bool] = lambda: True
     ) -> Told | None:
-        """What a planning process answers; None when it is not wanted any more. Raises BlobError,
-        EndedError, PlannerBusyError."""
+        """What a planning process answers; None when it is not wanted any more. Raises
+        BlobStoreError, EndedError, PlannerBusyError."""
         graph = ask.spec.graph.hash
 
         def request() -> bytes:  # in the planner's thread

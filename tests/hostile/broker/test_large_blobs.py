@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.broker.service.blobs import BlobError, BlobStore
+from shoal.broker.service.blobs import BlobStore, BlobStoreError
 from shoal.dag.ir.convert import MAX_GRAPH_BYTES
 from shoal.net.blobs.client import BlobClient, BlobTransferError
 from shoal.net.identity.names import PartyRole
@@ -82,7 +82,7 @@ def test_what_the_store_reads_whole_is_looked_at_first(tmp_path: Path):
         name = store.put(bytes(8 * MIB))
         tracemalloc.start()
         try:
-            with pytest.raises(BlobError, match="expected at most 1048576"):
+            with pytest.raises(BlobStoreError, match="expected at most 1048576"):
                 store.get(name, MIB)
             assert tracemalloc.get_traced_memory()[1] < MIB
         finally:
@@ -101,12 +101,12 @@ def test_a_peer_takes_no_more_of_a_blob_than_was_said_of_it(tmp_path: Path):
             yield data[at : at + MIB]
 
     cache = BlobCache(tmp_path, fetch)
-    with pytest.raises(caches.BlobError, match="sends more than 2097152 bytes"):
+    with pytest.raises(caches.BlobStoreError, match="sends more than 2097152 bytes"):
         cache.whole(BlobRef(hash=name, size_bytes=2 * MIB))
     assert len(given) == 3  # the one that was too much
     assert cache.whole(BlobRef(hash=name, size_bytes=len(data))) == data
     for read in (cache.whole, cache.mapped):  # it is here by now, and not read
-        with pytest.raises(caches.BlobError, match="has 8388608 bytes, not 5"):
+        with pytest.raises(caches.BlobStoreError, match="has 8388608 bytes, not 5"):
             read(BlobRef(hash=name, size_bytes=5))
     tracemalloc.start()
     try:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
+from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.transforms.vocabulary import planned_graph
@@ -48,7 +48,7 @@ def judged(case: Any, plan: Plan) -> dict[PeerId, int]:
     """What the broker counts for each peer."""
     size = plan.microbatch_size
     graph = planned_graph(case.captured.graph.bind(size), plan)
-    slots = PlanOptions(
+    slots = PlannerOptions(
         optimizer_slots=case.train.optimizer_slots, state_bytes=case.train.state_bytes
     )
     offers = tuple(PeerOffer(p, device_memory_bytes=2**30) for p in plan.peers)

@@ -11,7 +11,7 @@ import pytest
 from shoal.broker.scheduler.base.interface import (
     CodecOptions,
     PeerOffer,
-    PlanOptions,
+    PlannerOptions,
     PlanRequest,
 )
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
@@ -125,7 +125,7 @@ def test_a_plan_that_cannot_step_ahead_says_so(laboratory: Any) -> None:
         PeerOffer(PeerId(p.name), p.name, device_memory_bytes=p.memory_bytes, speeds=p.speeds)
         for p in specs
     )
-    options = PlanOptions(codecs=CodecOptions(sync="topk:ratio=20", feedback="ahead"))
+    options = PlannerOptions(codecs=CodecOptions(sync="topk:ratio=20", feedback="ahead"))
     judge = CostModel(PlanRequest(graph, offers, 2, 2, options=options))
     n = judge.operators
     for last, can in ((3, True), (2, False)):  # pipelines of their own; both end at one peer

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
+from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, chain, to_plan
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.planners import plan as make_plan
@@ -64,7 +64,7 @@ def test_a_step_of_the_world_takes_what_the_plan_predicts(
         offers,
         8,
         2,
-        options=PlanOptions(),
+        options=PlannerOptions(),
         links=uniform([PeerId(p.name) for p in peers], latency_s, bandwidth),
     )
     judge = CostModel(request)
@@ -91,7 +91,7 @@ def test_a_step_in_which_stages_change_places_takes_what_the_plan_predicts(
         for p in peers
     )
     links = uniform([PeerId(p.name) for p in peers], 0.01, bandwidth)
-    options = PlanOptions(swaps=True, scheduler="uniform")
+    options = PlannerOptions(swaps=True, scheduler="uniform")
     request = PlanRequest(lab.graph.bind(2), offers, 8, 2, options=options, links=links)
     found = make_plan(request)
     world = lab.world(peers, carry=steady(0.01, bandwidth))

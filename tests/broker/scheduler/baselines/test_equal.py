@@ -10,7 +10,7 @@ from shoal.broker.scheduler.base.interface import (
     NoPlan,
     PeerOffer,
     Planner,
-    PlanOptions,
+    PlannerOptions,
     PlanRequest,
 )
 from shoal.broker.scheduler.baselines.baselines import SLACK, equal_compute, uniform
@@ -61,7 +61,7 @@ def offers(*memory: int, speed: float = 0.0) -> tuple[PeerOffer, ...]:
 
 
 def request(graph: Graph, peers: tuple[PeerOffer, ...], **options: object) -> PlanRequest:
-    return PlanRequest(graph, peers, 4, 4, 2, PlanOptions(**options))
+    return PlanRequest(graph, peers, 4, 4, 2, PlannerOptions(**options))
 
 
 def test_uniform_gives_every_peer_equally_many_operators_in_the_order_of_joining() -> None:

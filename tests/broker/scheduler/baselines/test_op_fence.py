@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanOptions, PlanRequest
+from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.baselines.op_fence import MOST_JUDGED, candidates, op_fence
 from shoal.broker.scheduler.cost.candidate import chain
 from shoal.broker.scheduler.cost.judge import CostModel
@@ -85,7 +85,7 @@ def ask(
         ),
         microbatches,
         4,
-        options=PlanOptions(**options),
+        options=PlannerOptions(**options),
         links=Network(names, latency, bandwidth, free, free.copy()),
         known_costs=costs_of(layers),
     )

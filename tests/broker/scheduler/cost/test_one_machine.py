@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.events import DescribeAsked
-from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
+from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import auto
@@ -29,7 +29,7 @@ def offer(
 
 def judge(*offers: PeerOffer) -> CostModel:
     graph, costs = random_graph(random.Random(1), 6)
-    options = PlanOptions(scheduler="auto")
+    options = PlannerOptions(scheduler="auto")
     links = uniform([o.peer for o in offers], 1e-6, 1e12)
     return CostModel(
         PlanRequest(graph, offers, 4, 1, options=options, links=links, known_costs=costs)

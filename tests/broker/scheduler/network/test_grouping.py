@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.scheduler.base.interface import PlanOptions
+from shoal.broker.scheduler.base.interface import PlannerOptions
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.network import grouping
 from shoal.broker.scheduler.network.grouping import Objective, group
@@ -241,6 +241,6 @@ def test_candidates_of_requests(seed: int) -> None:
 
 def test_shapes_keep_to_the_options() -> None:
     request = random_case(0, operators=12, peers=5, held=False)
-    asked = replace(request, microbatches=8, options=PlanOptions(pipelines=2, stages=2))
+    asked = replace(request, microbatches=8, options=PlannerOptions(pipelines=2, stages=2))
     assert shapes(CostModel(asked)) in ([(2, 2)], [])
     assert not list(candidates_in(CostModel(replace(asked, microbatches=1))))

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanOptions, PlanRequest
+from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import BASELINES, auto, choose
@@ -293,4 +293,4 @@ def test_rates_without_a_limit_are_no_trouble() -> None:
     bare = dataclasses.replace(request, links=None)
     found = auto(bare)
     assert np.isfinite(found.predicted.step_s)
-    assert PlanOptions().scheduler == "auto"
+    assert PlannerOptions().scheduler == "auto"

@@ -13,7 +13,7 @@ from shoal.broker.scheduler.base.interface import (
     CodecOptions,
     NoPlan,
     PeerOffer,
-    PlanOptions,
+    PlannerOptions,
     PlanRequest,
 )
 from shoal.broker.scheduler.codecs.codec_table import CLASSES, read, table
@@ -62,7 +62,7 @@ def test_compressed_links_bring_peers_in_that_were_too_far_away() -> None:
         1,
         links=uniform(names, 0.0, 1e3),
         known_costs=costs,
-        options=PlanOptions(pipelines=1),
+        options=PlannerOptions(pipelines=1),
     )
     dense = plan(request)
     assert len(dense.peers) == 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanOptions, PlanRequest
+from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import from_plan
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.planners import plan
@@ -40,7 +40,7 @@ def request_of(
         PeerOffer(PeerId(f"p{i}"), f"h{i}", device_memory_bytes=memory, flops_per_s=s)
         for i, s in enumerate(speeds)
     )
-    asked = PlanOptions(swaps=True, scheduler="uniform", **options)  # type: ignore[arg-type]
+    asked = PlannerOptions(swaps=True, scheduler="uniform", **options)  # type: ignore[arg-type]
     return PlanRequest(graph.bind(2), offers, 5, 2, 1, asked)
 
 

@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.scheduler.base.interface import CodecOptions, PeerOffer, PlanOptions, PlanRequest
+from shoal.broker.scheduler.base.interface import (
+    CodecOptions,
+    PeerOffer,
+    PlannerOptions,
+    PlanRequest,
+)
 from shoal.broker.scheduler.cost.candidate import Candidate, GradientSum, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import auto
@@ -57,7 +62,7 @@ def replicas(
     """Every peer holds the whole graph."""
     n = len(links.peers)
     offers = tuple(PeerOffer(p, device_memory_bytes=1 << 34, speeds=FAST) for p in links.peers)
-    asked = PlanOptions(**options)  # type: ignore[arg-type]
+    asked = PlannerOptions(**options)  # type: ignore[arg-type]
     judge = CostModel(PlanRequest(graph_of(elements), offers, n, 2, options=asked, links=links))
     whole = tuple((StageShare(i, 0, judge.operators),) for i in range(n))
     return judge, Candidate(whole, (1,) * n)
