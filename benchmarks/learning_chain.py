@@ -32,7 +32,7 @@ from shoal.job import Train
 from shoal.peer.data.manifest import Manifest
 from shoal.peer.data.reader import Reader
 from shoal.peer.data.sources import resolve
-from shoal.peer.sync.ahead import Ahead
+from shoal.peer.sync.ahead import StepAheadEF
 from shoal.peer.sync.optimizer import StageOptimizer
 from shoal.peer.sync.vector import Layout, add, grads_of, parts_of, set_grads, vector_of
 
@@ -113,19 +113,19 @@ class Pipeline:
         }
         # A stream belongs to one transfer of the plan: (role, microbatch, where).
         self._crossings: dict[tuple[str, int, int], Crossing] = {}
-        self._ahead: list[list[Ahead]] = []
+        self._ahead: list[list[StepAheadEF]] = []
         """Of each replica's stages, where they step ahead; in turn, for they share parameters."""
         for _ in range(codecs.replicas if codecs.ahead else 0):
             self._ahead.append([self._stepping(k) for k in self._numbers])
 
     # ------------------------------------------------------------ a step
 
-    def _stepping(self, k: int) -> Ahead:
+    def _stepping(self, k: int) -> StepAheadEF:
         executor = self.executors[k]
         optimizer = StageOptimizer(self.setting.train, executor.parameters)
         fuse(optimizer)
         layout, of = self.layouts[k], self.codecs.replicas
-        return Ahead(layout, executor.parameters, optimizer, own=1, count=of)
+        return StepAheadEF(layout, executor.parameters, optimizer, own=1, count=of)
 
     def step(self, step: int, batches: Sequence[Mapping[str, Tensor]]) -> float:
         """One update from one batch per replica; the mean loss."""
@@ -154,22 +154,22 @@ class Pipeline:
         for replica, inputs in enumerate(batches):
             for k, ahead in enumerate(self._ahead[replica]):
                 self.executors[k].zero_grad()
-                ahead.leave(self._unsent(replica, k))
+                ahead.extrapolate(self._unsent(replica, k))
             losses.append(self._forward_backward(step, replica, inputs))
             self._tie()
             for ahead in self._ahead[replica]:
-                ahead.turn(step)
+                ahead.local_update(step)
             vectors.append([self._sent_grads(step, replica, k) for k in self._numbers])
             for k, ahead in enumerate(self._ahead[replica]):
                 self.executors[k].zero_grad()
-                ahead.land()  # without a gradient: to where it left
+                ahead.apply()  # without a gradient: to where it left
         for k, ahead in enumerate(self._ahead[0]):
-            ahead.leave({})
+            ahead.extrapolate({})
             total = add([of_replica[k] for of_replica in vectors])
             set_grads(self.executors[k].parameters, grads_of(self.layouts[k], total))
         self._tie(mean=True)
         for k, ahead in enumerate(self._ahead[0]):
-            ahead.land()
+            ahead.apply()
             self.executors[k].zero_grad()
         return sum(losses) / len(losses)
 

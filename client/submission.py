@@ -26,7 +26,7 @@ from ..dag.capture.capture import Captured, capture
 from ..dag.ir.convert import graph_to_bytes, lowered_to_bytes
 from ..dag.ir.graph import Graph, GraphError, Lowered
 from ..dag.ir.recipe import Recipe
-from ..dag.transforms.kept import Kept
+from ..dag.transforms.kept import KeptDtypes
 from ..dag.transforms.lower_sizes import lower_for_sizes
 from ..job import Job, SettingsError
 from ..job.settings import plain
@@ -240,7 +240,7 @@ def _captured(job: Job, data: JobData, module: nn.Module, say: Say) -> Captured:
             module,
             _example(data.manifest),
             dtype=job.model.dtype,
-            kept=Kept(kept[job.model.frozen_dtype], kept[job.model.trained_dtype]),
+            kept=KeptDtypes(kept[job.model.frozen_dtype], kept[job.model.trained_dtype]),
             named=plain_name(module),
         )
         if not data.local:

@@ -22,7 +22,8 @@ def note(logger: logging.Logger, level: int, event: str, **fields: object) -> No
 
 
 class LineFormatter(SafeFormatter):
-    """See the module. Texts with blanks are quoted; a traceback follows on lines of its own."""
+    """Formats a log line of a peer: a stable event name, then fields. Texts with blanks are quoted;
+    a traceback follows on lines of its own."""
 
     def line(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = getattr(record, "fields", {})

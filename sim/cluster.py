@@ -20,11 +20,11 @@ from .processes import PATIENCE_S, ClusterError, LocalCluster
 from .report import Summary, unigram_entropy
 from .verify import verify
 
-__all__ = ["Trained", "run_cluster"]
+__all__ = ["ClusterRun", "run_cluster"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class ClusterRun:
     """One run in a cluster, after its end."""
 
     followed: Following
@@ -77,7 +77,7 @@ def train(
     see: Callable[[broker_pb2.RunEvent], None] = lambda event: None,
     limits: Mapping[str, int] | None = None,
     complete: bool = True,
-) -> Trained:
+) -> ClusterRun:
     """Submits a job, follows it to its end, and fills the summary with what its events say. `see`
     gets every event, too. `limits`: bytes of memory that peers may use, by name. `complete`: nobody
     else will join, so that waiting for memory is the end."""
@@ -101,7 +101,7 @@ def train(
     summary.links = tuple(wire.table())
     if late:
         summary.exit, summary.error = 1, f"not done within `limit`, {limit_s:g} s"
-    return Trained(followed=followed, facts=facts, handle=run)
+    return ClusterRun(followed=followed, facts=facts, handle=run)
 
 
 def beside(

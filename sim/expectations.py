@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .report import Summary
-from .scenario.mishaps import Expect
+from .scenario.mishaps import Expectations
 
 __all__ = ["missed"]
 
 
-def missed(expect: Expect, summary: Summary) -> Iterator[str]:
+def missed(expect: Expectations, summary: Summary) -> Iterator[str]:
     """A sentence for each expectation that was not met, with what came instead."""
     error = None
     if summary.step_s and summary.predicted_step_s:

@@ -24,9 +24,9 @@ class Following:
         self._predicted: dict[str, int] = {}
         self._peaks: dict[str, int] = {}
         self.losses: list[float] = []
-        """Of every step."""
+        """The loss of every step."""
         self.seconds: list[float] = []
-        """Of every step, since the one before."""
+        """The time of every step, since the one before."""
         self.microbatch_size = 0
         """As the plan divides a batch; 0 without a plan."""
         self.microbatches = 0

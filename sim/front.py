@@ -43,7 +43,7 @@ class Facts(Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """Of its data."""
+        """The manifest of the job's data."""
 
     @property
     def shards(self) -> Mapping[str, Path]:
@@ -91,8 +91,8 @@ class Wire(Protocol):
 
 
 class Front(Protocol):
-    """See the module. Jobs that differ in nothing but their plan, codecs and length are captured
-    once."""
+    """What the rooms above do for a simulation: submit a job, and build its module for the plain
+    loop. Jobs that differ in nothing but their plan, codecs and length are captured once."""
 
     def wire(self, names: Mapping[str, str]) -> Wire:
         """What sums up a run; `names` are the peers' by id."""

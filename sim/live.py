@@ -1,8 +1,8 @@
 """What people see of a simulation while it runs: peers, links, step and loss, in a terminal.
 
-`View` takes in what happens and holds the state, `render` draws one state, and `LiveView` is the
-thin shell that shows it: on a terminal a screen that is drawn anew a few times a second, elsewhere
-plain lines, and nothing where nothing is wanted.
+`LiveState` takes in what happens and holds the state, `render` draws one state, and `LiveView` is
+the thin shell that shows it: on a terminal a screen that is drawn anew a few times a second,
+elsewhere plain lines, and nothing where nothing is wanted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..net.printable import printable
 from ..proto import broker_pb2
 from .trace import Mark, Span
 
-__all__ = ["LiveView", "Mode", "PeerRow", "View", "mode", "render"]
+__all__ = ["LiveState", "LiveView", "Mode", "PeerRow", "mode", "render"]
 
 Mode = Literal["screen", "lines", "nothing"]
 LINE_EVERY_S = 5.0
@@ -60,7 +60,7 @@ class PeerRow:
 
 
 @dataclass
-class View:
+class LiveState:
     """The state that is shown. `names`: peers' names by id, for what the broker says."""
 
     title: str
@@ -150,7 +150,7 @@ class View:
         return self.tokens_per_step / self.step_s if self.step_s else 0.0
 
 
-def render(view: View, *, rows: int = MOST_PEERS) -> RenderableType:
+def render(view: LiveState, *, rows: int = MOST_PEERS) -> RenderableType:
     """One state, as rich draws it; at most `rows` peers, those that are not well first."""
     parts: list[RenderableType] = [_head(view)]
     if view.peers:
@@ -162,7 +162,7 @@ def render(view: View, *, rows: int = MOST_PEERS) -> RenderableType:
     return Group(*parts)
 
 
-def _head(view: View) -> Text:
+def _head(view: LiveState) -> Text:
     text = Text(_plain(view.title), style="bold")
     text.append(f"  {view.phase}", style="red" if view.phase == "failed" else "green")
     if view.reason:
@@ -182,7 +182,7 @@ def _head(view: View) -> Text:
     return text.append(" · ".join(figures), style="not bold")
 
 
-def _peers(view: View, rows: int) -> RenderableType:
+def _peers(view: LiveState, rows: int) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     names = ["peer", "stage", "state", "step"]
     told = any(peer.doing for peer in view.peers.values())
@@ -211,7 +211,7 @@ def _peers(view: View, rows: int) -> RenderableType:
     return Group(table, Text(f"and {len(ranked) - rows} more: {more}", style="dim"))
 
 
-def _links(view: View) -> RenderableType:
+def _links(view: LiveState) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("busiest links", no_wrap=True, overflow="ellipsis")
     table.add_column("MB/s in the last step", justify="right", no_wrap=True)
@@ -235,7 +235,7 @@ class LiveView:
 
     def __init__(
         self,
-        view: View,
+        view: LiveState,
         mode: Mode,
         *,
         stream: TextIO | None = None,

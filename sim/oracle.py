@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from ..job import Train
 
-__all__ = ["Trained", "learning_rate", "train"]
+__all__ = ["PlainLoopResult", "learning_rate", "train"]
 
 Batches = Callable[[int, int], Mapping[str, Tensor]]
 """(step, microbatch) -> the microbatch's inputs by argument name."""
 
 
 @dataclass
-class Trained:
+class PlainLoopResult:
     """What the loop saw: one entry per step; the module holds the weights."""
 
     losses: list[float] = field(default_factory=list)
@@ -64,11 +64,11 @@ def optimizer_of(module: nn.Module, t: Train) -> torch.optim.Optimizer:
 
 def train(
     module: nn.Module, batches: Batches, t: Train, *, steps: int, microbatches: int
-) -> Trained:
+) -> PlainLoopResult:
     """Trains in place. A step accumulates Σ weight·loss over its microbatches, divides the gradient
     by Σ weight, clips its global 2-norm to t.clip, and updates. A microbatch of weight 0 has no
     say; a step of such ones updates nothing, and its loss is NaN."""
-    seen, optimizer = Trained(), optimizer_of(module, t)
+    seen, optimizer = PlainLoopResult(), optimizer_of(module, t)
     trainable = [p for p in module.parameters() if p.requires_grad]
     for step in range(steps):
         total, weights = 0.0, 0.0

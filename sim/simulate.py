@@ -20,7 +20,7 @@ from ..net.interrupts import uninterrupted
 from .cluster import run_cluster
 from .expectations import missed
 from .front import Front
-from .live import LiveView, View, mode
+from .live import LiveState, LiveView, mode
 from .modelled.modelled import run_modelled
 from .options import Setting, SimOptions
 from .processes import ClusterError
@@ -67,7 +67,9 @@ def simulate(options: SimOptions, front: Front) -> int:
                 folder = Path(tempfile.mkdtemp(prefix="shoal-sim-"))
                 cleanup.callback(_remove, folder)
         title = f"{setting.name} · seed {setting.seed} · {summary.world}"
-        shown = cleanup.enter_context(LiveView(View(title, learns=setting.world != "ghost"), how))
+        shown = cleanup.enter_context(
+            LiveView(LiveState(title, learns=setting.world != "ghost"), how)
+        )
         try:
             if setting.scenario is None:
                 run_cluster(setting, options, front, folder, summary, shown)

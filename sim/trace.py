@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-__all__ = ["COMPUTE", "Kind", "Mark", "Part", "Span", "Total", "Trace", "TraceError"]
+__all__ = ["COMPUTE", "Kind", "Mark", "Span", "Total", "TotalKey", "Trace", "TraceError"]
 
 Kind = Literal["forward", "backward", "exchange", "update", "evaluate", "build", "send", "recover"]
 COMPUTE: frozenset[Kind] = frozenset({"forward", "backward", "exchange", "update", "evaluate"})
@@ -41,11 +41,11 @@ class Span:
     microbatch: int = -1
     stage: int = -1
     to: str = ""
-    """Of a send: who receives. It lasts from when the frame is ready to when its last byte left."""
+    """The receiver of a send. It lasts from when the frame is ready to when its last byte left."""
     size_bytes: int = 0
-    """Of a send: as encoded."""
+    """The bytes of a send, as encoded."""
     dense_bytes: int = 0
-    """Of a send: as the tensor has it."""
+    """The bytes of a send, as the tensor has them."""
     role: str = ""
     codec: str = ""
 
@@ -61,7 +61,7 @@ class Mark:
     text: str = ""
 
 
-class Part(NamedTuple):
+class TotalKey(NamedTuple):
     """What totals are kept apart by."""
 
     peer: str
@@ -73,7 +73,7 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Total:
-    """Of many spans: how many, and their sums."""
+    """Sums over many spans, and how many these are."""
 
     count: int = 0
     seconds: float = 0.0
@@ -92,7 +92,7 @@ class Trace:
         self.spans: list[Span] = []
         self.marks: list[Mark] = []
         self.most_spans, self.most_marks = most_spans, most_marks
-        self.beyond: dict[Part, Total] = {}
+        self.beyond: dict[TotalKey, Total] = {}
         self.marks_left_out = 0
         self.end_s = 0.0
         """When the last span or mark ended, also of those left out."""
@@ -121,7 +121,7 @@ class Trace:
         else:
             _count(self.beyond, record)
 
-    def totals(self) -> dict[Part, Total]:
+    def totals(self) -> dict[TotalKey, Total]:
         """Sums over all spans, also those that were left out."""
         sums = {
             part: Total(t.count, t.seconds, t.size_bytes, t.dense_bytes)
@@ -178,7 +178,7 @@ class Trace:
         elif "ended_s" in record:
             self.end_s = float(record["ended_s"])
         elif "count" in record:
-            part = Part(*(record.pop(name) for name in Part._fields))
+            part = TotalKey(*(record.pop(name) for name in TotalKey._fields))
             self.beyond[part] = Total(**record)
         elif "at_s" in record:
             self.most_marks = max(self.most_marks, len(self.marks) + 1)
@@ -194,8 +194,8 @@ def _names() -> str:
     return ", ".join(get_args(Kind))
 
 
-def _count(sums: dict[Part, Total], span: Span) -> None:
-    total = sums.setdefault(Part(span.peer, span.kind, span.to, span.role, span.codec), Total())
+def _count(sums: dict[TotalKey, Total], span: Span) -> None:
+    total = sums.setdefault(TotalKey(span.peer, span.kind, span.to, span.role, span.codec), Total())
     total.count += 1
     total.seconds += span.end_s - span.start_s
     total.size_bytes += span.size_bytes

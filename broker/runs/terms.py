@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from ...dag.plan.plan import Keeper, PeerId, Plan
+from ...dag.plan.plan import PeerId, Plan, SnapshotKeeper
 from ...dag.plan.swaps import swapped_operators, swaps
 from ...dag.schedule.convert_plan import plan_to_proto
 from ...net.web.places import why_not
@@ -335,7 +335,7 @@ class TermBuilder(DurableRun):
             return plan
         part = (*plan.peers, *plan.warm)
         givers = {(PeerId(g.destination), PeerId(g.source)) for g in gifts(found, plan)}
-        more = tuple(Keeper(h, p) for h, p in sorted(givers) if p not in part)
+        more = tuple(SnapshotKeeper(h, p) for h, p in sorted(givers) if p not in part)
         return replace(plan, keepers=(*keepers, *more))
 
     def suits(self, member: Member) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 
-from ...dag.plan.plan import Keeper, PeerId, Plan
+from ...dag.plan.plan import PeerId, Plan, SnapshotKeeper
 from ..membership.member import Member, dial
 from ..membership.membership import Membership
 
@@ -34,7 +34,7 @@ def choose_keepers(
     relays: bool,
     lacks_s: Callable[[Member], float] = lambda member: 0.0,
     unreliable: Container[PeerId] = (),
-) -> tuple[Keeper, ...]:
+) -> tuple[SnapshotKeeper, ...]:
     """`free`: pool peers that may be warmed, at most `spares` of them. `lacks_s`: how long before
     the end of the run one means to leave; the least comes first. `unreliable`: those that leave, or
     refuse copies, which are asked when there is nobody else."""
@@ -44,14 +44,14 @@ def choose_keepers(
     able.sort(key=lambda m: (not fits(plan, heaviest.id, m), lacks_s(m), m.joined))
     warm = able[:spares]
     rank = {m.id: (m.id in unreliable, lacks_s(m)) for m in holders}  # asked for once each
-    found: list[Keeper] = []
+    found: list[SnapshotKeeper] = []
     for i, holder in enumerate(holders):
         turn = warm[i % len(warm) :] + warm[: i % len(warm)] if warm else []
         ring = holders[i + 1 :] + holders[:i]
         ring.sort(key=lambda m: (rank[m.id][0], _alike(m, holder), rank[m.id][1]))
         for keeper in (*turn, *ring):
             if dial(holder, keeper, relays) is not None:
-                found.append(Keeper(holder.id, keeper.id))
+                found.append(SnapshotKeeper(holder.id, keeper.id))
                 break
     return tuple(found)
 

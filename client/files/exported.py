@@ -25,7 +25,15 @@ from ...net.blobs.client import BlobClient
 from ...net.web.places import reachable
 from ...net.web.web import Web
 from ...peer.blobs.weight_shards import WeightError, WeightManifest, WeightShard
-from ...peer.blobs.weights import Entry, Lazy, Part, Spec, WeightsFile, entry_of, merged_entries
+from ...peer.blobs.weights import (
+    ByteRange,
+    Lazy,
+    ShapeDtype,
+    TensorLocation,
+    WeightsFile,
+    entry_of,
+    merged_entries,
+)
 from ...proto.broker_pb2 import WeightFile, Weights
 from ...proto.common_pb2 import BlobRef
 from .records import replacing
@@ -48,7 +56,7 @@ class ExportedTensors(Lazy):
     `recipe`: what makes others, by all their names. They live as long as the folder."""
 
     stored: Stored
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorLocation]
     recipe: Recipe
 
     def __getitem__(self, name: str) -> Tensor:
@@ -65,11 +73,11 @@ class ExportedTensors(Lazy):
     def __len__(self) -> int:
         return len({*self.entries, *self.recipe.tensors})
 
-    def spec(self, name: str) -> Spec:
+    def spec(self, name: str) -> ShapeDtype:
         if name in self.entries:
-            return Spec(self.entries[name].shape, self.entries[name].dtype)
+            return ShapeDtype(self.entries[name].shape, self.entries[name].dtype)
         made = self.recipe.tensors[name]
-        return Spec(made.shape, getattr(torch, made.dtype))
+        return ShapeDtype(made.shape, getattr(torch, made.dtype))
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         if name in self.entries:
@@ -109,7 +117,7 @@ async def bring(
     await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
     paths = [folder / file.blob.hash for file in weights.files]
     await _fetched(blobs, [(f.blob.hash, f.blob.size_bytes) for f in weights.files], folder)
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorLocation] = {}
     for path in dict.fromkeys(paths):
         own = opened([path]).entries
         if twice := sorted(entries.keys() & own.keys()):
@@ -170,10 +178,10 @@ async def _frozen(
     folder: Path,
     but: Collection[str],
     web: Web,
-) -> dict[str, Entry]:
+) -> dict[str, TensorLocation]:
     """Where the tensors lie that a run began with, but for those names; fetches what the folder
     lacks. Raises as `bring` does."""
-    found: dict[str, Entry] = {}
+    found: dict[str, TensorLocation] = {}
     for file in reversed(starting):  # a later one wins
         own = await _starting(blobs, file, folder, {*but, *found}, web)
         found |= {name: entry for name, entry in own.items() if name not in {*but, *found}}
@@ -193,7 +201,7 @@ def aliases(graph: Graph, names: Collection[str]) -> dict[str, str]:
 
 async def _starting(
     blobs: BlobClient, file: WeightFile, folder: Path, but: Collection[str], web: Web
-) -> Mapping[str, Entry]:
+) -> Mapping[str, TensorLocation]:
     """The tensors of one of the files that the run began with; of shards, but for those names."""
     await _fetched(blobs, [(file.blob.hash, file.blob.size_bytes)], folder)
     path = folder / file.blob.hash
@@ -209,8 +217,8 @@ async def _starting(
     await _fetched(blobs, [(s.hash, s.size_bytes) for s in used], folder)
     at = {shard: WeightsFile(str(folder / shard.hash), shard.size_bytes) for shard in used}
 
-    def part(shard: WeightShard, begin: int, length: int) -> Part:
-        return Part(at[shard], begin, length)
+    def part(shard: WeightShard, begin: int, length: int) -> ByteRange:
+        return ByteRange(at[shard], begin, length)
 
     try:
         return {

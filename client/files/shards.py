@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ...peer.blobs.weight_shards import StoredTensor, WeightManifest, WeightShard
-from ...peer.blobs.weights import DTYPE_NAMES, Entry, WeightsFile
+from ...peer.blobs.weights import DTYPE_NAMES, TensorLocation, WeightsFile
 from .weight_files import Stored
 
 __all__ = ["LARGE_BYTES", "SHARD_BYTES", "Cut", "Pretrained"]
@@ -42,7 +42,7 @@ class Pretrained:
     """The tensors of `stored` that a model takes, by the model's own names."""
 
     stored: Stored
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, TensorLocation]
 
     @cached_property
     def cuts(self) -> tuple[Cut, ...]:
@@ -110,7 +110,7 @@ class Pretrained:
         return cuts, places
 
 
-def _ranges(entry: Entry) -> Iterator[Cut]:
+def _ranges(entry: TensorLocation) -> Iterator[Cut]:
     for part in entry.parts:
         assert isinstance(part.source, WeightsFile), "these are files"
         yield Cut(part.source.hash, part.begin, part.length)

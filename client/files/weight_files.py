@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...net.web.web import Web, WebError, WebFile, is_web
-from ...peer.blobs.weights import Entry, Part, WeightError, Weights, WeightsFile
+from ...peer.blobs.weights import ByteRange, TensorLocation, WeightError, Weights, WeightsFile
 
 __all__ = ["File", "Stored", "WeightFilesError", "find", "open_file"]
 
@@ -64,14 +64,14 @@ class Stored:
         object.__setattr__(self, "weights", Weights(known, read))
 
     @cached_property
-    def entries(self) -> Mapping[str, Entry]:
+    def entries(self) -> Mapping[str, TensorLocation]:
         """Where each tensor lies. Raises WeightFilesError."""
         try:
             return self.weights.entries
         except WeightError as error:
             raise WeightFilesError(str(error)) from None
 
-    def file(self, part: Part) -> File:
+    def file(self, part: ByteRange) -> File:
         assert isinstance(part.source, WeightsFile), "these are files"
         return self.files[part.source.hash]
 

@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from ...peer.blobs.weights import DTYPE_NAMES, Entry, bytes_of
+from ...peer.blobs.weights import DTYPE_NAMES, TensorLocation, bytes_of
 from .records import replacing
 from .weight_files import Stored, WeightFilesError
 
@@ -34,10 +34,10 @@ class Item(NamedTuple):
     pieces: Callable[[], Iterable[bytes | memoryview]]
 
 
-def items_of(stored: Stored, entries: Mapping[str, Entry]) -> dict[str, Item]:
+def items_of(stored: Stored, entries: Mapping[str, TensorLocation]) -> dict[str, Item]:
     """Tensors of files, by names that may be others than theirs."""
 
-    def pieces(entry: Entry) -> Iterator[bytes]:
+    def pieces(entry: TensorLocation) -> Iterator[bytes]:
         for part in entry.parts:
             for at in range(0, part.length, _PIECE_BYTES):
                 size = min(_PIECE_BYTES, part.length - at)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from ...dag.ir.graph import Graph
-from ...peer.blobs.weights import Entry
+from ...peer.blobs.weights import TensorLocation
 from ..files.shards import Pretrained
 from ..files.weight_files import Stored, WeightFilesError
 
@@ -63,7 +63,7 @@ def fit(
 
     Raises WeightFilesError for one that is missing, and one of another shape or kind.
     """
-    found: dict[str, Entry] = {}
+    found: dict[str, TensorLocation] = {}
     missing: list[str] = []
     used: set[str] = set()
     for one in wanted:
@@ -116,8 +116,8 @@ def _candidates(names: Sequence[str], prefix: str, rename: Mapping[str, str]) ->
 
 
 def _entry(
-    entries: Mapping[str, Entry], name: str, shape: tuple[int, ...]
-) -> tuple[Entry, tuple[str, ...]] | None:
+    entries: Mapping[str, TensorLocation], name: str, shape: tuple[int, ...]
+) -> tuple[TensorLocation, tuple[str, ...]] | None:
     """The tensor of a name, and those of the files that it is of; None: there is none."""
     if name in entries:
         return entries[name], (name,)
@@ -128,11 +128,11 @@ def _entry(
 
 
 def _fused(
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, TensorLocation],
     layer: str,
     of_one: Sequence[Sequence[str]],
     shape: tuple[int, ...],
-) -> tuple[Entry, tuple[str, ...]] | None:
+) -> tuple[TensorLocation, tuple[str, ...]] | None:
     """The experts of a layer as one tensor of `shape`, where the files have them one by one."""
     sources: list[str] = []
     for expert in range(shape[0] if shape else 0):
@@ -148,7 +148,7 @@ def _fused(
     if {(e.dtype, e.shape[1:]) for e in found} != {(first.dtype, first.shape[1:])}:
         return None
     sizes = (shape[0], rows // shape[0], *first.shape[1:])
-    return Entry(first.dtype, sizes, tuple(p for e in found for p in e.parts)), (*sources,)
+    return TensorLocation(first.dtype, sizes, tuple(p for e in found for p in e.parts)), (*sources,)
 
 
 _FUSED = (
@@ -168,7 +168,7 @@ _FUSED = (
 by the names that Qwen-MoE and DeepSeek, and Mixtral, have in their files."""
 
 
-def _check(stored: Stored, wanted: Wanted, name: str, entry: Entry) -> None:
+def _check(stored: Stored, wanted: Wanted, name: str, entry: TensorLocation) -> None:
     cast = wanted.dtype.is_floating_point and entry.dtype.is_floating_point
     if entry.shape == wanted.shape and (cast or entry.dtype == wanted.dtype):
         return

@@ -29,7 +29,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from ...dag.ir.convert import graph_from_bytes
 from ...net.blobs.client import BlobClient
-from ...peer.blobs.weights import Spec, split_names
+from ...peer.blobs.weights import ShapeDtype, split_names
 from ...peer.compute.records import coded_specs, decoded
 from ...proto.broker_pb2 import Checkpoint, Recalled, RunSpec, WeightFile, Weights
 from ...proto.common_pb2 import BlobRef
@@ -176,12 +176,14 @@ def _trained(states: list[Path]) -> Items:
         for name, item in items_of(stored, own).items():
             plain = name.partition(":")[2]
             found[plain] = _decoded(stored, name, coded[name]) if name in coded else item
-    for name, blocks in list(split_names({n: Spec(i.shape, i.dtype) for n, i in found.items()})):
+    for name, blocks in list(
+        split_names({n: ShapeDtype(i.shape, i.dtype) for n, i in found.items()})
+    ):
         found[name] = _joined([found.pop(block) for block in blocks])
     return found
 
 
-def _decoded(stored: Stored, name: str, spec: Spec) -> Item:
+def _decoded(stored: Stored, name: str, spec: ShapeDtype) -> Item:
     """A tensor that is losslessly coded."""
 
     def pieces() -> Iterator[memoryview]:

@@ -82,7 +82,8 @@ def int2(block: int = 64, rounding: str = "nearest") -> BlockCodec:
 
 
 class BlockCodec:
-    """See the module. `block`: a power of two, 8 to 65,536. `rounding`: nearest or stochastic."""
+    """The codecs int8, int6, int4 and int2: small integers, and one scale per block of elements.
+    `block`: a power of two, 8 to 65,536. `rounding`: nearest or stochastic."""
 
     def __init__(self, bits: int, block: int, rounding: str) -> None:
         self._word = f"int{bits}/1"

@@ -53,8 +53,8 @@ def fp16() -> CastCodec:
 
 
 class CastCodec:
-    """See the module. `rounding`: u; `smallest`: half the smallest denormal, in units of the
-    largest element."""
+    """The codecs bf16 and fp16: every element is rounded to 16 bits. `rounding`: u; `smallest`:
+    half the smallest denormal, in units of the largest element."""
 
     def __init__(self, word: str, dtype: torch.dtype, rounding: float, smallest: float) -> None:
         self.name = f"{word}/1"
@@ -141,7 +141,7 @@ class CastCodec:
 
 
 def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same parts of each."""
+    """Yields pieces of all tensors in step: each item holds the same range of every tensor."""
     size = PIECE[tensors[0].device.type]
     return zip(*(torch.split(t, size) for t in tensors), strict=True)
 

@@ -48,7 +48,8 @@ _PARAMETERS = zstandard.ZstdCompressionParameters(
 
 
 class LosslessCodec:
-    """See the module. Its size depends on the content."""
+    """The codec lossless: byte planes, each through zstd where that makes it smaller. Its size
+    depends on the content."""
 
     name = "lossless/1"
 

@@ -21,7 +21,7 @@ _ANY = tuple(DTYPES)
 
 
 class RawCodec:
-    """See the module."""
+    """The codec raw: the elements as they lie in memory, unchanged."""
 
     name = "raw/1"
 

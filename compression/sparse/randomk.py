@@ -65,7 +65,8 @@ def _permuted(x: Tensor, side: int, tables: list[Tensor]) -> Tensor:
 
 
 class RandomK:
-    """See the module. `ratio` >= 1; `values` of `values.VALUES`."""
+    """The codec randomk: keeps k numbers at positions that a key decides; the others become 0.
+    `ratio` >= 1; `values` of `values.VALUES`."""
 
     def __init__(self, ratio: float = 100.0, values: str = "bf16") -> None:
         kept(_WORD, 1, ratio)
@@ -101,7 +102,8 @@ class RandomK:
     def decode(
         self, spec: Spec, header: bytes, data: memoryview, device: str | torch.device = "cpu"
     ) -> Tensor:
-        """See `Codec.decode`."""
+        """The tensor that was encoded, with 0 where no number was kept; raises as `Codec.decode`
+        does."""
         dtype = dtype_of(_WORD, spec)
         n, k = self._layout(spec)
         check_length(_WORD, "header", _HEADER.size if n else 0, len(header))

@@ -167,7 +167,7 @@ def _by_rank(sample: Tensor) -> _Estimate:
 
 
 def _by_histogram(sample: Tensor) -> _Estimate:
-    """Of the upper 15 bits: 128 bins an octave, for fp16 1024."""
+    """The estimate from a histogram of the upper 15 bits: 128 bins an octave, for fp16 1024."""
     keys = magnitude(sample)
     shift = torch.iinfo(keys.dtype).bits - 16
     above = torch.bincount(keys >> shift).flip(0).cumsum(0)

@@ -34,7 +34,8 @@ def positions(value: Tensor) -> Tensor:
 
 
 class Support:
-    """See the module. `ratio` >= 1; `values` of `values.VALUES`."""
+    """The codec support: sends a gradient only where the value that travelled was not zero. `ratio`
+    >= 1; `values` of `values.VALUES`."""
 
     stateful = True
     varying = True
@@ -52,7 +53,7 @@ class Support:
         return 1.0 + self.values.error_bound(spec.dtype, [self._most(spec)])
 
     def state_bytes(self, spec: Spec) -> int:
-        """Of the positions, at each end, from the value to its gradient."""
+        """Bytes that each end keeps for the positions, from the value to its gradient."""
         return 8 * self._most(spec)
 
     def size_bytes(self, spec: Spec) -> int:

@@ -47,8 +47,8 @@ def kept(codec: str, n: int, ratio: float) -> int:
 
 
 class TopK:
-    """See the module. `ratio` >= 1; `values` of `values.VALUES`, `select` of `select.HOW`,
-    `scope` tensor or sample."""
+    """The codec topk: keeps the k numbers of the largest magnitude; the others become 0. `ratio` >=
+    1; `values` of `values.VALUES`, `select` of `select.HOW`, `scope` tensor or sample."""
 
     def __init__(
         self,
@@ -110,7 +110,8 @@ class TopK:
     def decode(
         self, spec: Spec, header: bytes, data: memoryview, device: str | torch.device = "cpu"
     ) -> Tensor:
-        """See `Codec.decode`."""
+        """The tensor that was encoded, with 0 where no number was kept; raises as `Codec.decode`
+        does."""
         dtype = dtype_of(_WORD, spec)
         n, rows, k, slack = self._layout(spec)
         check_length(_WORD, "header", _COUNT.size if self.varying and n else 0, len(header))

@@ -68,7 +68,8 @@ class Values:
         )
 
     def size_bytes(self, dtype: str, pieces: Sequence[int]) -> int:
-        """Of numbers of this dtype in pieces of these lengths, headers included."""
+        """The encoded bytes of numbers of this dtype in pieces of these lengths, headers
+        included."""
         if self._whole:
             return sum(_header(c) + c.size_bytes(spec) for c, spec in self._parts(dtype, pieces))
         return sum(

@@ -35,7 +35,7 @@ _COUNT = struct.Struct("<Q")
 
 
 class Delta:
-    """See the module."""
+    """The codec delta: sends the change against the tensor that both ends already hold."""
 
     stateful = True
     varying = True
@@ -48,16 +48,17 @@ class Delta:
         self._near = int8()
 
     def error_bound(self, spec: Spec) -> float:
-        """Of the change: ‖x - h'‖₂ / ‖x - h‖₂; for the first tensor of x itself."""
+        """The bound of the change's error: ‖x - h'‖₂ / ‖x - h‖₂; for the first tensor of x
+        itself."""
         rounding = torch.finfo(dtype_of(self.name, spec)).eps
         return max(self.inner.error_bound(spec), self._first(spec).error_bound(spec)) + rounding
 
     def size_bytes(self, spec: Spec) -> int:
-        """Of the first tensor; later ones have `typical_bytes`."""
+        """The most bytes of the first tensor; later ones have `typical_bytes`."""
         return max(self.inner.size_bytes(spec), self._first(spec).size_bytes(spec))
 
     def typical_bytes(self, spec: Spec) -> int:
-        """Of every tensor after the first."""
+        """The bytes of every tensor after the first."""
         return typical_bytes(self.inner, spec)
 
     def encode(self, tensor: Tensor, state: State, key: int = 0) -> tuple[Encoded, State]:

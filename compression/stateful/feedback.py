@@ -47,7 +47,8 @@ def typical_bytes(codec: Codec, spec: Spec) -> int:
 
 
 class Feedback:
-    """See the module. `decay` is d."""
+    """Error feedback around a codec: what is not sent now is added to the next tensor. `decay` is
+    d."""
 
     stateful = True
     both_know = False
@@ -60,7 +61,7 @@ class Feedback:
         self.varying: bool = getattr(inner, "varying", False)
 
     def error_bound(self, spec: Spec) -> float:
-        """Of p, not of x: ‖C(p) - p‖₂ / ‖p‖₂."""
+        """The bound of the error of p, not of x: ‖C(p) - p‖₂ / ‖p‖₂."""
         return self.inner.error_bound(spec)
 
     def size_bytes(self, spec: Spec) -> int:

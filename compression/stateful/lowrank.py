@@ -53,7 +53,7 @@ _ITERATIONS = 2
 
 
 class LowRank:
-    """See the module."""
+    """The codec lowrank: sends rows as coefficients on a basis that both ends know."""
 
     stateful = True
     varying = True
@@ -138,7 +138,7 @@ class LowRank:
         return narrowed(found, dtype).view(spec.sizes), _state(basis, number)
 
     def _known_bytes(self, rows: int, width: int) -> int:
-        """Of a payload without a basis."""
+        """The bytes of a payload without a basis."""
         return 2 * (rows * self.rank + width)
 
     def _fits(self, spec: Spec) -> bool:

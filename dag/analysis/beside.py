@@ -55,15 +55,16 @@ def beside_data(graph: Graph, names: Collection[str]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Hidden:
-    """Of what an operator reads: what its values are products of, and what its gradients go back to
-    as products only."""
+    """Two sets of what an operator reads: what its values are products of, and what its gradients
+    go back to as products only."""
 
     forward: frozenset[str] = frozenset()
     backward: frozenset[str] = frozenset()
 
 
 def _hidden(graph: Graph) -> Iterator[_Hidden]:
-    """Of every operator. What only makes another form of a weight is no product."""
+    """Yields the `_Hidden` of every operator in order. What only makes another form of a weight is
+    no product."""
     weights = {f"param:{p.name}" for p in graph.parameters if len(p.spec.shape) > 1}
     still = weights | {f"param:{p.name}" for p in graph.parameters}
     still |= {f"buffer:{b.name}" for b in graph.buffers}

@@ -306,7 +306,7 @@ def _by_module(
 
 
 def _unique(found: list[Block]) -> Iterator[Block]:
-    """The same blocks with every name once: the second `drop` becomes `drop (2)`."""
+    """Yields the blocks with every name made unique: the second `drop` becomes `drop (2)`."""
     count: dict[str, int] = {}
     for block in found:
         times = count[block.name] = count.get(block.name, 0) + 1

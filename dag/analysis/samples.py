@@ -6,12 +6,13 @@ is what `why_samples_meet` proves, without a value of a weight: it says of every
 on the samples, and what an operator makes of that. Where it knows of no way (a sort over all
 tokens, statistics of the batch), it names the operator.
 
-    Rows(dim, times)  dimension `dim` has times·b elements, `times` for each sample in order, and
-                      these depend on that sample only, each in the same way
-    Numbers(dim)      the numbers of the samples along dimension `dim`, which is all that has sizes
-    Fixed             depends on no sample
-    Sum               Σ over the samples of what each gives
-    Share(of)         a Sum divided by the Sum named `of`; COUNT is the number of samples
+    SampleRows(dim, times)  dimension `dim` has times·b elements, `times` for each sample in order,
+                            and these depend on that sample only, each in the same way
+    Numbers(dim)            the numbers of the samples along dimension `dim`, which is all that has
+                            sizes
+    Fixed                   depends on no sample
+    SampleSum               Σ over the samples of what each gives
+    SampleShare(of)         a SampleSum divided by the one named `of`; COUNT: how many samples
 
 Masks of random operators are taken for part of the operator: they differ with the division anyway.
 """
@@ -32,8 +33,9 @@ COUNT = "samples"
 
 
 @dataclass(frozen=True)
-class Rows:
-    """See the module; `dim` counts from the first dimension."""
+class SampleRows:
+    """A value with rows for each sample, `times` of them along `dim`; `dim` counts from the first
+    dimension."""
 
     dim: int
     times: int = 1
@@ -41,31 +43,33 @@ class Rows:
 
 @dataclass(frozen=True)
 class Numbers:
-    """See the module. Masks of transformers look their rows up with it."""
+    """The numbers of the samples along `dim`, the only dimension with sizes. Masks of transformers
+    look their rows up with it."""
 
     dim: int
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """See the module."""
+    """A value that does not depend on the samples."""
 
 
 @dataclass(frozen=True)
-class Sum:
-    """See the module. `of`: the value that it is, whatever casts and lower bounds came after."""
+class SampleSum:
+    """A value that is a sum over the samples of what each gives. `of`: the value that it is,
+    whatever casts and lower bounds came after."""
 
     of: str
 
 
 @dataclass(frozen=True)
-class Share:
-    """See the module."""
+class SampleShare:
+    """A `SampleSum` divided by the `SampleSum` named `of`; `COUNT` is the number of samples."""
 
     of: str
 
 
-Kind = Rows | Numbers | Fixed | Sum | Share
+Kind = SampleRows | Numbers | Fixed | SampleSum | SampleShare
 FIXED = Fixed()
 
 
@@ -81,7 +85,7 @@ def why_samples_meet(graph: Graph, ignores_none: Callable[[Operator], bool]) -> 
     """
     kinds: dict[str, Kind] = {f"param:{p.name}": FIXED for p in graph.parameters}
     kinds |= {f"buffer:{b.name}": FIXED for b in graph.buffers}
-    kinds |= {f"in:{i.name}": Rows(0) for i in graph.inputs}
+    kinds |= {f"in:{i.name}": SampleRows(0) for i in graph.inputs}
     for op in graph.operators:
         try:
             made = _Seen(op, graph.spec, kinds, ignores_none).kind()
@@ -93,9 +97,9 @@ def why_samples_meet(graph: Graph, ignores_none: Callable[[Operator], bool]) -> 
                 kinds[value] = made  # else it is a by-product; who reads it is refused
     loss = kinds.get(graph.loss)
     weight = kinds.get(graph.weight) if graph.weight else FIXED
-    if not isinstance(loss, Share):
+    if not isinstance(loss, SampleShare):
         return "the loss is no mean over samples"
-    if weight != Sum(loss.of) and (loss.of != COUNT or weight != FIXED):
+    if weight != SampleSum(loss.of) and (loss.of != COUNT or weight != FIXED):
         return "the loss is a mean over something else than its weight"
     return ""
 
@@ -105,7 +109,7 @@ def _fits(kind: Kind, shape: tuple[Dim, ...]) -> bool:
     sized = [(i, d) for i, d in enumerate(shape) if isinstance(d, Size)]
     if isinstance(kind, Numbers):
         return sized == [(kind.dim, Size(1))]
-    if not isinstance(kind, Rows):
+    if not isinstance(kind, SampleRows):
         return not sized
     return sized == [(kind.dim, Size(kind.times))]
 
@@ -126,7 +130,7 @@ class _Seen:
         self.reads = op.reads
 
     def kind(self) -> Kind:
-        """Of its results; a by-product may be of another kind."""
+        """The kind of the operator's results; a by-product may be of another kind."""
         if any(v not in self.kinds for v in self.reads):
             self.meet("reads a by-product")
         rule = _RULES.get(self.name)
@@ -146,20 +150,21 @@ class _Seen:
         return made if _fits(made, self.out) else self.meet()
 
     def _of_nothing(self) -> Kind:
-        """Of what no sample has a say in: the same everywhere, or as often as there are samples."""
+        """The kind of a value that depends on no sample: the same everywhere, or as often as there
+        are samples."""
         sized = [(i, d) for i, d in enumerate(self.out) if isinstance(d, Size)]
         if self.name == "arange" and self.op.args == (Size(1),):
             return Numbers(0)
         if self._knows_batch():
             number = self.op.args[-1] if self.op.args else None
             if self.name in ("full", "scalar_tensor") and isinstance(number, Size) and not sized:
-                return Sum(COUNT) if number.plus == 0 else self.meet()
+                return SampleSum(COUNT) if number.plus == 0 else self.meet()
             self.meet("knows how many samples there are")
         if not sized:
             return FIXED
         if self.name not in _REPEATS:
             self.meet("counts the samples")
-        return Rows(sized[0][0], sized[0][1].times)
+        return SampleRows(sized[0][0], sized[0][1].times)
 
     def _knows_batch(self) -> bool:
         """Whether an argument, apart from shapes, says how many samples there are."""
@@ -180,9 +185,9 @@ class _Seen:
     def shape(self, arg: Arg) -> tuple[Dim, ...]:
         return self.specs[arg.value].shape if isinstance(arg, Ref) else ()
 
-    def rows(self, arg: Arg) -> Rows:
+    def rows(self, arg: Arg) -> SampleRows:
         found = self.of(arg)
-        return found if isinstance(found, Rows) else self.meet()
+        return found if isinstance(found, SampleRows) else self.meet()
 
     def fixed(self, *args: Arg) -> None:
         if any(self.kinds[v] != FIXED for a in args for v in refs(a)):
@@ -196,19 +201,19 @@ class _Seen:
 
     # ------------------------------------------------------------ rules
 
-    def aligned(self, *args: Arg) -> Rows | None:
+    def aligned(self, *args: Arg) -> SampleRows | None:
         """Where the samples are in the result when dimensions are aligned from the last one on."""
         found = None
         for arg in args:
             kind = self.of(arg)
-            if isinstance(kind, (Sum, Share)):
+            if isinstance(kind, (SampleSum, SampleShare)):
                 self.meet()
-            if isinstance(kind, Rows):
-                here = Rows(kind.dim - len(self.shape(arg)), kind.times)
+            if isinstance(kind, SampleRows):
+                here = SampleRows(kind.dim - len(self.shape(arg)), kind.times)
                 if found not in (None, here):
                     self.meet()
                 found = here
-        return found and Rows(found.dim + len(self.out), found.times)
+        return found and SampleRows(found.dim + len(self.out), found.times)
 
     def pointwise(self) -> Kind:
         args = [Ref(v) for v in self.reads]
@@ -216,67 +221,70 @@ class _Seen:
         if self._knows_batch():
             size = self.arg(1)
             whole = isinstance(size, Size) and size.plus == 0 and len(self.op.args) == 2
-            if self.name == "div" and isinstance(kinds[0], Sum) and whole:
-                return Share(COUNT)
+            if self.name == "div" and isinstance(kinds[0], SampleSum) and whole:
+                return SampleShare(COUNT)
             self.meet("knows how many samples there are")
-        if not any(isinstance(k, (Sum, Share)) for k in kinds):
+        if not any(isinstance(k, (SampleSum, SampleShare)) for k in kinds):
             return self.aligned(*args) or FIXED
         return self._linear()
 
     def _linear(self) -> Kind:
-        """Of sums and shares only what keeps them: they may be added, scaled and divided."""
+        """The kind of an operator that keeps sums and shares: they may be added, scaled and
+        divided."""
         first, second = self.arg(0), self.arg(1)
         a, b = self.of(first), self.of(second)
         keyword = dict(self.op.kwargs)
         if self.name in ("_to_copy", "to", "alias", "clone", "detach", "contiguous", "neg"):
-            return a if self.name != "neg" or isinstance(a, Share) else Sum(self.op.name)
+            return (
+                a if self.name != "neg" or isinstance(a, SampleShare) else SampleSum(self.op.name)
+            )
         if self.name in ("clamp", "clamp_min"):
             # A sum of nothing has weight 0: what it is divided by instead does not matter.
             least = keyword.get("min", second)
             most = keyword.get("max", self.arg(2) if self.name == "clamp" else None)
-            if isinstance(a, Sum) and most is None and least in (1, 1.0):
+            if isinstance(a, SampleSum) and most is None and least in (1, 1.0):
                 return a
         if self.name in ("add", "sub") and "alpha" not in keyword:
-            if isinstance(a, Share) and b in (a, FIXED):
+            if isinstance(a, SampleShare) and b in (a, FIXED):
                 return a
-            if isinstance(b, Share) and a in (b, FIXED):
+            if isinstance(b, SampleShare) and a in (b, FIXED):
                 return b
-            if isinstance(a, Sum) and isinstance(b, Sum):
-                return Sum(self.op.name)
+            if isinstance(a, SampleSum) and isinstance(b, SampleSum):
+                return SampleSum(self.op.name)
         if self.name == "mul" and FIXED in (a, b):
             other = b if a == FIXED else a
-            return other if isinstance(other, Share) else Sum(self.op.name)
+            return other if isinstance(other, SampleShare) else SampleSum(self.op.name)
         if self.name in ("div", "true_divide") and not keyword:
             if b == FIXED:
-                return a if isinstance(a, Share) else Sum(self.op.name)
-            if isinstance(a, Sum) and isinstance(b, Sum):
-                return Share(b.of)
+                return a if isinstance(a, SampleShare) else SampleSum(self.op.name)
+            if isinstance(a, SampleSum) and isinstance(b, SampleSum):
+                return SampleShare(b.of)
         self.meet("makes something else than a mean of it")
 
     def reduced(self) -> Kind:
         source = self.arg(0)
         found = self.of(source)
-        if not isinstance(found, Rows):
+        if not isinstance(found, SampleRows):
             return self._linear_sum(found)
         rank = len(self.shape(source))
         dims = self.dims(self.arg(1), rank)
         if found.dim not in dims:
             keep = self.arg(2, dict(self.op.kwargs).get("keepdim", False))
             less = 0 if keep else sum(d < found.dim for d in dims)
-            return Rows(found.dim - less, found.times)
+            return SampleRows(found.dim - less, found.times)
         if self.name == "sum":
-            return Sum(self.op.name)
+            return SampleSum(self.op.name)
         if self.name == "mean":
-            return Share(COUNT)
+            return SampleShare(COUNT)
         self.meet("reduces over the samples")
 
     def _linear_sum(self, found: Kind) -> Kind:
         """A sum or mean over further dimensions of what is a sum or share already."""
-        if self.name not in ("sum", "mean") or not isinstance(found, (Sum, Share)):
+        if self.name not in ("sum", "mean") or not isinstance(found, (SampleSum, SampleShare)):
             self.meet()
-        return Sum(self.op.name) if isinstance(found, Sum) else found
+        return SampleSum(self.op.name) if isinstance(found, SampleSum) else found
 
-    def along(self, place: int = 1, default: int | None = None) -> Rows:
+    def along(self, place: int = 1, default: int | None = None) -> SampleRows:
         """What works along one dimension, which is the argument at `place`."""
         source = self.arg(0)
         found = self.rows(source)
@@ -292,7 +300,7 @@ class _Seen:
         """select, unbind: one place of a dimension, which is gone."""
         found = self.along(default=0)
         dim = self.arg(1, 0) % len(self.shape(self.arg(0)))
-        return Rows(found.dim - (dim < found.dim), found.times)
+        return SampleRows(found.dim - (dim < found.dim), found.times)
 
     def corner(self) -> Kind:
         """tril, triu: the last two dimensions."""
@@ -326,10 +334,10 @@ class _Seen:
         ranks = len(self.shape(a)), len(self.shape(b))
         if min(ranks) < 2:
             self.meet()
-        if isinstance(left, Rows) and right == FIXED and left.dim < ranks[0] - 1:
-            return Rows(left.dim - ranks[0] + len(self.out), left.times)
-        if left == FIXED and isinstance(right, Rows) and right.dim != ranks[1] - 2:
-            return Rows(right.dim - ranks[1] + len(self.out), right.times)
+        if isinstance(left, SampleRows) and right == FIXED and left.dim < ranks[0] - 1:
+            return SampleRows(left.dim - ranks[0] + len(self.out), left.times)
+        if left == FIXED and isinstance(right, SampleRows) and right.dim != ranks[1] - 2:
+            return SampleRows(right.dim - ranks[1] + len(self.out), right.times)
         found = self.aligned(a, b)
         if found is None or found.dim >= len(self.out) - 2:
             self.meet("multiplies samples with each other")
@@ -371,7 +379,11 @@ class _Seen:
         before = 1
         for dim, size in enumerate(self.out):
             if isinstance(size, Size):
-                return Rows(dim, size.times) if before == outer and not size.plus else self.meet()
+                return (
+                    SampleRows(dim, size.times)
+                    if before == outer and not size.plus
+                    else self.meet()
+                )
             before *= size
         self.meet()
 
@@ -384,7 +396,7 @@ class _Seen:
         elif rank > 1:
             a, b = (0, 1) if self.name == "t" else (self.arg(1) % rank, self.arg(2) % rank)
             order[a], order[b] = order[b], order[a]
-        return Rows(order.index(found.dim), found.times)
+        return SampleRows(order.index(found.dim), found.times)
 
     def widened(self) -> Kind:
         """unsqueeze"""
@@ -392,19 +404,19 @@ class _Seen:
         if isinstance(found, Numbers):
             return Numbers(found.dim + (self.arg(1) % len(self.out) <= found.dim))
         found = self.rows(self.arg(0))
-        return Rows(found.dim + (self.arg(1) % len(self.out) <= found.dim), found.times)
+        return SampleRows(found.dim + (self.arg(1) % len(self.out) <= found.dim), found.times)
 
     def indexed(self) -> Kind:
         """index: each sample looks up its own rows, by its number and places that are fixed."""
         source, places = self.arg(0), self.arg(1)
-        if self.rows(source) != Rows(0) or not all(isinstance(p, Ref) for p in places):
+        if self.rows(source) != SampleRows(0) or not all(isinstance(p, Ref) for p in places):
             self.meet()
         number = self.of(places[0])
         self.fixed(*places[1:])
         if not isinstance(number, Numbers):
             self.meet("looks up rows of other samples")
         behind = len(self.shape(source)) - len(places)
-        return Rows(len(self.out) - behind + number.dim - len(self.shape(places[0])))
+        return SampleRows(len(self.out) - behind + number.dim - len(self.shape(places[0])))
 
     def differences(self) -> Kind:
         """diff: along a dimension, with more before and behind."""
@@ -420,7 +432,7 @@ class _Seen:
             dims = {i for i, d in enumerate(shape) if d == 1}
         else:
             dims = {d for d in self.dims(self.arg(1), len(shape)) if shape[d] == 1}
-        return Rows(found.dim - sum(d < found.dim for d in dims), found.times)
+        return SampleRows(found.dim - sum(d < found.dim for d in dims), found.times)
 
     def spread(self) -> Kind:
         """expand: from the last dimension on."""
@@ -435,7 +447,7 @@ class _Seen:
         found = self.rows(parts[0])
         dim %= len(self.out)
         if self.name == "stack":
-            return Rows(found.dim + (dim <= found.dim), found.times)
+            return SampleRows(found.dim + (dim <= found.dim), found.times)
         return found if dim != found.dim else self.meet("joins samples")
 
     def classes(self) -> Kind:
@@ -449,12 +461,12 @@ class _Seen:
         if reduction == 0:
             return self.rows(labels)
         if reduction == 2:
-            return Sum(self.op.name)
+            return SampleSum(self.op.name)
         if self.arg(2) is not None:
             self.meet("weighs its mean by the classes of the microbatch")
         if not self.ignores_none(self.op):
             self.meet("takes its mean over the labels that are not ignored")
-        return Share(COUNT)
+        return SampleShare(COUNT)
 
     def error(self) -> Kind:
         """Losses of a prediction and a target, element by element."""
@@ -467,7 +479,7 @@ class _Seen:
         if len(kinds) != 1 or len(ranks) != 1:
             self.meet()
         found = self.rows(tensors[0])
-        return (found, Share(COUNT), Sum(self.op.name))[reduction]
+        return (found, SampleShare(COUNT), SampleSum(self.op.name))[reduction]
 
 
 def _words(text: str) -> frozenset[str]:

@@ -30,7 +30,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .modes import in_mode
-from .trace import Chain, Trace, trace
+from .trace import CaptureFingerprints, ModuleChain, trace
 
 __all__ = ["Repeat", "repeats", "shortened"]
 
@@ -44,8 +44,8 @@ LONGEST = 12
 
 @dataclass(frozen=True)
 class Repeat:
-    """Of the `blocks` children of the list `path`, those from `start` on repeat `count` times with
-    a period of `period`; two periods are exported."""
+    """A repetition in the list `path` of `blocks` children: those from `start` on repeat `count`
+    times with a period of `period`; two periods are exported."""
 
     path: str
     blocks: int
@@ -70,7 +70,7 @@ def repeats(
     if not chains:
         return ()
 
-    def traced(train: bool, batch: int) -> Trace:
+    def traced(train: bool, batch: int) -> CaptureFingerprints:
         with in_mode(module, train):
             return trace(module, inputs, loss, batch, chains)
 
@@ -108,7 +108,7 @@ def _put(children: dict[str, nn.Module | None], new: Mapping[str, nn.Module | No
     children.update(new)
 
 
-def _chains(module: nn.Module) -> Iterator[Chain]:
+def _chains(module: nn.Module) -> Iterator[ModuleChain]:
     """The outermost lists that have enough blocks of one kind, none of which is in two places."""
     places = Counter(id(m) for _, m in module.named_modules(remove_duplicate=False))
     owners = Counter(id(t) for _, t in module.named_parameters(remove_duplicate=False))
@@ -125,12 +125,12 @@ def _chains(module: nn.Module) -> Iterator[Chain]:
             and all(places[id(m)] == 1 for _, m in children)
             and all(owners[id(t)] == 1 for _, m in children for t in m.parameters())
         ):
-            yield Chain(part, path)
+            yield ModuleChain(part, path)
         else:
             todo += [(prefix + n, m) for n, m in children]
 
 
-def _run(chain: Chain, blocks: Sequence[bytes]) -> Repeat | None:
+def _run(chain: ModuleChain, blocks: Sequence[bytes]) -> Repeat | None:
     """The run of equal blocks that leaves out most."""
     best, saved = None, 1
     for period in range(1, min(LONGEST, len(blocks) // 3) + 1):
@@ -147,7 +147,9 @@ def _run(chain: Chain, blocks: Sequence[bytes]) -> Repeat | None:
     return best
 
 
-def _agree(whole: Trace, short: Trace, runs: Sequence[Repeat | None]) -> bool:
+def _agree(
+    whole: CaptureFingerprints, short: CaptureFingerprints, runs: Sequence[Repeat | None]
+) -> bool:
     """Whether one trace is the other one without the blocks that were left out."""
     if (whole.prefix, whole.results) != (short.prefix, short.results):
         return False

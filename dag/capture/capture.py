@@ -26,7 +26,7 @@ from ..ir.graph import Graph, Lowered, Ref
 from ..ir.infer import infer, with_grads
 from ..ir.validate import validate
 from ..transforms.evaluation import EvaluationError, check_evaluation, only_masks_change
-from ..transforms.kept import AS_MADE, Kept
+from ..transforms.kept import AS_MADE, KeptDtypes
 from ..transforms.lower import lower
 from ..transforms.precision import mixed
 from ..transforms.simplify import simplify
@@ -59,7 +59,7 @@ def capture(
     *,
     loss: Callable[..., Any] | None = None,
     dtype: Literal["fp32", "bf16"] = "fp32",
-    kept: Kept = AS_MADE,
+    kept: KeptDtypes = AS_MADE,
     named: Callable[[str], str] = str,
     core: bool = False,
 ) -> Captured:

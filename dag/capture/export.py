@@ -29,16 +29,16 @@ from torch.utils.checkpoint import CheckpointFunction
 from ..ir.capture_errors import CaptureError, Place, explain, line_of, refused, user_place
 from ..ir.fx_args import name_of
 from ..ir.operators import allowed
-from .places import Notes, Watch
+from .places import BatchSizeWatch, Notes
 
-__all__ = ["Exported", "export", "forward_of", "functional"]
+__all__ = ["ExportedModel", "export", "forward_of", "functional"]
 
 PREFIX = "module."
 """What the wrapper puts before every name of the user's module."""
 
 
 @dataclass
-class Exported:
+class ExportedModel:
     """A program; its first outputs are loss, then weight if `has_weight`, then the
     metrics in the order of their names. Names of values carry PREFIX."""
 
@@ -161,7 +161,7 @@ def export(
     module: nn.Module,
     inputs: Mapping[str, Tensor],
     loss: Callable[..., Any] | None,
-) -> Exported:
+) -> ExportedModel:
     """The module in its present mode as torch.export gives it, in-place operators and views
     included. Raises CaptureError. The module's tensors are not changed."""
     if loss is None and len(_taken(module, inputs)) < len(inputs):
@@ -188,10 +188,10 @@ def export(
         _detach_no_grad(program)
     # The forward ran more than once if torch asked for it; the names of one pass are enough.
     metrics = tuple(dict.fromkeys(seen.metrics))
-    return Exported(program, tuple(inputs), seen.has_weight, metrics)
+    return ExportedModel(program, tuple(inputs), seen.has_weight, metrics)
 
 
-def functional(exported: Exported) -> Exported:
+def functional(exported: ExportedModel) -> ExportedModel:
     """The program without in-place operators; what is no view stays composite.
     Raises CaptureError."""
     with _quiet(), _right_losses():
@@ -363,7 +363,7 @@ def _batch_place(
     """Where the batch size was fixed: the export again, with sizes free to be fixed, watched."""
     if "Constraints violated" not in str(error):
         return None
-    watch = Watch()
+    watch = BatchSizeWatch()
     with watch, contextlib.suppress(Exception):  # only the place is wanted
         torch.export.export(
             wrapper, given, dynamic_shapes={"inputs": tuple({0: Dim.AUTO} for _ in given)}

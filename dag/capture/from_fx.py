@@ -21,7 +21,7 @@ from ..ir.capture_errors import CaptureError, line_of, refused
 from ..ir.fx_args import arg_of, is_plain, module_of, size_of, spec_of
 from ..ir.graph import Buffer, Graph, Input, Operator, Output, Parameter, Ref
 from ..transforms.norm import counter_step, with_updates
-from .export import PREFIX, Exported
+from .export import PREFIX, ExportedModel
 from .rewrite import Rewrite, rewrite
 
 __all__ = ["Converted", "Names", "convert"]
@@ -59,7 +59,7 @@ class _State:
     randoms: int = 0
 
 
-def convert(exported: Exported, names: Names) -> Converted:
+def convert(exported: ExportedModel, names: Names) -> Converted:
     """Raises CaptureError with the user's line for what no graph can express."""
     nodes = list(exported.program.graph_module.graph.nodes)
     by_name = {n.name: n for n in nodes}
@@ -102,7 +102,7 @@ def _strip(name: str) -> str:
 
 
 def _inputs(
-    exported: Exported, names: Names, by_name: dict[str, Node], state: _State
+    exported: ExportedModel, names: Names, by_name: dict[str, Node], state: _State
 ) -> tuple[tuple[Input, ...], dict[str, Any], dict[str, Tensor]]:
     """Fills the environment with the placeholders; returns inputs, specs of buffers, constants."""
     inputs: list[Input] = []
@@ -133,7 +133,7 @@ def _inputs(
 
 
 def _parameters(
-    exported: Exported, names: Names, by_name: dict[str, Node]
+    exported: ExportedModel, names: Names, by_name: dict[str, Node]
 ) -> tuple[Parameter, ...]:
     specs: dict[str, Any] = {}
     for spec in exported.program.graph_signature.input_specs:
@@ -151,7 +151,7 @@ def _parameters(
 
 
 def _outputs(
-    exported: Exported, names: Names, by_name: dict[str, Node]
+    exported: ExportedModel, names: Names, by_name: dict[str, Node]
 ) -> tuple[list[Node], dict[str, Node]]:
     """Nodes of loss, weight, metrics; and for each mutated buffer the node of its new value."""
     outputs: list[Node] = []

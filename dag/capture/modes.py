@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from .export import Exported
+from .export import ExportedModel
 
 __all__ = ["differing_constant", "in_mode", "only_flags_differ"]
 
@@ -48,7 +48,7 @@ def in_mode(module: nn.Module, train: bool) -> Iterator[None]:
             m.training = flag
 
 
-def only_flags_differ(trained: Exported, evaluated: Exported) -> bool:
+def only_flags_differ(trained: ExportedModel, evaluated: ExportedModel) -> bool:
     """Whether two programs that are not decomposed yet are the same, node by node, apart from the
     flags that the eval form changes too."""
     ours, theirs = trained.program, evaluated.program

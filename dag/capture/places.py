@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..ir.capture_errors import PLACE, Place, user_place
 
-__all__ = ["Notes", "Watch"]
+__all__ = ["BatchSizeWatch", "Notes"]
 
 
 class Notes(TorchFunctionMode):
@@ -37,7 +37,7 @@ class Notes(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
 
 
-class Watch(TorchFunctionMode):
+class BatchSizeWatch(TorchFunctionMode):
     """Finds the first line of the user's after which the batch size is no longer free."""
 
     place: Place | None = None

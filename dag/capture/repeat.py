@@ -85,7 +85,8 @@ class _Run:
         return int(found[3]) if found else None
 
     def _moved(self, path: str, blocks: int, least: int = 0) -> str:
-        """The same thing in a block so much further, where it is in block `least` or behind."""
+        """The path of the same thing `blocks` blocks further on, if it is in block `least` or
+        behind."""
         found = self._numbered.match(path)
         if not found or int(found[3]) < least:
             return path

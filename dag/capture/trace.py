@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from .export import forward_of
 from .modes import in_mode
 
-__all__ = ["Chain", "Trace", "UnclearError", "same_in_eval", "trace"]
+__all__ = ["CaptureFingerprints", "ModuleChain", "UnclearError", "same_in_eval", "trace"]
 
 LARGEST = 64 << 20
 """Bytes that may be computed with in a trace: ranges and masks that a forward makes."""
@@ -47,7 +47,7 @@ class UnclearError(Exception):
 
 
 @dataclass(frozen=True)
-class Chain:
+class ModuleChain:
     """A list of modules that the forward calls one after the other. `path` is its name in the
     module; its children, the blocks, are numbered."""
 
@@ -56,7 +56,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Trace:
+class CaptureFingerprints:
     """Fingerprints of the operators before the first block and of those of each block, by chain;
     what the results are; and a fingerprint of all operators without what eval mode changes."""
 
@@ -93,8 +93,8 @@ def trace(
     inputs: Mapping[str, Tensor],
     loss: Callable[..., Any] | None,
     batch: int,
-    chains: Sequence[Chain] = (),
-) -> Trace:
+    chains: Sequence[ModuleChain] = (),
+) -> CaptureFingerprints:
     """Runs the forward for `batch` samples on tensors without values, in the module's present mode.
 
     What the eval form of a graph changes (dropout) is left out of the operators, and kept beside
@@ -130,10 +130,10 @@ def _run(
     inputs: Mapping[str, Tensor],
     loss: Callable[..., Any] | None,
     batch: int,
-    chains: Sequence[Chain],
+    chains: Sequence[ModuleChain],
     mode: AbstractContextManager[Any],
     device: str | None,
-) -> Trace:
+) -> CaptureFingerprints:
     """The trace under a mode, or with everything that the module has on another device."""
     tensors: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     if device is not None:
@@ -161,7 +161,7 @@ def _run(
     if any(len(made) != len(_children(c)) for made, c in zip(recorder.made, chains, strict=True)):
         raise UnclearError("a block was not called")
     blocks = [[block.both() for block in made] for made in recorder.made]
-    return Trace(
+    return CaptureFingerprints(
         recorder.prefix.both(),
         blocks,
         recorder.plain(results),
@@ -171,14 +171,14 @@ def _run(
 
 
 def _bare(tensor: Tensor, device: str) -> Tensor:
-    """The same without values."""
+    """A tensor of the same shape, strides and dtype on a device, without values."""
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(made, tensor.requires_grad)
     return made
 
 
-def _children(chain: Chain) -> list[nn.Module]:
+def _children(chain: ModuleChain) -> list[nn.Module]:
     return [m for m in chain.container._modules.values() if m is not None]
 
 
@@ -266,7 +266,7 @@ def _contents(part: nn.Module) -> list[tuple[Any, tuple[list[Any], list[Any]]]]:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is untyped
-    def __init__(self, chains: Sequence[Chain], names: Mapping[int, str]) -> None:
+    def __init__(self, chains: Sequence[ModuleChain], names: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.prefix, self.all = _Segment(), _Segment()
         self.made: list[list[_Segment]] = [[] for _ in chains]

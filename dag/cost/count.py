@@ -41,9 +41,9 @@ history of its own."""
 OPERATOR = 0.5
 """Calls of any operator of a graph, for it is called from Python, whatever kernels it becomes."""
 BATCH_NORM_CALLS = 5
-"""Of a batch norm, which copies its running statistics besides."""
+"""Kernel calls of a batch norm, which copies its running statistics besides."""
 CONVOLUTION_CALLS = 24
-"""Of a convolution and of each gradient of one: a library is set up."""
+"""Kernel calls of a convolution and of each gradient of one: a library is set up."""
 CONVOLUTION_MOVES, CONVOLUTION_MOVES_BACK, CONVOLUTION_WEIGHT = 0.85, 1.75, 2.5
 """Special bytes per byte that a convolution, or one gradient of one, reads and writes, for layouts
 are changed before and after; and how much more a byte of the weight counts."""
@@ -123,7 +123,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's is
         self.work = Work()
         self.peak_bytes = 0
         self.bug: Exception | None = None
-        """Of the counting itself: torch passes it on like an error of what it runs."""
+        """A bug of the counting itself: torch passes it on like an error of what it runs."""
         self._made: dict[int, tuple[StorageWeakRef, int]] | None = {} if follow else None
         self._random = random
         self._factor = LATER if later else 1.0
@@ -243,7 +243,8 @@ def nodes(roots: list[Tensor], leaf: float = 1.0) -> float:
 
 
 def _bytes(tree: Any) -> int:
-    """Of all tensors in it. An expanded tensor has more elements than bytes behind it."""
+    """The bytes of all tensors in a tree. An expanded tensor has more elements than bytes behind
+    it."""
     return sum(min(t.numel() * t.itemsize, storage_bytes(t)) for t in _tensors(tree))
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from ..plan.plan import PeerId
 from ..schedule.schedule import Action
 from .network import Network
-from .play import Played
+from .play import Timeline
 from .program import Program
 
-__all__ = ["Critical", "Estimate", "LinkUse", "PeerUse", "summarize"]
+__all__ = ["Critical", "LinkUse", "PeerUse", "StepEstimate", "summarize"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Critical:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class StepEstimate:
     """What a step takes. `critical`: the heaviest part first; its seconds add up to the step's."""
 
     step_s: float
@@ -65,7 +65,7 @@ class Estimate:
     """By peer: begin and end of each action."""
 
 
-def summarize(program: Program, played: Played, network: Network) -> Estimate:
+def summarize(program: Program, played: Timeline, network: Network) -> StepEstimate:
     """A played program in words of its plan."""
     step_s = played.step_s
     peers: dict[PeerId, PeerUse] = {}
@@ -91,7 +91,7 @@ def summarize(program: Program, played: Played, network: Network) -> Estimate:
         )
         for (i, j), messages in carried.items()
     }
-    return Estimate(step_s, peers, links, _critical(program, played), timeline)
+    return StepEstimate(step_s, peers, links, _critical(program, played), timeline)
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
@@ -103,7 +103,7 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def _critical(program: Program, played: Played) -> tuple[Critical, ...]:
+def _critical(program: Program, played: Timeline) -> tuple[Critical, ...]:
     """Walks back from the last action to the beginning, by what each one waited for."""
     found: dict[tuple[PeerId, PeerId | None], float] = {}
     if not program.actions:

@@ -52,11 +52,11 @@ class StageMemory:
     weights: int
     """Parameters and buffers."""
     trainable: int
-    """Of the parameters that are trained; each gradient and copy is as large."""
+    """Bytes of the parameters that are trained; each gradient and copy is as large."""
     numbers: int
     """Numbers in them; one of 64 bits counts as two."""
     changing: int
-    """Of the trained parameters, and of the buffers that steps update."""
+    """Bytes of the trained parameters, and of the buffers that steps update."""
     kept: int
     transient: int
     update: int
@@ -88,7 +88,7 @@ Moments = tuple[tuple[int, tuple[int, ...]], ...]
 def live_moments(
     actions: Sequence[Action], held: Sequence[int], backward: Sequence[bool]
 ) -> Moments:
-    """Of a peer's list for a training step (`held`: its stages): the moments of its forwards and
+    """The moments in a peer's list for a training step (`held`: its stages) at its forwards and
     backwards, that microbatch included; only those with more live ones of some stage than every
     other moment of the same stage has. `backward`: whether a stage of the plan has one."""
     place = {k: at for at, k in enumerate(held)}
@@ -116,7 +116,8 @@ def _surpassed_by_none(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 class MemoryModel:
-    """Of one bound graph; answers for any interval of its operators in time of its length."""
+    """The memory that the intervals of one bound graph take; answers for any interval of its
+    operators in time of its length."""
 
     def __init__(self, graph: Graph, costs: Sequence[OperatorCost]) -> None:
         n = len(graph.operators)

@@ -30,7 +30,7 @@ __all__ = ["MemoryTable"]
 Ints = NDArray[np.int64]
 
 _NEVER = -(2**60)
-"""Of operators before an interval."""
+"""The position that stands for any operator before an interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _Pairs:
         return cls(at, what, before[: len(at)], last)
 
     def previous(self, things: Ints, operator: int) -> Ints:
-        """Of each thing the last operator before that one; -1: there is none."""
+        """Finds, for each thing, the last operator before the given one; -1: there is none."""
         key = self.what * self.last + self.at
         k = np.searchsorted(key, things * self.last + operator) - 1
         some = (k >= 0) & (self.what[k] == things) if len(key) else np.zeros(len(things), bool)
@@ -97,8 +97,9 @@ class _Sum:
 
 
 class MemoryTable:
-    """Of the intervals between `positions` (ascending). Tables are (positions, positions) of int64
-    bytes: row j, column i is [positions[i], positions[j]); they mean nothing where i >= j."""
+    """The memory of the intervals between `positions` (ascending). Tables are (positions,
+    positions) of int64 bytes: row j, column i is [positions[i], positions[j]); they mean nothing
+    where i >= j."""
 
     weights: Ints
     trainable: Ints

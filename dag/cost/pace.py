@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..exchange.collective import Hop
 from ..exchange.wiring import Exchange, Exchanges
 from ..ir.graph import Graph, TensorSpec
-from ..plan.action import Content
+from ..plan.action import ExchangeContent
 from ..plan.cut import Stage, TiedGroup
 from ..plan.plan import PeerId, Plan
 from ..schedule.flow import Role, Transfer
@@ -34,7 +34,7 @@ from .speed import Speeds, Work, work_array
 
 __all__ = [
     "UPDATE_CALLS",
-    "Totals",
+    "IntervalWork",
     "Vectors",
     "action_work",
 ]
@@ -42,16 +42,16 @@ __all__ = [
 UPDATE_CALLS = 20
 """Kernels of an optimizer update and the scaling before it, per trainable parameter."""
 NORM_CALLS = 4
-"""Of the squares of the gradients, likewise."""
+"""Calls for the squares of the gradients, likewise."""
 VISIT_CALLS = 100
 """Kernels' fixed times that a forward or backward costs besides its operators: finding what it
 takes, checking, keeping, leaving what it gives. This and the others as one CPU core's seconds of
 every kind of action of a GPT of 2 layers of width 32, whose operators cost next to nothing."""
 ACTION_CALLS = 30
-"""The same of any other action."""
+"""Calls of any other action."""
 
 
-class Totals:
+class IntervalWork:
     """Work of any interval of a bound graph, from prefix sums; shared by all cuts of a search."""
 
     def __init__(self, costs: Sequence[OperatorCost]) -> None:
@@ -111,13 +111,13 @@ class Vectors:
         """Bytes of what is trained there."""
         return self._trainable[stage]
 
-    def whole(self, content: Content, index: int) -> int:
+    def whole(self, content: ExchangeContent, index: int) -> int:
         """Bytes of the gradients or updates that are exchanged, before they are cut; 0 for what is
         small."""
         match content:
-            case Content.GRADIENT | Content.DELTA:
+            case ExchangeContent.GRADIENT | ExchangeContent.DELTA:
                 return self._trainable[index]
-            case Content.TIED | Content.TIED_DELTA | Content.TIED_PAIR:
+            case ExchangeContent.TIED | ExchangeContent.TIED_DELTA | ExchangeContent.TIED_PAIR:
                 return _bytes(self._graph, (self._tied[index].parameter,))
             case _:
                 return 0
@@ -135,7 +135,7 @@ class Vectors:
     def size(self, exchange: Exchange, hop: Hop) -> int:
         """Bytes of a message of an exchange before encoding."""
         content, index = exchange.content, exchange.index
-        if content is Content.STATISTICS:
+        if content is ExchangeContent.STATISTICS:
             return self._statistics[index] * self.visits(hop.source, index)
         whole = self.whole(content, index)
         return exchange.elements(hop, whole) if whole else self._scores
@@ -145,7 +145,7 @@ class Vectors:
         are when a codec loses something. Gradients are the flat vectors of `peer/sync/vector.py`:
         all elements, then one flag for each parameter; flags stay exact."""
         content, index = exchange.content, exchange.index
-        stage_wise = content in (Content.GRADIENT, Content.DELTA)
+        stage_wise = content in (ExchangeContent.GRADIENT, ExchangeContent.DELTA)
         names = self._stages[index].trainable if stage_wise else (self._tied[index].parameter,)
         specs = [self._graph.spec[f"param:{name}"] for name in names]
         wide = any(s.dtype == "float64" for s in specs)
@@ -161,7 +161,7 @@ def action_work(
     stages: Sequence[Stage],
     exchanges: Exchanges,
     vectors: Vectors,
-    totals: Totals,
+    totals: IntervalWork,
     *,
     optimizer_slots: int,
 ) -> Callable[[PeerId, Action], Work]:
@@ -185,7 +185,7 @@ def action_work(
             count = sum(len(stages[i].trainable) for i in held[peer])
             moved = (5 + 2 * optimizer_slots) * size
             return Work(memory=moved, calls=ACTION_CALLS + UPDATE_CALLS * count)
-        if action.content is Content.NORM and kind is Kind.GIVE:
+        if action.content is ExchangeContent.NORM and kind is Kind.GIVE:
             first = [i for i in held[peer] if plan.stages[i].holders[0] == peer]
             count = sum(len(stages[i].trainable) for i in first)
             size = sum(vectors.trainable(i) for i in first)

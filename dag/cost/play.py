@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from .network import Network
 from .program import Program
 
-__all__ = ["Coding", "Hosts", "Played", "max_min", "play"]
+__all__ = ["Coding", "Hosts", "Timeline", "max_min", "play"]
 
 _COMPUTED, _SENT, _ARRIVED, _ENCODED = 0, 1, 2, 3
 _INF = float("inf")
@@ -56,7 +56,7 @@ class Coding:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class Timeline:
     """By action: `start`, `end`, `cause`: the message that it began upon, -1 for the action before
     it, and `computed`: what its thread computed between the two, waits for a core left out. By
     message: `sent` (begin of sending) and `arrived`. Seconds."""
@@ -116,7 +116,7 @@ def play(
     network: Network,
     hosts: Hosts | None = None,
     coding: Coding | None = None,
-) -> Played:
+) -> Timeline:
     """`seconds`: of each action alone on its machine. `network`: of the program's peers, in their
     order."""
     return _Player(program, seconds, network, hosts, coding).run()
@@ -179,7 +179,7 @@ class _Player:
             self.compute_since: dict[int, float] = dict.fromkeys(wanted, 0.0)
             self.compute_version: dict[int, int] = dict.fromkeys(wanted, 0)
 
-    def run(self) -> Played:
+    def run(self) -> Timeline:
         for i, at in enumerate(self.next):
             if at < self.program.first[i + 1] and not self.waits[at]:
                 self._begin(at, 0.0, -1)
@@ -209,7 +209,7 @@ class _Player:
                 self._left(what, now)
         done = [self.next[i] == stop for i, stop in enumerate(program.first[1:])]
         assert all(done), "action lists that wait for each other: check() refuses them"
-        return Played(self.start, self.end, self.computed, self.cause, self.sent, self.arrived)
+        return Timeline(self.start, self.end, self.computed, self.cause, self.sent, self.arrived)
 
     def _push(self, at: float, kind: int, what: int, version: int = -1) -> None:
         self.order += 1

@@ -27,7 +27,8 @@ FRAME_BYTES = 400
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """See the module. `K` actions, `T` messages, `L` lanes."""
+    """A plan's action lists as numbers, compiled once for the event calculation. `K` actions, `T`
+    messages, `L` lanes."""
 
     peers: tuple[PeerId, ...]
     first: tuple[int, ...]

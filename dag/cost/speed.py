@@ -120,7 +120,7 @@ class Speeds:
         )
 
     def slower(self, factor: float) -> Speeds:
-        """The same device at 1/factor of its speed."""
+        """The speeds of the same device at 1/factor of its speed."""
         rates = ("product", "convolution", "attention", "memory", "special")
         changed = {name: getattr(self, name) / factor for name in rates}
         return replace(self, **changed, call_s=self.call_s * factor, slowed=self.slowed * factor)

@@ -18,7 +18,8 @@ __all__ = ["AllToAll"]
 
 
 class AllToAll:
-    """See the module. A participant of weight 0 adds up nothing."""
+    """The collective all-to-all: a participant adds up its shard of all vectors and gives everybody
+    the sum. A participant of weight 0 adds up nothing."""
 
     name, coded = "all-to-all", True
 

@@ -58,7 +58,8 @@ class Members(NamedTuple):
 
 
 class Collective(Protocol):
-    """See the module. Pure: the same members give the same hops in the same order."""
+    """Decides which messages carry an exchange out, and in which phase. Pure: the same members give
+    the same hops in the same order."""
 
     name: str
     """As in `[sync] collective` and in plans."""

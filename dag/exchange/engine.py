@@ -12,12 +12,12 @@ from typing import Protocol, TypeVar
 from .collective import Hop
 from .wiring import Exchange
 
-__all__ = ["Space", "give", "pass_on", "take"]
+__all__ = ["VectorSpace", "give", "pass_on", "take"]
 
 V = TypeVar("V")
 
 
-class Space(Protocol[V]):
+class VectorSpace(Protocol[V]):
     """The vectors of one exchange. Of one with a single shard, `cut`, `split`, `concat` and `join`
     hand on what they get."""
 
@@ -37,7 +37,7 @@ class Space(Protocol[V]):
         """The sum in the given order, of equal shards; nothing of them is changed."""
 
 
-def give(exchange: Exchange, own: Callable[[Hop], V], space: Space[V]) -> Callable[[Hop], V]:
+def give(exchange: Exchange, own: Callable[[Hop], V], space: VectorSpace[V]) -> Callable[[Hop], V]:
     """What a participant gives, by hop. `own`: its whole vector for a hop (`Hop.part`)."""
     whole = len(exchange.edges) == 2
     known: dict[int, Sequence[V]] = {}
@@ -54,7 +54,7 @@ def give(exchange: Exchange, own: Callable[[Hop], V], space: Space[V]) -> Callab
     return given
 
 
-def pass_on(taken: Sequence[tuple[Hop, V]], space: Space[V]) -> Callable[[Hop], V]:
+def pass_on(taken: Sequence[tuple[Hop, V]], space: VectorSpace[V]) -> Callable[[Hop], V]:
     """What a peer gives after it added up or relayed what came, by hop."""
     results = _results(taken, space)
 
@@ -66,13 +66,13 @@ def pass_on(taken: Sequence[tuple[Hop, V]], space: Space[V]) -> Callable[[Hop], 
     return given
 
 
-def take(taken: Sequence[tuple[Hop, V]], space: Space[V]) -> V:
+def take(taken: Sequence[tuple[Hop, V]], space: VectorSpace[V]) -> V:
     """The result that a receiver has of what came: every shard once as a total, or its parts."""
     results = _results(taken, space)
     return space.join([results[s] for s in range(len(results))])
 
 
-def _results(taken: Sequence[tuple[Hop, V]], space: Space[V]) -> dict[int, V]:
+def _results(taken: Sequence[tuple[Hop, V]], space: VectorSpace[V]) -> dict[int, V]:
     pieces: dict[int, list[V]] = {}
     for hop, vector in taken:
         shards = space.split(vector, hop.shards) if len(hop.shards) > 1 else (vector,)

@@ -14,7 +14,8 @@ __all__ = ["Gather"]
 
 
 class Gather:
-    """See the module."""
+    """The collective gather: every participant sends all it made to every receiver, who adds it
+    up."""
 
     name, coded = "gather", True
 

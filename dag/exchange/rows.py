@@ -55,7 +55,8 @@ def even_rows(peers: Sequence[P], rows: int = 0) -> tuple[tuple[P, ...], ...]:
 
 
 def _hops(rows: Sequence[Sequence[PeerId]]) -> Iterator[Hop]:
-    """See the module; shards are numbered in the order of the rows."""
+    """Yields the messages of participants in rows, each of which speaks with its row and its
+    column; shards are numbered in the order of the rows."""
     owners = [peer for row in rows for peer in row]
     handlers = [
         [row[place if place < len(row) else r % len(row)] for row in rows]

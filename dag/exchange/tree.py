@@ -15,7 +15,7 @@ __all__ = ["Tree"]
 
 
 class Tree:
-    """See the module."""
+    """The collective tree: sums go up a binary tree, the total comes down again."""
 
     name, coded = "tree", False
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from ..plan.action import Action, Content, Kind, named
+from ..plan.action import Action, ExchangeContent, Kind, named
 from ..plan.cut import Stage, TiedGroup
 from ..plan.plan import PeerId, Plan, PlanError
 from .collective import Collective, Hop, Members
@@ -29,20 +29,20 @@ __all__ = [
     "shares_gradient",
 ]
 
-CODED = frozenset({Content.GRADIENT, Content.DELTA, Content.TIED})
+CODED = frozenset({ExchangeContent.GRADIENT, ExchangeContent.DELTA, ExchangeContent.TIED})
 """What a codec that loses something may carry. Norms, scores and statistics are small and exact;
 what stages step ahead by has been through a codec already."""
-LEVELS: tuple[frozenset[Content], ...] = (
-    frozenset({Content.TIED_PAIR}),
-    frozenset({Content.GRADIENT, Content.DELTA, Content.STATISTICS}),
-    frozenset({Content.TIED, Content.TIED_DELTA}),
-    frozenset({Content.NORM}),
-    frozenset({Content.SCORES}),
+LEVELS: tuple[frozenset[ExchangeContent], ...] = (
+    frozenset({ExchangeContent.TIED_PAIR}),
+    frozenset({ExchangeContent.GRADIENT, ExchangeContent.DELTA, ExchangeContent.STATISTICS}),
+    frozenset({ExchangeContent.TIED, ExchangeContent.TIED_DELTA}),
+    frozenset({ExchangeContent.NORM}),
+    frozenset({ExchangeContent.SCORES}),
 )
 """What stands before what: an exchange makes use of what those of lower levels brought."""
 
 
-def level_of(content: Content) -> int:
+def level_of(content: ExchangeContent) -> int:
     return next(i for i, level in enumerate(LEVELS) if content in level)
 
 
@@ -57,7 +57,7 @@ class _Phase(NamedTuple):
 class Exchange:
     """One exchange: a content, that of a stage or tied group by `index`, among members."""
 
-    content: Content
+    content: ExchangeContent
     index: int
     members: Members
     collective: Collective
@@ -140,7 +140,7 @@ class Exchange:
         return found
 
 
-Exchanges = Mapping[tuple[Content, int], Exchange]
+Exchanges = Mapping[tuple[ExchangeContent, int], Exchange]
 """The exchanges of a plan by content and index."""
 
 
@@ -182,7 +182,7 @@ def _of_stage(plan: Plan, stage: Stage) -> list[Exchange]:
                 f"stage {k} exchanges gradients by {chosen.collective!r}: expected one of "
                 f"{', '.join(SUMS)}"
             )
-        content = Content.DELTA if chosen.ahead else Content.GRADIENT
+        content = ExchangeContent.DELTA if chosen.ahead else ExchangeContent.GRADIENT
         name = "gather" if chosen.ahead else chosen.collective
         members = Members(holders, holders, chosen.groups, chosen.weights, chosen.chunks)
         found.append(Exchange(content, k, members, COLLECTIVES[name]))
@@ -190,16 +190,16 @@ def _of_stage(plan: Plan, stage: Stage) -> list[Exchange]:
         # Not every holder has to run microbatches.
         ran = {v.peer for route in plan.routes for v in route if v.stage == k}
         members = Members(tuple(h for h in holders if h in ran), holders)
-        found.append(Exchange(Content.STATISTICS, k, members, COLLECTIVES["gather"]))
+        found.append(Exchange(ExchangeContent.STATISTICS, k, members, COLLECTIVES["gather"]))
     return found
 
 
 def _pairs(plan: Plan, group: TiedGroup) -> Exchange:
-    """Of a tied parameter the i-th holders of its stages, for each i."""
+    """The exchange of a tied parameter between the i-th holders of its stages, for each i."""
     pipelines = tuple(zip(*(plan.stages[k].holders for k in group.stages), strict=True))
     everybody = tuple(peer for one in pipelines for peer in one)
     members = Members(everybody, tuple(dict.fromkeys(everybody)), pipelines)
-    return Exchange(Content.TIED_PAIR, group.index, members, COLLECTIVES["stars"])
+    return Exchange(ExchangeContent.TIED_PAIR, group.index, members, COLLECTIVES["stars"])
 
 
 def _tied(plan: Plan, group: TiedGroup) -> Exchange:
@@ -207,14 +207,14 @@ def _tied(plan: Plan, group: TiedGroup) -> Exchange:
     everybody = dict.fromkeys(peer for of_stage in holders for peer in of_stage)
     members = Members(tuple(of_stage[0] for of_stage in holders), tuple(everybody))
     ahead = plan.steps_ahead(group.stages[0])
-    content = Content.TIED_DELTA if ahead else Content.TIED
+    content = ExchangeContent.TIED_DELTA if ahead else ExchangeContent.TIED
     return Exchange(content, group.index, members, COLLECTIVES["star"])
 
 
 def _norm(plan: Plan, stages: Sequence[Stage]) -> Exchange:
     hub = hub_of(plan, stages)
     members = Members(plan.peers, (hub, *(p for p in plan.peers if p != hub)))
-    return Exchange(Content.NORM, 0, members, COLLECTIVES["star"])
+    return Exchange(ExchangeContent.NORM, 0, members, COLLECTIVES["star"])
 
 
 def _scores(plan: Plan, stages: Sequence[Stage]) -> Exchange:
@@ -222,4 +222,4 @@ def _scores(plan: Plan, stages: Sequence[Stage]) -> Exchange:
     ran = {v.peer for route in plan.evaluation_routes for v in route if v.stage == loss}
     participants = tuple(peer for peer in plan.stages[loss].holders if peer in ran)
     members = Members(participants, (hub_of(plan, stages),))
-    return Exchange(Content.SCORES, 0, members, COLLECTIVES["star"])
+    return Exchange(ExchangeContent.SCORES, 0, members, COLLECTIVES["star"])

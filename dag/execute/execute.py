@@ -41,26 +41,26 @@ from .stage_module import StageModule, build
 if TYPE_CHECKING:
     from ..plan.cut import Stage
 
-__all__ = ["Forwarded", "Gradients", "SpecError", "StageExecutor", "check_spec"]
+__all__ = ["Forwarded", "Gradients", "StageExecutor", "TensorSpecError", "check_spec"]
 
 Gradients = Mapping[str, "Tensor | Sequence[Tensor | None] | None"]
 """Gradients of values that left: one tensor, or one per reading stage in stage order. None: the
 reader has no gradient for it."""
 
 
-class SpecError(ValueError):
+class TensorSpecError(ValueError):
     """A tensor that is not what the graph says: expected and got are in the message."""
 
 
 def check_spec(value: str, tensor: Tensor, spec: TensorSpec) -> None:
-    """Raises SpecError unless the tensor has exactly the bound spec's shape and dtype.
+    """Raises TensorSpecError unless the tensor has exactly the bound spec's shape and dtype.
 
     To be called for everything that comes from outside before anything runs: kernels trust the
     shapes that they were captured with, and a wrong one can crash the process.
     """
     got = TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
     if got != spec:
-        raise SpecError(
+        raise TensorSpecError(
             f"{value}: expected {spec!r}, got {got!r}; "
             "the sender's graph or microbatch size is not this run's"
         )
@@ -150,7 +150,7 @@ class StageExecutor:
         self._kept: dict[tuple[int, int], _Kept] = {}
 
     def _own(self, kind: str, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A copy on the device; raises SpecError when it is not what the graph names."""
+        """A copy on the device; raises TensorSpecError when it is not what the graph names."""
         value, tensor = f"{kind}:{name}", tensors[name].detach()
         check_spec(value, tensor, self._graph.spec[value])
         return tensor.to(self.device, copy=True, memory_format=torch.contiguous_format)

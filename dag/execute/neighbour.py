@@ -41,7 +41,7 @@ __all__ = ["BOOST", "Rebuild", "Repeated", "mean", "rebuild", "repeated"]
 BOOST = 1.1
 """What the learning rate of rebuilt parameters is multiplied with, once (124M and 1.5B there)."""
 _LEAST = 1e-8
-"""Of a weight: where both gradients are zero, the plain mean."""
+"""The least weight that counts: where both gradients are zero, the plain mean."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,8 @@ VERSION = 1
 MAX_GRAPH_BYTES = 64 << 20  # a graph of 100,000 operators has about 20 MB
 MAX_RECIPE_BYTES = 64 << 20  # of starting weights; some 150 bytes a tensor
 MAX_OPERATORS = 100_000
-"""Of a graph; reading so many takes seconds and 100 MB. A model of 80 layers has some 3,000."""
+"""The most operators of a graph; reading so many takes seconds and 100 MB. A model of 80 layers has
+some 3,000."""
 MAX_NAME = 512  # characters
 MAX_TEXT = 4096  # characters, of an argument or a reason
 MAX_NESTING = 8  # lists in lists, of an argument; operators have at most two

@@ -262,7 +262,8 @@ def _reflect(a: npt.NDArray[Any], v: Floats, scale: float) -> None:
 
 
 def _sum(a: Floats) -> Floats:
-    """Of the rows, halving them again and again: a fixed order. `a` is overwritten."""
+    """The sum of the rows, found by halving them again and again: a fixed order. `a` is
+    overwritten."""
     n = len(a)
     while n > 1:
         half = n // 2

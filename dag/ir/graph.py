@@ -277,8 +277,8 @@ class Graph:
         return {}
 
     def bind(self, batch: int) -> Graph:
-        """The same graph for microbatches of `batch` samples: no Size is left in it. Asked again,
-        the same object."""
+        """This graph for microbatches of `batch` samples: no Size is left in it. Asked again, the
+        same object."""
         key = ("bound", batch)
         if key not in self.found:
             self.found[key] = self._bind(batch)

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MOST_BYTES = 1 << 62
-"""Of a tensor: torch counts them in 64 bits."""
+"""The most bytes of a tensor: torch counts them in 64 bits."""
 
 Inferred = dict[str, tuple[TensorSpec, bool]]
 """Value → (bound spec, whether autograd could send a gradient through it)."""
@@ -104,14 +104,16 @@ def _meta(spec: TensorSpec, grad: bool) -> Tensor:
 
 
 def outside(graph: Graph) -> Inferred:
-    """Of the inputs, parameters and buffers of a bound graph."""
+    """Specs, and whether gradients go back, of the inputs, parameters and buffers of a bound
+    graph."""
     found: Inferred = {f"in:{i.name}": (i.spec, False) for i in graph.inputs}
     found |= {f"buffer:{b.name}": (b.spec, False) for b in graph.buffers}
     return found | {f"param:{p.name}": (p.spec, p.trainable) for p in graph.parameters}
 
 
 def infer(graph: Graph) -> Inferred:
-    """Of every value of a bound graph. Raises GraphError naming an operator that does not run."""
+    """Specs, and whether gradients go back, of every value of a bound graph. Raises GraphError
+    naming an operator that does not run."""
     found = outside(graph)
     for op in graph.operators:
         found |= dict(infer_operator(op, found))
@@ -119,7 +121,8 @@ def infer(graph: Graph) -> Inferred:
 
 
 def infer_operator(op: Operator, known: Inferred) -> Iterator[tuple[str, tuple[TensorSpec, bool]]]:
-    """Of the results of one operator, whose arguments are known. An absent result is left out."""
+    """Yields specs, and whether gradients go back, of the results of one operator, whose arguments
+    are known. An absent result is left out."""
     results = results_of(op, known)
     if len(results) != len(op.values):
         raise GraphError(

@@ -46,7 +46,7 @@ __all__ = [
 
 VERSION = 1
 MOST_STEPS = 1024
-"""Of one tensor: each element passes through all of them."""
+"""The most steps of one tensor: each element passes through all of them."""
 MOST_ORTHOGONAL = 1 << 30
 """rows · columns · min(rows, columns) of an orthogonal matrix: 1024 × 1024 takes some seconds. Of a
 larger one the values are sent."""

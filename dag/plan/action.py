@@ -4,7 +4,7 @@
     E2@1  forward of held-out microbatch 2, no gradient
     >@grad1  +1@grad1  *3@grad1  <4@grad1
              exchange of stage 1's gradients: give what was made here, add up in phase 1, pass on
-             totals in phase 3, take the result in phase 4; others likewise, by `Content`
+             totals in phase 3, take the result in phase 4; others likewise, by `ExchangeContent`
     U     update: divide by the weight, clip, optimizer step, buffers
 
 What each action takes and gives stands in `dag/schedule/flow.py`.
@@ -16,7 +16,7 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = ["EXCHANGES", "VISITS", "Action", "Content", "Kind", "ScheduleError", "named"]
+__all__ = ["EXCHANGES", "VISITS", "Action", "ExchangeContent", "Kind", "ScheduleError", "named"]
 
 
 class ScheduleError(ValueError):
@@ -42,7 +42,7 @@ class Kind(StrEnum):
     __hash__ = str.__hash__  # an enum's own is slow, and actions are looked up all the time
 
 
-class Content(StrEnum):
+class ExchangeContent(StrEnum):
     """What an exchange is about; the text is what its name begins with."""
 
     GRADIENT = "grad"
@@ -72,20 +72,20 @@ VISITS = frozenset({Kind.FORWARD, Kind.BACKWARD, Kind.EVALUATE})
 EXCHANGES = frozenset({Kind.GIVE, Kind.REDUCE, Kind.RELAY, Kind.TAKE})
 """Kinds that belong to one exchange."""
 
-_SINGLE = frozenset({Content.NORM, Content.SCORES})
+_SINGLE = frozenset({ExchangeContent.NORM, ExchangeContent.SCORES})
 """What there is one exchange of."""
 _NUMBER = r"(?:0|[1-9]\d{0,8})"
 _TEXT = re.compile(
     rf"(?P<visit>[FBE])(?P<microbatch>{_NUMBER})@(?P<stage>{_NUMBER})"
     rf"|(?P<exchange>[>+*<])(?P<phase>{_NUMBER})?"
     rf"@(?:(?P<single_content>{'|'.join(sorted(_SINGLE))})"
-    rf"|(?P<content>{'|'.join(sorted({*Content} - _SINGLE))})(?P<index>{_NUMBER}))"
+    rf"|(?P<content>{'|'.join(sorted({*ExchangeContent} - _SINGLE))})(?P<index>{_NUMBER}))"
     r"|(?P<single>U)",
     re.ASCII,
 )
 
 
-def named(content: Content, index: int) -> str:
+def named(content: ExchangeContent, index: int) -> str:
     """The name of an exchange."""
     return content.value if content in _SINGLE else f"{content.value}{index}"
 
@@ -98,7 +98,7 @@ class Action(NamedTuple):
     kind: Kind
     microbatch: int = 0
     stage: int = 0
-    content: Content | None = None
+    content: ExchangeContent | None = None
 
     @property
     def phase(self) -> int:
@@ -126,6 +126,6 @@ class Action(NamedTuple):
             kind, phase = Kind(match["exchange"]), int(match["phase"] or 0)
             if (kind is Kind.GIVE) != (phase == 0):
                 raise ScheduleError(f"{text!r}: expected no phase for >, one from 1 on for + * <")
-            content = Content(match["single_content"] or match["content"])
+            content = ExchangeContent(match["single_content"] or match["content"])
             return cls(kind, phase, int(match["index"] or 0), content)
         return cls(Kind(match["single"]))

@@ -128,7 +128,7 @@ class Cutter:
         self._takers: dict[str, list[int]] = {}
         """By value, the operators that read it."""
         self._differentiators: dict[str, list[int]] = {}
-        """Of these, the ones that send its gradient back."""
+        """The ones of these that send its gradient back."""
         self._grads = [0]
         """By position, operators before it through which a gradient flows."""
         for i, operator in enumerate(graph.operators):

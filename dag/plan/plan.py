@@ -18,7 +18,6 @@ __all__ = [
     "Alternative",
     "CodecChoice",
     "CodecUse",
-    "Keeper",
     "LinkPrediction",
     "PeerId",
     "PeerPrediction",
@@ -27,6 +26,7 @@ __all__ = [
     "Prediction",
     "Route",
     "ScheduleName",
+    "SnapshotKeeper",
     "Spare",
     "StageExchange",
     "StageSlot",
@@ -40,7 +40,7 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 
 
 MOST_CHUNKS = 64
-"""Of an exchange: each is a frame of its own."""
+"""The most chunks of an exchange: each is a frame of its own."""
 
 
 class PlanError(ValueError):
@@ -147,7 +147,7 @@ class CodecUse:
     bytes: int
     """Encoded, without what frames add."""
     dense_bytes: int
-    """Of the same tensors, uncompressed."""
+    """Bytes of the same tensors, uncompressed."""
     saved_s: float = 0.0
     """Seconds of transfer that it saves."""
     encode_s: float = 0.0
@@ -200,7 +200,7 @@ class Spare:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
+class SnapshotKeeper:
     """`peer` keeps copies of the snapshots of `holder`."""
 
     holder: PeerId
@@ -227,7 +227,7 @@ class Plan:
     the norm follow from the rest of the plan (`dag/exchange/wiring.py`)."""
     head_parts: int = 0
     """Column blocks that the vocabulary head is split into before the graph is cut; 0: whole."""
-    keepers: tuple[Keeper, ...] = ()
+    keepers: tuple[SnapshotKeeper, ...] = ()
     """Planners leave it empty; the broker fills it when the plan begins."""
 
     @cached_property

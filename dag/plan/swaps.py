@@ -64,7 +64,7 @@ def swaps(plan: Plan) -> tuple[tuple[int, int], ...]:
 
 
 def swapped_operators(plan: Plan) -> tuple[tuple[int, int, int], ...]:
-    """The same as operators of the graph: [a, b) and [b, c) change places."""
+    """The swaps of a plan as operators of the graph: [a, b) and [b, c) change places."""
     slots = plan.stages
     return tuple((slots[a].start, slots[a].stop, slots[b].stop) for a, b in swaps(plan))
 

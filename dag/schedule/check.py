@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..exchange.wiring import LEVELS, level_of
-from ..plan.action import Content
+from ..plan.action import ExchangeContent
 from ..plan.cut import Stage, TiedGroup
 from ..plan.plan import PeerId, Plan
 from .flow import Flow
@@ -35,7 +35,7 @@ Lists = Mapping[PeerId, Sequence[Action]]
 
 
 def _evaluates(action: Action) -> bool:
-    return action.kind is Kind.EVALUATE or action.content is Content.SCORES
+    return action.kind is Kind.EVALUATE or action.content is ExchangeContent.SCORES
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _before(
     if action.kind is Kind.BACKWARD:
         yield Action(Kind.FORWARD, action.microbatch, action.stage)
     elif action.kind is Kind.UPDATE:
-        yield from (a for a in present if a.content is Content.NORM)
+        yield from (a for a in present if a.content is ExchangeContent.NORM)
     elif action.content is not None:
         own = [a for a in present if (a.content, a.stage) == (action.content, action.stage)]
         yield from (a for a in own if a.phase < action.phase)
@@ -152,12 +152,12 @@ def _made_from(flow: Flow, action: Action, present: Sequence[Action]) -> Iterato
     content = action.content
     assert content is not None, f"{action} is of no exchange"
     below = level_of(content)
-    if content is Content.SCORES:
+    if content is ExchangeContent.SCORES:
         yield from (a for a in present if a.kind is Kind.EVALUATE)
         return
     visits = [a for a in present if a.kind in (Kind.FORWARD, Kind.BACKWARD)]
     others = [a for a in present if a.content is not None and level_of(a.content) < below]
-    if content is not Content.NORM:
+    if content is not ExchangeContent.NORM:
         of_group = content in LEVELS[0] | LEVELS[2]
         mine = flow.tied[action.stage].stages if of_group else (action.stage,)
         groups = [g.index for g in flow.tied if set(mine) & set(g.stages)]

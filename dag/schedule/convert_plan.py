@@ -17,7 +17,6 @@ from ..plan.plan import (
     Alternative,
     CodecChoice,
     CodecUse,
-    Keeper,
     LinkPrediction,
     PeerId,
     PeerPrediction,
@@ -26,6 +25,7 @@ from ..plan.plan import (
     Prediction,
     Route,
     ScheduleName,
+    SnapshotKeeper,
     Spare,
     StageExchange,
     StageSlot,
@@ -197,7 +197,7 @@ def plan_from_proto(message: broker_pb2.Plan) -> Plan:
         spares=tuple(Spare(_peer(s.peer), _text(s.reason)) for s in message.spares),
         evaluation_routes=_routes_from_proto(message.evaluation_routes),
         head_parts=message.head_parts,
-        keepers=tuple(Keeper(_peer(k.holder), _peer(k.peer)) for k in message.keepers),
+        keepers=tuple(SnapshotKeeper(_peer(k.holder), _peer(k.peer)) for k in message.keepers),
     )
     return plan.validate(plan.stages[-1].stop if plan.stages else 0)
 

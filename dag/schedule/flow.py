@@ -46,7 +46,7 @@ from typing import NamedTuple
 
 from ..exchange.collective import Hop
 from ..exchange.wiring import Exchange, exchanges_of, hub_of
-from ..plan.action import Action, Content, Kind
+from ..plan.action import Action, ExchangeContent, Kind
 from ..plan.cut import Stage, TiedGroup
 from ..plan.plan import PeerId, Plan, Route
 from ..plan.swaps import Crossing, crossings
@@ -104,7 +104,7 @@ class Flow:
         self.hub = hub_of(plan, stages)
         self.exchanges = {(e.content, e.index): e for e in exchanges_of(plan, stages, tied)}
         self.hops: dict[Transfer, tuple[Exchange, Hop]] = {}
-        """Of which exchange a transfer is, and which of its messages."""
+        """By transfer: its exchange, and which of the exchange's messages it is."""
         self.taken_by: dict[Transfer, Action] = {}
         """The action that waits for a transfer, at its destination. What is not here is no transfer
         of this plan: a frame that claims to be one is refused."""
@@ -187,10 +187,10 @@ class Flow:
         if not crossing.late:
             return Action(Kind.FORWARD if training else Kind.EVALUATE, m, target)
         if not training:
-            return Action(Kind.GIVE, content=Content.SCORES)
+            return Action(Kind.GIVE, content=ExchangeContent.SCORES)
         if self.stages[target].has_backward:
             return Action(Kind.BACKWARD, m, target)
-        return Action(Kind.GIVE, content=Content.NORM)
+        return Action(Kind.GIVE, content=ExchangeContent.NORM)
 
     def _exchange(self, exchange: Exchange) -> None:
         for hop in exchange.hops:

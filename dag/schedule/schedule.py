@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..exchange.wiring import Exchange, level_of
-from ..plan.action import EXCHANGES, VISITS, Action, Content, Kind, ScheduleError
+from ..plan.action import EXCHANGES, VISITS, Action, ExchangeContent, Kind, ScheduleError
 from ..plan.cut import Stage
 from ..plan.plan import PeerId, Plan
 from .visits import visit_lists
@@ -31,7 +31,7 @@ def step_actions(
 ) -> dict[PeerId, tuple[Action, ...]]:
     """The list of every peer for one training step: visits, then exchanges, then the update."""
     lists = visit_lists(plan, stages, plan.routes, training=True)
-    trained = [e for e in exchanges if e.content is not Content.SCORES]
+    trained = [e for e in exchanges if e.content is not ExchangeContent.SCORES]
     for peer in plan.peers:
         lists[peer] += exchange_actions(peer, trained)
         lists[peer].append(Action(Kind.UPDATE))
@@ -43,7 +43,7 @@ def evaluation_actions(
 ) -> dict[PeerId, tuple[Action, ...]]:
     """The list of every peer for one evaluation; all empty when the plan evaluates nothing."""
     lists = visit_lists(plan, stages, plan.evaluation_routes, training=False)
-    scores = [e for e in exchanges if e.content is Content.SCORES]
+    scores = [e for e in exchanges if e.content is ExchangeContent.SCORES]
     return {peer: (*found, *exchange_actions(peer, scores)) for peer, found in lists.items()}
 
 
@@ -51,7 +51,7 @@ def exchange_actions(peer: PeerId, exchanges: Sequence[Exchange]) -> list[Action
     """A peer's part in exchanges: level after level, and in each all lower phases before higher
     ones, on all peers alike. What is taken was given in a lower phase or level: so no two peers
     wait for each other, whatever the collectives."""
-    found: list[tuple[int, int, int, Content, Action]] = []
+    found: list[tuple[int, int, int, ExchangeContent, Action]] = []
     for exchange in exchanges:
         level = level_of(exchange.content)
         for phase in exchange.phases(peer):

@@ -33,7 +33,7 @@ class EvaluationError(GraphError):
 
 
 def evaluation(graph: Graph) -> Graph:
-    """The same graph as in eval mode: no gradient, no update of a buffer. Names of operators and
+    """The graph as it is in eval mode: no gradient, no update of a buffer. Names of operators and
     their number are the same; a batch norm has fewer results."""
     factors = {b.update.value: b.update.factor for b in graph.buffers if b.update}
     return replace(

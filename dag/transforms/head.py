@@ -138,7 +138,7 @@ def _check_between(op: Operator, graph: Graph) -> None:
 
 
 def linear_args(op: Operator) -> tuple[Ref, ...]:
-    """Of a linear operator: input, weight and, if there is one, bias."""
+    """The arguments of a linear operator: input, weight and, if there is one, bias."""
     given = dict(zip(("input", "weight", "bias"), op.args, strict=False)) | dict(op.kwargs)
     found = (given.get(name) for name in ("input", "weight", "bias"))
     return tuple(a for a in found if isinstance(a, Ref))

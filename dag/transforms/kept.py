@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from ..ir.graph import Arg, Graph, Operator, Output, Ref, map_arg
 from .precision import HIGHER, LOWER, cast_of
 
-__all__ = ["AS_MADE", "Kept"]
+__all__ = ["AS_MADE", "KeptDtypes"]
 
 _ROWS = "aten.embedding.default"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptDtypes:
     """Dtypes of float32 parameters, frozen and trained; "": as they are."""
 
     frozen: str = ""
@@ -44,7 +44,7 @@ class Kept:
         return replace(graph, parameters=parameters, operators=tuple(made))
 
 
-AS_MADE = Kept()
+AS_MADE = KeptDtypes()
 
 
 def _read(op: Operator, changed: dict[str, str], graph: Graph) -> list[Operator]:

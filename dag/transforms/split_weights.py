@@ -15,13 +15,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Block", "block_of", "blocks", "grouped", "whole_name"]
+__all__ = ["ParameterBlock", "block_of", "blocks", "grouped", "whole_name"]
 
 _BLOCK = re.compile(r"(?P<name>.+)\.\.(?P<index>[0-9]{1,9})/(?P<parts>[0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ParameterBlock:
     """Block `index` (from 0) of `parts` of the user's parameter `name`."""
 
     name: str
@@ -36,17 +36,17 @@ class Block:
         return whole * self.index // self.parts, whole * (self.index + 1) // self.parts
 
 
-def blocks(name: str, parts: int) -> tuple[Block, ...]:
+def blocks(name: str, parts: int) -> tuple[ParameterBlock, ...]:
     """All blocks of a parameter that is split into `parts`."""
-    return tuple(Block(name, index, parts) for index in range(parts))
+    return tuple(ParameterBlock(name, index, parts) for index in range(parts))
 
 
-def block_of(name: str) -> Block | None:
+def block_of(name: str) -> ParameterBlock | None:
     """The block that a name means; None: the name of a whole parameter or buffer."""
     found = _BLOCK.fullmatch(name)
     if found is None:
         return None
-    block = Block(found["name"], int(found["index"]), int(found["parts"]))
+    block = ParameterBlock(found["name"], int(found["index"]), int(found["parts"]))
     return block if block.index < block.parts and str(block) == name else None
 
 
@@ -56,9 +56,9 @@ def whole_name(name: str) -> str:
     return block.name if block else name
 
 
-def grouped(names: Iterable[str]) -> dict[str, tuple[Block, ...]]:
-    """Of some names, the blocks by their parameter's name, ascending by index."""
-    found: dict[str, list[Block]] = {}
+def grouped(names: Iterable[str]) -> dict[str, tuple[ParameterBlock, ...]]:
+    """The blocks among some names, by their parameter's name, ascending by index."""
+    found: dict[str, list[ParameterBlock]] = {}
     for name in names:
         if block := block_of(name):
             found.setdefault(block.name, []).append(block)

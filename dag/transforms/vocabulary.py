@@ -66,7 +66,7 @@ def split_head(graph: Graph, parts: int) -> Graph:
 
 
 def head_operators(graph: Graph, parts: int) -> tuple[tuple[int, int], ...]:
-    """Of `split_head(graph, parts)`, the operators [start, stop) of each block, consecutive.
+    """The operators [start, stop) of each block of `split_head(graph, parts)`, consecutive.
 
     Before the first stand what prepares the labels, from the last one's stop on the combination:
     a stage boundary at any start or stop keeps the logits inside. Raises GraphError as it does.

@@ -17,7 +17,7 @@ from ...net.web.web import WebError
 from ...proto import common_pb2
 from .weight_shards import WeightShard
 
-__all__ = ["BlobCache", "BlobError", "Fetch", "FromWeb"]
+__all__ = ["BlobCache", "BlobMismatchError", "Fetch", "FromWeb"]
 
 Fetch = Callable[[str, int, int], Iterator[bytes]]
 """(hash, offset, length; 0: to the end) -> the bytes in order, in pieces. Blocks."""
@@ -28,7 +28,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _READ_BYTES = 1 << 20
 
 
-class BlobError(ValueError):
+class BlobMismatchError(ValueError):
     """A blob that is not what its name says; the message has both hashes or sizes."""
 
 
@@ -57,9 +57,9 @@ class BlobCache:
     def path(self, name: str, most_bytes: int | None = None, fetch: Fetch | None = None) -> Path:
         """Path of the whole blob with this hash, of which no more than `most_bytes` are fetched
         (None: the cache's limit), through `fetch` in place of the cache's own ways. Raises
-        BlobError, and what `fetch` raises."""
+        BlobMismatchError, and what `fetch` raises."""
         if not _HASH.fullmatch(name):  # it becomes a file name: never a path of somebody's choice
-            raise BlobError(f"{name[:80]!r} is not a hash: expected 64 hexadecimal digits")
+            raise BlobMismatchError(f"{name[:80]!r} is not a hash: expected 64 hexadecimal digits")
         if not self._touch(name):
             with self._locked(name) as part:
                 if part is not None and not self._touch(name):
@@ -100,12 +100,12 @@ class BlobCache:
 
     def whole(self, ref: common_pb2.BlobRef) -> bytes:
         """The blob's bytes, in memory: who calls has looked at the size that the reference says. A
-        blob of another one is not read. Raises BlobError, and what `fetch` raises."""
+        blob of another one is not read. Raises BlobMismatchError, and what `fetch` raises."""
         return self._sized(ref).read_bytes()
 
     def shard(self, shard: WeightShard, from_web: FromWeb) -> bytes:
         """The bytes of a shard of weights; where it is not here, from the web if it says so, else
-        as any blob. Raises BlobError, WebError, and what `fetch` raises."""
+        as any blob. Raises BlobMismatchError, WebError, and what `fetch` raises."""
         self.bring(shard, from_web)
         return self.whole(common_pb2.BlobRef(hash=shard.hash, size_bytes=shard.size_bytes))
 
@@ -117,17 +117,18 @@ class BlobCache:
             return
         try:
             self.path(shard.hash, shard.size_bytes, from_web(shard))
-        except (BlobError, WebError) as problem:
+        except (BlobMismatchError, WebError) as problem:
             # Whoever has read it already, or the broker, may have it all the same.
             try:
                 self._sized(ref)
             except Exception:
-                raise BlobError(
+                raise BlobMismatchError(
                     f"weights from {shard.url}, byte {shard.at} on: {problem}"
                 ) from None
 
     def mapped(self, ref: common_pb2.BlobRef) -> memoryview:
-        """The same without reading it: its pages come from the disk as they are looked at."""
+        """The bytes of a blob, mapped and not read: its pages come from the disk as they are looked
+        at."""
         path = self._sized(ref)
         if not ref.size_bytes:
             return memoryview(b"")
@@ -137,14 +138,14 @@ class BlobCache:
     def _sized(self, ref: common_pb2.BlobRef) -> Path:
         path = self.path(ref.hash, ref.size_bytes)
         if (size := path.stat().st_size) != ref.size_bytes:
-            raise BlobError(f"blob {ref.hash[:12]} has {size} bytes, not {ref.size_bytes}")
+            raise BlobMismatchError(f"blob {ref.hash[:12]} has {size} bytes, not {ref.size_bytes}")
         return path
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """Exactly these bytes of a blob, without the rest of it. A part cannot be checked against
-        the hash of the whole; its length is. Raises BlobError, and what `fetch` raises."""
+        the hash of the whole; its length is. Raises BlobMismatchError, and what `fetch` raises."""
         if not _HASH.fullmatch(name):
-            raise BlobError(f"{name[:80]!r} is not a hash: expected 64 hexadecimal digits")
+            raise BlobMismatchError(f"{name[:80]!r} is not a hash: expected 64 hexadecimal digits")
         if length == 0:
             return b""
         if self._touch(name):
@@ -154,7 +155,7 @@ class BlobCache:
         else:
             data = b"".join(self._bounded(name, self._fetch(name, offset, length), length))
         if len(data) != length:
-            raise BlobError(
+            raise BlobMismatchError(
                 f"blob {name[:12]} gave {len(data)} bytes from {offset}, expected {length}"
             )
         return data
@@ -181,19 +182,20 @@ class BlobCache:
         try:
             try:
                 self._fill(name, part, fetch, most_bytes)
-            except BlobError:
+            except BlobMismatchError:
                 if alone is None:
                     raise
                 part.truncate(0)
                 self._fill(name, part, alone, most_bytes)
-        except BlobError:  # nothing of it is worth keeping
+        except BlobMismatchError:  # nothing of it is worth keeping
             path.unlink()
             raise
         path.replace(self.folder / name)
         self._make_room(name)
 
     def _fill(self, name: str, part: IO[bytes], fetch: Fetch, most_bytes: int) -> None:
-        """Goes on from what the part has. Raises BlobError when its content is not the name's."""
+        """Goes on from what the part has. Raises BlobMismatchError when its content is not the
+        name's."""
         digest = hashlib.sha256()
         part.seek(0)
         while data := part.read(_READ_BYTES):
@@ -205,10 +207,10 @@ class BlobCache:
                 digest.update(piece)
         except Exception as error:
             if getattr(error, "code", "") == "OUT_OF_RANGE":
-                raise BlobError(f"the part of blob {name[:12]} is longer than it") from None
+                raise BlobMismatchError(f"the part of blob {name[:12]} is longer than it") from None
             raise
         if digest.hexdigest() != name:
-            raise BlobError(
+            raise BlobMismatchError(
                 f"blob {name[:12]} came with the content of {digest.hexdigest()[:12]} "
                 f"({part.tell()} bytes): it was damaged on its way or in the store"
             )
@@ -219,7 +221,7 @@ class BlobCache:
         for piece in pieces:
             size += len(piece)
             if size > limit_bytes:
-                raise BlobError(f"blob {name[:12]} sends more than {limit_bytes} bytes")
+                raise BlobMismatchError(f"blob {name[:12]} sends more than {limit_bytes} bytes")
             yield piece
 
     def _make_room(self, but: str) -> None:

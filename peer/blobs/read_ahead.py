@@ -21,8 +21,8 @@ Reading = Callable[[Sequence[WeightShard]], AbstractContextManager[object]]
 """Is told what will be read inside of it, in which order."""
 
 AHEAD_BYTES = MOST_SHARD_BYTES
-"""Of all shards that are on their way, as the reader's own may have alone: what comes from the web
-is in memory until it is whole."""
+"""The most bytes of all shards that are on their way, as the reader's own may have alone: what
+comes from the web is in memory until it is whole."""
 _AT_ONCE = 3
 """With the reader's own, as a submitter sends them. More would share a slow line so that a server
 seems too slow (`fetching.py`)."""

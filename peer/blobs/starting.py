@@ -14,7 +14,7 @@ from ...net.links.buffers import trim_heap
 from .weight_shards import WeightShard
 from .weights import (
     Lazy,
-    Spec,
+    ShapeDtype,
     WeightError,
     Weights,
     has_start,
@@ -25,11 +25,12 @@ from .weights import (
 __all__ = ["ByGraph", "Starting", "check_recipe"]
 
 TRIM_BYTES = 64 << 20
-"""Of weights that are read before the heap is trimmed: it takes a millisecond or two."""
+"""Bytes of weights that are read before the heap is trimmed: it takes a millisecond or two."""
 
 
 class Starting(Lazy):
-    """See the module. `recipe` has whole tensors; rows of one are made without the others."""
+    """The tensors that a run begins with: from weights files, or made by the recipe when asked for.
+    `recipe` has whole tensors; rows of one are made without the others."""
 
     def __init__(self, files: Weights, recipe: Recipe) -> None:
         self.files, self.recipe = files, recipe
@@ -41,12 +42,12 @@ class Starting(Lazy):
     def __contains__(self, name: object) -> bool:
         return name in self.files or name in self.recipe.tensors
 
-    def spec(self, name: str) -> Spec:
-        """Of a tensor, without making it. Raises KeyError for an unknown name."""
+    def spec(self, name: str) -> ShapeDtype:
+        """Shape and dtype of a tensor, without making it. Raises KeyError for an unknown name."""
         if name in self.files:
             return self.files.spec(name)
         initial = self.recipe.tensors[name]
-        return Spec(initial.shape, getattr(torch, initial.dtype))
+        return ShapeDtype(initial.shape, getattr(torch, initial.dtype))
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows [start, stop) of a tensor. Raises KeyError for an unknown name, ValueError for rows

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 MOST_SHARD_BYTES = 64 << 20
-"""Of one shard: it is read into memory."""
+"""The most bytes of one shard: it is read into memory."""
 MOST_SIZES = 64
 """Dimensions of a tensor; torch's own limit."""
 MOST_URL = 2000
@@ -65,7 +65,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class WeightManifest:
-    """See the module."""
+    """Which shards a run's weights are cut into, and which tensor lies where in them."""
 
     shards: tuple[WeightShard, ...]
     tensors: Mapping[str, StoredTensor]

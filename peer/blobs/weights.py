@@ -35,12 +35,12 @@ from .weight_shards import MOST_SIZES, StoredTensor, WeightError, WeightManifest
 __all__ = [
     "DTYPES",
     "DTYPE_NAMES",
-    "Entry",
+    "ByteRange",
     "Lazy",
-    "Part",
     "Read",
     "Serialized",
-    "Spec",
+    "ShapeDtype",
+    "TensorLocation",
     "WeightError",
     "Weights",
     "WeightsFile",
@@ -79,7 +79,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEADER_LIMIT = 100 * 2**20  # the format's own
 
 
-class Spec(NamedTuple):
+class ShapeDtype(NamedTuple):
     """What a tensor is like."""
 
     shape: tuple[int, ...]
@@ -103,7 +103,7 @@ class WeightsFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ByteRange:
     """Bytes [begin, begin + length) of a file or of a shard."""
 
     source: WeightsFile | WeightShard
@@ -112,35 +112,35 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorLocation:
     """A tensor where it lies: the bytes of its parts, one behind the other."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ByteRange, ...]
 
     @property
     def size_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def rows(self, start: int, stop: int) -> Entry:
+    def rows(self, start: int, stop: int) -> TensorLocation:
         """Rows [start, stop) of it; they are there."""
         one = self.size_bytes // self.shape[0] if self.shape[0] else 0
-        at, wanted, found = 0, (start * one, stop * one), list[Part]()
+        at, wanted, found = 0, (start * one, stop * one), list[ByteRange]()
         for part in self.parts:
             low, high = max(wanted[0], at), min(wanted[1], at + part.length)
             if low < high:
-                found.append(Part(part.source, part.begin + low - at, high - low))
+                found.append(ByteRange(part.source, part.begin + low - at, high - low))
             at += part.length
-        return Entry(self.dtype, (stop - start, *self.shape[1:]), tuple(found))
+        return TensorLocation(self.dtype, (stop - start, *self.shape[1:]), tuple(found))
 
 
 class Lazy(Mapping[str, Tensor]):
     """Tensors by name that are read when they are asked for."""
 
     @abstractmethod
-    def spec(self, name: str) -> Spec:
-        """Of a tensor, without reading it. Raises KeyError for an unknown name."""
+    def spec(self, name: str) -> ShapeDtype:
+        """Shape and dtype of a tensor, without reading it. Raises KeyError for an unknown name."""
 
     @abstractmethod
     def rows(self, name: str, start: int, stop: int) -> Tensor:
@@ -165,7 +165,7 @@ class Weights(Lazy):
     ) -> None:
         self._files = tuple(files)
         self._read, self._whole = read, whole
-        self._entries: dict[str, Entry] | None = None
+        self._entries: dict[str, TensorLocation] | None = None
         self._metadata: dict[str, str] = {}
         self._last: tuple[WeightShard, bytes | bytearray | memoryview] | None = None
         # Small tensors share a shard.
@@ -177,9 +177,9 @@ class Weights(Lazy):
     def __contains__(self, name: object) -> bool:
         return name in self.entries  # Mapping's own would read the tensor to find out
 
-    def spec(self, name: str) -> Spec:
+    def spec(self, name: str) -> ShapeDtype:
         entry = self.entries[name]
-        return Spec(entry.shape, entry.dtype)
+        return ShapeDtype(entry.shape, entry.dtype)
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         entry = self.entries[name]
@@ -196,7 +196,7 @@ class Weights(Lazy):
         parts = () if entry is None else entry.parts
         return tuple(p.source for p in parts if isinstance(p.source, WeightShard))
 
-    def read(self, entry: Entry) -> Tensor:
+    def read(self, entry: TensorLocation) -> Tensor:
         """A tensor of these files, made of some of their bytes. Raises WeightError."""
         made = torch.empty(entry.shape, dtype=entry.dtype)
         flat, at = bytes_of(made), 0
@@ -212,10 +212,10 @@ class Weights(Lazy):
         return len(self.entries)
 
     @property
-    def entries(self) -> Mapping[str, Entry]:
+    def entries(self) -> Mapping[str, TensorLocation]:
         """Where each tensor lies. Raises WeightError for a file that is damaged."""
         if self._entries is None:
-            found: dict[str, Entry] = {}
+            found: dict[str, TensorLocation] = {}
             for file in self._files:
                 found |= self._sharded(file) if file.sharded else self._header(file)
             with suppress(WeightError):  # of a snapshot, which has some blocks and not all
@@ -229,7 +229,7 @@ class Weights(Lazy):
         _ = self.entries
         return self._metadata
 
-    def _part(self, part: Part) -> bytes | bytearray | memoryview:
+    def _part(self, part: ByteRange) -> bytes | bytearray | memoryview:
         if isinstance(part.source, WeightsFile):
             return self._bytes(part.source, part.begin, part.length)
         if self._last is None or self._last[0] != part.source:
@@ -248,7 +248,7 @@ class Weights(Lazy):
             raise WeightError(f"{file}: expected {length} bytes at {offset}, got {len(data)}")
         return data
 
-    def _sharded(self, file: WeightsFile) -> dict[str, Entry]:
+    def _sharded(self, file: WeightsFile) -> dict[str, TensorLocation]:
         if file.size_bytes > MOST_MANIFEST_BYTES:
             raise WeightError(
                 f"{file}: a manifest of {file.size_bytes} bytes: expected at most "
@@ -257,11 +257,11 @@ class Weights(Lazy):
         made = WeightManifest.from_json(bytes(self._bytes(file, 0, file.size_bytes)))
         found = {}
         for name, stored in made.tensors.items():
-            parts = tuple(Part(made.shards[i], at, length) for i, at, length in stored.parts)
+            parts = tuple(ByteRange(made.shards[i], at, length) for i, at, length in stored.parts)
             found[name] = entry_of(name, stored, parts)
         return found
 
-    def _header(self, file: WeightsFile) -> dict[str, Entry]:
+    def _header(self, file: WeightsFile) -> dict[str, TensorLocation]:
         if file.size_bytes < 8:
             raise WeightError(f"{file} has {file.size_bytes} bytes: no safetensors file")
         length = int.from_bytes(self._bytes(file, 0, 8), "little")
@@ -285,15 +285,15 @@ class Weights(Lazy):
         }
 
 
-def entry_of(name: str, stored: StoredTensor, parts: tuple[Part, ...]) -> Entry:
+def entry_of(name: str, stored: StoredTensor, parts: tuple[ByteRange, ...]) -> TensorLocation:
     """A tensor of a manifest, whose bytes lie in these parts. Raises WeightError."""
-    found = Entry(DTYPES.get(stored.dtype, torch.bool), stored.shape, parts)
+    found = TensorLocation(DTYPES.get(stored.dtype, torch.bool), stored.shape, parts)
     if stored.dtype not in DTYPES or found.size_bytes != sum(part.length for part in parts):
         raise WeightError(f"the entry of {name!r:.80} in a manifest is {stored!r:.200}")
     return found
 
 
-def _entry(file: WeightsFile, start: int, name: str, raw: Any) -> Entry:
+def _entry(file: WeightsFile, start: int, name: str, raw: Any) -> TensorLocation:
     try:
         dtype, (begin, end) = DTYPES[raw["dtype"]], raw["data_offsets"]
         shape = tuple(raw["shape"])
@@ -308,12 +308,13 @@ def _entry(file: WeightsFile, start: int, name: str, raw: Any) -> Entry:
             f"{file}: the entry of {name!r:.80} is {raw!r:.200}, which ends at byte {start + end}, "
             f"and the file has {file.size_bytes}: it was cut off"
         )
-    parts = (Part(file, start + begin, end - begin),) if end > begin else ()
-    return Entry(dtype, shape, parts)
+    parts = (ByteRange(file, start + begin, end - begin),) if end > begin else ()
+    return TensorLocation(dtype, shape, parts)
 
 
-def starting_spec(files: Mapping[str, Tensor], name: str) -> Spec | None:
-    """Of what `starting_tensor` would give. Of what is `Lazy`, nothing is read."""
+def starting_spec(files: Mapping[str, Tensor], name: str) -> ShapeDtype | None:
+    """Shape and dtype of what `starting_tensor` would give; None where it gives nothing. A `Lazy`
+    mapping is not read."""
     if name in files:
         return spec_of(files, name)
     block = block_of(name)
@@ -321,14 +322,14 @@ def starting_spec(files: Mapping[str, Tensor], name: str) -> Spec | None:
         return None
     shape, dtype = spec_of(files, block.name)
     start, stop = block.rows(shape[0] if shape else 0)
-    return Spec((stop - start, *shape[1:]), dtype)
+    return ShapeDtype((stop - start, *shape[1:]), dtype)
 
 
-def spec_of(files: Mapping[str, Tensor], name: str) -> Spec:
-    """Of a tensor that is there."""
+def spec_of(files: Mapping[str, Tensor], name: str) -> ShapeDtype:
+    """Shape and dtype of a tensor that is there."""
     if isinstance(files, Lazy):
         return files.spec(name)
-    return Spec(tuple(files[name].shape), files[name].dtype)
+    return ShapeDtype(tuple(files[name].shape), files[name].dtype)
 
 
 def starting_tensor(files: Mapping[str, Tensor], name: str) -> Tensor | None:
@@ -361,18 +362,19 @@ def merge_blocks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def merged_entries(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    """The same of tensors where they lie: the bytes of blocks one behind the other."""
+def merged_entries(entries: Mapping[str, TensorLocation]) -> dict[str, TensorLocation]:
+    """The entries with blocks merged into whole tensors: the bytes of blocks one behind the
+    other."""
     found = {name: entry for name, entry in entries.items() if block_of(name) is None}
-    for name, blocks in split_names({n: Spec(e.shape, e.dtype) for n, e in entries.items()}):
+    for name, blocks in split_names({n: ShapeDtype(e.shape, e.dtype) for n, e in entries.items()}):
         parts = [entries[block] for block in blocks]
         rows = sum(entry.shape[0] for entry in parts)
         where = tuple(part for entry in parts for part in entry.parts)
-        found[name] = Entry(parts[0].dtype, (rows, *parts[0].shape[1:]), where)
+        found[name] = TensorLocation(parts[0].dtype, (rows, *parts[0].shape[1:]), where)
     return found
 
 
-def split_names(specs: Mapping[str, Spec]) -> Iterator[tuple[str, list[str]]]:
+def split_names(specs: Mapping[str, ShapeDtype]) -> Iterator[tuple[str, list[str]]]:
     """Each split parameter among some tensors with the names of its blocks, in order. Raises
     WeightError when a block is missing or does not fit."""
     for name, blocks in grouped(specs).items():

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ...dag.exchange.wiring import shares_gradient
-from ...dag.execute.execute import SpecError, StageExecutor
+from ...dag.execute.execute import StageExecutor, TensorSpecError
 from ...dag.ir.graph import Graph, GraphError, Lowered, Operator, TensorSpec
 from ...dag.ir.infer import infer_operator
 from ...dag.ir.rules.rules import check_graph
-from ...dag.plan.action import Action, Content, Kind
+from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.plan.cut import cut, tied_groups
 from ...dag.schedule.flow import Flow
 from ...dag.transforms.evaluation import evaluation
@@ -26,31 +26,31 @@ from ...net.links.buffers import trim_heap
 from ..blobs.starting import ByGraph, Starting
 from ..blobs.weights import has_start
 from ..data.reader import Reader
-from ..sync.ahead import Ahead
+from ..sync.ahead import StepAheadEF
 from ..sync.optimizer import StageOptimizer
 from ..sync.vector import parts_of
 from .codings import Codings
-from .exchange import Exchanges, Held, Wire
+from .exchange import Exchanges, LocalStage, TransferSpecs
 from .offer import check_memory
 from .order import BuildOrder
 from .store import Store
 from .streams import Streams
 
-__all__ = ["Inputs", "Work", "build_work"]
+__all__ = ["BuiltStages", "Inputs", "build_work"]
 
 Inputs = dict[str, Tensor]
 
 
 @dataclass(eq=False)
-class Work:
+class BuiltStages:
     """Everything of one assignment on its device."""
 
     order: BuildOrder
     graph: Graph
     """Full form, bound."""
     flow: Flow
-    wire: Wire
-    held: dict[int, Held]
+    wire: TransferSpecs
+    held: dict[int, LocalStage]
     """This peer's stages by index."""
     exchange: Exchanges
     streams: Streams
@@ -108,7 +108,7 @@ class Work:
     def unsent(self, stage: int) -> dict[str, Tensor]:
         """What codecs here did not send yet of this peer's own updates, by parameter; nothing where
         none holds anything back."""
-        action = Action(Kind.GIVE, stage=stage, content=Content.DELTA)
+        action = Action(Kind.GIVE, stage=stage, content=ExchangeContent.DELTA)
         gives = self.flow.gives(self.order.peer, action)
         left = self.streams.unsent(next(t for t in gives if not t.is_local))
         return {} if left is None else parts_of(self.wire.layout(stage), left)
@@ -155,10 +155,10 @@ def build_work(
     device: torch.device,
     clock: Callable[[], float] = time.perf_counter,
     files: Mapping[str, Tensor] | None = None,
-) -> Work:
-    """Raises ValueError (PlanError, GraphError, SpecError, WeightError, CodecError) when the parts
-    of the order do not fit together, OfferError when they take too much memory. `clock` gives the
-    seconds of codecs; `files` are the weights files, where the order's weights are more."""
+) -> BuiltStages:
+    """Raises ValueError (PlanError, GraphError, TensorSpecError, WeightError, CodecError) when the
+    parts of the order do not fit together, OfferError when they take too much memory. `clock` gives
+    the seconds of codecs; `files` are the weights files, where the order's weights are more."""
     plan = order.plan.validate(len(order.graph.operators))
     graph = order.graph.bind(plan.microbatch_size)
     check_graph(graph)
@@ -170,7 +170,7 @@ def build_work(
     weights = ByGraph(order.weights, graph)
     core = _checked_core(order.core, graph) if order.core else None
     firsts = _firsts(graph)
-    held: dict[int, Held] = {}
+    held: dict[int, LocalStage] = {}
     names = [name for stage in mine for name in (*stage.parameters, *stage.buffers)]
     with order.reading(weights.shards(names)):
         for stage in mine:
@@ -197,18 +197,18 @@ def build_work(
                 seed=order.training.seed,
                 firsts=firsts,
             )
-            held[stage.index] = Held(stage, executor, optimizer)
+            held[stage.index] = LocalStage(stage, executor, optimizer)
     trim_heap()
-    wire = Wire(flow, graph)
+    wire = TransferSpecs(flow, graph)
     for k, part in held.items():
         if not plan.steps_ahead(k) or not shares_gradient(part.stage):
             continue
         if graph.weight:
-            raise SpecError(
+            raise TensorSpecError(
                 f'codec.feedback is "ahead", and the model weighs its losses by {graph.weight!r}: '
                 'holders of a stage do not know the weights of their microbatches; expected "ef"'
             )
-        part.ahead = Ahead(
+        part.ahead = StepAheadEF(
             wire.layout(k),
             part.executor.parameters,
             part.optimizer,
@@ -233,11 +233,11 @@ def build_work(
         clock=clock,
     )
     files = order.weights if files is None else files
-    return Work(order, graph, flow, wire, held, exchange, streams, reader, unread, files)
+    return BuiltStages(order, graph, flow, wire, held, exchange, streams, reader, unread, files)
 
 
 def _firsts(graph: Graph) -> dict[str, int]:
-    """Of the blocks of split parameters, the number of their first element in the whole one."""
+    """By block of a split parameter: the number of its first element in the whole parameter."""
     found: dict[str, int] = {}
     sizes = {p.name: p.spec.elements for p in graph.parameters}
     for parts in grouped(sizes).values():
@@ -311,17 +311,19 @@ def _owners(graph: Graph, flow: Flow) -> dict[str, int]:
 
 
 def _check_data(graph: Graph, order: BuildOrder, names: set[str]) -> None:
-    """Raises SpecError when the data is not what the stages here read."""
+    """Raises TensorSpecError when the data is not what the stages here read."""
     fields, size = order.manifest.fields, order.plan.microbatch_size
     for given in graph.inputs:
         if given.name not in names:
             continue
         if given.name not in fields:
-            raise SpecError(
+            raise TensorSpecError(
                 f"the model reads {given.name!r}, the data has {sorted(fields)}: "
                 "name its tensors with inputs and targets"
             )
         sample = fields[given.name]
         got = TensorSpec((size, *sample.shape), sample.dtype)
         if got != given.spec:
-            raise SpecError(f"data {given.name!r}: the model expects {given.spec!r}, got {got!r}")
+            raise TensorSpecError(
+                f"data {given.name!r}: the model expects {given.spec!r}, got {got!r}"
+            )

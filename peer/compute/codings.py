@@ -23,13 +23,13 @@ from ...dag.cost.pace import Vectors
 from ...dag.ir.graph import TensorSpec
 from ...dag.plan.plan import CodecChoice
 from ...dag.schedule.flow import Role, Transfer
-from .exchange import Wire
+from .exchange import TransferSpecs
 
-__all__ = ["Coding", "Codings"]
+__all__ = ["Codings", "TransferCodec"]
 
 
 @dataclass(frozen=True, slots=True)
-class Coding:
+class TransferCodec:
     """How a transfer is written: `body` by the codec, the elements of `tail` after it raw."""
 
     codec: AnyCodec
@@ -46,17 +46,18 @@ class Coding:
 
 
 class Codings:
-    """See the module. `choices` are the plan's. Safe to read from several threads."""
+    """Finds the codec that carries a transfer; both ends find the same. `choices` are the plan's.
+    Safe to read from several threads."""
 
-    def __init__(self, wire: Wire, choices: Iterable[CodecChoice]) -> None:
+    def __init__(self, wire: TransferSpecs, choices: Iterable[CodecChoice]) -> None:
         """Raises CodecError for a choice that names no codec."""
         self.flow, self._wire = wire.flow, wire
         flow = wire.flow
         self._vectors = Vectors(flow.plan, flow.stages, flow.tied, wire.graph)
         self._chosen = {(c.source, c.destination, c.role): parse(c.codec) for c in choices}
-        self._found: dict[Transfer, Coding] = {}
+        self._found: dict[Transfer, TransferCodec] = {}
 
-    def of(self, transfer: Transfer) -> Coding:
+    def of(self, transfer: Transfer) -> TransferCodec:
         """Raises KeyError or AssertionError for what is no transfer of the plan."""
         found = self._found.get(transfer)
         if found is None:
@@ -75,10 +76,10 @@ class Codings:
         back = transfer.destination, transfer.source, Role.ACTIVATION_GRAD.value
         return isinstance(self._chosen.get(back), Support)
 
-    def _find(self, transfer: Transfer) -> Coding:
+    def _find(self, transfer: Transfer) -> TransferCodec:
         whole = self._wire.spec(transfer)
         if not self.flow.is_coded(transfer):
-            return Coding(RAW, whole, whole)
+            return TransferCodec(RAW, whole, whole)
         body, tail = whole, None
         synced = transfer.role is Role.SYNC
         exact = self._vectors.tensor(*self.flow.hops[transfer])[1] if synced else 0
@@ -91,10 +92,10 @@ class Codings:
         ]
         codec = min(options, key=lambda c: typical_bytes(c, body))
         if isinstance(codec, Support) and not self._is_sparse(transfer, body):
-            return Coding(RAW, whole, whole)
+            return TransferCodec(RAW, whole, whole)
         if codec is RAW or is_exact(codec, body):
-            return Coding(codec, whole, whole)
-        return Coding(codec, whole, body, tail, exact=False)
+            return TransferCodec(codec, whole, whole)
+        return TransferCodec(codec, whole, body, tail, exact=False)
 
     def _is_sparse(self, gradient: Transfer, spec: TensorSpec) -> bool:
         """Whether the value of a gradient travelled through a codec of the same ratio."""

@@ -26,8 +26,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...dag.execute.execute import SpecError
-from ...dag.plan.action import Action, Content, Kind
+from ...dag.execute.execute import TensorSpecError
+from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.schedule.check import slots
 from ...dag.schedule.flow import Role, Transfer
 from ...net.links.frame import Arrived, FrameKey, Payload
@@ -37,19 +37,19 @@ from ..core.events import Built, Result
 from ..core.snapshots import in_parts
 from ..core.step import transfer_of
 from ..sync.optimizer import learning_rate
-from .build import Inputs, Work, build_work
+from .build import BuiltStages, Inputs, build_work
 from .exchange import Taken
 from .order import BuildOrder
 from .rebuilt import given_records, rebuilt_records
 from .records import load_records, take_records, write_records
-from .store import Entry
+from .store import StoredValue
 
-__all__ = ["SpecError", "TorchDevice"]
+__all__ = ["TensorSpecError", "TorchDevice"]
 
 
 class TorchDevice:
-    """See the module. `device` is a torch device name; `clock` gives the seconds that reports have
-    of codecs."""
+    """Computes the stages of one assignment on one device. `device` is a torch device name; `clock`
+    gives the seconds that reports have of codecs."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class TorchDevice:
         self._clock = clock
         self.peak_bytes = 0
         """Most that was held at once since `build`; on a CPU counted, not measured."""
-        self._work: Work | None = None
+        self._work: BuiltStages | None = None
         self._copies: torch.cuda.Stream | None = None
 
     # ------------------------------------------------------------ building
@@ -69,10 +69,9 @@ class TorchDevice:
     def build(self, order: BuildOrder) -> Built:
         """Builds this peer's stages of the plan; an assignment before it is discarded.
 
-        Raises ValueError (PlanError, GraphError, SpecError, WeightError) when plan, graph, weights
-        and data do not fit together, SnapshotError when the snapshots cannot be gone on from,
-        RebuildError when lost stages cannot be made from what others gave.
-        """
+        Raises ValueError (PlanError, GraphError, TensorSpecError, WeightError) when plan, graph,
+        weights and data do not fit together, SnapshotError when the snapshots cannot be gone on
+        from, RebuildError when lost stages cannot be made from what others gave."""
         self.discard()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -118,30 +117,32 @@ class TorchDevice:
     # ------------------------------------------------------------ values
 
     def accept(self, arrived: Arrived) -> None:
-        """Decodes a value into the store. Raises SpecError or CodecError, with nothing stored, when
-        it is not what the plan says for its key."""
+        """Decodes a value into the store. Raises TensorSpecError or CodecError, with nothing
+        stored, when it is not what the plan says for its key."""
         work, key = self._now, arrived.key
         transfer = transfer_of(key)
         if transfer not in work.flow.taken_by or key.destination != work.order.peer:
-            raise SpecError(f"{key}: the plan names no such transfer to {work.order.peer}")
+            raise TensorSpecError(f"{key}: the plan names no such transfer to {work.order.peer}")
         expected = work.wire.spec(transfer)
         if arrived.spec != expected:
-            raise SpecError(
+            raise TensorSpecError(
                 f"{key}: expected {expected!r}, got {arrived.spec!r}; the sender's graph or "
                 "microbatch size is not this run's"
             )
         if arrived.absent:
             if transfer.role is not Role.ACTIVATION_GRAD:
-                raise SpecError(f"{key}: expected {expected!r}, got none; only gradients may lack")
-            work.store.put(key, Entry(None))
+                raise TensorSpecError(
+                    f"{key}: expected {expected!r}, got none; only gradients may lack"
+                )
+            work.store.put(key, StoredValue(None))
             return
         codec = work.streams.codings.of(transfer).codec.name
         if arrived.codec != codec:
-            raise SpecError(f"{key}: expected codec {codec}, got {arrived.codec!r}")
+            raise TensorSpecError(f"{key}: expected codec {codec}, got {arrived.codec!r}")
         with self._copying() as stream:
             tensor = work.streams.decode(key, transfer, arrived.codec_header, arrived.data)
             if tensor is not None:
-                work.store.put(key, Entry(tensor, stream.record_event() if stream else None))
+                work.store.put(key, StoredValue(tensor, stream.record_event() if stream else None))
 
     def most_bytes(self, key: FrameKey) -> int | None:
         """The most that a frame of this key has under the plan; None when nothing is built, 0 for
@@ -218,18 +219,20 @@ class TorchDevice:
         given = self._run(work, step, action, taken)
         ready = self._finish()
         for transfer, tensor in given.items():
-            work.store.put(_key(work.order, step, transfer), Entry(tensor, ready))
+            work.store.put(_key(work.order, step, transfer), StoredValue(tensor, ready))
         backward = action.kind is Kind.BACKWARD
         self._measure(work.backward_bytes(action.stage) if backward else 0)
         seconds = passed() - began
         links = work.streams.take_uses() if action.kind is Kind.UPDATE else ()
         ends = action.kind is Kind.TAKE and peer == work.flow.hub
-        outcome = self._outcome(step) if ends and action.content is Content.NORM else None
-        evaluation = self._evaluation() if ends and action.content is Content.SCORES else None
+        outcome = self._outcome(step) if ends and action.content is ExchangeContent.NORM else None
+        evaluation = (
+            self._evaluation() if ends and action.content is ExchangeContent.SCORES else None
+        )
         return Result(seconds, self.peak_bytes, outcome, evaluation, links)
 
     def _run(
-        self, work: Work, step: int, action: Action, taken: Taken
+        self, work: BuiltStages, step: int, action: Action, taken: Taken
     ) -> Mapping[Transfer, Tensor | None]:
         match action.kind:
             case Kind.FORWARD:
@@ -242,20 +245,20 @@ class TorchDevice:
                 self._update(work, step)
                 return {}
             case _:
-                if action.kind is Kind.GIVE and action.content is Content.DELTA:
+                if action.kind is Kind.GIVE and action.content is ExchangeContent.DELTA:
                     ahead = work.held[action.stage].ahead
                     assert ahead is not None, f"{action} of a stage that steps not ahead"
-                    ahead.turn(step)
+                    ahead.local_update(step)
                 return work.exchange.run(
                     action, taken, lambda transfer, tensor: self._echo(step, transfer, tensor)
                 )
 
     def _forward(
-        self, work: Work, step: int, action: Action, taken: Taken
+        self, work: BuiltStages, step: int, action: Action, taken: Taken
     ) -> Mapping[Transfer, Tensor | None]:
         held, m = work.held[action.stage], action.microbatch
         if held.ahead is not None and not held.ahead.away:
-            held.ahead.leave(work.unsent(action.stage))
+            held.ahead.extrapolate(work.unsent(action.stage))
         ports = {t.value: _there(t, v) for t, v in taken}
         inputs = work.inputs.pop((step, m, action.stage), None)
         if inputs is None and held.stage.inputs:
@@ -270,7 +273,7 @@ class TorchDevice:
         return {t: forwarded.ports[work.flow.made(t)] for t in gives}
 
     def _backward(
-        self, work: Work, step: int, action: Action, taken: Taken
+        self, work: BuiltStages, step: int, action: Action, taken: Taken
     ) -> Mapping[Transfer, Tensor | None]:
         held, m = work.held[action.stage], action.microbatch
         grads: dict[str, list[Tensor | None]] = {}
@@ -285,7 +288,7 @@ class TorchDevice:
         return {t: back.get(work.flow.made(t)) for t in gives}
 
     def _evaluate(
-        self, work: Work, action: Action, taken: Taken
+        self, work: BuiltStages, action: Action, taken: Taken
     ) -> Mapping[Transfer, Tensor | None]:
         held, m = work.held[action.stage], action.microbatch
         ports = {t.value: _there(t, v) for t, v in taken}
@@ -300,18 +303,24 @@ class TorchDevice:
         return {t: forwarded.ports[t.value] for t in gives}
 
     def _report(
-        self, work: Work, training: bool, m: int, ports: Inputs, inputs: Inputs, results: Inputs
+        self,
+        work: BuiltStages,
+        training: bool,
+        m: int,
+        ports: Inputs,
+        inputs: Inputs,
+        results: Inputs,
     ) -> None:
         """Loss, weight and metrics, wherever the loss's stage has them from."""
         named = {f"in:{name}": tensor for name, tensor in inputs.items()}
         work.exchange.report(training, m, {**named, **ports, **results})
 
-    def _update(self, work: Work, step: int) -> None:
+    def _update(self, work: BuiltStages, step: int) -> None:
         total = work.exchange.total
         assert total is not None, "an update before the norm"
         for held in work.held.values():
             if held.ahead is not None:
-                held.ahead.land()
+                held.ahead.apply()
             else:
                 held.optimizer.step(step, weight=total.weight, norm=total.norm)
             if held.stage.updates:
@@ -358,17 +367,18 @@ class TorchDevice:
         return lambda: in_parts(write_records(records, lossless=lossless))
 
     def blocks(self) -> Callable[[], tuple[memoryview, ...]]:
-        """The same of what lost stages are made from."""
+        """Copies the blocks from which neighbours rebuild a lost stage; the returned call writes
+        them out."""
         records = given_records(self._now)
         return lambda: in_parts(write_records(records))
 
     def export(self) -> memoryview:
-        """The weights that this peer answers for (`Work.exported`), as a safetensors file."""
+        """The weights that this peer answers for (`BuiltStages.exported`), as safetensors."""
         return serialize(self._now.exported())
 
     def export_after(self, step: int) -> memoryview | Serialized:
-        """The same after a step: after the last one, when nothing changes any more, not in memory
-        of its own."""
+        """Exports the state after a step. After the last step nothing changes any more, so the
+        export has no memory of its own."""
         if step == self._now.order.training.train.steps:
             return Serialized(self._now.exported())
         return self.export()
@@ -403,7 +413,7 @@ class TorchDevice:
     # ------------------------------------------------------------ streams
 
     @property
-    def _now(self) -> Work:
+    def _now(self) -> BuiltStages:
         assert self._work is not None, "no assignment is built"
         return self._work
 
@@ -418,7 +428,7 @@ class TorchDevice:
                 copies.wait_event(ready)
             heard = work.streams.echo(_key(work.order, step, transfer), transfer, tensor)
             there = copies.record_event() if copies else None
-        found = self._take(Entry(heard, there))
+        found = self._take(StoredValue(heard, there))
         assert found is not None
         return found
 
@@ -431,7 +441,7 @@ class TorchDevice:
         with torch.cuda.stream(self._copies):
             yield self._copies
 
-    def _take(self, entry: Entry) -> Tensor | None:
+    def _take(self, entry: StoredValue) -> Tensor | None:
         if entry.ready is not None and entry.tensor is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(entry.ready)

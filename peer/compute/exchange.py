@@ -14,21 +14,21 @@ from torch import Tensor
 
 from ...dag.exchange import engine
 from ...dag.exchange.collective import Hop
-from ...dag.exchange.engine import Space
+from ...dag.exchange.engine import VectorSpace
 from ...dag.exchange.wiring import Exchange
 from ...dag.execute.execute import StageExecutor
 from ...dag.ir.graph import Graph, TensorSpec
-from ...dag.plan.action import Action, Content, Kind
+from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.plan.cut import Stage
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Flow, Role, Transfer
 from ..sync import norm
-from ..sync.ahead import Ahead
+from ..sync.ahead import StepAheadEF
 from ..sync.optimizer import StageOptimizer
 from ..sync.statistics import Statistics
 from ..sync.vector import Layout, TensorSpace, add, grads_of, set_grads, vector_of
 
-__all__ = ["Echo", "Exchanges", "Held", "Taken", "Wire"]
+__all__ = ["Echo", "Exchanges", "LocalStage", "Taken", "TransferSpecs"]
 
 Echo = Callable[[Transfer, Tensor], Tensor]
 """What the destination of a transfer will have of a tensor: it loses what the codec loses."""
@@ -38,7 +38,7 @@ Taken = Sequence[tuple[Transfer, "Tensor | None"]]
 
 
 @dataclass(eq=False)
-class Held:
+class LocalStage:
     """A stage on this peer with what trains it."""
 
     stage: Stage
@@ -46,7 +46,7 @@ class Held:
     optimizer: StageOptimizer
     collected: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
     """Batch statistics of this step by microbatch, from here and from other holders."""
-    ahead: Ahead | None = None
+    ahead: StepAheadEF | None = None
     """Where holders exchange updates in place of gradients."""
 
     def parameters(self) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ class Held:
         return whole if self.ahead is None else whole | dict(self.ahead.weights())
 
 
-class Wire:
+class TransferSpecs:
     """The spec of every transfer of a plan. `graph` is bound and full."""
 
     def __init__(self, flow: Flow, graph: Graph) -> None:
@@ -109,12 +109,12 @@ class Wire:
             return self.graph.spec[transfer.value]
         exchange, hop = self.flow.hops[transfer]
         k, content = exchange.index, exchange.content
-        if content is Content.STATISTICS:
+        if content is ExchangeContent.STATISTICS:
             return self.statistics(k).spec(len(self.microbatches(hop.source, k)))
-        if content in (Content.NORM, Content.SCORES):
+        if content in (ExchangeContent.NORM, ExchangeContent.SCORES):
             if hop.total:
                 return norm.total_spec(self.metrics)
-            training = content is Content.NORM
+            training = content is ExchangeContent.NORM
             ran = self.microbatches(hop.source, self.loss_stage, training=training)
             return norm.scores_spec(len(ran), self.metrics, squares=training)
         layout = self.exchanged(exchange)
@@ -122,7 +122,7 @@ class Wire:
 
     def exchanged(self, exchange: Exchange) -> Layout:
         """Where each parameter lies in what an exchange of gradients or updates carries."""
-        if exchange.content in (Content.GRADIENT, Content.DELTA):
+        if exchange.content in (ExchangeContent.GRADIENT, ExchangeContent.DELTA):
             return self.layout(exchange.index)
         return self.tied_layout(exchange.index)
 
@@ -131,12 +131,16 @@ class Exchanges:
     """Carries out the exchanges of one peer. Owns what lies between two actions of a step."""
 
     def __init__(
-        self, peer: PeerId, wire: Wire, held: Mapping[int, Held], device: torch.device
+        self,
+        peer: PeerId,
+        wire: TransferSpecs,
+        held: Mapping[int, LocalStage],
+        device: torch.device,
     ) -> None:
         self.peer, self.wire, self.held, self.device = peer, wire, held, device
         self.flow = wire.flow
-        self.total: norm.Total | None = None
-        """Of the last norm or evaluation that came to an end here."""
+        self.total: norm.ScoreTotals | None = None
+        """The totals of the last norm or evaluation that came to an end here."""
         self._reported: dict[tuple[bool, int], dict[str, Tensor]] = {}
         """Loss, weight and metrics by (training, microbatch) and value."""
 
@@ -151,7 +155,7 @@ class Exchanges:
             if transfer.role is Role.SYNC:
                 hops.append((self.flow.hops[transfer][1], _there(transfer, value)))
             else:  # a result made behind the loss
-                training = exchange.content is Content.NORM
+                training = exchange.content is ExchangeContent.NORM
                 late = {transfer.value: _there(transfer, value)}
                 self.report(training, transfer.microbatch, late)
         space = self._space(exchange)
@@ -199,23 +203,23 @@ class Exchanges:
     def _own(self, exchange: Exchange, hop: Hop) -> Tensor:
         k, device = exchange.index, self.device
         match exchange.content:
-            case Content.GRADIENT | Content.DELTA:
+            case ExchangeContent.GRADIENT | ExchangeContent.DELTA:
                 return vector_of(self.wire.layout(k), _grads(self.held[k]), device)
-            case Content.STATISTICS:
+            case ExchangeContent.STATISTICS:
                 ran = self.wire.microbatches(self.peer, k)
                 collected = [self.held[k].collected[m] for m in ran]
                 return self.wire.statistics(k).pack(collected, device)
-            case Content.TIED | Content.TIED_DELTA | Content.TIED_PAIR:
+            case ExchangeContent.TIED | ExchangeContent.TIED_DELTA | ExchangeContent.TIED_PAIR:
                 stages = self.flow.tied[k].stages
                 grads = _grads(self.held[stages[hop.part % len(stages)]])
                 return vector_of(self.wire.tied_layout(k), grads, device)
-            case Content.NORM:
+            case ExchangeContent.NORM:
                 return norm.pack(self._squares(), self._scores(True), device)
-            case Content.SCORES:
+            case ExchangeContent.SCORES:
                 return norm.pack(None, self._scores(False), device)
 
     def _squares(self) -> Tensor:
-        """Of the gradients that this peer answers for."""
+        """The sum of squares of the gradients that this peer answers for."""
         plan = self.flow.plan
         lowest = {g.parameter: g.stages[0] for g in self.flow.tied}
         mine = [h for k, h in self.held.items() if plan.stages[k].holders[0] == self.peer]
@@ -247,33 +251,33 @@ class Exchanges:
 
     # ------------------------------------------------------------ what becomes of it
 
-    def _space(self, exchange: Exchange) -> Space[Tensor]:
+    def _space(self, exchange: Exchange) -> VectorSpace[Tensor]:
         content = exchange.content
-        if content in (Content.NORM, Content.SCORES):
+        if content in (ExchangeContent.NORM, ExchangeContent.SCORES):
             return _Scores(self.wire, exchange, self.device)
-        if content is Content.STATISTICS:
+        if content is ExchangeContent.STATISTICS:
             return TensorSpace((0, 0), self.device)
         bounds = exchange.bounds(self.wire.exchanged(exchange).elements)
-        kind = _Mean if content is Content.TIED_DELTA else TensorSpace
+        kind = _Mean if content is ExchangeContent.TIED_DELTA else TensorSpace
         return kind(bounds, self.device)
 
     def _take(
-        self, exchange: Exchange, hops: Sequence[tuple[Hop, Tensor]], space: Space[Tensor]
+        self, exchange: Exchange, hops: Sequence[tuple[Hop, Tensor]], space: VectorSpace[Tensor]
     ) -> None:
         k = exchange.index
         match exchange.content:
-            case Content.GRADIENT | Content.DELTA:
+            case ExchangeContent.GRADIENT | ExchangeContent.DELTA:
                 grads = grads_of(self.wire.layout(k), engine.take(hops, space))
                 set_grads(self.held[k].executor.parameters, grads)
-            case Content.STATISTICS:
+            case ExchangeContent.STATISTICS:
                 for hop, vector in hops:
                     ran = self.wire.microbatches(hop.source, k)
                     unpacked = self.wire.statistics(k).unpack(vector, len(ran))
                     self.held[k].collected.update(zip(ran, unpacked, strict=True))
-            case Content.TIED | Content.TIED_DELTA | Content.TIED_PAIR:
+            case ExchangeContent.TIED | ExchangeContent.TIED_DELTA | ExchangeContent.TIED_PAIR:
                 self._set_tied(k, engine.take(hops, space))
-            case Content.NORM | Content.SCORES:
-                self.total = norm.Total.unpack(engine.take(hops, space))
+            case ExchangeContent.NORM | ExchangeContent.SCORES:
+                self.total = norm.ScoreTotals.unpack(engine.take(hops, space))
 
     def _set_tied(self, index: int, total: Tensor) -> None:
         """Each copy gets a gradient of its own, since the update divides it in place."""
@@ -287,12 +291,12 @@ class Exchanges:
 class _Scores(TensorSpace):
     """Adding up what peers sent to the hub of a norm or an evaluation."""
 
-    def __init__(self, wire: Wire, exchange: Exchange, device: torch.device) -> None:
+    def __init__(self, wire: TransferSpecs, exchange: Exchange, device: torch.device) -> None:
         super().__init__((0, 0), device)
         self._wire, self._exchange, self._to = wire, exchange, device
 
     def add(self, parts: Sequence[Tensor]) -> Tensor:
-        training = self._exchange.content is Content.NORM
+        training = self._exchange.content is ExchangeContent.NORM
         peers = self._exchange.members.participants
         ran = [self._wire.microbatches(p, self._wire.loss_stage, training=training) for p in peers]
         found = list(zip(ran, parts, strict=True))
@@ -306,7 +310,7 @@ class _Mean(TensorSpace):
         return add(parts).div_(len(parts))
 
 
-def _grads(held: Held) -> dict[str, Tensor | None]:
+def _grads(held: LocalStage) -> dict[str, Tensor | None]:
     return {n: held.executor.parameters[n].grad for n in held.stage.trainable}
 
 

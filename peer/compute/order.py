@@ -22,7 +22,7 @@ from ...dag.schedule.convert_plan import plan_from_proto
 from ...dag.transforms.vocabulary import planned_graph
 from ...job import MOST_MANIFEST_BYTES, Training
 from ...proto import broker_pb2, common_pb2
-from ..blobs.cache import BlobError
+from ..blobs.cache import BlobMismatchError
 from ..blobs.read_ahead import Reading, alone
 from ..blobs.starting import Starting, check_recipe
 from ..blobs.weights import Read, Weights, WeightsFile, Whole
@@ -92,7 +92,7 @@ def order_from_assign(
 
     def small(ref: common_pb2.BlobRef, most_bytes: int) -> bytes:
         if ref.size_bytes > most_bytes:
-            raise BlobError(
+            raise BlobMismatchError(
                 f"blob {ref.hash[:12]} has {ref.size_bytes} bytes: expected at most {most_bytes}"
             )
         return blob(ref)

@@ -19,7 +19,7 @@ from ...dag.ir.graph import Graph
 from ...dag.plan.cut import Stage, cut
 from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.swaps import swaps
-from .build import Work
+from .build import BuiltStages
 from .order import BuildOrder
 from .records import Records
 
@@ -43,7 +43,7 @@ def recipe(
     return rebuild(graph, stages, tuple(lost), alive, swapped=swaps(plan))
 
 
-def given_records(work: Work) -> dict[str, Tensor]:
+def given_records(work: BuiltStages) -> dict[str, Tensor]:
     """Copies, on the host, of what this peer's stages have of all that is needed."""
     order, stages = work.order, work.flow.stages
     lost = [k for p in order.rebuilt for k in order.plan.stages_of(p)]

@@ -29,9 +29,18 @@ from ...dag.ir.graph import TensorSpec
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Transfer
 from ..blobs.weight_shards import WeightShard
-from ..blobs.weights import Lazy, Spec, Weights, WeightsFile, has_start, joined, serialize, spec_of
+from ..blobs.weights import (
+    Lazy,
+    ShapeDtype,
+    Weights,
+    WeightsFile,
+    has_start,
+    joined,
+    serialize,
+    spec_of,
+)
 from ..core.snapshots import SnapshotError
-from .build import Work
+from .build import BuiltStages
 from .streams import stream_name, stream_of
 
 __all__ = [
@@ -52,7 +61,7 @@ _MOST = 64
 more than the reader's memory; one that would be, nearly all zeros, is written as it is."""
 
 
-def take_records(work: Work, step: int) -> dict[str, Tensor]:
+def take_records(work: BuiltStages, step: int) -> dict[str, Tensor]:
     """Copies, on the host, of all that `work` needs beside the run's weights files to go on when
     `step` updates are in it."""
     found: dict[str, Tensor] = {}
@@ -85,7 +94,7 @@ def write_records(records: Mapping[str, Tensor], *, lossless: bool = False) -> m
 
 
 _Note = tuple[str, str, list[int]]
-"""Of a coded tensor: the codec's header as hexadecimal digits, dtype and shape."""
+"""What is noted of a coded tensor: the codec's header as hexadecimal digits, dtype and shape."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,7 @@ class Records:
         kinds = ("param:", "buffer:")
         return {n.partition(":")[2]: t for n, t in self.tensors.items() if n.startswith(kinds)}
 
-    def load(self, work: Work) -> None:
+    def load(self, work: BuiltStages) -> None:
         """Puts optimizer and codecs where the snapshots left them; parameters are there already.
         States of streams that this plan does not have are left out: what they held back is lost.
 
@@ -170,7 +179,7 @@ class _Over(Lazy):
     def __contains__(self, name: object) -> bool:
         return name in self._own or name in self._rest
 
-    def spec(self, name: str) -> Spec:
+    def spec(self, name: str) -> ShapeDtype:
         return spec_of(self._own if name in self._own else self._rest, name)
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
@@ -191,7 +200,8 @@ class _Over(Lazy):
 
 
 def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
-    """Of several snapshots, each in its parts. Raises SnapshotError for one that is damaged."""
+    """Reads the records of several snapshots, each given in its parts. Raises SnapshotError for one
+    that is damaged."""
     found: dict[str, Tensor] = {}
     for parts in snapshots:
         size = sum(len(part) for part in parts)
@@ -210,13 +220,13 @@ def load_records(snapshots: Iterable[Sequence[memoryview]]) -> Records:
     return Records(found)
 
 
-def coded_specs(weights: Weights) -> dict[str, Spec]:
+def coded_specs(weights: Weights) -> dict[str, ShapeDtype]:
     """What the coded tensors of a snapshot's file are when they are decoded. Raises
     SnapshotError."""
     try:
         notes: dict[str, _Note] = json.loads(weights.metadata.get(_CODED, "{}"))
         return {
-            str(name): Spec(tuple(int(n) for n in sizes), getattr(torch, str(dtype)))
+            str(name): ShapeDtype(tuple(int(n) for n in sizes), getattr(torch, str(dtype)))
             for name, (_, dtype, sizes) in notes.items()
         }
     except (ValueError, TypeError, AttributeError) as error:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from ...net.links.frame import FrameKey
 
-__all__ = ["Entry", "Store"]
+__all__ = ["Store", "StoredValue"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredValue:
     """`tensor` is None where no gradient came. `ready`: on CUDA, what a stream must wait for before
     it reads the tensor; None: nothing."""
 
@@ -27,22 +27,22 @@ class Entry:
 
 
 class Store:
-    """See the module."""
+    """Keeps the values of a run that wait on a device, by the key of their frame."""
 
     def __init__(self) -> None:
-        self._entries: dict[FrameKey, Entry] = {}
+        self._entries: dict[FrameKey, StoredValue] = {}
         self._lock = threading.Lock()
 
-    def put(self, key: FrameKey, entry: Entry) -> None:
+    def put(self, key: FrameKey, entry: StoredValue) -> None:
         """A second value for a key is dropped: the first one may be in use."""
         with self._lock:
             self._entries.setdefault(key, entry)
 
-    def get(self, key: FrameKey) -> Entry:
+    def get(self, key: FrameKey) -> StoredValue:
         """Raises KeyError for a value that is not here."""
         return self._entries[key]
 
-    def pop(self, key: FrameKey) -> Entry | None:
+    def pop(self, key: FrameKey) -> StoredValue | None:
         with self._lock:
             return self._entries.pop(key, None)
 

@@ -32,7 +32,7 @@ from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role, Transfer
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2
-from .codings import Coding, Codings
+from .codings import Codings, TransferCodec
 from .uses import Uses
 
 __all__ = ["Streams", "encoding_key", "stream_name", "stream_of"]
@@ -55,19 +55,20 @@ class _End:
     stream: Stream
     lock: threading.Lock = field(default_factory=threading.Lock)
     step: int = -1
-    """Of the newest tensor; -1: none yet."""
+    """The step of the newest tensor; -1: none yet."""
     before: State = field(default_factory=dict)
     """The state before it."""
     shared: Encoded | None = None
-    """Of a sum: the newest tensor's bytes, while somebody still has to get them."""
+    """For a sum: the newest tensor's bytes, while somebody still has to get them."""
     echo: Tensor | None = None
-    """Of a sum by a codec that loses something: what the newest tensor is at the destinations."""
+    """For a sum by a codec that loses something: what the newest tensor is at the destinations."""
     left: int = 0
     """Who still has to get `shared`: destinations, and this peer the echo."""
 
 
 class Streams:
-    """See the module. `clock` gives seconds."""
+    """Keeps what the ends of each codec remember from step to step, for one peer's frames. `clock`
+    gives seconds."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Streams:
         self._peer, self._seed, self._device = peer, seed, device
         self._ends: dict[Transfer, _End] = {}
         self._supports: dict[tuple[str, int, frozenset[PeerId]], Tensor] = {}
-        """Of each value and microbatch between two peers, where the newest was not 0."""
+        """For each value and microbatch between two peers, where the newest was not 0."""
         self._lock = threading.Lock()
         self._uses = Uses(clock)
 
@@ -161,7 +162,7 @@ class Streams:
     def _encode(
         self,
         end: _End,
-        coding: Coding,
+        coding: TransferCodec,
         key: FrameKey,
         transfer: Transfer,
         tensor: Tensor,
@@ -206,7 +207,7 @@ class Streams:
                 end.shared = end.echo = None
         return found, heard
 
-    def _end(self, stream: Transfer, coding: Coding | None = None) -> _End:
+    def _end(self, stream: Transfer, coding: TransferCodec | None = None) -> _End:
         with self._lock:
             found = self._ends.get(stream)
             if found is None:
@@ -251,7 +252,7 @@ class Streams:
         """Whether it is a stream with a state here, under this plan."""
         return self._stateful(stream) is not None
 
-    def _stateful(self, stream: Transfer) -> Coding | None:
+    def _stateful(self, stream: Transfer) -> TransferCodec | None:
         """How a stream that has an end with a state here is written; None: there is none."""
         sends = stream.source == self._peer
         if not sends and stream.destination != self._peer:

@@ -21,8 +21,8 @@ SAMPLED_EVERY = 20
 
 
 class Uses:
-    """See the module. Counts up; `take` begins anew. Safe to use from several threads. `clock`
-    gives seconds."""
+    """Counts what frames took, by link, role and codec, for a step's report. Counts up; `take`
+    begins anew. Safe to use from several threads. `clock` gives seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

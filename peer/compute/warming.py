@@ -25,8 +25,8 @@ __all__ = ["frozen_shards", "warm"]
 
 
 def frozen_shards(order: BuildOrder) -> list[WeightShard]:
-    """Of all holders whose copies the order's peer keeps, by holder, each once. Raises ValueError
-    as `build_work` does."""
+    """The frozen shards of all holders whose copies the order's peer keeps, by holder, each once.
+    Raises ValueError as `build_work` does."""
     plan = order.plan.validate(len(order.graph.operators))
     graph = order.graph.bind(plan.microbatch_size)
     check_graph(graph)

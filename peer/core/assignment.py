@@ -41,11 +41,11 @@ from ...job.words import size_text
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2, common_pb2
 from . import events as e
-from .keeping import Keeping
+from .keeping import SnapshotManager
 from .reports import MOST_BYTES, Reports, heaviest
-from .step import Steps, Verdict
+from .step import FrameVerdict, Steps
 
-__all__ = ["STOP_AT", "Assignment", "Patience", "Phase"]
+__all__ = ["STOP_AT", "Assignment", "Phase", "Timeouts"]
 
 STOP_AT = 1.1
 """Times what the owner offers beyond which stages are not built, and a run is stopped: plans
@@ -55,7 +55,7 @@ _MOST_TEXT = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
+class Timeouts:
     """How long a peer in a run waits before it complains, seconds."""
 
     link_s: float = 30.0
@@ -78,16 +78,17 @@ class Phase(Enum):
 
 
 class Assignment:
-    """See the module. Its methods return what is to be done, in order."""
+    """This peer's part in one term of one run, from Assign to Leave. Its methods return what is to
+    be done, in order."""
 
     def __init__(
         self,
         peer: PeerId,
         assign: broker_pb2.Assign,
         memory_bytes: int,
-        patience: Patience,
+        patience: Timeouts,
         most_reports: int,
-        keeping: Keeping | None = None,
+        keeping: SnapshotManager | None = None,
     ) -> None:
         self.run: str = assign.run
         self.term: int = assign.term
@@ -99,7 +100,7 @@ class Assignment:
         self.dropped = 0
         """Frames that were late or doubled."""
         self.reports = Reports(most_reports)
-        self.keeping = keeping if keeping is not None else Keeping(peer)
+        self.keeping = keeping if keeping is not None else SnapshotManager(peer)
         """The peer's snapshots, which outlive this."""
         self._peer = peer
         self._assign = assign
@@ -112,7 +113,7 @@ class Assignment:
         from `begin` on who gives it snapshots, or gets some."""
         self._up: dict[PeerId, bool] = dict.fromkeys(self.peers, False)
         self._told_down: set[PeerId] = set()
-        """Of whose links the broker knows that they broke."""
+        """The peers of whose links the broker knows that they broke."""
         self._down_since: dict[PeerId, float] = {}
         """Needed links that are down while running, and since when."""
         self._awaits = False
@@ -159,11 +160,11 @@ class Assignment:
             if peer in dials:
                 out.append(e.Dial(peer, dials[peer].address, dials[peer].generation))
             else:
-                out.append(e.Expect(peer))
+                out.append(e.ExpectPeer(peer))
         out += snapshots
         if not self._holds:
             self.phase = Phase.WARM
-            return [*out, e.Warm(self._assign, self._memory_bytes)]
+            return [*out, e.PrefetchFrozen(self._assign, self._memory_bytes)]
         self._awaits = self.keeping.awaits
         return out if self._awaits else [*out, self._build()]
 
@@ -285,14 +286,14 @@ class Assignment:
         if self.steps is None:
             return self.fail("frame", f"{_name(key)} came before {self._peer} was ready")
         verdict = self.steps.judge(key)
-        if verdict is Verdict.WANTED:
+        if verdict is FrameVerdict.WANTED:
             self.steps.arrived.add(key)
             return self._advance(now)
-        if verdict is Verdict.UNPLANNED:
+        if verdict is FrameVerdict.UNPLANNED:
             return self.frame_refused(key, f"the plan of {self._peer} does not name it")
         self.dropped += 1
         # A doubled frame that still waits shares its tensor with the first: freeing would lose it.
-        return [e.Release(key)] if verdict is Verdict.LATE else []
+        return [e.Release(key)] if verdict is FrameVerdict.LATE else []
 
     def frame_refused(self, key: FrameKey, why: str) -> list[e.Instruction]:
         if key.role is Role.SNAPSHOT:

@@ -23,13 +23,13 @@ _OF_A_LEASE = 0.25
 
 
 class Attachment:
-    """See the module."""
+    """The state of the peer's connection to the broker, as far as this side can tell."""
 
     def __init__(self, peer: PeerId, options: PeerOptions) -> None:
         self._peer, self._options = peer, options
         self.state: Literal["new", "waiting", "connecting", "greeting", "member"] = "new"
         self.heartbeat_s = 1.0
-        """Of the last Welcome."""
+        """The interval that the last Welcome named."""
         self.started_at = 0.0
         self.failures = 0
         """Connections that failed or ended since the last Welcome."""

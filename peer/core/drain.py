@@ -33,7 +33,7 @@ def _busy(part: Assignment) -> bool:
 
 
 class Drain:
-    """See the module."""
+    """How far a peer is on its way out: of its run, closed by its owner, or for good."""
 
     def __init__(self, options: PeerOptions) -> None:
         self._options = options
@@ -58,7 +58,7 @@ class Drain:
         return self._wait(f"the end of the step: {stay.reason.text}", self._options.drain_s, now)
 
     def _wait(self, what: str, within_s: float, now: float) -> list[e.Instruction]:
-        return [e.SetTimer("drain", now + within_s), e.Waits(what, within_s)]
+        return [e.SetTimer("drain", now + within_s), e.ShowWaiting(what, within_s)]
 
     def end(self) -> None:
         """It is done, or not wanted any more."""
@@ -84,5 +84,5 @@ class Drain:
 
     @property
     def why(self) -> str:
-        """Of leaving for good; for people."""
+        """The reason why the peer leaves for good, for people."""
         return "the broker drained it" if self.by == "broker" else "the owner stopped it"

@@ -6,8 +6,8 @@ order, and turns every result, failure and timeout into the next event. `run` an
 assignment that caused a record, so that a stale answer is recognised and dropped.
 
     shell -> machine                          machine -> shell
-    Started StopAsked OwnerLooked TimerFired  Connect Tell SetTimer Waits Exit
-    Attached Detached BrokerSaid              Dial Expect HangUp Allow
+    Started StopAsked OwnerLooked TimerFired  Connect Tell SetTimer ShowWaiting Exit
+    Attached Detached BrokerSaid              Dial ExpectPeer HangUp Allow
     LinkUp LinkDown                           Build Prefetch Compute Discard UploadWeights
     Built BuildFailed DataReady DataFailed    SendFrame Release
     Computed ComputeFailed FrameQueued        SendProbe
@@ -52,7 +52,7 @@ __all__ = [
     "DropSnapshot",
     "Event",
     "Exit",
-    "Expect",
+    "ExpectPeer",
     "ExportFailed",
     "ExportedWeights",
     "FrameAcknowledged",
@@ -71,6 +71,7 @@ __all__ = [
     "SendFrame",
     "SendProbe",
     "SetTimer",
+    "ShowWaiting",
     "SnapshotFailed",
     "SnapshotSaved",
     "SnapshotTaken",
@@ -81,7 +82,6 @@ __all__ = [
     "TimerFired",
     "UploadSnapshot",
     "UploadWeights",
-    "Waits",
 ]
 
 # ---------------------------------------------------------------- facts
@@ -372,7 +372,7 @@ class SetTimer:
 
 
 @immutable
-class Waits:
+class ShowWaiting:
     """Tell the owner what the peer waits for before it leaves its run, at most for so long."""
 
     what: str
@@ -398,7 +398,7 @@ class Dial:
 
 
 @immutable
-class Expect:
+class ExpectPeer:
     """This peer may dial us."""
 
     peer: PeerId
@@ -434,7 +434,7 @@ class Build:
 
 
 @immutable
-class Warm:
+class PrefetchFrozen:
     """Fetch ahead what is frozen in the stages whose snapshots this peer keeps: no answer. A newer
     one, a Build and a Discard end it."""
 
@@ -539,14 +539,14 @@ Instruction = (
     Connect
     | Tell
     | SetTimer
-    | Waits
+    | ShowWaiting
     | Exit
     | Dial
-    | Expect
+    | ExpectPeer
     | HangUp
     | Allow
     | Build
-    | Warm
+    | PrefetchFrozen
     | Prefetch
     | Compute
     | SendFrame

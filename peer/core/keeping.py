@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ...dag.execute.execute import SpecError
+from ...dag.execute.execute import TensorSpecError
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role
 from ...net.links.frame import FrameKey
@@ -36,12 +36,13 @@ from ...proto import broker_pb2, common_pb2
 from . import events as e
 from .snapshots import BLOCKS, PART_BYTES, SnapshotId
 
-__all__ = ["Keeping"]
+__all__ = ["SnapshotManager"]
 
 _SLOTS = 2
 """Parts that may be here or on their way from one peer: one arrives while one is written."""
 _NEWEST = 2
-"""Of one holder under one plan: that of the last order, and that of the order before."""
+"""Snapshots kept of one holder under one plan: that of the last order, and that of the order
+before."""
 
 
 @dataclass
@@ -63,8 +64,9 @@ class _Giving:
     under_way: set[FrameKey] = field(default_factory=set)
 
 
-class Keeping:
-    """Of one peer. Its methods return what is to be done, in order."""
+class SnapshotManager:
+    """Decides which snapshots one peer keeps, copies to others and deletes. Its methods return what
+    is to be done, in order."""
 
     def __init__(
         self,
@@ -167,8 +169,8 @@ class Keeping:
 
     @property
     def resumed(self) -> tuple[SnapshotId, ...]:
-        """Of the set that the assignment goes on from, those here with some of its stages; or all
-        that these are made from."""
+        """The snapshots here of the set that the assignment goes on from, with some of its stages;
+        or, where these are rebuilt, the blocks that they are made from."""
         if self.peer in self._assign.resume.rebuilt:
             return tuple(s for s in self.held if s.term == BLOCKS)
         mine = [(s.start, s.stop) for s in self._spans_of(self.peer)]
@@ -217,7 +219,7 @@ class Keeping:
         return [self._forget(s) for s in gone]
 
     def _here(self, run: str) -> Iterator[SnapshotId]:
-        """Of which something lies here."""
+        """Ids of all whole or partial snapshots held of a run."""
         return (s for s in (*self.held, *self._coming) if s.run == run)
 
     def take(self, step: int) -> list[e.Instruction]:
@@ -317,7 +319,7 @@ class Keeping:
             return False
         try:
             found = SnapshotId.of_frame(key)
-        except SpecError:
+        except TensorSpecError:
             return False
         coming = self._coming.get(found)
         if found in self.held or (coming is not None and coming.refused):
@@ -378,7 +380,7 @@ class Keeping:
         out: list[e.Instruction] = [e.Release(key)]
         try:
             found = SnapshotId.of_frame(key)
-        except SpecError:
+        except TensorSpecError:
             return out
         wanted = {*self.held, *self._awaited, self._taking}
         wanted |= {s for s, coming in self._coming.items() if not coming.refused}
@@ -419,7 +421,7 @@ class Keeping:
         return [_report(s) for s in self.newest(most) if SnapshotId.of(s) not in told]
 
     def __repr__(self) -> str:
-        return f"<Keeping {len(self.held)} snapshots, {len(self._coming)} on their way>"
+        return f"<SnapshotManager {len(self.held)} snapshots, {len(self._coming)} on their way>"
 
 
 def _report(snapshot: broker_pb2.Snapshot, why: str = "") -> e.Tell:

@@ -37,7 +37,7 @@ from bisect import bisect_right
 from itertools import pairwise
 from typing import NamedTuple
 
-__all__ = ["LARGEST_BURST", "PING_BYTES", "Burst", "Found", "Load"]
+__all__ = ["LARGEST_BURST", "PING_BYTES", "FirstBurst", "LinkMeasurement", "ProbeLoad"]
 
 PING_BYTES = 1024
 _PINGS, _MOST_PINGS, _LAST_PINGS = 3, 16, 4
@@ -61,31 +61,31 @@ _PAUSE = 0.25
 _MOST_S, _MOST_TRIPS = 4.0, 6.0
 """A load ends after so long whatever it showed."""
 LARGEST_BURST = 4 << 20
-"""Of a bucket that is seen behind any link; behind one that takes longer than a tail to fill it,
-smaller ones are."""
+"""The largest size of a bucket that is seen behind any link; behind one that takes longer than a
+tail to fill it, smaller ones are."""
 _FASTEST_S = 1e-3
 """No burst is timed more finely."""
 _BURST_BYTES, _BURST_S, _BURST_TIMES, _MOST_OF_IT = 12 * 1024, 0.005, 1.5, 0.9
 """A burst has more bytes than a pause of a process explains, and goes notably faster."""
 
 
-class Burst(NamedTuple):
+class FirstBurst(NamedTuple):
     """The first bytes went at least so fast, so many of them."""
 
     bytes_per_s: float
     size_bytes: int
 
 
-class Found(NamedTuple):
+class LinkMeasurement(NamedTuple):
     """What a link carries. `latency_s`: one way. `bytes_per_s`: sustained; 0: it was not shown.
     `burst`: None where the first bytes were no faster."""
 
     latency_s: float
     bytes_per_s: float
-    burst: Burst | None
+    burst: FirstBurst | None
 
 
-class Load:
+class ProbeLoad:
     """One direction of one probe, at its sender. `most_bytes`: pings included."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -99,7 +99,7 @@ class Load:
         self._ping_out = False
         self._pinging = True
         self._last_pings = _LAST_PINGS
-        self._shown: tuple[float, Burst | None] | None = None  # once the load has ended
+        self._shown: tuple[float, FirstBurst | None] | None = None  # once the load has ended
         self._ahead = 0  # bytes of load that are not acknowledged
         self._times: list[float] = []  # of acknowledgements; the first is when they could begin
         self._totals: list[int] = []  # bytes acknowledged by then
@@ -161,15 +161,15 @@ class Load:
 
     # ------------------------------------------------------------ what it tells
 
-    def found(self) -> Found | None:
+    def found(self) -> LinkMeasurement | None:
         """None before a ping and some load came back."""
         if not self._pings or not (self._shown or len(self._times) >= 3):
             return None
         rate, burst = self._shown or self._rate_and_burst()
-        return Found(self._latency_s(burst.bytes_per_s if burst else rate), rate, burst)
+        return LinkMeasurement(self._latency_s(burst.bytes_per_s if burst else rate), rate, burst)
 
-    def _rate_and_burst(self) -> tuple[float, Burst | None]:
-        """As in Found, of what was acknowledged."""
+    def _rate_and_burst(self) -> tuple[float, FirstBurst | None]:
+        """As in LinkMeasurement, of what was acknowledged."""
         now, total = self._times[-1], self._totals[-1]
         passed = now - self._times[0]
         if self._is_even(now):
@@ -179,7 +179,7 @@ class Load:
             begin = self._time_of(total / 2)
             rate = (total - self._at(begin)) / max(now - begin, _FASTEST_S)
         else:
-            return 0.0, Burst(total / max(passed, _FASTEST_S), total)
+            return 0.0, FirstBurst(total / max(passed, _FASTEST_S), total)
         return rate, self._burst(rate)
 
     @property
@@ -230,7 +230,7 @@ class Load:
             for part in (tail, tail / 2)
         )
 
-    def _burst(self, rate: float) -> Burst | None:
+    def _burst(self, rate: float) -> FirstBurst | None:
         begin = self._times[0]
         beyond = [n - rate * (t - begin) for t, n in zip(self._times, self._totals, strict=True)]
         most = max(beyond)
@@ -238,7 +238,7 @@ class Load:
         fast = self._totals[i] / max(self._times[i] - begin, _FASTEST_S)
         if most < _BURST_BYTES + _BURST_S * rate or fast < _BURST_TIMES * rate:
             return None
-        return Burst(fast, round(most))
+        return FirstBurst(fast, round(most))
 
     def _carried(self, begin: float, end: float) -> float:
         return self._at(end) - self._at(begin)

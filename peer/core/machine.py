@@ -34,8 +34,8 @@ from . import events as e
 from .assignment import Assignment
 from .attachment import Attachment
 from .drain import Drain, has_a_part
-from .keeping import Keeping
-from .opening import Opening
+from .keeping import SnapshotManager
+from .opening import Availability
 from .options import PeerOptions
 from .probe import Probes
 from .reports import MOST_BYTES, fitting
@@ -84,7 +84,7 @@ class PeerMachine:
         self.options = options or PeerOptions()
         self.assignment: Assignment | None = None
         """What it takes part in; None in the pool. Stays in phase FAILED until the Leave."""
-        self.keeping = Keeping(peer, snapshots, profile.host_memory_bytes)
+        self.keeping = SnapshotManager(peer, snapshots, profile.host_memory_bytes)
         """Snapshots that lie here."""
         self.probes = Probes(peer)
         """Links that the broker wants measured now."""
@@ -93,7 +93,7 @@ class PeerMachine:
         self.late_frames = 0
         """Frames of another run or term, or late or doubled ones."""
         self.attachment = Attachment(peer, self.options)
-        self.opening = Opening(self.options.terms)
+        self.opening = Availability(self.options.terms)
         self.drain = Drain(self.options)
         self._traffic = Traffic()
         self._hello = broker_pb2.Hello(

@@ -15,11 +15,11 @@ from ...proto.common_pb2 import Reason
 from ..hours import Hours
 from .events import OwnerLooked
 
-__all__ = ["Opening", "Terms"]
+__all__ = ["Availability", "OwnerLimits"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Terms:
+class OwnerLimits:
     """What the owner has set. None: no limit."""
 
     hours: Hours | None = None
@@ -27,15 +27,15 @@ class Terms:
     """What all peers of the host may send and receive in a calendar month."""
 
 
-class Opening:
+class Availability:
     """`closed`: why the peer takes part in nothing; None: it does."""
 
-    def __init__(self, terms: Terms | None = None) -> None:
-        self.terms = terms or Terms()
+    def __init__(self, terms: OwnerLimits | None = None) -> None:
+        self.terms = terms or OwnerLimits()
         self.closed: Reason | None = None
 
     def __repr__(self) -> str:
-        return f"<Opening: {self.closed.code if self.closed else 'open'}>"
+        return f"<Availability: {self.closed.code if self.closed else 'open'}>"
 
     def saw(self, facts: OwnerLooked) -> bool:
         """Takes facts in; whether what is to be said has changed."""

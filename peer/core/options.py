@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .assignment import Patience
-from .opening import Terms
+from .assignment import Timeouts
+from .opening import OwnerLimits
 
 __all__ = ["PeerOptions"]
 
@@ -31,8 +31,8 @@ class PeerOptions:
     """How long it waits at most until its part is handed over, whatever the broker says."""
     reports: int = 1024
     """Steps that it finishes without the broker: at a step per second, a quarter of an hour."""
-    patience: Patience = field(default_factory=Patience)
-    terms: Terms = field(default_factory=Terms)
+    patience: Timeouts = field(default_factory=Timeouts)
+    terms: OwnerLimits = field(default_factory=OwnerLimits)
     """When and how much the owner lets it take part."""
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ from ...dag.schedule.flow import Role
 from ...net.links.frame import FrameKey, Payload
 from ...proto import broker_pb2, common_pb2
 from . import events as e
-from .load import Load
+from .load import ProbeLoad
 
 __all__ = ["MOST_IN_RUN_BYTES", "Probes", "probe_payload"]
 
@@ -78,7 +78,7 @@ class _Probe:
 
     number: int
     other: PeerId
-    load: Load
+    load: ProbeLoad
     dials: bool
     until: float
     turn: bool = False
@@ -120,12 +120,12 @@ class Probes:
         self._active[other] = _Probe(
             number=order.number,
             other=other,
-            load=Load(order.most_bytes),
+            load=ProbeLoad(order.most_bytes),
             dials=dials,
             until=now + order.patience_s,
             turn=dials,
         )
-        reach = e.Dial(other, order.address, order.generation) if dials else e.Expect(other)
+        reach = e.Dial(other, order.address, order.generation) if dials else e.ExpectPeer(other)
         timer = e.SetTimer(f"probe:{other}", now + order.patience_s)
         return [*out, reach, e.Allow(other, Role.PROBE, _SLOTS), timer]
 

@@ -19,7 +19,8 @@ from ...proto import broker_pb2
 __all__ = ["MOST_BYTES", "Reports", "fitting", "heaviest"]
 
 MOST_BYTES = 60 * 1024
-"""Of what a peer tells in one message, with room for its frame: the broker refuses 64 KiB."""
+"""The most bytes of what a peer tells in one message, with room for its frame: the broker refuses
+64 KiB."""
 _IN_A_LIST = 4
 """Bytes that an entry of a list takes besides its own, at most."""
 
@@ -41,7 +42,8 @@ def heaviest(uses: Sequence[broker_pb2.LinkUse], room_bytes: int) -> tuple[broke
 
 
 class Reports:
-    """Of one assignment; `most`: step reports."""
+    """The reports of one assignment that the broker does not have yet; `most`: step reports
+    kept."""
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from ...compression.codec import RAW
-from ...dag.execute.execute import SpecError
+from ...dag.execute.execute import TensorSpecError
 from ...dag.ir.graph import TensorSpec
 from ...dag.schedule.flow import Role
 from ...net.blobs.client import Streamed
@@ -68,12 +68,14 @@ class SnapshotId(NamedTuple):
 
     @classmethod
     def of_frame(cls, key: FrameKey) -> SnapshotId:
-        """Raises SpecError for a frame that is no part of a snapshot."""
+        """Raises TensorSpecError for a frame that is no part of a snapshot."""
         term, _, holder = key.port.partition("/")
         if key.role is not Role.SNAPSHOT or not (term.isascii() and term.isdigit() and holder):
-            raise SpecError(f"{key}: expected a snapshot with the port TERM/HOLDER")
+            raise TensorSpecError(f"{key}: expected a snapshot with the port TERM/HOLDER")
         if not 0 <= key.microbatch < key.hop <= _MOST_PARTS:
-            raise SpecError(f"{key}: part {key.microbatch} of {key.hop}, at most {_MOST_PARTS}")
+            raise TensorSpecError(
+                f"{key}: part {key.microbatch} of {key.hop}, at most {_MOST_PARTS}"
+            )
         return cls(key.run, int(term), key.step, holder)
 
 
@@ -84,14 +86,14 @@ def in_parts(data: bytes | bytearray | memoryview) -> tuple[memoryview, ...]:
 
 
 class SnapshotStore:
-    """See the module."""
+    """Stores snapshots on a host: its own, and copies of others'."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._lock = threading.Lock()
         self._held: dict[SnapshotId, dict[int, memoryview | Path]] = {}
         self._counts: dict[SnapshotId, int] = {}
-        """Of those that come, how many parts the first of them named."""
+        """By snapshot that comes: how many parts the first of them named."""
         self._whole: dict[SnapshotId, tuple[broker_pb2.Snapshot, int]] = {}
 
     # ------------------------------------------------------------ putting and reading
@@ -105,20 +107,20 @@ class SnapshotStore:
             self.whole(snapshot, len(parts))
 
     def accept(self, arrived: Arrived) -> None:
-        """Keeps a part that came. Raises SpecError, with nothing kept, for a frame that is none,
-        and OSError."""
+        """Keeps a part that came. Raises TensorSpecError, with nothing kept, for a frame that is
+        none, and OSError."""
         key = arrived.key
         found = SnapshotId.of_frame(key)
         size = arrived.data.nbytes
         if arrived.absent or arrived.codec != RAW.name or arrived.spec != _spec(size):
-            raise SpecError(
+            raise TensorSpecError(
                 f"{key}: expected {_spec(size)!r} by {RAW.name}, got {arrived.spec!r} by "
                 f"{arrived.codec!r}"
             )
         with self._lock:
             parts = self._counts.setdefault(found, key.hop)
         if key.hop != parts:
-            raise SpecError(f"{key}: a part of {key.hop}, the first that came was of {parts}")
+            raise TensorSpecError(f"{key}: a part of {key.hop}, the first that came was of {parts}")
         self._keep(found, key.microbatch, arrived.data)
 
     def whole(self, snapshot: broker_pb2.Snapshot, parts: int) -> None:

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from ...dag.plan.action import Action, Content, Kind
+from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Flow, Transfer
 from ...net.links.frame import FrameKey
 from ...proto import broker_pb2
 from .events import Built, Result
 
-__all__ = ["Done", "Program", "Steps", "Verdict", "transfer_of"]
+__all__ = ["Done", "FrameVerdict", "PeerProgram", "Steps", "transfer_of"]
 
 
 def transfer_of(key: FrameKey) -> Transfer:
@@ -32,7 +32,7 @@ def transfer_of(key: FrameKey) -> Transfer:
     return tuple.__new__(Transfer, key[3:])  # in one order
 
 
-class Verdict(Enum):
+class FrameVerdict(Enum):
     """What to do with an arrived frame."""
 
     WANTED = "wanted"
@@ -42,7 +42,7 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Program:
+class PeerProgram:
     """One peer's action list with what each action takes and gives; the same in every step."""
 
     actions: tuple[Action, ...]
@@ -52,7 +52,7 @@ class Program:
     """Index of the action that consumes each transfer."""
 
     @staticmethod
-    def of(flow: Flow, peer: PeerId, actions: tuple[Action, ...]) -> Program:
+    def of(flow: Flow, peer: PeerId, actions: tuple[Action, ...]) -> PeerProgram:
         """Raises AssertionError when two actions consume one transfer: the flow is wrong."""
         takes = tuple(tuple(flow.takes(peer, a)) for a in actions)
         gives = tuple(tuple(flow.gives(peer, a)) for a in actions)
@@ -61,7 +61,7 @@ class Program:
             for transfer in transfers:
                 assert transfer not in taker, f"{transfer} is taken by two actions of {peer}"
                 taker[transfer] = i
-        return Program(actions, takes, gives, taker)
+        return PeerProgram(actions, takes, gives, taker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class Steps:
         flow = built.flow
         self._peer, self._flow = peer, flow
         self._run, self._term = built.run, built.term
-        self._train = Program.of(flow, peer, tuple(flow.actions(peer)))
-        self._evaluate = Program.of(flow, peer, tuple(flow.evaluation_actions(peer)))
+        self._train = PeerProgram.of(flow, peer, tuple(flow.actions(peer)))
+        self._evaluate = PeerProgram.of(flow, peer, tuple(flow.evaluation_actions(peer)))
         overlap = [t for t in self._evaluate.taker if t in self._train.taker]
         assert not overlap, f"training and evaluation share the transfer {overlap[0]}"
         self.steps = built.steps
@@ -121,7 +121,7 @@ class Steps:
     # ------------------------------------------------------------ what the plan says
 
     @property
-    def program(self) -> Program:
+    def program(self) -> PeerProgram:
         return self._evaluate if self.evaluating else self._train
 
     @property
@@ -146,7 +146,7 @@ class Steps:
         if self.evaluating or self.over:
             return True
         actions = self._train.actions
-        given = next((i for i, a in enumerate(actions) if a.content is Content.NORM), 0)
+        given = next((i for i, a in enumerate(actions) if a.content is ExchangeContent.NORM), 0)
         return self.position + self.in_flight <= min(given, self._turned)
 
     @property
@@ -163,7 +163,7 @@ class Steps:
         """How many actions there are before the first that changes the state of an optimizer: it is
         the update itself, but where updates are exchanged in place of gradients."""
         actions = self._train.actions
-        gives = (i for i, a in enumerate(actions) if a.content is Content.DELTA)
+        gives = (i for i, a in enumerate(actions) if a.content is ExchangeContent.DELTA)
         return next(gives, len(actions))
 
     def evaluates_after(self, step: int) -> bool:
@@ -177,7 +177,8 @@ class Steps:
         """Whether this peer's report of `step` will carry the evaluation's outcome: it is the one
         that combines it."""
         return self.evaluates_after(self.step) and any(
-            a.kind is Kind.TAKE and a.content is Content.SCORES for a in self._evaluate.actions
+            a.kind is Kind.TAKE and a.content is ExchangeContent.SCORES
+            for a in self._evaluate.actions
         )
 
     def neighbours(self) -> tuple[PeerId, ...]:
@@ -195,7 +196,7 @@ class Steps:
 
     # ------------------------------------------------------------ frames
 
-    def judge(self, key: FrameKey) -> Verdict:
+    def judge(self, key: FrameKey) -> FrameVerdict:
         """What to do with a frame of this run and term that came in."""
         transfer, step = transfer_of(key), key.step
         taker = self._train.taker.get(transfer)
@@ -203,19 +204,19 @@ class Steps:
         if taker is None:
             taker = self._evaluate.taker.get(transfer)
             if taker is None or not self.evaluates_after(step):
-                return Verdict.UNPLANNED
+                return FrameVerdict.UNPLANNED
         if key.source == self._peer or step >= self.steps or step > self.step + 1:
-            return Verdict.UNPLANNED
+            return FrameVerdict.UNPLANNED
         if key in self.arrived:
-            return Verdict.DUPLICATE
+            return FrameVerdict.DUPLICATE
         if step < self.step:
-            return Verdict.LATE
+            return FrameVerdict.LATE
         if step == self.step:
             if self.evaluating and not evaluates:
-                return Verdict.LATE
+                return FrameVerdict.LATE
             if self.evaluating == evaluates and taker < self.position + self.in_flight:
-                return Verdict.LATE
-        return Verdict.WANTED
+                return FrameVerdict.LATE
+        return FrameVerdict.WANTED
 
     def missing(self) -> tuple[Transfer, ...]:
         """What the next action still waits for."""

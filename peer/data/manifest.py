@@ -59,9 +59,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Manifest:
-    """See the module. `length`: window of text and tokens (0 for arrays). `inputs` and `targets`:
-    names of the batch's tensors, which are the argument names of the user's forward; `targets` may
-    be empty for a model that wants none."""
+    """Which bytes a run's data is, and how they are cut into shards. `length`: window of text and
+    tokens (0 for arrays). `inputs` and `targets`: names of the batch's tensors, which are the
+    argument names of the user's forward; `targets` may be empty for a model that wants none."""
 
     kind: Kind
     columns: tuple[Column, ...]

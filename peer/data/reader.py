@@ -84,7 +84,8 @@ class Reader:
     def needs_held_out(
         self, microbatches: Iterable[int], size: int, names: Collection[str] = ()
     ) -> tuple[str, ...]:
-        """The same for held-out microbatches."""
+        """Hashes of the shards that these held-out microbatches read, each once, in order of use;
+        `names` as of `needs`."""
         found: dict[str, None] = {}
         for microbatch in microbatches:
             self._add_needs(found, self.sampler.held_out(microbatch, size), names)

@@ -60,7 +60,8 @@ def in_swarm(config: JoinConfig) -> Iterator[tuple[JoinConfig, NodeProcess]]:
 
 
 def _fingerprint(config: JoinConfig, folder: Path) -> bytes:
-    """Of the authority that is to be believed. Raises JoinError when none is known."""
+    """The fingerprint of the authority that is to be believed. Raises JoinError when none is
+    known."""
     if config.token:
         return Token.parse(config.token).fingerprint
     for path in sorted(folder.glob("*/certificate.pem")):

@@ -135,9 +135,9 @@ class JoinConfig:
     insecure: bool = False
     """Without identity and encryption, on loopback only."""
     token: str = field(default="", repr=False)
-    """Of the line that the broker printed; needed until there is a certificate."""
+    """The token of the line that the broker printed; needed until there is a certificate."""
     name: str = ""
-    """Of this host's peers. Empty: the host's name."""
+    """The name of this host's peers. Empty: the host's name."""
     place: str = ""
     owner: str = ""
     devices: Literal["all"] | tuple[str, ...] = "all"
@@ -154,7 +154,8 @@ class JoinConfig:
     operator_set: Literal["full", "core"] = "full"
     threads: int | None = None
     port: int = 0
-    """Of the first device's peer, the others have the numbers after it; 0: any free ones."""
+    """The port of the first device's peer, the others have the numbers after it; 0: any free
+    ones."""
     address: str = ""
     """See PeerConfig; of the first device's peer, the others have the ports after it."""
     via: Mapping[str, str] = field(default_factory=dict)

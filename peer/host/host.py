@@ -49,7 +49,8 @@ class Standing:
 
 
 class Host:
-    """See the module. Nothing is written before it is asked for."""
+    """What all peers of one folder share: the owner's pause, and the traffic of a month. Nothing is
+    written before it is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -84,7 +85,7 @@ class Host:
     # ------------------------------------------------------------ standing
 
     def standings(self) -> Iterator[Standing]:
-        """Of every peer that ever was here. Raises HostError."""
+        """Yields the standing of every peer that ever was here. Raises HostError."""
         for path in sorted((self.folder / "standing").glob("*.json")):
             found = _read(path)
             if time.time() - path.stat().st_mtime > SILENT_S:

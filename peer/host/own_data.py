@@ -62,7 +62,7 @@ class Made:
 
     @cached_property
     def hash(self) -> str:
-        """Of the manifest."""
+        """The SHA-256 of the manifest, as hex digits."""
         return hashlib.sha256(self.manifest.to_json().encode()).hexdigest()
 
     @property
@@ -101,7 +101,8 @@ def host_secret(folder: Path) -> bytes:
 
 
 class Catalogue:
-    """See the module. `folder` is this process's alone; `data`: the tables of peer.toml."""
+    """Makes shards of data that stays with this host, and serves them from the peer's own folder.
+    `folder` is this process's alone; `data`: the tables of peer.toml."""
 
     def __init__(self, folder: Path, data: Mapping[str, Mapping[str, Any]], secret: bytes) -> None:
         self.folder = folder

@@ -113,9 +113,9 @@ def measure(
 
 
 def host_id(network: bytes) -> str:
-    """The same for all peers on this machine, in containers and network namespaces too: they share
-    its cores. Of the kernel's boot, which names and addresses do not change; empty where the system
-    has no such number, and the peer counts as alone on its machine.
+    """An id that all peers on this machine share, in containers and network namespaces too: they
+    share its cores. It comes from the kernel's boot, which names and addresses do not change; empty
+    where the system has no such number, and the peer counts as alone on its machine.
 
     Keyed by it and made for one network (its authority's fingerprint): so it can neither be guessed
     by who is not on this machine, nor be recognised in another network or after a restart."""

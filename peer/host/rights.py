@@ -57,7 +57,7 @@ class Rights(Settings):
     """The file; every key may be left out."""
 
     name: str = ""
-    """Of this host's peers. Empty: the host's name."""
+    """The name of this host's peers. Empty: the host's name."""
     owner: str = ""
     """Whose they are, for people."""
     place: str = ""
@@ -123,8 +123,8 @@ class Rights(Settings):
         return (self.devices,) if isinstance(self.devices, str) else self.devices
 
     def with_data_of(self, folder: Path) -> Rights:
-        """The same with `data` as tables and relative paths inside `folder`. Raises SettingsError
-        for a path where nothing is."""
+        """These rights with `data` as tables and relative paths inside `folder`. Raises
+        SettingsError for a path where nothing is."""
         found = {}
         for name, given in self.data.items():
             one = OwnData(path=given) if isinstance(given, str) else given

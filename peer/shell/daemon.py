@@ -37,7 +37,7 @@ from ..compute.device import TorchDevice
 from ..compute.stretch import StretchedDevice
 from ..core import events as e
 from ..core.machine import PeerMachine
-from ..core.opening import Terms
+from ..core.opening import OwnerLimits
 from ..core.options import PeerOptions
 from ..core.probe import probe_payload
 from ..core.snapshots import SnapshotStore
@@ -57,7 +57,7 @@ from .owner import Owner
 from .relayed import RELAY
 from .spans import Spans
 from .upstream import Upstream
-from .workbench import Calls, Workbench, said_of
+from .workbench import Calls, DeviceRuntime, said_of
 
 __all__ = ["Worker", "look"]
 
@@ -171,7 +171,7 @@ class Worker:
         snapshots = SnapshotStore(me.snapshots)
         stretch = config.stretch
         device = TorchDevice if stretch == 1 else partial(StretchedDevice, stretch=stretch)
-        self._bench = Workbench(
+        self._bench = DeviceRuntime(
             me.peer,
             device(config.device),
             snapshots,
@@ -197,7 +197,7 @@ class Worker:
             give_up_s=config.give_up_s,
             first_s=config.first_s,
             drain_s=config.drain_s,
-            terms=Terms(
+            terms=OwnerLimits(
                 hours=Hours.parse(config.hours) if config.hours else None,
                 monthly_bytes=config.monthly_bytes,
             ),
@@ -393,7 +393,7 @@ class Worker:
                 # What the broker reaches need not be reached from here: then by relay.
                 relay = RELAY if self._upstream.credentials is not None else ""
                 self._transport.dial(peer, there, generation, relay)
-            case e.Expect(peer):
+            case e.ExpectPeer(peer):
                 self._transport.expect(peer)
             case e.HangUp(peer):
                 self._transport.hang_up(peer)
@@ -408,7 +408,7 @@ class Worker:
                 if name in self._timers:
                     self._timers[name].cancel()
                 self._timers[name] = self._loop.call_at(at, self._post, e.TimerFired(name))
-            case e.Waits(what, within_s):
+            case e.ShowWaiting(what, within_s):
                 note(_log, logging.INFO, "waits", peer=self.me.peer, what=what, within_s=within_s)
                 self.waits(what, within_s)
             case e.Exit():

@@ -9,16 +9,17 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-__all__ = ["Lane"]
+__all__ = ["SerialExecutor"]
 
 T = TypeVar("T")
 _Job = Callable[[], None]
 
 
-class Lane:
-    """See the module; used from the loop's thread. How many jobs wait is bounded by who submits
-    them (the machine has one action in flight, frames have slots). The thread is a daemon: a kernel
-    or a fetch that hangs cannot keep the process from ending."""
+class SerialExecutor:
+    """One thread that does jobs in order and hands each result to the event loop; used from the
+    loop's thread. How many jobs wait is bounded by who submits them (the machine has one action in
+    flight, frames have slots). The thread is a daemon: a kernel or a fetch that hangs cannot keep
+    the process from ending."""
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

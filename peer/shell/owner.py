@@ -23,8 +23,9 @@ KEPT_S = 10.0
 
 
 class Owner:
-    """Of one peer. `meter` counts what it moves; `clock` is the host's wall clock. Raises HostError
-    for a damaged file."""
+    """Looks, every second, at what the owner of one peer decided, and keeps on disk what was moved.
+    `meter` counts what it moves; `clock` is the host's wall clock. Raises HostError for a damaged
+    file."""
 
     def __init__(
         self,

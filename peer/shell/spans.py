@@ -44,8 +44,9 @@ class _Sending:
 
 
 class Spans:
-    """See the module; without a path it writes nothing. Safe to use from several threads. A line
-    is in the file once the call returns: a process that is killed leaves what it did."""
+    """Writes what this peer did, and when, as JSON lines to a file; without a path it writes
+    nothing. Safe to use from several threads. A line is in the file once the call returns: a
+    process that is killed leaves what it did."""
 
     def __init__(
         self, path: str, peer: str, name: str, clock: Callable[[], float] = time.time

@@ -38,8 +38,9 @@ Start = Callable[[Coroutine[None, None, None]], "asyncio.Task[None]"]
 
 
 class Upstream:
-    """See the module. `post` hears of attaching and detaching, `heard` of each message; tasks are
-    made by `start`. Without a credential nothing is encrypted."""
+    """A worker's connection to its broker: address, credential, the stream of messages, the blobs.
+    `post` hears of attaching and detaching, `heard` of each message; tasks are made by `start`.
+    Without a credential nothing is encrypted."""
 
     def __init__(
         self,

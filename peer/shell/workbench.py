@@ -9,7 +9,7 @@ Torch never runs in the event loop:
     sending   SendFrame: encode
     arriving  decode what came, into the device's store; then the machine hears FrameArrived
     keeping   snapshots to and from the disk
-    warming   Warm: fetches for the disk
+    warming   PrefetchFrozen: fetches for the disk
 
 What a job gives goes back to the loop, as an event for the machine or a frame for the transport.
 """
@@ -28,7 +28,7 @@ from ...dag.schedule.flow import Role
 from ...net.blobs.client import BlobTransferError, Source
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...proto import broker_pb2, common_pb2
-from ..blobs.cache import BlobCache, BlobError, FromWeb
+from ..blobs.cache import BlobCache, BlobMismatchError, FromWeb
 from ..blobs.read_ahead import AHEAD_BYTES, ReadAhead
 from ..blobs.weight_shards import WeightShard
 from ..compute.device import TorchDevice
@@ -40,10 +40,10 @@ from ..core import events as e
 from ..core.snapshots import BLOCKS, PART_BYTES, SnapshotError, SnapshotId, SnapshotStore
 from ..host.own_data import Catalogue
 from ..sync.optimizer import warm_up
-from .lane import Lane
+from .lane import SerialExecutor
 from .spans import Spans
 
-__all__ = ["Calls", "Work", "Workbench", "code_of", "said_of"]
+__all__ = ["Calls", "DeviceRuntime", "Work", "code_of", "said_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ Work = (
     | e.DropSnapshot
     | e.Prefetch
     | e.Build
-    | e.Warm
+    | e.PrefetchFrozen
     | e.Discard
     | e.UploadWeights
 )
@@ -84,8 +84,9 @@ class Calls:
     """Whether the machine still takes part in a term of a run."""
 
 
-class Workbench:
-    """See the module. Used from the event loop's thread."""
+class DeviceRuntime:
+    """A worker's device, the snapshots on its disk, and the threads that do its work. Used from the
+    event loop's thread."""
 
     def __init__(
         self,
@@ -104,12 +105,12 @@ class Workbench:
         self._cache, self._from_web, self._own_data, self._spans = cache, from_web, own_data, spans
         self._calls, self._may_warm = calls, may_warm
         loop = asyncio.get_running_loop()
-        self._compute = Lane("compute", loop)
-        self._data = Lane("data", loop)
-        self._sending = Lane("sending", loop)
-        self._arriving = Lane("arriving", loop)
-        self._keeping = Lane("keeping", loop)
-        self._warming, self._cold = Lane("warming", loop), threading.Event()
+        self._compute = SerialExecutor("compute", loop)
+        self._data = SerialExecutor("data", loop)
+        self._sending = SerialExecutor("sending", loop)
+        self._arriving = SerialExecutor("arriving", loop)
+        self._keeping = SerialExecutor("keeping", loop)
+        self._warming, self._cold = SerialExecutor("warming", loop), threading.Event()
         """The second: set when what is fetched there is not wanted any more."""
         self._built: tuple[str, int] | None = None
         """Run and term that stand on the device; None while they are being built, or gone."""
@@ -216,7 +217,7 @@ class Workbench:
                         e.DataFailed(run, term, step, said_of(error), code_of(error, "data"))
                     ),
                 )
-            case e.Warm():
+            case e.PrefetchFrozen():
                 self._warm(work)
             case e.Build():
                 self._cold.set()
@@ -236,7 +237,7 @@ class Workbench:
                     lambda error: calls.post(e.ExportFailed(run, term, step, said_of(error))),
                 )
 
-    def _warm(self, wanted: e.Warm) -> None:
+    def _warm(self, wanted: e.PrefetchFrozen) -> None:
         self._cold.set()
         cold = self._cold = threading.Event()
         if not self._may_warm:
@@ -357,7 +358,7 @@ def code_of(error: Exception, otherwise: str) -> str:
         return "snapshot"
     if isinstance(error, RebuildError):
         return "neighbour"
-    if isinstance(error, BlobTransferError | BlobError):
+    if isinstance(error, BlobTransferError | BlobMismatchError):
         return "blob"
     return "host" if isinstance(error, OSError) else otherwise
 

@@ -29,15 +29,15 @@ from .norm import squares_of
 from .optimizer import StageOptimizer
 from .vector import Layout
 
-__all__ = ["Ahead"]
+__all__ = ["StepAheadEF"]
 
 
-class Ahead:
-    """Of one holder of a stage; `own` of the step's `count` microbatches are its own.
+class StepAheadEF:
+    """Steps ahead of the exchange, with error feedback, for one holder of a stage; `own` of the
+    step's `count` microbatches are its own.
 
-    A step: `leave`, forward and backward passes, `turn`, the exchange of what is in the gradients
-    then, `land`.
-    """
+    A step: `extrapolate`, forward and backward passes, `local_update`, the exchange of what is in
+    the gradients then, `apply`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Ahead:
         return sum(p.numel() * p.element_size() for p in self._trained.values())
 
     @torch.no_grad()
-    def leave(self, unsent: Mapping[str, Tensor]) -> None:
+    def extrapolate(self, unsent: Mapping[str, Tensor]) -> None:
         """From W to x. `unsent`: e by parameter; 0 where it is not named."""
         self._home = {name: p.detach().clone() for name, p in self._trained.items()}
         for name, p in self._trained.items():
@@ -77,7 +77,7 @@ class Ahead:
                 p.sub_(unsent[name].to(p.device, p.dtype), alpha=1 / self._count)
 
     @torch.no_grad()
-    def turn(self, step: int) -> None:
+    def local_update(self, step: int) -> None:
         """Turns this holder's accumulated gradients, sums over its microbatches, into c·u."""
         self._squares = {}
         if not self._own:
@@ -98,7 +98,7 @@ class Ahead:
         return total * (self._count / max(1, self._own)) ** 2
 
     @torch.no_grad()
-    def land(self) -> None:
+    def apply(self) -> None:
         """From x to W', by what is in the gradients: the sum of what all holders sent."""
         for name, p in self._trained.items():
             if self._home:  # who did no microbatch never left

@@ -22,14 +22,14 @@ from torch import Tensor
 
 from ...dag.ir.graph import TensorSpec
 
-__all__ = ["Score", "Total", "combine", "pack", "scores_spec", "squares_of", "total_spec"]
+__all__ = ["Score", "ScoreTotals", "combine", "pack", "scores_spec", "squares_of", "total_spec"]
 
 Score = tuple[Tensor | float, ...]
 """(loss, weight, metric…) of one microbatch, scalars."""
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
+class ScoreTotals:
     """A step, or an evaluation (norm 0), over all its microbatches. Without any weight, loss and
     metrics are NaN."""
 
@@ -43,7 +43,7 @@ class Total:
         return torch.tensor(numbers, dtype=torch.float64, device=device)
 
     @classmethod
-    def unpack(cls, vector: Tensor) -> Total:
+    def unpack(cls, vector: Tensor) -> ScoreTotals:
         norm, weight, loss, *metrics = vector.tolist()
         return cls(norm, weight, loss, tuple(metrics))
 
@@ -58,12 +58,12 @@ def squares_of(grads: Iterable[Tensor | None], device: torch.device) -> Tensor:
 
 
 def scores_spec(microbatches: int, metrics: int, *, squares: bool) -> TensorSpec:
-    """Of what a peer sends to the hub."""
+    """Spec of what a peer sends to the hub."""
     return TensorSpec((int(squares) + microbatches * (2 + metrics),), "float64")
 
 
 def total_spec(metrics: int) -> TensorSpec:
-    """Of what the hub sends back."""
+    """Spec of what the hub sends back."""
     return TensorSpec((3 + metrics,), "float64")
 
 
@@ -74,7 +74,9 @@ def pack(squares: Tensor | None, scores: Sequence[Score], device: torch.device) 
     return torch.stack(numbers) if numbers else torch.zeros(0, dtype=torch.float64, device=device)
 
 
-def combine(parts: Sequence[tuple[Sequence[int], Tensor]], metrics: int, *, squares: bool) -> Total:
+def combine(
+    parts: Sequence[tuple[Sequence[int], Tensor]], metrics: int, *, squares: bool
+) -> ScoreTotals:
     """Adds up what the peers sent, in their order: (the peer's microbatches, its vector) each."""
     square, scores = 0.0, dict[int, list[float]]()
     for microbatches, vector in parts:
@@ -87,17 +89,17 @@ def combine(parts: Sequence[tuple[Sequence[int], Tensor]], metrics: int, *, squa
     return _total(square, scores)
 
 
-def _total(square: float, scores: Mapping[int, Sequence[float]]) -> Total:
+def _total(square: float, scores: Mapping[int, Sequence[float]]) -> ScoreTotals:
     counted = [scores[m] for m in sorted(scores) if scores[m][1] != 0]
     weight = math.fsum(score[1] for score in counted)
     metrics = len(next(iter(scores.values()), (0, 0))) - 2
     if not weight:
-        return Total(0.0, 0.0, math.nan, (math.nan,) * metrics)
+        return ScoreTotals(0.0, 0.0, math.nan, (math.nan,) * metrics)
     loss, *means = (
         sum(score[at] * score[1] for score in counted) / weight
         for at in (0, *range(2, 2 + metrics))
     )
-    return Total(math.sqrt(square) / abs(weight), weight, loss, tuple(means))
+    return ScoreTotals(math.sqrt(square) / abs(weight), weight, loss, tuple(means))
 
 
 def _number(value: Tensor | float, device: torch.device) -> Tensor:

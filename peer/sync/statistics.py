@@ -25,7 +25,7 @@ class Statistics:
     buffers: tuple[tuple[str, TensorSpec], ...]
 
     def spec(self, microbatches: int) -> TensorSpec:
-        """Of the vector for so many microbatches."""
+        """Spec of the vector for so many microbatches."""
         elements = sum(spec.elements for _, spec in self.buffers)
         return TensorSpec((elements * microbatches,), "float64")
 

@@ -48,7 +48,7 @@ class Layout:
         return sum(spec.elements for _, spec in self.parameters) + len(self.parameters)
 
     def spec(self, elements: int | None = None) -> TensorSpec:
-        """Of the vector, or of so many of its elements."""
+        """Spec of the vector, or of so many of its elements."""
         name = str(self.dtype).removeprefix("torch.")
         return TensorSpec((self.elements if elements is None else elements,), name)
 

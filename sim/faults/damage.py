@@ -38,7 +38,8 @@ class _Peer(NamedTuple):
 
 
 class Damage:
-    """See the module. `specs`: of peers that may come and that the world does not have at first."""
+    """Does to a world what each kind of fault does, and undoes it. `specs`: of peers that may come
+    and that the world does not have at first."""
 
     def __init__(self, world: World, choose: Select | None, specs: Iterable[PeerSpec]) -> None:
         self._world = world

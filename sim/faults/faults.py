@@ -89,8 +89,9 @@ class Fired:
 
 
 class Faults:
-    """See the module. `specs` are of peers that a fault or churn lets come and that the world does
-    not have at first; `choose` resolves selectors, over the peers of both without it."""
+    """Makes faults happen in a world, each once, and tells whether each did. `specs` are of peers
+    that a fault or churn lets come and that the world does not have at first; `choose` resolves
+    selectors, over the peers of both without it."""
 
     def __init__(
         self,

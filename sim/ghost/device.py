@@ -19,9 +19,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from ...dag.cost.cost import OperatorCost, cost
-from ...dag.execute.execute import SpecError
+from ...dag.execute.execute import TensorSpecError
 from ...dag.ir.graph import Graph
-from ...dag.plan.action import Action, Content, Kind
+from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...dag.schedule.flow import Role
 from ...net.links.frame import Arrived, FrameKey, Payload
 from ...net.links.outbox import Pieces
@@ -33,7 +33,7 @@ from ...proto import broker_pb2
 from .exchange import carry_out
 from .hashes import MASK, Hash, figure, name_hash
 from .plan import GhostPlan, Hollow
-from .work import NOTHING, Part, Store, Work
+from .work import NOTHING, ActionTransfers, GhostAssignment, Store
 
 __all__ = ["GhostDevice", "Ghosts", "hollow", "read_export"]
 
@@ -64,7 +64,8 @@ class Ghosts:
 
 
 class GhostDevice:
-    """See the module; the methods are those of TorchDevice."""
+    """A peer's device on which every tensor is a 64-bit hash; the methods are those of
+    TorchDevice."""
 
     allocate = staticmethod(hollow)
     """Makes the receive buffers of its frames."""
@@ -77,14 +78,14 @@ class GhostDevice:
     def __init__(self, plan: Callable[[BuildOrder], GhostPlan]) -> None:
         self.peak_bytes = 0
         self._plan = plan
-        self._work: Work | None = None
+        self._work: GhostAssignment | None = None
 
     # ------------------------------------------------------------ building
 
     def build(self, order: BuildOrder) -> Built:
         """As TorchDevice; neither weights nor data are read."""
         shared = self._plan(order)
-        self._work = work = Work(order, shared)
+        self._work = work = GhostAssignment(order, shared)
         states: dict[str, int] = {}
         for parts in order.resumed:
             states |= json.loads(cast(Hollow, parts[0]).tag)
@@ -114,15 +115,15 @@ class GhostDevice:
     # ------------------------------------------------------------ values
 
     def accept(self, arrived: Arrived) -> None:
-        """Raises SpecError when it is not what the plan says for its key."""
+        """Raises TensorSpecError when it is not what the plan says for its key."""
         work, key = self._now, arrived.key
         at = key[4:]
         wanted = work.coming.get(at)
         if wanted is None:
-            raise SpecError(f"{key}: the plan names no such transfer to {work.order.peer}")
+            raise TensorSpecError(f"{key}: the plan names no such transfer to {work.order.peer}")
         same = arrived.spec is wanted.spec or arrived.spec == wanted.spec
         if not same or arrived.codec != wanted.codec:
-            raise SpecError(
+            raise TensorSpecError(
                 f"{key}: expected {wanted.spec!r} by {wanted.codec}, got {arrived.spec!r} by "
                 f"{arrived.codec!r}"
             )
@@ -175,11 +176,15 @@ class GhostDevice:
                 store |= carry_out(work, action, part, store)
         self.peak_bytes = max(self.peak_bytes, work.live_bytes())
         ends = action.kind is Kind.TAKE and work.order.peer == work.shared.flow.hub
-        outcome = self._outcome(step) if ends and action.content is Content.NORM else None
-        evaluation = self._evaluation() if ends and action.content is Content.SCORES else None
+        outcome = self._outcome(step) if ends and action.content is ExchangeContent.NORM else None
+        evaluation = (
+            self._evaluation() if ends and action.content is ExchangeContent.SCORES else None
+        )
         return Result(0.0, self.peak_bytes, outcome, evaluation)
 
-    def _forward(self, work: Work, step: int, action: Action, part: Part, store: Store) -> None:
+    def _forward(
+        self, work: GhostAssignment, step: int, action: Action, part: ActionTransfers, store: Store
+    ) -> None:
         held, m = work.held[action.stage], action.microbatch
         training = action.kind is Kind.FORWARD
         ports = {t.value: cast(int, store[at]) for t, at in part.takes}
@@ -191,7 +196,9 @@ class GhostDevice:
         for t, at in part.gives:
             store[at] = values[work.shared.flow.made(t)]
 
-    def _backward(self, work: Work, action: Action, part: Part, store: Store) -> None:
+    def _backward(
+        self, work: GhostAssignment, action: Action, part: ActionTransfers, store: Store
+    ) -> None:
         held, m = work.held[action.stage], action.microbatch
         gradients = dict.fromkeys(held.linear.answers, 0)
         for t, at in part.takes:
@@ -257,7 +264,7 @@ class GhostDevice:
         return json.dumps(found, sort_keys=True).encode()
 
     @property
-    def _now(self) -> Work:
+    def _now(self) -> GhostAssignment:
         assert self._work is not None, "no assignment is built"
         return self._work
 
@@ -267,7 +274,7 @@ class GhostDevice:
         return f"<GhostDevice, stages {[*self._work.held]}>"
 
 
-def _rebuilt(work: Work, given: dict[str, int]) -> dict[str, int]:
+def _rebuilt(work: GhostAssignment, given: dict[str, int]) -> dict[str, int]:
     """As peer.rebuilt.rebuilt_records: what a parameter is made from is in its hash. Raises
     RebuildError."""
     wanted = work.recipe(tuple(work.held))

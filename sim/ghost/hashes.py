@@ -54,7 +54,7 @@ def name_hash(*parts: str | int) -> int:
 
 
 def odd(*parts: str | int) -> int:
-    """The same, odd: to multiply by it loses nothing."""
+    """An odd 64-bit hash of the parts, hence invertible modulo 2⁶⁴."""
     return name_hash(*parts) | 1
 
 
@@ -114,12 +114,12 @@ class Hashes:
     # ------------------------------------------------------------ what is not linear
 
     def sample(self, name: str, step: int, microbatch: int) -> int:
-        """Of the data input `name`; step -1: held out."""
+        """The hash of the data input `name`; step -1: held out."""
         at = (step + 1) * _STEP + microbatch * _MICROBATCH
         return mix((name_hash("sample", self.seed, name) + mix(at & MASK)) & MASK)
 
     def loss(self, results: Mapping[str, int]) -> int:
-        """Of one microbatch: of its loss, weight and metrics, by value."""
+        """The hash of one microbatch's loss, weight and metrics, given the hash of each value."""
         graph = self.graph
         names = dict.fromkeys((graph.loss, graph.weight, *(v for _, v in graph.metrics)))
         return mix(sum(odd("result", v) * results[v] for v in names if v) & MASK)

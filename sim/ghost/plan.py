@@ -14,16 +14,16 @@ import numpy as np
 from ...compression.codec import RAW, typical_bytes
 from ...dag.cost.cost import OperatorCost
 from ...dag.cost.memory import MemoryModel, StageMemory
-from ...dag.exchange.engine import Space
+from ...dag.exchange.engine import VectorSpace
 from ...dag.exchange.wiring import Exchange
 from ...dag.ir.graph import Graph, TensorSpec
-from ...dag.plan.action import Content
+from ...dag.plan.action import ExchangeContent
 from ...dag.plan.cut import cut, tied_groups
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.check import slots
 from ...dag.schedule.flow import Flow, Role, Transfer
 from ...peer.compute.codings import Codings
-from ...peer.compute.exchange import Wire
+from ...peer.compute.exchange import TransferSpecs
 from ...peer.compute.order import BuildOrder
 from .hashes import MASK, Hash, Hashes, Words, odd
 from .stage_hash import Linear
@@ -135,19 +135,23 @@ _SUMS, _SAME = _Numbers(), _Equal()
 
 
 def _kind_of(flow: Flow, transfer: Transfer) -> Hashable:
-    """The same for all transfers that weigh the same where nothing is compressed."""
+    """A key that is the same for all transfers that weigh the same where nothing is compressed."""
     if transfer.role is not Role.SYNC:
         return transfer.role, transfer.port
     exchange, hop = flow.hops[transfer]
-    small = exchange.content in (Content.STATISTICS, Content.NORM, Content.SCORES)
+    small = exchange.content in (
+        ExchangeContent.STATISTICS,
+        ExchangeContent.NORM,
+        ExchangeContent.SCORES,
+    )
     # Who sends counts where it is what microbatches made.
     source = hop.source if small and not hop.total else ""
     return exchange.content, exchange.index, hop.shards, hop.total, source
 
 
 class GhostPlan:
-    """See the module. Raises what `peer.build.build_work` raises for a plan that is none for its
-    graph."""
+    """What all ghosts of one assignment share: stages as matrices, the wiring, the frames' bytes.
+    Raises what `peer.build.build_work` raises for a plan that is none for its graph."""
 
     def __init__(self, order: BuildOrder, costs: Callable[[Graph], Sequence[OperatorCost]]) -> None:
         self._costs = costs
@@ -156,7 +160,7 @@ class GhostPlan:
         self.stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
         self.tied = tied_groups(graph, self.stages)
         self.flow = Flow(plan, self.stages, self.tied)
-        self.wire = Wire(self.flow, graph)
+        self.wire = TransferSpecs(self.flow, graph)
         self.hashes = Hashes(graph, order.training.seed)
         self._codings = Codings(self.wire, plan.codecs)
         self._linear: dict[int, Linear] = {}
@@ -169,15 +173,15 @@ class GhostPlan:
             self._linear[stage] = Linear(self.hashes, self.stages[stage])
         return self._linear[stage]
 
-    def space(self, exchange: Exchange) -> Space[Hash]:
+    def space(self, exchange: Exchange) -> VectorSpace[Hash]:
         """The arithmetic of an exchange: of words for a stage's gradients, else of one number."""
-        if exchange.content not in (Content.GRADIENT, Content.DELTA):
-            return _SAME if exchange.content is Content.TIED_DELTA else _SUMS
+        if exchange.content not in (ExchangeContent.GRADIENT, ExchangeContent.DELTA):
+            return _SAME if exchange.content is ExchangeContent.TIED_DELTA else _SUMS
         stage = exchange.index
         if stage not in self._shards:
             shards = len(exchange.edges) - 1
             self._shards[stage] = Shards(len(self.stages[stage].trainable), shards)
-        return cast(Space[Hash], self._shards[stage])
+        return cast(VectorSpace[Hash], self._shards[stage])
 
     def weighed(self, transfer: Transfer) -> Weighed:
         if self.plan.codecs:

@@ -21,7 +21,8 @@ __all__ = ["HeldHash", "Linear"]
 
 
 class Linear:
-    """See the module. `hashes.graph` is the graph that the stage is cut from."""
+    """A stage of a graph as two matrices over hashes. `hashes.graph` is the graph that the stage is
+    cut from."""
 
     def __init__(self, hashes: Hashes, stage: Stage) -> None:
         self.hashes, self.stage, graph = hashes, stage, hashes.graph
@@ -119,10 +120,10 @@ class HeldHash:
         self.linear = linear
         start = [linear.hashes.start(name) for name in linear.standing]
         self.state: Words = np.array([*start, 1], np.uint64)
-        """Of `linear.standing`, and a one for what is constant."""
+        """The hashes of `linear.standing`, and a one for what is constant."""
         self._gradients: Words = np.zeros(len(linear.trained), np.uint64)
         self._reached: list[tuple[Words, Words]] = []
-        """Of backwards that are not in them: gradients at the operators, and their results."""
+        """The backwards that are not in them: gradients at the operators, and their results."""
         self.statistics = dict.fromkeys(linear.statistics, 0)
         """Sums of this step, of the microbatches that ran here."""
         self.live: dict[int, Words] = {}
@@ -131,8 +132,8 @@ class HeldHash:
 
     @property
     def gradients(self) -> Words:
-        """Of this step, by parameter; what stands there may be changed. Terms of many microbatches
-        are mixed at once: numpy takes longer to begin than to mix."""
+        """The gradients' hashes of this step, by parameter; what stands there may be changed. Terms
+        of many microbatches are mixed at once: numpy takes longer to begin than to mix."""
         if self._reached:
             linear = self.linear
             found = np.array([terms for terms, _ in self._reached])

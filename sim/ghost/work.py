@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...dag.exchange.collective import Hop
 from ...dag.exchange.wiring import Exchange
 from ...dag.execute.neighbour import Rebuild
-from ...dag.plan.action import Action, Content
+from ...dag.plan.action import Action, ExchangeContent
 from ...dag.schedule.flow import Role, Transfer
 from ...peer.compute.order import BuildOrder
 from ...peer.compute.rebuilt import recipe
@@ -17,7 +17,7 @@ from .hashes import Hash
 from .plan import GhostPlan, Weighed
 from .stage_hash import HeldHash
 
-__all__ = ["NOTHING", "Local", "Part", "Store", "Work"]
+__all__ = ["NOTHING", "ActionTransfers", "GhostAssignment", "Local", "Store"]
 
 Local = tuple[int, int, str, str, str]
 """Microbatch, hop, port, source and destination of a transfer: `transfer[1:]`, or of its frame
@@ -27,7 +27,7 @@ Store = dict[Local, Hash]
 """The values of one step."""
 
 
-class Part(NamedTuple):
+class ActionTransfers(NamedTuple):
     """An action's transfers, with where each lies in the store."""
 
     takes: tuple[tuple[Transfer, Local], ...]
@@ -39,31 +39,31 @@ class Part(NamedTuple):
     goes: tuple[tuple[Hop, Local], ...] = ()
 
 
-NOTHING = Part((), ())
-"""Of an action that moves nothing."""
+NOTHING = ActionTransfers((), ())
+"""The transfers of an action that moves nothing."""
 
 
-class Work:
+class GhostAssignment:
     """One assignment on one peer."""
 
     def __init__(self, order: BuildOrder, shared: GhostPlan) -> None:
         self.order, self.shared = order, shared
         flow, peer = shared.flow, order.peer
         self.held = {k: HeldHash(shared.linear(k)) for k in shared.plan.stages_of(peer)}
-        self.parts: dict[Action, Part] = {}
+        self.parts: dict[Action, ActionTransfers] = {}
         self.coming: dict[Local, Weighed] = {}
         self.going: dict[Local, Weighed] = {}
         for action in flow.involved(peer):
             takes = tuple((t, t[1:]) for t in flow.takes(peer, action))
             gives = tuple((t, t[1:]) for t in flow.gives(peer, action))
             if action.content is None:
-                self.parts[action] = Part(takes, gives)
+                self.parts[action] = ActionTransfers(takes, gives)
             else:
                 late = tuple((t, at) for t, at in takes if t.role is not Role.SYNC)
                 came = tuple((flow.hops[t][1], at) for t, at in takes if t.role is Role.SYNC)
                 goes = tuple((flow.hops[t][1], at) for t, at in gives)
                 exchange = flow.exchange_of(action)
-                self.parts[action] = Part(late, gives, exchange, came, goes)
+                self.parts[action] = ActionTransfers(late, gives, exchange, came, goes)
             self.coming |= {at: shared.weighed(t) for t, at in takes if not t.is_local}
             self.going |= {at: shared.weighed(t) for t, at in gives if not t.is_local}
         self.store: dict[int, Store] = {}
@@ -108,4 +108,4 @@ class Work:
 
 
 _BOTH = (True, False)
-_IN_WORDS = frozenset({Content.GRADIENT, Content.DELTA, Content.STATISTICS})
+_IN_WORDS = frozenset({ExchangeContent.GRADIENT, ExchangeContent.DELTA, ExchangeContent.STATISTICS})

@@ -46,7 +46,7 @@ from ..scenario.sentences import (
     stop,
 )
 from ..virtual.control import BROKER
-from ..virtual.spec import Device, PeerSpec
+from ..virtual.spec import PeerDevice, PeerSpec
 from ..virtual.wan import Wan
 from ..virtual.world import World
 
@@ -73,7 +73,7 @@ LOSING = (
     "broker away",
 )
 HANDED = ("holder leaves", "holder's stream cut")
-"""Of these, those that need not lose it: its part is handed over, or it comes back."""
+"""The faults of these that need not lose it: its part is handed over, or it comes back."""
 CELLS = tuple((kind, phase) for kind in (*SURVIVED, *LOSING) for phase in PHASES)
 LEAST_STEPS = 10
 """The last fault happens in step 8 at the latest, and what it does in the next."""
@@ -250,7 +250,7 @@ def _network(
 
 
 def shorter(spec: broker_pb2.RunSpec, steps: int) -> broker_pb2.RunSpec:
-    """The same run with so many steps."""
+    """A copy of a run's spec with `steps` steps."""
     found = broker_pb2.RunSpec()
     found.CopyFrom(spec)
     job = Job.from_json(spec.job)
@@ -264,7 +264,7 @@ def play(
     blobs: Mapping[str, bytes],
     folder: Path,
     *,
-    device: Callable[[PeerSpec], Device] | None = None,
+    device: Callable[[PeerSpec], PeerDevice] | None = None,
     losses: Sequence[float] = (),
     tolerance: float = 0.0,
     log: bool = False,
@@ -316,7 +316,7 @@ def explain(
     folder: Path,
     **options: Any,
 ) -> Shortest:
-    """Of a world that fails: the fewest faults and steps with which it still does. `options` as of
+    """Finds the fewest faults and steps with which a world that fails still does. `options` as of
     `play`. Raises ValueError for one that does not fail."""
 
     def fails(faults: tuple[Fault, ...], steps: int) -> Violation | None:

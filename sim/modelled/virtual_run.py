@@ -26,7 +26,7 @@ from ..scenario.scenario import Scenario
 from ..scenario.tables import PeerTable
 from ..trace import Trace
 from ..virtual.clock import Observe, Observed
-from ..virtual.spec import Device, PeerSpec
+from ..virtual.spec import PeerDevice, PeerSpec
 from ..virtual.wan import Wan
 from ..virtual.world import RESTART_S, World
 
@@ -51,7 +51,7 @@ class VirtualRun:
     late: bool
     """Whether it was cancelled at the scenario's limit."""
     digest: str
-    """Of the trace: the hash of the event log (I6)."""
+    """The digest of the trace: the hash of the event log (I6)."""
     checks: int
     """How many records the monitor has checked, without a violation."""
     faults: Sequence[Fired]
@@ -176,7 +176,7 @@ def wan_of(scenario: Scenario) -> Wan:
     )
 
 
-def ghosts() -> Callable[[PeerSpec], Device]:
+def ghosts() -> Callable[[PeerSpec], PeerDevice]:
     """Devices on which every tensor is a hash."""
     from ..ghost.device import Ghosts
 

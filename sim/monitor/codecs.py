@@ -24,7 +24,7 @@ from ...compression.stateful.feedback import Feedback
 from ...compression.stream import is_stateful
 from ...dag.schedule.flow import Transfer
 from ...net.links.frame import FrameKey
-from ...peer.compute.codings import Coding
+from ...peer.compute.codings import TransferCodec
 from ...peer.compute.device import TorchDevice
 from ...peer.compute.streams import Streams, _End
 from ...peer.core import events as p
@@ -42,7 +42,7 @@ Encode = Callable[..., tuple[Encoded, "Tensor | None"]]
 
 
 class CodecCheck(Check):
-    """See the module."""
+    """Checks I5: what a codec does not send is in its residual, or its loss is bounded."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -64,7 +64,7 @@ class CodecCheck(Check):
 
         def checked(
             end: _End,
-            coding: Coding,
+            coding: TransferCodec,
             key: FrameKey,
             transfer: Transfer,
             tensor: Tensor,
@@ -87,7 +87,7 @@ class CodecCheck(Check):
         what: str,
         end: _End,
         held: State,
-        coding: Coding,
+        coding: TransferCodec,
         tensor: Tensor,
         encoded: Encoded,
     ) -> None:
@@ -110,7 +110,7 @@ class CodecCheck(Check):
                 "kept",
             )
 
-    def _bound(self, what: str, coding: Coding, tensor: Tensor, encoded: Encoded) -> None:
+    def _bound(self, what: str, coding: TransferCodec, tensor: Tensor, encoded: Encoded) -> None:
         try:
             bound = coding.codec.error_bound(coding.body)
         except CodecError:
@@ -124,7 +124,7 @@ class CodecCheck(Check):
             raise Broken("I5", f"{what}: {coding.codec.name} lost {lost:.3g}: at most {most:.3g}")
 
 
-def _decoded(codec: Codec, coding: Coding, encoded: Encoded) -> Tensor:
+def _decoded(codec: Codec, coding: TransferCodec, encoded: Encoded) -> Tensor:
     """What the other end makes of the body."""
     data = bytearray().join(encoded.buffers)
     if coding.tail:

@@ -25,7 +25,7 @@ __all__ = ["JournalCheck"]
 
 
 class JournalCheck(Check):
-    """See the module."""
+    """Checks I10: what the broker told anyone survives its restart."""
 
     wants = (b.Started, b.Tell, b.Publish, b.Answer)
 

@@ -29,7 +29,7 @@ _SPARE = 64
 
 
 class LinkCheck(Check):
-    """See the module."""
+    """Checks I8 and what links promise: credits, bounded queues, acknowledgements after frames."""
 
     wants = (
         p.FrameArrived,

@@ -64,9 +64,9 @@ out."""
 
 
 class Monitor:
-    """See the module. `losses`, `norms`: by step, what the plain loop has, to a relative
-    `tolerance`. `most_terms`: plans that a run may have; 1 where nobody is lost. Observes the world
-    from now on, beside whoever does already."""
+    """Checks a world's invariants while it runs. `losses`, `norms`: by step, what the plain loop
+    has, to a relative `tolerance`. `most_terms`: plans that a run may have; 1 where nobody is lost.
+    Observes the world from now on, beside whoever does already."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ State = Hashable
 
 
 class TermCheck(Check):
-    """See the module."""
+    """Checks I3: what belongs to no present assignment, or to an older term, has no effect."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)

@@ -97,7 +97,8 @@ class _Part:
 
 
 class WorkCheck(Check):
-    """See the module. `losses` and `norms` by step: of the plain loop, as far as they go."""
+    """Checks I1, I2 and I4: who computes what, and when, by the plan's lists. `losses` and `norms`
+    by step: of the plain loop, as far as they go."""
 
     wants = (
         p.Compute,

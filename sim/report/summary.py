@@ -40,7 +40,7 @@ class Summary:
     """Largest |loss - loss of the plain loop| over all steps; None when not verified."""
     verified_against: str = ""
     codecs: tuple[str, ...] = ()
-    """Of the plan, each once."""
+    """The codecs of the plan, each once."""
     lossy: tuple[str, ...] = ()
     """Codecs of the plan that do not give back every bit: with them the losses are not meant to
     equal those of the plain loop."""
@@ -51,8 +51,8 @@ class Summary:
     tokens: int = 0
     """Trained on, in the steps that counted."""
     price: float | None = None
-    """Of the peers' hours, in the scenario's currency, as it says when they come and go; None: it
-    names no price."""
+    """The price of the peers' hours, in the scenario's currency, as it says when they come and go;
+    None: it names no price."""
     step_s: float = 0.0
     """Median over all steps but the first."""
     cores: int = 0
@@ -114,11 +114,11 @@ class Summary:
     virtual_s: float | None = None
     """How long the run took in the world's own time, where that is virtual."""
     losses: tuple[float, ...] = ()
-    """Of every step."""
+    """The loss of every step."""
     evaluations: tuple[tuple[int, float], ...] = ()
     """(step, held-out loss)."""
     step_seconds: tuple[float, ...] = ()
-    """Of every step."""
+    """The seconds of every step."""
     memory: tuple[Mapping[str, Any], ...] = ()
     """By peer: peer, predicted_bytes, peak_bytes, limit_bytes; 0: not known."""
     places: tuple[Mapping[str, Any], ...] = ()
@@ -146,7 +146,7 @@ def to_json(s: Summary) -> str:
 
 
 def write_json(s: Summary, path: Path) -> None:
-    """The same in a file, which is there whole or not at all."""
+    """Writes a summary as JSON to a file, which is there whole or not at all."""
     new = path.with_name(f".{path.name}.new")
     new.write_text(to_json(s) + "\n")
     new.replace(path)

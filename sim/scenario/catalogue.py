@@ -13,13 +13,13 @@ from typing import NamedTuple
 from ...job.settings import SettingsError, meant
 from .scenario import SCENARIOS
 
-__all__ = ["DEFAULT", "Entry", "catalogue", "find"]
+__all__ = ["DEFAULT", "CatalogueEntry", "catalogue", "find"]
 
 DEFAULT = "two-regions"
 """What `shoal sim` without arguments runs."""
 
 
-class Entry(NamedTuple):
+class CatalogueEntry(NamedTuple):
     """One scenario of the catalogue."""
 
     name: str
@@ -29,12 +29,12 @@ class Entry(NamedTuple):
     path: Path
 
 
-def catalogue() -> Iterator[Entry]:
+def catalogue() -> Iterator[CatalogueEntry]:
     """All of them, by name, the default first."""
     for path in sorted(SCENARIOS.glob("*.toml"), key=lambda p: (p.stem != DEFAULT, p.stem)):
         text = path.read_text(encoding="utf-8")
         about = text.partition("\n")[0].removeprefix("#").strip().rstrip(".")
-        yield Entry(path.stem, about, str(tomllib.loads(text).get("mode", "real")), path)
+        yield CatalogueEntry(path.stem, about, str(tomllib.loads(text).get("mode", "real")), path)
 
 
 def find(wanted: str) -> Path:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ...dag.cost.speed import Speeds
 
-__all__ = ["DEVICES", "Device"]
+__all__ = ["DEVICES", "DeviceDatasheet"]
 
 GiB = 2**30
 
@@ -35,7 +35,7 @@ CPU_CALL_S = 5e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Device:
+class DeviceDatasheet:
     """A device as its vendor describes it."""
 
     flops: float
@@ -59,18 +59,18 @@ class Device:
         )
 
 
-def _card(tflops: float, gigabytes_per_s: float, memory_gib: int) -> Device:
-    return Device(
+def _card(tflops: float, gigabytes_per_s: float, memory_gib: int) -> DeviceDatasheet:
+    return DeviceDatasheet(
         flops=tflops * 1e12,
         memory_bandwidth=gigabytes_per_s * 1e9,
         memory_bytes=memory_gib * GiB,
     )
 
 
-DEVICES: dict[str, Device] = {
+DEVICES: dict[str, DeviceDatasheet] = {
     # One core of a server CPU with AVX2 at 3 GHz, 2 units · 8 numbers · 2 FLOPs, and its share of
     # the memory's bandwidth.
-    "cpu-1": Device(flops=96e9, memory_bandwidth=18e9, overhead_s=CPU_CALL_S),
+    "cpu-1": DeviceDatasheet(flops=96e9, memory_bandwidth=18e9, overhead_s=CPU_CALL_S),
     # Consumer cards: the vendor's reference boards.
     "gtx-1060": _card(4.37, 192, 6),  # 1280 cores · 1.708 GHz; the model with 6 GB
     "gtx-1070": _card(6.46, 256, 8),  # 1920 · 1.683

@@ -20,7 +20,7 @@ from ...job.settings import Settings, SettingsError
 from ...job.units import Duration
 from .keys import Renamed, positive, share
 
-__all__ = ["BETWEEN", "LASTING", "Churn", "Expect", "FaultTable"]
+__all__ = ["BETWEEN", "LASTING", "Churn", "Expectations", "FaultTable"]
 
 ZERO, AWAY = Duration("0s"), Duration("60s")
 
@@ -70,9 +70,10 @@ class FaultTable(Renamed):
     for_s: Duration = ZERO
     """`for` in the file: how long; 0: for good."""
     factor: float = 1.0
-    """Of slow: how many times longer."""
+    """How many times longer, for slow."""
     both: bool = True
-    """Of partition and slow: the way back too. false: only what goes from `who` to `with`."""
+    """For partition and slow: whether the way back too. false: only what goes from `who` to
+    `with`."""
 
     def check(self) -> None:
         positive(self, "factor")
@@ -103,7 +104,7 @@ class Churn(Settings):
     """Peers that come and go by chance, or as they were seen to."""
 
     fail_per_hour: float = 0.0
-    """Of each peer: it is gone without a word, at exponential intervals."""
+    """How often each peer is gone without a word, at exponential intervals."""
     return_after: Duration = AWAY
     """How long a failed peer stays away."""
     trace: str = ""
@@ -120,17 +121,17 @@ class Churn(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expect(Settings):
+class Expectations(Settings):
     """What a simulation must reach, or it ends with exit code 1."""
 
     loss_below: float | None = None
-    """Of the last step."""
+    """A bound on the loss of the last step."""
     goodput_at_least: float | None = None
     """Share of the time that went into steps that counted."""
     max_loss_difference: float | None = None
     """From the single process, at any step; the simulation is verified then."""
     step_time_error_at_most: float | None = None
-    """Of the prediction, relative to what was measured."""
+    """A bound on the error of the prediction, relative to what was measured."""
 
     def check(self) -> None:
         share(self, "goodput_at_least", whole=True)

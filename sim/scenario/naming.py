@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["BROKER", "MOST_PEERS", "NAME", "count", "expand", "named", "select"]
 
 MOST_PEERS = 4096
-"""Of one scenario: its matrices have this many squared numbers, 134 MB each."""
+"""The most peers of one scenario: its matrices have this many squared numbers, 134 MB each."""
 BROKER = "broker"
 """What the broker is called where peers have names."""
 

@@ -17,7 +17,7 @@ from ...dag.cost.network import Network
 from ...dag.plan.plan import PeerId
 from ...job.settings import SettingsError, meant
 from .naming import BROKER
-from .tables import Link, PeerTable, Place
+from .tables import LinkTable, PeerTable, Place
 
 __all__ = ["Wide", "matrices", "wide"]
 
@@ -39,7 +39,7 @@ class Wide:
 
 
 def matrices(
-    peers: Sequence[PeerTable], places: Mapping[str, Place], links: Sequence[Link]
+    peers: Sequence[PeerTable], places: Mapping[str, Place], links: Sequence[LinkTable]
 ) -> Network:
     """The network of P peers with names of their own. Raises SettingsError, with the number of the
     link in its key, for an unknown end, for two links that contradict each other, and for a pair
@@ -47,9 +47,11 @@ def matrices(
     return wide(peers, places, links).network
 
 
-def wide(peers: Sequence[PeerTable], places: Mapping[str, Place], links: Sequence[Link]) -> Wide:
-    """The same with jitter, loss and bursts: between places they are those of the link that holds,
-    inside a place there are none. Raises as `matrices` does."""
+def wide(
+    peers: Sequence[PeerTable], places: Mapping[str, Place], links: Sequence[LinkTable]
+) -> Wide:
+    """The matrices of a network with jitter, loss and bursts: between places they are those of the
+    link that holds, inside a place there are none. Raises as `matrices` does."""
     names = list(dict.fromkeys(p.place for p in peers))
     place_index = {name: k for k, name in enumerate(names)}
     peer_index = {p.name: i for i, p in enumerate(peers)}
@@ -94,7 +96,7 @@ def wide(peers: Sequence[PeerTable], places: Mapping[str, Place], links: Sequenc
     return Wide(network, jitter_s, loss, burst)
 
 
-def _stated(links: Sequence[Link], known: Mapping[str, int]) -> dict[tuple[str, str], int]:
+def _stated(links: Sequence[LinkTable], known: Mapping[str, int]) -> dict[tuple[str, str], int]:
     """(from, to) -> number of the link that says it. Raises SettingsError."""
     stated: dict[tuple[str, str], int] = {}
     for i, link in enumerate(links):
@@ -125,7 +127,7 @@ def _mixed(
     place_index: Mapping[str, int],
     peer_index: Mapping[str, int],
     stated: Mapping[tuple[str, str], int],
-    links: Sequence[Link],
+    links: Sequence[LinkTable],
 ) -> None:
     """Writes the links of single peers: to places, then over these to peers. Raises SettingsError
     where two links of a peer and a place both cover a pair that has none of its own."""
@@ -173,6 +175,6 @@ def _beside(pairs: Floats, at: NDArray[np.int64]) -> None:
         of_broker[:] = np.where(np.isnan(of_broker[1]), of_peer, of_broker)
 
 
-def _numbers(link: Link) -> Floats:
+def _numbers(link: LinkTable) -> Floats:
     sure, shaky = (link.latency, link.bandwidth), (link.jitter, link.loss, link.burst)
     return np.array([float(number) for number in (*sure, *shaky)])

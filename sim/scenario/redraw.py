@@ -18,9 +18,9 @@ SLOWEST, FASTEST = float(Rate("8Mbit")), float(Rate("10Gbit"))
 
 
 def redraw(scenario: Scenario, seed: int) -> Scenario:
-    """The same peers in the same places with other links: every latency and bandwidth, and every
-    uplink and downlink, times a factor drawn log-uniformly from [1/FACTOR, FACTOR], bandwidths then
-    held between 8 Mbit/s and 10 Gbit/s.
+    """A scenario with the same peers in the same places and other links: every latency and
+    bandwidth, and every uplink and downlink, times a factor drawn log-uniformly from [1/FACTOR,
+    FACTOR], bandwidths then held between 8 Mbit/s and 10 Gbit/s.
 
     What is one number for many stays one: a link between places, and the lines of peers of one
     place that are alike. An uplink that was no faster than its downlink stays so.

@@ -27,7 +27,7 @@ from .checks import check_built, check_faults, check_places, check_times
 from .keys import Renamed
 from .naming import BROKER, named, select
 from .networks import Wide, wide
-from .tables import BrokerTable, Churn, Expect, FaultTable, Link, PeerTable, Place
+from .tables import BrokerTable, Churn, Expectations, FaultTable, LinkTable, PeerTable, Place
 
 __all__ = ["SCENARIOS", "Scenario"]
 
@@ -42,7 +42,7 @@ class Scenario(Renamed):
     """A whole scenario. After reading, each of `peers` has a name of its own."""
 
     version: int
-    """Of the format; 1."""
+    """The version of the format; 1."""
     job: str
     """job.toml, from the scenario's folder."""
     peers: tuple[PeerTable, ...]
@@ -50,7 +50,7 @@ class Scenario(Renamed):
     name: str = ""
     """For people; the file's stem."""
     seed: int = 0
-    """Of everything random."""
+    """The seed of everything random."""
     job_overrides: Mapping[str, Any] = field(default_factory=dict)
     """Tables and keys of the job with other values, as in [job_overrides.codec]; see `adjusted`."""
     network_set: str = ""
@@ -61,10 +61,10 @@ class Scenario(Renamed):
     limit: Duration = LIMIT
     """Longest duration of the simulation."""
     time_scale: float = 1.0
-    """Of delay, rate and compute together."""
+    """The scale of delay, rate and compute together."""
     places: Mapping[str, Place] = field(default_factory=dict)
     """What holds inside places; one that is left out has the defaults."""
-    links: tuple[Link, ...] = ()
+    links: tuple[LinkTable, ...] = ()
     """What holds between places and peers."""
     broker: BrokerTable = field(default_factory=BrokerTable)
     """Where the broker is."""
@@ -72,7 +72,7 @@ class Scenario(Renamed):
     """What goes wrong, and when."""
     churn: Churn = field(default_factory=Churn)
     """What goes wrong by chance."""
-    expect: Expect = field(default_factory=Expect)
+    expect: Expectations = field(default_factory=Expectations)
     """What must be reached."""
     folder: Path = Path()
     """Where relative paths start; not part of the file."""
@@ -138,12 +138,12 @@ class Scenario(Renamed):
         return self._wide
 
     def speeds(self, peer: str) -> Speeds:
-        """Of a peer by its name. Raises KeyError."""
+        """The speeds of a peer by its name. Raises KeyError."""
         return {p.name: p for p in self.peers}[peer].hardware.speeds
 
     def price(self, seconds: float) -> float | None:
-        """Of a run of so many seconds of the scenario, faults and churn apart; None when no peer
-        has a price."""
+        """The price of a run of so many seconds of the scenario, faults and churn apart; None when
+        no peer has a price."""
         if not any(p.price_per_hour for p in self.peers):
             return None
         return sum(p.price(seconds) for p in self.peers)
@@ -194,7 +194,7 @@ class Scenario(Renamed):
         return Network(whole.peers[:-1], *square, whole.up[:-1], whole.down[:-1])
 
     @functools.cached_property
-    def spelled_out(self) -> tuple[Mapping[str, Place], tuple[Link, ...]]:
+    def spelled_out(self) -> tuple[Mapping[str, Place], tuple[LinkTable, ...]]:
         """Places and links, with those of the network set behind those of the file."""
         if not self.network_set:
             return self.places, self.links
@@ -208,7 +208,7 @@ class Scenario(Renamed):
 
         inside = {topology.places[k]: Place(**numbers(k, k)) for k in here}
         links = [
-            Link(from_=topology.places[k], to=topology.places[m], both=False, **numbers(k, m))
+            LinkTable(from_=topology.places[k], to=topology.places[m], both=False, **numbers(k, m))
             for k in here
             for m in here
             if k != m and (topology.places[k], topology.places[m]) not in stated

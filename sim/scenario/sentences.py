@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...dag.plan.action import Action, Content, Kind
+from ...dag.plan.action import Action, ExchangeContent, Kind
 from ...job.settings import SettingsError
 from ...job.units import Duration
 from .mishaps import FaultTable as Fault
@@ -41,7 +41,7 @@ __all__ = [
 PHASES: dict[str, Callable[[Action], bool]] = {
     "forward": lambda action: action.kind is Kind.FORWARD,
     "backward": lambda action: action.kind is Kind.BACKWARD,
-    "clip": lambda action: action.content is Content.NORM,
+    "clip": lambda action: action.content is ExchangeContent.NORM,
     "update": lambda action: action.kind is Kind.UPDATE,
     "any": lambda action: True,
 }

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal
 
 from ...job.settings import Settings, SettingsError, meant
 from ...job.units import ByteCount, Duration, Rate
-from .devices import DEVICES, Device
+from .devices import DEVICES, DeviceDatasheet
 from .keys import Renamed, positive, share
-from .mishaps import Churn, Expect, FaultTable
+from .mishaps import Churn, Expectations, FaultTable
 from .naming import MOST_PEERS, NAME, count
 
 __all__ = [
@@ -19,9 +19,9 @@ __all__ = [
     "BrokerTable",
     "Churn",
     "DeviceTable",
-    "Expect",
+    "Expectations",
     "FaultTable",
-    "Link",
+    "LinkTable",
     "PeerTable",
     "Place",
 ]
@@ -52,7 +52,7 @@ class PeerTable(Settings):
     """One peer, or several that differ in their number only: "home-{1..4}"."""
 
     name: str
-    """Of its own; letters, digits, "-", "_", "." and one range of numbers."""
+    """A name of its own; letters, digits, "-", "_", "." and one range of numbers."""
     place: str
     """Where it is: peers of one place share that place's links."""
     device: str | DeviceTable = "cpu-1"
@@ -109,10 +109,10 @@ class PeerTable(Settings):
         return self.price_per_hour * max(0.0, end_s - self.joins) / 3600.0
 
     @property
-    def hardware(self) -> Device:
+    def hardware(self) -> DeviceDatasheet:
         if isinstance(self.device, str):
             return DEVICES[self.device]
-        return Device(
+        return DeviceDatasheet(
             flops=self.device.flops,
             memory_bandwidth=self.device.memory_bandwidth,
             overhead_s=self.device.overhead,
@@ -126,7 +126,7 @@ class Place(Settings):
     latency: Duration = NEAR
     """One way."""
     bandwidth: Rate = GBIT
-    """Of each pair."""
+    """The bandwidth of each pair."""
     at: tuple[float, float] | None = None
     """Latitude and longitude."""
 
@@ -139,7 +139,7 @@ class Place(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link(Renamed):
+class LinkTable(Renamed):
     """What holds between two places or peers; the more specific link wins."""
 
     KEYS: ClassVar[Mapping[str, str]] = MappingProxyType({"from": "from_"})
@@ -151,9 +151,10 @@ class Link(Renamed):
     latency: Duration
     """One way."""
     bandwidth: Rate
-    """Of each pair of peers."""
+    """The bandwidth of each pair of peers."""
     burst: ByteCount = NOTHING
-    """Of each pair: bytes that go at once after a rest, a token bucket filled at `bandwidth`."""
+    """For each pair, the bytes that go at once after a rest, a token bucket filled at
+    `bandwidth`."""
     jitter: Duration = ZERO
     """A message is earlier or later by up to this, drawn anew for each."""
     loss: float = 0.0

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ...dag.cost.cost import cost
-from ...dag.cost.pace import UPDATE_CALLS, Totals
+from ...dag.cost.pace import UPDATE_CALLS, IntervalWork
 from ...dag.cost.speed import Speeds, Work
 from ...dag.ir.graph import Graph
 from ...job import Train
@@ -35,7 +35,7 @@ def step_work(graph: Graph, train: Train) -> Work:
     backward, adding gradients up, the norm and the update (dag/cost/pace.py has the same terms)."""
     bound = graph.bind(train.microbatch_size)
     count, slots = train.microbatches, 2 if train.optimizer == "adamw" else 1
-    forward, backward = Totals(cost(bound)).work(0, len(bound.operators))
+    forward, backward = IntervalWork(cost(bound)).work(0, len(bound.operators))
     parameters = [p.spec for p in bound.parameters if p.trainable]
     trained = 4 * sum(spec.elements for spec in parameters)
     passes = 3 * (count - 1) + 1 + 5 + 2 * slots

@@ -26,14 +26,14 @@ from ...net.interrupts import uninterrupted
 from ..processes import ClusterError
 from .shaping import Shaping
 
-__all__ = ["Carried", "Forwarder"]
+__all__ = ["ForwardedTraffic", "Forwarder"]
 
 _PATIENCE_S = 30.0
 """For an answer of a process that may share its core with many."""
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class ForwardedTraffic:
     """What a Forwarder did so far."""
 
     bytes: Mapping[tuple[str, str], int]
@@ -47,8 +47,9 @@ class Carried:
 
 
 class Forwarder:
-    """See the module. `targets` are HOST:PORT of those ends that listen already; every other end
-    of the shaping has a port reserved for it."""
+    """Forwards bytes between real processes of this machine, each pair with its own latency and
+    bandwidth. `targets` are HOST:PORT of those ends that listen already; every other end of the
+    shaping has a port reserved for it."""
 
     def __init__(self, shaping: Shaping, targets: Mapping[str, str] | None = None) -> None:
         self.shaping = shaping
@@ -157,11 +158,11 @@ class Forwarder:
         """One bit changes in the middle of the next piece of at least 1 KiB that a sends to b."""
         self._pair("corrupt", a, b)
 
-    def carried(self) -> Carried:
+    def carried(self) -> ForwardedTraffic:
         said, names = self._ask({"do": "count"}), self.shaping.names
         pairs = {(names[a], names[b]): size for a, b, size in said["pairs"]}
         spared = frozenset((names[a], names[b]) for a, b in said["spared"])
-        return Carried(pairs, said["pieces"], said["late"], said["latest_s"], spared)
+        return ForwardedTraffic(pairs, said["pieces"], said["late"], said["latest_s"], spared)
 
     def _pair(self, what: str, a: str, b: str, **more: float) -> None:
         if a == b:

@@ -30,7 +30,7 @@ __all__ = ["AHEAD_S", "Pacer"]
 AHEAD_S = 0.002
 """Pieces are of so many seconds, and are taken that long before they may leave."""
 _MOST_BYTES = 256 * 1024
-"""Of a piece: larger ones cost no less for each byte."""
+"""The most bytes of a piece: larger ones cost no less for each byte."""
 
 
 class Pacer:

@@ -86,7 +86,8 @@ class Pipes:
         """Bytes that were delivered."""
         self.pieces = self.late = 0
         self.latest_s = 0.0
-        """Of deliveries: how many, how many came over 5 ms late, and how late the worst."""
+        """Three counters of deliveries: how many, how many came over 5 ms late, and how late the
+        worst."""
         self._closed = closed
         self._queues: dict[Flow, deque[Pipe]] = {}  # where something waits; no empty ones
         self._parted: set[Flow] = set()
@@ -140,7 +141,8 @@ class Pipes:
     # ------------------------------------------------------------ bytes
 
     def event(self, pipe: Pipe, event: int) -> None:
-        """Of the socket that is the pipe's source, and the sink of the way back."""
+        """Handles an epoll event of the socket that is the pipe's source and the sink of the way
+        back."""
         if event & select.EPOLLOUT and not pipe.back.writable:
             if pipe.source.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 self._abort(pipe)  # the connection to the target came to nothing

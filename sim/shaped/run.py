@@ -14,7 +14,7 @@ from ...broker.scheduler.planners.alternatives import ALONE
 from ...broker.scheduler.planners.coded import UNCOMPRESSED
 from ...job import Codec, Job
 from ...proto import broker_pb2
-from ..cluster import Trained, beside, shortened, train, wait_for_peers
+from ..cluster import ClusterRun, beside, shortened, train, wait_for_peers
 from ..faults.churn import absent_at_first, churn_of
 from ..faults.faults import Faults, faults_of
 from ..front import Front
@@ -29,13 +29,13 @@ from ..virtual.world import World
 from .forwarder import Forwarder
 from .gather import gather
 from .shaping import Shaping
-from .staging import Watch, check_real, join_flags, slowness, stretches_of
+from .staging import CoreWatch, check_real, join_flags, slowness, stretches_of
 from .surface import Surface
 
 __all__ = ["run_shaped"]
 
 COMPARED_STEPS = 4
-"""Of each run that the main one is compared with; the first does not count."""
+"""Steps of each run that the main one is compared with; the first does not count."""
 
 
 def run_shaped(
@@ -94,7 +94,7 @@ def run_shaped(
             if peer.stays != "":
                 end_s = peer.joins + peer.stays
                 surface.after(end_s, lambda name=peer.name: surface.leave(name))  # type: ignore[misc]
-        watch, plans = Watch(cluster, first), list[broker_pb2.Plan]()
+        watch, plans = CoreWatch(cluster, first), list[broker_pb2.Plan]()
 
         def see(event: broker_pb2.RunEvent) -> None:
             surface.see(event)
@@ -139,7 +139,7 @@ def _verify(
     front: Front,
     folder: Path,
     cluster: LocalCluster,
-    trained: Trained,
+    trained: ClusterRun,
     names: Mapping[str, str],
     shown: LiveView,
     running: ExitStack,

@@ -124,7 +124,7 @@ class Shaping:
         )
 
     def number(self, name: str) -> int:
-        """Of an end. Raises ValueError for one that is not here."""
+        """The number of an end, by its name. Raises ValueError for one that is not here."""
         try:
             return self.names.index(name)
         except ValueError:

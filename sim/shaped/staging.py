@@ -20,7 +20,7 @@ from .contention import Snapshot, busy_share, contended, processor, snapshot, wa
 from .emulation import cpu_seconds, step_work, stretch_of
 from .forwarder import Forwarder
 
-__all__ = ["Watch", "check_real", "join_flags", "slowness", "stretches_of"]
+__all__ = ["CoreWatch", "check_real", "join_flags", "slowness", "stretches_of"]
 
 
 def check_real(scenario: Scenario) -> None:
@@ -96,7 +96,7 @@ class _Moment:
     ticks: tuple[int, int]
 
 
-class Watch:
+class CoreWatch:
     """Whether the processes had the cores that they wanted, from the first committed step to the
     last."""
 

@@ -31,10 +31,11 @@ _ENDED = (broker_pb2.DONE, broker_pb2.FAILED, broker_pb2.CANCELLED)
 
 
 class BrokerShell:
-    """See the module."""
+    """The broker's shell in a simulated world: carries out its machine's instructions on virtual
+    time."""
 
     machine: BrokerMachine
-    """Of the newest process."""
+    """The machine of the newest process."""
 
     def __init__(self, world: World, options: BrokerOptions | None) -> None:
         self.world = world

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ...broker import events as b
     from ...peer.core import events as p
 
-__all__ = ["Clock", "Observe", "Observed", "StalledError", "Timers"]
+__all__ = ["Observe", "Observed", "StalledError", "Timers", "VirtualClock"]
 
 
 class StalledError(RuntimeError):
@@ -45,14 +45,14 @@ def _seldom_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-class Clock:
+class VirtualClock:
     """Calls things back at later times, in their order. Nothing reads another clock."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._soon: deque[Callable[[], object]] = deque()
-        """Of this moment, asked for after everything in the heap that is of it, too."""
+        """Calls of this moment, asked for after everything in the heap that is of it, too."""
         self._order = 0
 
     def after(self, delay_s: float, callback: Callable[[], object]) -> None:
@@ -96,7 +96,7 @@ class Clock:
 class Timers:
     """Named timers of one machine: setting one again replaces it."""
 
-    def __init__(self, clock: Clock, fired: Callable[[str], None]) -> None:
+    def __init__(self, clock: VirtualClock, fired: Callable[[str], None]) -> None:
         self._clock, self._fired = clock, fired
         self._versions: dict[str, int] = {}
 

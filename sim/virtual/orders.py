@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...dag.cost.cost import cost
-from ...dag.cost.pace import Totals, Vectors, action_work
+from ...dag.cost.pace import IntervalWork, Vectors, action_work
 from ...dag.cost.speed import Speeds, Work
 from ...dag.exchange.wiring import exchanges_of
 from ...dag.plan.cut import cut, tied_groups
@@ -19,12 +19,12 @@ from ...peer.blobs.weights import Read
 from ...peer.compute.order import BuildOrder, order_from_assign, starting_weights
 from ...proto import broker_pb2
 
-__all__ = ["Orders", "Pace"]
+__all__ = ["ActionTimes", "Orders"]
 
 _REMEMBERED = 4
 
 
-class Pace:
+class ActionTimes:
     """How long the actions of an assignment take on one peer: the cost model's seconds."""
 
     def __init__(self, work: Callable[[PeerId, Action], Work], peer: PeerId, speeds: Speeds):
@@ -47,7 +47,7 @@ class _Read:
 
 
 class Orders:
-    """See the module."""
+    """Reads the assignments of a world, each once for all of its peers."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], _Read] = {}
@@ -62,7 +62,7 @@ class Orders:
         read: Read,
         shard: Callable[[str], Path],
         parts: tuple[tuple[memoryview, ...], ...] = (),
-    ) -> tuple[BuildOrder, Pace]:
+    ) -> tuple[BuildOrder, ActionTimes]:
         """As `order_from_assign`; `blob` gives a whole blob by its hash, and is asked for all that
         this peer fetches."""
         refs = (assign.full_graph, assign.graph, assign.data, assign.recipe)
@@ -87,7 +87,7 @@ class Orders:
             shard=shard,
             resumed=parts,
         )
-        return mine, Pace(known.work, mine.peer, speeds)
+        return mine, ActionTimes(known.work, mine.peer, speeds)
 
 
 def _work(order: BuildOrder) -> Callable[[PeerId, Action], Work]:
@@ -100,6 +100,6 @@ def _work(order: BuildOrder) -> Callable[[PeerId, Action], Work]:
         stages,
         {(e.content, e.index): e for e in exchanges_of(plan, stages, tied)},
         Vectors(plan, stages, tied, graph),
-        Totals(cost(graph)),
+        IntervalWork(cost(graph)),
         optimizer_slots=2 if order.training.train.optimizer == "adamw" else 1,
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...dag.plan.action import Content, Kind
+from ...dag.plan.action import ExchangeContent, Kind
 from ...dag.plan.plan import PeerId
 from ...dag.schedule.flow import Role
 from ...net.links.frame import Arrived, FrameKey, Payload
@@ -38,8 +38,8 @@ from ...proto import broker_pb2, common_pb2
 from .. import trace
 from .clock import Observed, Timers
 from .control import BROKER, Control
-from .orders import Pace
-from .spec import Device, PeerSpec
+from .orders import ActionTimes
+from .spec import PeerDevice, PeerSpec
 
 if TYPE_CHECKING:
     from .world import World
@@ -70,7 +70,7 @@ class PeerShell:
         world: World,
         spec: PeerSpec,
         options: PeerOptions | None,
-        device: Device,
+        device: PeerDevice,
         incarnation: int = 0,
     ) -> None:
         self.world, self.spec, self.name = world, spec, spec.name
@@ -93,7 +93,7 @@ class PeerShell:
         self.control: Control | None = None
         self.stretch = 1.0
         """Compute takes so many times longer."""
-        self._pace: Pace | None = None
+        self._pace: ActionTimes | None = None
         self._transport: MemoryTransport = world.network.transport(
             spec.name,
             boot,
@@ -271,13 +271,13 @@ class PeerShell:
                 self._tell(message)
             case p.SetTimer(name, at):
                 self._timers.set(name, at)
-            case p.Waits(what, within_s):
+            case p.ShowWaiting(what, within_s):
                 world.note(self.name, f"waits for {what}, at most {within_s:.3f} s")
             case p.Exit():
                 self._exit(instruction)
             case p.Dial(peer, address, generation):
                 self._transport.dial(peer, address, generation)
-            case p.Expect(peer):
+            case p.ExpectPeer(peer):
                 self._transport.expect(peer)
             case p.HangUp(peer):
                 self._transport.hang_up(peer)
@@ -285,7 +285,7 @@ class PeerShell:
                 self._transport.allow(peer, role, frames)
             case p.Build():
                 self._build(instruction)
-            case p.Warm():
+            case p.PrefetchFrozen():
                 pass  # blobs are here at once
             case p.Prefetch(run, term, step):
                 read: p.Event = p.DataReady(run, term, step)
@@ -446,7 +446,7 @@ class PeerShell:
         def ended() -> None:
             self._computing = None
             if self.world.trace is not None:
-                scores = action.content is Content.SCORES
+                scores = action.content is ExchangeContent.SCORES
                 kind = "evaluate" if scores else _KINDS.get(action.kind, "exchange")
                 self._span(kind, began, wanted.step, action.microbatch, action.stage)
             self.handle(answer)

@@ -15,13 +15,13 @@ from ...peer.core import events as p
 from ...peer.host.profile import speeds_to_proto
 from ...proto import broker_pb2, graph_pb2
 
-__all__ = ["Device", "PeerSpec"]
+__all__ = ["PeerDevice", "PeerSpec"]
 
 CALL_S = 1e-6
 """Fixed time of a kernel, of a peer that states FLOP/s only."""
 
 
-class Device(Protocol):
+class PeerDevice(Protocol):
     """What does things with values; see peer.device.TorchDevice, which is one."""
 
     def build(self, order: BuildOrder) -> p.Built: ...
@@ -52,7 +52,7 @@ class PeerSpec:
     up: float = 0.0
     """Bytes/s that the owner allows of the uplink; 0: says nothing."""
     down: float = 0.0
-    """The same of the downlink."""
+    """Bytes/s that the owner allows of the downlink; 0: says nothing."""
     joins_s: float = 0.0
     stays_s: float | None = None
     """How long after its coming the owner ends it, in good order, as it says; None: never."""

@@ -47,14 +47,14 @@ from ...dag.cost.play import max_min
 from .bucket import Bucket
 
 if TYPE_CHECKING:
-    from .clock import Clock
+    from .clock import VirtualClock
 
 __all__ = ["MOST_EXACT", "PACKET_BYTES", "Wan", "rounds_lost"]
 
 MOST_EXACT = 64
 """Flows that are shared out exactly together."""
 PACKET_BYTES = 1448
-"""Of the payload of one packet: an Ethernet frame's 1500 less IP, TCP and its options."""
+"""Bytes of the payload of one packet: an Ethernet frame's 1500 less IP, TCP and its options."""
 
 Call = Callable[[], None]
 Floats = NDArray[np.float64]
@@ -118,9 +118,9 @@ class _Flow:
 
 
 class Wan:
-    """See the module. `network`: latency, pairs, uplinks and downlinks by name, the broker's too.
-    `jitter_s`, `loss`, `burst` (bytes): (P, P), rows send; None: none. Give it to one World, or
-    `attach` it."""
+    """A modelled wide-area network: how long messages take that share what they go through.
+    `network`: latency, pairs, uplinks and downlinks by name, the broker's too. `jitter_s`, `loss`,
+    `burst` (bytes): (P, P), rows send; None: none. Give it to one World, or `attach` it."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Wan:
         self.flows_shared = 0
         """...how many, together."""
 
-    def attach(self, clock: Clock) -> None:
+    def attach(self, clock: VirtualClock) -> None:
         """Whose time it is; once."""
         self._clock = clock
 

@@ -27,19 +27,19 @@ from ...peer.core.snapshots import SnapshotStore
 from ...proto import broker_pb2
 from ..trace import Mark, Trace
 from .broker_shell import BrokerShell
-from .clock import Clock, Observe, Observed, StalledError
+from .clock import Observe, Observed, StalledError, VirtualClock
 from .control import BROKER, Control
 from .orders import Orders
 from .peer_shell import PeerShell
-from .spec import Device, PeerSpec
+from .spec import PeerDevice, PeerSpec
 from .wan import Wan
 
 __all__ = [
     "BROKER",
     "RESTART_S",
-    "Device",
     "Observe",
     "Observed",
+    "PeerDevice",
     "PeerSpec",
     "StalledError",
     "World",
@@ -49,7 +49,7 @@ RESTART_S = 1.0
 """How long a broker that is started again at once is away: Python and its imports."""
 
 
-class World(Clock):
+class World(VirtualClock):
     """A broker and peers. `blobs` is what clients uploaded, by SHA-256; exports are added to it.
     Data shards are written into `folder`, once, as the peers' caches would.
 
@@ -72,7 +72,7 @@ class World(Clock):
         peer_options: PeerOptions | None = None,
         wan: Wan | None = None,
         trace: Trace | None = None,
-        device: Callable[[PeerSpec], Device] | None = None,
+        device: Callable[[PeerSpec], PeerDevice] | None = None,
         observe: Observe | None = None,
         seed: int = 0,
         log: bool = True,
@@ -268,7 +268,7 @@ class World(Clock):
         return "\n".join([repr(self.broker.machine), *machines, *self.log[-10:]])
 
 
-def torch_device(spec: PeerSpec) -> Device:
+def torch_device(spec: PeerSpec) -> PeerDevice:
     """Real tensors on the CPU."""
     # This process's seconds are none of the world's: reports are the same in every run.
     return TorchDevice("cpu", clock=lambda: 0.0)

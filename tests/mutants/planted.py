@@ -29,7 +29,7 @@ from shoal.peer.compute.exchange import _Scores
 from shoal.peer.core.assignment import Assignment
 from shoal.peer.core.machine import PeerMachine
 from shoal.peer.core.reports import Reports
-from shoal.peer.core.step import Program, Steps
+from shoal.peer.core.step import PeerProgram, Steps
 from shoal.peer.data.reader import Reader
 from shoal.peer.sync import norm
 
@@ -165,20 +165,20 @@ def sample_twice() -> Iterator[None]:
 
 @mutant("the update is made twice in a step", "I2")
 def updated_twice() -> Iterator[None]:
-    of = Program.of
+    of = PeerProgram.of
 
-    def longer(flow: Any, peer: Any, actions: tuple[Action, ...]) -> Program:
+    def longer(flow: Any, peer: Any, actions: tuple[Action, ...]) -> PeerProgram:
         return of(flow, peer, (*actions, *(a for a in actions if a.kind is Kind.UPDATE)))
 
-    with patch.object(Program, "of", staticmethod(longer)):
+    with patch.object(PeerProgram, "of", staticmethod(longer)):
         yield
 
 
 @mutant("a peer takes a visit of another one's route", "I4")
 def foreign_visit() -> Iterator[None]:
-    of = Program.of
+    of = PeerProgram.of
 
-    def more(flow: Any, peer: Any, actions: tuple[Action, ...]) -> Program:
+    def more(flow: Any, peer: Any, actions: tuple[Action, ...]) -> PeerProgram:
         visits = [
             Action(Kind.FORWARD, m, visit.stage)
             for m, route in enumerate(flow.plan.routes)
@@ -187,7 +187,7 @@ def foreign_visit() -> Iterator[None]:
         ]
         return of(flow, peer, (*visits[:1], *actions) if actions else actions)
 
-    with patch.object(Program, "of", staticmethod(more)):
+    with patch.object(PeerProgram, "of", staticmethod(more)):
         yield
 
 

@@ -17,7 +17,7 @@ from shoal.sim.expectations import missed
 from shoal.sim.options import Setting, SimOptions
 from shoal.sim.report import Summary
 from shoal.sim.scenario.catalogue import DEFAULT, catalogue, find
-from shoal.sim.scenario.mishaps import Expect
+from shoal.sim.scenario.mishaps import Expectations
 from shoal.sim.scenario.scenario import SCENARIOS, Scenario
 from shoal.sim.shaped.staging import check_real
 from shoal.sim.trace import Trace
@@ -389,6 +389,6 @@ def summary(**more: Any) -> Summary:
 def test_an_expectation_is_met_or_named_with_what_came(
     expect: dict[str, float], came: dict[str, float], short: str
 ) -> None:
-    found = list(missed(Expect(**expect), summary(**came)))
+    found = list(missed(Expectations(**expect), summary(**came)))
     assert len(found) == bool(short)
     assert short in "".join(found)

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from shoal.proto import broker_pb2
-from shoal.sim.live import LiveView, View, mode, render
+from shoal.sim.live import LiveState, LiveView, mode, render
 from shoal.sim.trace import Mark, Span
 
 
-def text(view: View, rows: int = 16) -> list[str]:
+def text(view: LiveState, rows: int = 16) -> list[str]:
     out = io.StringIO()
     Console(file=out, width=80).print(render(view, rows=rows))
     return [line.strip() for line in out.getvalue().splitlines() if line.strip()]
@@ -44,9 +44,9 @@ def use(source: str, destination: str, size: int) -> broker_pb2.LinkUse:
 
 
 @pytest.fixture
-def view() -> View:
+def view() -> LiveState:
     """A run of two stages in which a peer was just lost."""
-    view = View("two homes · seed 7", names={"h-1": "home-1"}, tokens_per_step=1024)
+    view = LiveState("two homes · seed 7", names={"h-1": "home-1"}, tokens_per_step=1024)
     view.event(planned("h-1", "cloud-1", spare="home-2"))
     view.event(phase(broker_pb2.RUNNING))
     for i in range(4):
@@ -58,7 +58,7 @@ def view() -> View:
     return view
 
 
-def test_one_state_as_text(view: View) -> None:
+def test_one_state_as_text(view: LiveState) -> None:
     assert text(view) == [
         "two homes · seed 7  running",
         "step 4/20 · loss 1.000 █▆▃▁ · 0.5 s/step · 2.05k tok/s · 12.5 s of virtual time",
@@ -75,14 +75,14 @@ def test_one_state_as_text(view: View) -> None:
     ]
 
 
-def test_of_many_peers_those_that_are_lost_stay_in_sight(view: View) -> None:
+def test_of_many_peers_those_that_are_lost_stay_in_sight(view: LiveState) -> None:
     found = text(view, rows=1)
     assert any(line.startswith("cloud-1") for line in found)
     assert not any(line.startswith("home-1  ") for line in found)
     assert "and 2 more: 1 training, 1 pool" in found
 
 
-def test_a_new_plan_moves_the_stages(view: View) -> None:
+def test_a_new_plan_moves_the_stages(view: LiveState) -> None:
     view.event(planned("h-1", "home-2"))
     assert {n: p.stages for n, p in view.peers.items()} == {
         "home-1": (0,),
@@ -99,7 +99,7 @@ def test_a_new_plan_moves_the_stages(view: View) -> None:
 
 
 def test_names_cannot_write_on_the_terminal() -> None:
-    view = View("a\x1b[2Jb")
+    view = LiveState("a\x1b[2Jb")
     view.event(planned("[red]p\x1b]0;x\x07"))
     view.mark(Mark(at_s=0, who="p\x1b[31m", what="kill"))
     shown = "\n".join(text(view))
@@ -126,7 +126,7 @@ def test_a_screen_only_where_people_look(
 def test_lines_tell_plans_reasons_marks_and_now_and_then_a_step() -> None:
     out = io.StringIO()
     times: Iterator[float] = iter([0.0, 1.0, 6.0, 7.0])
-    with LiveView(View("job"), "lines", stream=out, clock=lambda: next(times)) as shown:
+    with LiveView(LiveState("job"), "lines", stream=out, clock=lambda: next(times)) as shown:
         shown.say("starting")
         shown.event(phase(broker_pb2.WAITING, "no peers"))
         shown.event(planned("a"))
@@ -148,7 +148,7 @@ def test_lines_tell_plans_reasons_marks_and_now_and_then_a_step() -> None:
 
 def test_nothing_is_nothing() -> None:
     out = io.StringIO()
-    with LiveView(View("job"), "nothing", stream=out) as shown:
+    with LiveView(LiveState("job"), "nothing", stream=out) as shown:
         shown.say("starting")
         shown.event(step(0, 4.0))
     assert out.getvalue() == ""
@@ -160,7 +160,7 @@ def test_a_screen_is_drawn_and_taken_away() -> None:
             return True
 
     out = Terminal()
-    with LiveView(View("job"), "screen", stream=out) as shown:
+    with LiveView(LiveState("job"), "screen", stream=out) as shown:
         shown.event(planned("home-1"))
         shown.event(step(0, 4.0))
     assert "home-1" in out.getvalue()

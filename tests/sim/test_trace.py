@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.sim.trace import Kind, Mark, Part, Span, Total, Trace, TraceError
+from shoal.sim.trace import Kind, Mark, Span, Total, TotalKey, Trace, TraceError
 
 TIMES = st.floats(0, 1e9, allow_nan=False)
 NAMES = st.text(max_size=8)
@@ -82,7 +82,7 @@ def test_totals_leave_the_trace_as_it_is() -> None:
     trace = Trace(most_spans=1)
     for _ in range(3):
         trace.add(Span(start_s=0, end_s=1, peer="a", kind="forward"))
-    part = Part("a", "forward", "", "", "")
+    part = TotalKey("a", "forward", "", "", "")
     assert trace.totals()[part] == Total(3, 3.0)
     assert trace.beyond[part] == Total(2, 2.0)
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from ....compression.codec import RAW, parse
 from ....compression.sparse.support import Support
 from ....compression.stream import is_stateful
-from ....dag.cost.estimate import Estimate, summarize
-from ....dag.cost.play import Coding, Played, play
+from ....dag.cost.estimate import StepEstimate, summarize
+from ....dag.cost.play import Coding, Timeline, play
 from ....dag.cost.program import Program
 from ....dag.plan.plan import CodecChoice, CodecUse, Plan, Prediction
 from ..base.interface import CODED_ROLES
@@ -280,7 +280,9 @@ class CodedStepCost:
             coding,
         )
 
-    def _play(self, sizes: tuple[int, ...], seconds: list[float], coding: Coding | None) -> Played:
+    def _play(
+        self, sizes: tuple[int, ...], seconds: list[float], coding: Coding | None
+    ) -> Timeline:
         program = replace(self.program, size_bytes=sizes)
         return play(program, seconds, self.network, self.hosts, coding)
 
@@ -302,7 +304,7 @@ class CodedStepCost:
         ends = {n: (peers[x.source], peers[x.destination], x.role) for n, x in self.lanes.items()}
         return {n: known[key] for n, key in ends.items() if key in known}
 
-    def estimate(self, choice: Choice) -> Estimate:
+    def estimate(self, choice: Choice) -> StepEstimate:
         """In the ids of the plan's peers."""
         sizes, seconds, coding = self._loaded(choice)
         program = replace(self.program, size_bytes=sizes)

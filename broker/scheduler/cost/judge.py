@@ -17,10 +17,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ....dag.cost.estimate import Estimate, summarize
+from ....dag.cost.estimate import StepEstimate, summarize
 from ....dag.cost.memory import MemoryModel
-from ....dag.cost.pace import Totals
-from ....dag.cost.play import Hosts, Played, play
+from ....dag.cost.pace import IntervalWork
+from ....dag.cost.play import Hosts, Timeline, play
 from ....dag.cost.speed import FLOPS_PER_BYTE
 from ....dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
 from ....dag.plan.cut import Cutter, tied_groups
@@ -46,7 +46,7 @@ class CostModel:
         self.offers = request.offers
         self.costs = request.costs
         self.operators = len(self.costs)
-        self.totals = Totals(self.costs)
+        self.totals = IntervalWork(self.costs)
         self.network = request.network
         self.rates = self.network.rates()
         self.per_unit = np.array([units(o.pace, o.threads > 0) for o in self.offers])
@@ -64,7 +64,7 @@ class CostModel:
         stays = np.zeros(self.operators + 1, dtype=np.int64)
         stays[np.array(request.beside, dtype=np.int64) + 1] = 1
         self._stays = np.cumsum(stays)
-        self._last: tuple[Candidate, Estimate] | None = None
+        self._last: tuple[Candidate, StepEstimate] | None = None
         self.judged = 0
         """Event calculations so far: what search budgets count."""
 
@@ -266,12 +266,12 @@ class CostModel:
             self.network.latency_s[a, b].T,
         )
 
-    def play(self, candidate: Candidate) -> tuple[Structure, Played]:
+    def play(self, candidate: Candidate) -> tuple[Structure, Timeline]:
         """The event calculation, whether or not it fits."""
         self.judged += 1
         return self._play(candidate)
 
-    def _play(self, candidate: Candidate) -> tuple[Structure, Played]:
+    def _play(self, candidate: Candidate) -> tuple[Structure, Timeline]:
         structure = self.structure(candidate)
         peers = list(candidate.peers)
         seconds = structure.seconds(self.per_unit[peers])
@@ -343,7 +343,7 @@ class CostModel:
 
     # ------------------------------------------------------------ plans
 
-    def estimate(self, candidate: Candidate) -> Estimate:
+    def estimate(self, candidate: Candidate) -> StepEstimate:
         """With the names of the plan: peers `p0`, `p1`, … stand for `candidate.peers`."""
         if self._last is None or self._last[0] != candidate:
             structure, played = self.play(candidate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ....dag.cost.estimate import Estimate
+from ....dag.cost.estimate import StepEstimate
 from ....dag.plan.plan import (
     Alternative,
     CodecUse,
@@ -31,7 +31,7 @@ def pure_shares(
 
 
 def predicted(
-    estimate: Estimate,
+    estimate: StepEstimate,
     offers: Mapping[PeerId, PeerOffer],
     *,
     pure: Sequence[float],

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....dag.cost.memory import live_moments
-from ....dag.cost.pace import Totals, Vectors, action_work
+from ....dag.cost.pace import IntervalWork, Vectors, action_work
 from ....dag.cost.program import FRAME_BYTES, Program, compile_program
 from ....dag.cost.speed import Speeds, Work
 from ....dag.cost.unshared import Unshared
@@ -186,7 +186,7 @@ class Structure:
         tied: tuple[TiedGroup, ...],
         wiring: Wiring,
         graph: Graph,
-        totals: Totals,
+        totals: IntervalWork,
         optimizer_slots: int,
     ) -> None:
         self.plan, self.stages, self.tied, self.wiring = plan, stages, tied, wiring

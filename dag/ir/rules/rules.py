@@ -45,13 +45,15 @@ RULES: dict[str, Rule] = TABLE | WINDOWS
 """By operator; none is in both tables."""
 
 MAX_RESULTS = 1 << 14
-"""Of one operator. A sequence cut into its tokens, a mixture into its experts: some thousands."""
+"""The most results of one operator. A sequence cut into its tokens, a mixture into its experts:
+some thousands."""
 
 MAX_STEPS = 1 << 16
-"""Of the loops inside of one operator: 8,000 time steps of four layers in both directions."""
+"""The most steps of the loops inside of one operator: 8,000 time steps of four layers in both
+directions."""
 
 MAX_GRAPH_STEPS = 1 << 18
-"""Of all loops of a graph's operators: as operators, twice what a graph may have."""
+"""The most steps of all loops of a graph's operators: as operators, twice what a graph may have."""
 
 
 def check(op: Operator, specs: Mapping[str, TensorSpec]) -> None:

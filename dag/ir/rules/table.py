@@ -43,7 +43,7 @@ STEPS: dict[str, Callable[[Given], int]] = {}
 
 
 def _size(given: Given) -> int:
-    """Of the dimension `dim` of `self`, a scalar's being 1."""
+    """The size of the dimension `dim` of `self`, a scalar's being 1."""
     sizes, dim = tensor(given, "self").sizes, integer(given, "dim")
     need(-len(sizes) <= dim < len(sizes), f"dim is {dim}: expected one of {len(sizes)} dimensions")
     return sizes[dim]
@@ -318,14 +318,14 @@ for _name in ("nearest1d", "nearest2d", "bilinear2d", "bicubic2d"):
 
 @_rule("aten.pixel_unshuffle.default")
 def _something(given: Given) -> None:
-    """Of nothing its kernel makes another shape than meta tensors tell."""
+    """Refuses an empty tensor: the kernel makes another shape of it than meta tensors tell."""
     spec = tensor(given, "self")
     need(spec.elements > 0, f"self is {spec!r}: expected one element or more")
 
 
 @_rule("aten.huber_loss.default aten.soft_margin_loss.default")
 def _one_dtype(given: Given) -> None:
-    """Of two their kernels make another dtype than meta tensors tell."""
+    """Refuses two dtypes: the kernels make another dtype of them than meta tensors tell."""
     spec, target = tensor(given, "self"), tensor(given, "target")
     need(spec.dtype == target.dtype, f"target is {target!r}: expected {spec.dtype}, as self is")
 
@@ -374,7 +374,8 @@ def _binary_cross_entropy(given: Given) -> None:
 
 @_rule("aten.addmv.default")
 def _addmv(given: Given) -> None:
-    """Of no row, the result is as long as what is added, or is not."""
+    """Refuses a matrix without rows unless what is added is empty: kernels differ in the result's
+    length."""
     matrix, added = tensor(given, "mat"), tensor(given, "self")
     if len(matrix.sizes) == 2 and matrix.sizes[0] == 0:
         need(added.sizes == (0,), f"self is {added!r}: expected {matrix.dtype}[0]")

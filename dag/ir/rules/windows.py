@@ -13,8 +13,8 @@ WINDOWS: dict[str, Rule] = {}
 _rule = adding_to(WINDOWS)
 
 MOST = 1 << 16
-"""Of a stride, a padding and a dilation: near 2^31 kernels multiply them into another number, or go
-on without end."""
+"""The largest value of a stride, a padding and a dilation: near 2^31 kernels multiply them into
+another number, or go on without end."""
 
 
 def _bounded(given: Given, name: str, least: int) -> tuple[int, ...]:
@@ -94,7 +94,8 @@ def _largest_of_a_room(given: Given) -> None:
 
 @_rule("aten.scaled_dot_product_attention.default")
 def _attention(given: Given) -> None:
-    """Of heads that are shared, kernels divide by how many keys have."""
+    """Refuses dropout, and shared heads that do not divide evenly: kernels divide by how many heads
+    the keys have."""
     need(given.get("dropout_p") == 0, "dropout_p is not 0: expected shoal.dropout in its place")
     if given.get("enable_gqa") is True:
         query, key, value = (rank(tensor(given, n), n, 4, 4) for n in ("query", "key", "value"))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ...trace import COMPUTE, Span
 
-__all__ = ["Link", "Piece", "critical_path", "shares"]
+__all__ = ["Link", "PathSegment", "critical_path", "shares"]
 
 Link = tuple[str, str]
 """Sender and receiver."""
@@ -24,11 +24,11 @@ SPREAD = 2.0
 """Times its latency: how late a frame may be behind its last byte."""
 _WORK = COMPUTE | {"recover", "build"}
 TOLERANCE = 0.02
-"""Of the median action: a pause that short between two actions is no waiting."""
+"""A share of the median action: a pause that short between two actions is no waiting."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PathSegment:
     """A part of the chain; the parts lie end to end."""
 
     start_s: float
@@ -43,7 +43,7 @@ def critical_path(
     start_s: float,
     end_s: float,
     latency_s: Mapping[Link, float] | None = None,
-) -> list[Piece]:
+) -> list[PathSegment]:
     """The chain from the last action that ended by `end_s` back to `start_s`, in order of time.
     Empty when nothing ended between them. `latency_s`: of each link, one way; needed where a send
     ends when the last byte left and not when the frame was there."""
@@ -71,23 +71,23 @@ def critical_path(
     if not ended:
         return []
     until_s, peer, i = max(ended)
-    pieces: list[Piece] = []
+    pieces: list[PathSegment] = []
     while i >= 0 and until_s > start_s:
         at, before = work[peer][i], work[peer][i - 1] if i else None
         begin_s = min(at.start_s, until_s)
-        pieces.append(Piece(max(begin_s, start_s), until_s, peer, at))
+        pieces.append(PathSegment(max(begin_s, start_s), until_s, peer, at))
         came = sends.get((peer, at.step), ())
         frame = _waited_for(at, before, came, pause_s, latency_s or {})
         i, until_s = i - 1, begin_s
         if frame is not None and frame.start_s < begin_s:
             link = (frame.peer, frame.to)
-            pieces.append(Piece(max(frame.start_s, start_s), until_s, link, frame))
+            pieces.append(PathSegment(max(frame.start_s, start_s), until_s, link, frame))
             peer, until_s = frame.peer, frame.start_s
             i = bisect_right(starts.get(peer, []), until_s + pause_s) - 1
         if i >= 0 and work[peer][i].end_s < until_s:  # between two actions
             before = work[peer][i]
             on = peer if until_s - before.end_s <= pause_s else None
-            pieces.append(Piece(max(before.end_s, start_s), until_s, on, before))
+            pieces.append(PathSegment(max(before.end_s, start_s), until_s, on, before))
             until_s = before.end_s
     return [p for p in reversed(pieces) if p.end_s > p.start_s]
 
@@ -99,8 +99,8 @@ def _waited_for(
     pause_s: float,
     latency_s: Mapping[Link, float],
 ) -> Span | None:
-    """Of the frames that came to a peer in a step, the last one that its action needs, when the
-    peer stood still for it: what was there before the peer was free is no cause."""
+    """The last frame that an action needs of those that came to its peer in a step, if the peer
+    stood still for it: what was there before the peer was free is no cause."""
     if before is not None and span.start_s - before.end_s <= pause_s:
         return None
     role = {"forward": "activation", "evaluate": "activation", "backward": "activation_grad"}
@@ -121,7 +121,7 @@ def _waited_for(
     return last if before is None or there_s(last) > before.end_s else None
 
 
-def shares(pieces: Sequence[Piece]) -> list[tuple[str | Link, float]]:
+def shares(pieces: Sequence[PathSegment]) -> list[tuple[str | Link, float]]:
     """What each peer and link takes of the chain, 0 to 1, the most first. They add up to less than
     1 where the chain has pauses that nobody explains."""
     taken: Counter[str | Link] = Counter()

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ....dag.cost.network import Network
-from ...trace import COMPUTE, Part, Span, Total, Trace
+from ...trace import COMPUTE, Span, Total, TotalKey, Trace
 from .moments import disturbing
 
-__all__ = ["LinkUse", "Measured", "PeerUse", "Step", "measure", "overlap"]
+__all__ = ["Measured", "MeasuredLink", "MeasuredPeer", "MeasuredStep", "measure", "overlap"]
 
 MOST_STEPS = 20
 """Steps over which shares are taken."""
@@ -22,7 +22,7 @@ SLOW = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MeasuredStep:
     """From its first forward anywhere to the next one's."""
 
     number: int
@@ -31,13 +31,13 @@ class Step:
 
 
 @dataclass(slots=True)
-class PeerUse:
+class MeasuredPeer:
     """Seconds of one peer in the typical steps."""
 
     name: str
     stages: tuple[int, ...] = ()
     compute_s: float = 0.0
-    """Of forwards, backwards, exchanges, updates and evaluations together."""
+    """Seconds of forwards, backwards, exchanges, updates and evaluations together."""
     send_s: float = 0.0
     """In which at least one frame of it was under way."""
     recover_s: float = 0.0
@@ -48,7 +48,7 @@ class PeerUse:
 
 
 @dataclass(slots=True)
-class LinkUse:
+class MeasuredLink:
     """One directed pair in the typical steps."""
 
     source: str
@@ -63,19 +63,19 @@ class LinkUse:
 
 @dataclass
 class Measured:
-    """See `measure`."""
+    """What `measure` found in a trace: steps, and the use of peers and links."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[MeasuredStep, ...]
     """All, by number; those done twice as they were the last time."""
-    typical: tuple[Step, ...]
+    typical: tuple[MeasuredStep, ...]
     """Consecutive ones, of about the median length and without marks, where there are any."""
-    peers: dict[str, PeerUse]
-    links: dict[tuple[str, str], LinkUse]
+    peers: dict[str, MeasuredPeer]
+    links: dict[tuple[str, str], MeasuredLink]
     up: dict[str, float]
     """Use of each uplink in the typical steps, 0 to 1, where its rate is known."""
     down: dict[str, float]
-    totals: dict[Part, Total]
-    """Of the whole run (trace.py)."""
+    totals: dict[TotalKey, Total]
+    """The totals of the whole run (trace.py)."""
     step_s: float
     """Median length; 0 without steps."""
     goodput: float | None
@@ -88,10 +88,10 @@ class Measured:
         return self.typical[-1].end_s - self.typical[0].start_s if self.typical else 0.0
 
     def share(self, seconds: float) -> float:
-        """Of the typical steps' time; 0 without steps."""
+        """The share that `seconds` are of the typical steps' time, 0 to 1; 0 without steps."""
         return seconds / self.span_s if self.span_s else 0.0
 
-    def use(self, link: LinkUse) -> float | None:
+    def use(self, link: MeasuredLink) -> float | None:
         """What crossed a link over what it can carry; None: its rate is not known."""
         if not link.rate or not self.span_s:
             return None
@@ -107,14 +107,15 @@ class Measured:
 
 
 def measure(trace: Trace, network: Network | None = None) -> Measured:
-    """Of everything that the trace keeps. `network`: what links can carry, by names of peers."""
+    """Measures everything that the trace keeps. `network`: what links can carry, by names of
+    peers."""
     steps = _steps(trace.spans)
     typical = _typical(steps, disturbing(trace.marks))
-    peers: dict[str, PeerUse] = {}
+    peers: dict[str, MeasuredPeer] = {}
     stages: defaultdict[str, set[int]] = defaultdict(set)
     for span in trace.spans:
         if span.peer not in peers:
-            peers[span.peer] = PeerUse(span.peer)
+            peers[span.peer] = MeasuredPeer(span.peer)
         if span.stage >= 0 and span.kind in ("forward", "backward"):
             stages[span.peer].add(span.stage)
     for name, held in stages.items():
@@ -138,7 +139,7 @@ def measure(trace: Trace, network: Network | None = None) -> Measured:
     return found
 
 
-def _steps(spans: Sequence[Span]) -> tuple[Step, ...]:
+def _steps(spans: Sequence[Span]) -> tuple[MeasuredStep, ...]:
     starts: dict[int, float] = {}
     ends: dict[int, float] = {}
     first: dict[tuple[int, int, int, str], float] = {}
@@ -154,11 +155,11 @@ def _steps(spans: Sequence[Span]) -> tuple[Step, ...]:
     found = []
     for number in sorted(starts):
         end_s = starts.get(number + 1, ends[number])
-        found.append(Step(number, starts[number], max(end_s, starts[number])))
+        found.append(MeasuredStep(number, starts[number], max(end_s, starts[number])))
     return tuple(found)
 
 
-def _typical(steps: Sequence[Step], marks: Sequence[float]) -> tuple[Step, ...]:
+def _typical(steps: Sequence[MeasuredStep], marks: Sequence[float]) -> tuple[MeasuredStep, ...]:
     """The longest run of steps that are alike, at most MOST_STEPS from its middle. The first step,
     in which everything is slower, counts only where there is nothing else."""
     if len(steps) > 1:
@@ -166,7 +167,7 @@ def _typical(steps: Sequence[Step], marks: Sequence[float]) -> tuple[Step, ...]:
     if not steps:
         return ()
     usual = median(s.end_s - s.start_s for s in steps)
-    runs: list[list[Step]] = [[]]
+    runs: list[list[MeasuredStep]] = [[]]
     for step in steps:
         fits = step.end_s - step.start_s <= SLOW * usual
         quiet = not any(step.start_s < at_s < step.end_s for at_s in marks)
@@ -181,10 +182,12 @@ def _typical(steps: Sequence[Step], marks: Sequence[float]) -> tuple[Step, ...]:
     return tuple(longest[cut : cut + MOST_STEPS])
 
 
-def _links(totals: Iterable[Part], network: Network | None) -> dict[tuple[str, str], LinkUse]:
+def _links(
+    totals: Iterable[TotalKey], network: Network | None
+) -> dict[tuple[str, str], MeasuredLink]:
     """Every pair that carried something at any time."""
     pairs = sorted({(p.peer, p.to) for p in totals if p.kind == "send"})
-    links = {pair: LinkUse(*pair) for pair in pairs}
+    links = {pair: MeasuredLink(*pair) for pair in pairs}
     if network is not None:
         index = {str(name): i for i, name in enumerate(network.peers)}
         for (source, destination), link in links.items():
@@ -239,7 +242,7 @@ def _ends(found: Measured, network: Network | None) -> None:
                     uses[name] = float(size / (rate * found.span_s))
 
 
-def _goodput(steps: Sequence[Step], spans: Sequence[Span], disturbed: bool) -> float | None:
+def _goodput(steps: Sequence[MeasuredStep], spans: Sequence[Span], disturbed: bool) -> float | None:
     """Fault-free time of the steps over the time that they took: where something happened, or was
     done again, a slow step counts as a usual one. None: nothing was computed."""
     computing = [s for s in spans if s.step >= 0 and s.kind in COMPUTE]
@@ -269,6 +272,6 @@ def overlap(parts: Iterable[tuple[float, float]], start_s: float, end_s: float) 
     return covered
 
 
-def by_stage(peers: Mapping[str, PeerUse]) -> list[str]:
+def by_stage(peers: Mapping[str, MeasuredPeer]) -> list[str]:
     """Names in the order of the pipeline; those without a stage last."""
     return [p.name for p in sorted(peers.values(), key=lambda p: (p.stages or (1 << 30,), p.name))]

@@ -8,7 +8,7 @@ from statistics import median
 
 from ...trace import Trace
 from ..words import bit_rate, percent, plain, seconds
-from .critical import Link, Piece, critical_path, shares
+from .critical import Link, PathSegment, critical_path, shares
 from .measure import Measured
 
 __all__ = ["Verdict", "judge"]
@@ -27,7 +27,7 @@ class Verdict:
     short: str = ""
     on: str | Link | None = None
     share: float = 0.0
-    path: tuple[Piece, ...] = ()
+    path: tuple[PathSegment, ...] = ()
 
     def marks(self, peer: str) -> bool:
         """Whether this peer is the one, or sends on the link that is."""
@@ -80,7 +80,7 @@ def judge(trace: Trace, found: Measured) -> Verdict:
 
 
 def _alike(
-    ranked: Sequence[tuple[str | Link, float]], found: Measured, path: Sequence[Piece]
+    ranked: Sequence[tuple[str | Link, float]], found: Measured, path: Sequence[PathSegment]
 ) -> Verdict:
     """Where nobody is worse than the others: whether the time hangs on computing or on links."""
     links = [(on, share) for on, share in ranked if isinstance(on, tuple)]
@@ -107,7 +107,7 @@ def _name(on: str | Link) -> str:
     return plain(on) if isinstance(on, str) else f"{plain(on[0])} → {plain(on[1])}"
 
 
-def _use(on: str | Link, found: Measured, path: Sequence[Piece]) -> str:
+def _use(on: str | Link, found: Measured, path: Sequence[PathSegment]) -> str:
     if isinstance(on, str):
         own = percent(found.share(found.peers[on].compute_s))
         others = [

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from ...trace import Trace
-from ..measures.measure import Measured, Step
+from ..measures.measure import Measured, MeasuredStep
 from ..measures.verdict import Verdict
 from ..words import cut, percent, plain
 from .axis import time_axis
@@ -45,7 +45,7 @@ def crowd(
     found: Measured,
     verdict: Verdict,
     groups: Mapping[str, Sequence[str]],
-    shown: Sequence[Step],
+    shown: Sequence[MeasuredStep],
 ) -> Picture:
     """One band per group over the `shown` steps; its height is all its peers."""
     start_s, end_s = shown[0].start_s, shown[-1].end_s

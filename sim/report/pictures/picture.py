@@ -67,7 +67,7 @@ class Dot:
 class Label:
     x: float
     y: float
-    """Of the baseline."""
+    """The height of the baseline."""
     text: str
     size: float = 12.0
     fill: str = "ink"

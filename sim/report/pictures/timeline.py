@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from ...trace import COMPUTE, Mark, Span, Trace
-from ..measures.measure import VISITS, Measured, Step
+from ..measures.measure import VISITS, Measured, MeasuredStep
 from ..measures.moments import FAULTS, notable
 from ..measures.verdict import Verdict
 from ..words import cut, percent, plain, seconds, size
@@ -28,7 +28,7 @@ MOST_SHAPES = 6000
 LEGEND = ("forward", "backward", "exchange", "update", "evaluate", "build", "recover", "send")
 
 
-def window(found: Measured, most_s: float | None = None) -> tuple[Step, ...]:
+def window(found: Measured, most_s: float | None = None) -> tuple[MeasuredStep, ...]:
     """The steps that the timeline shows: from the middle of the typical ones, one to three."""
     if not found.typical:
         return ()
@@ -39,7 +39,11 @@ def window(found: Measured, most_s: float | None = None) -> tuple[Step, ...]:
 
 
 def timeline(
-    trace: Trace, found: Measured, verdict: Verdict, order: Sequence[str], shown: Sequence[Step]
+    trace: Trace,
+    found: Measured,
+    verdict: Verdict,
+    order: Sequence[str],
+    shown: Sequence[MeasuredStep],
 ) -> Picture:
     """`order`: names of peers, top to bottom, at most MOST_ROWS. `shown`: consecutive steps."""
     start_s, end_s = shown[0].start_s, shown[-1].end_s
@@ -237,7 +241,9 @@ def _hint(span: Span) -> str:
     return ", ".join((*parts, seconds(span.end_s - span.start_s)))
 
 
-def overview(trace: Trace, found: Measured, order: Sequence[str], shown: Sequence[Step]) -> Picture:
+def overview(
+    trace: Trace, found: Measured, order: Sequence[str], shown: Sequence[MeasuredStep]
+) -> Picture:
     """The whole run: how much each peer computes over time, what happened, and where the timeline
     is. Peers beyond MOST_ROWS share rows."""
     groups = _groups(order)

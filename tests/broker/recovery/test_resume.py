@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shoal.broker.events import MakePlan, PlanReady
 from shoal.broker.recovery.resume import gifts, substituted
 from shoal.broker.snapshots.sets import SnapshotSet
-from shoal.dag.plan.plan import CodecChoice, Keeper, PeerId, Plan, StageSlot, Visit
+from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, SnapshotKeeper, StageSlot, Visit
 from shoal.dag.schedule.flow import Role
 from shoal.proto.broker_pb2 import (
     BUILDING,
@@ -83,7 +83,7 @@ def test_one_peer_in_the_place_of_another_makes_the_same_plan_under_another_name
     new = PeerId("new")
     others = [p for p in plan.peers if p != old]
     codecs = tuple(CodecChoice(old, p, Role.ACTIVATION.value, "none") for p in others)
-    keepers = tuple(Keeper(p, new) for p in plan.peers)
+    keepers = tuple(SnapshotKeeper(p, new) for p in plan.peers)
     plan = replace(plan, codecs=codecs, keepers=keepers)
     found = substituted(plan, old, new).validate(OPERATORS)
     assert old not in repr(found).split("'")

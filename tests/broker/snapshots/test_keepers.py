@@ -13,7 +13,7 @@ from shoal.broker.membership.membership import Membership
 from shoal.broker.options import BrokerOptions
 from shoal.broker.runs import terms
 from shoal.broker.snapshots.keepers import instead
-from shoal.dag.plan.plan import Keeper, PeerId, Plan, StageSlot, Visit
+from shoal.dag.plan.plan import PeerId, Plan, SnapshotKeeper, StageSlot, Visit
 from shoal.proto.broker_pb2 import Profile, Ready, StepReport
 
 PEERS = [PeerId(f"p{i}") for i in range(6)]
@@ -43,7 +43,7 @@ def test_the_first_planned_keeper_that_is_there_or_else_a_holder_beside_it(
         tuple(StageSlot(i, i + 1, (peer,)) for i, peer in enumerate(holders)),
         (tuple(Visit(i, peer) for i, peer in enumerate(holders)),),
         1,
-        keepers=tuple(Keeper(a, b) for a, b in pairs),
+        keepers=tuple(SnapshotKeeper(a, b) for a, b in pairs),
     )
     assigned = order[:here]
     members = membership(assigned, order[here : here + free])

@@ -17,14 +17,14 @@ from shoal.broker.scheduler.base.interface import (
 )
 from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
 from shoal.broker.scheduler.cost.judge import CostModel
-from shoal.dag.cost.pace import Totals, Vectors, action_work
+from shoal.dag.cost.pace import IntervalWork, Vectors, action_work
 from shoal.dag.exchange import engine
 from shoal.dag.exchange.collective import Members
 from shoal.dag.exchange.collectives import COLLECTIVES, SUMS
 from shoal.dag.exchange.hierarchical import MOST_SHARDS
 from shoal.dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
 from shoal.dag.exchange.wiring import Exchange
-from shoal.dag.plan.action import Content
+from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.plan import PeerId, Plan, PlanError, StageExchange, StageSlot, Visit
 from shoal.dag.schedule.check import check, slots
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
@@ -62,7 +62,7 @@ def exchanges(draw):
     peers = tuple(PeerId(f"p{i}") for i in range(n))
     chosen = random_exchange(draw(st.randoms(use_true_random=False)), 0, peers)
     members = Members(peers, peers, chosen.groups, chosen.weights, chosen.chunks)
-    return Exchange(Content.GRADIENT, 0, members, COLLECTIVES[chosen.collective])
+    return Exchange(ExchangeContent.GRADIENT, 0, members, COLLECTIVES[chosen.collective])
 
 
 @settings(deadline=None)
@@ -142,7 +142,7 @@ def crossing(flow):
     return [
         t
         for t, (exchange, _) in flow.hops.items()
-        if exchange.content is Content.GRADIENT and not t.is_local
+        if exchange.content is ExchangeContent.GRADIENT and not t.is_local
     ]
 
 
@@ -152,7 +152,7 @@ def test_the_checker_proves_the_lists(chain, data):
     n, name = data.draw(st.integers(2, 40)), data.draw(st.sampled_from(SUMS))
     plan, stages = wide(chain, n, name)
     order = check(plan, stages, (), lists_of(plan, stages)).order
-    phases = [a.phase for p, a in order if p == "p0" and a.content is Content.GRADIENT]
+    phases = [a.phase for p, a in order if p == "p0" and a.content is ExchangeContent.GRADIENT]
     assert phases == sorted(phases)
     links = {link[:2] for link in slots(plan, stages, ())}
     assert {t[4:] for t in crossing(Flow(plan, stages, ()))} <= links
@@ -164,7 +164,9 @@ def test_a_wrong_order_is_caught(chain, phase):
     plan, stages = wide(chain, 10, "two-level", even_rows(peers, 3))
     lists, p4 = lists_of(plan, stages), PeerId("p4")
     first, second = (
-        a for a in lists[p4] if a.content is Content.GRADIENT and a.phase in (phase, phase + 1)
+        a
+        for a in lists[p4]
+        if a.content is ExchangeContent.GRADIENT and a.phase in (phase, phase + 1)
     )
     turned = {first: second, second: first}
     with pytest.raises(ScheduleError) as error:
@@ -212,7 +214,7 @@ def test_between_two_places_one_vector_goes_each_way(n, places, rng):
     peers = tuple(PeerId(f"p{i}") for i in range(n))
     groups = even_rows(rng.sample(peers, n), min(places, n))
     members = Members(peers, peers, groups)
-    exchange = Exchange(Content.GRADIENT, 0, members, COLLECTIVES["hierarchical"])
+    exchange = Exchange(ExchangeContent.GRADIENT, 0, members, COLLECTIVES["hierarchical"])
     elements = exchange.edges[-1]  # one for each shard
     place = {peer: g for g, group in enumerate(groups) for peer in group}
     carried, by_pair = Counter(), Counter()
@@ -232,7 +234,7 @@ def test_between_two_places_one_vector_goes_each_way(n, places, rng):
 def test_shares_follow_the_weights(chain):
     peers = tuple(PeerId(p) for p in "abcd")
     members = Members(peers, peers, weights=(3, 0, 1, 1))
-    exchange = Exchange(Content.GRADIENT, 0, members, COLLECTIVES["all-to-all"])
+    exchange = Exchange(ExchangeContent.GRADIENT, 0, members, COLLECTIVES["all-to-all"])
     assert exchange.bounds(10) == (0, 6, 8, 10)
     owners = {h.source for h in exchange.hops if h.total}
     assert owners == {"a", "c", "d"}
@@ -251,8 +253,10 @@ def test_work_is_what_is_read_and_written(chain):
         plan, stages = wide(chain, 4, name)
         flow = Flow(plan, stages, ())
         vectors = Vectors(plan, stages, (), graph)
-        work = action_work(plan, stages, flow.exchanges, vectors, Totals([]), optimizer_slots=0)
-        listed = (a for a in flow.actions(p1) if a.content is Content.GRADIENT)
+        work = action_work(
+            plan, stages, flow.exchanges, vectors, IntervalWork([]), optimizer_slots=0
+        )
+        listed = (a for a in flow.actions(p1) if a.content is ExchangeContent.GRADIENT)
         works.append({str(a): work(p1, a).memory / size for a in listed})
     assert works[0] == {">@grad1": 2, "+1@grad1": 5 / 4, "<2@grad1": 2}
     assert works[1] == {
@@ -295,6 +299,6 @@ def test_an_action_is_of_its_exchange(chain):
     plan, stages = wide(chain, 3, "ring")
     flow = Flow(plan, stages, ())
     assert flow.exchange_of(Action.parse(">@grad1")).collective.name == "ring"
-    assert [str(a) for a in flow.actions(PeerId("p0")) if a.content is Content.GRADIENT] == [
-        *(">@grad1", "+1@grad1", "+2@grad1", "*3@grad1", "<4@grad1")
-    ]
+    assert [
+        str(a) for a in flow.actions(PeerId("p0")) if a.content is ExchangeContent.GRADIENT
+    ] == [*(">@grad1", "+1@grad1", "+2@grad1", "*3@grad1", "<4@grad1")]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from shoal.dag.capture.capture import Captured, capture
-from shoal.dag.execute.execute import SpecError, StageExecutor, check_spec
+from shoal.dag.execute.execute import StageExecutor, TensorSpecError, check_spec
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 from shoal.dag.plan.cut import Stage, cut
 from shoal.dag.transforms.lower import Lowered, lower
@@ -391,12 +391,12 @@ def test_a_tensor_of_another_shape_or_dtype_is_refused() -> None:
     spec = TensorSpec((2, 3), "float32")
     check_spec("h", torch.zeros(2, 3), spec)
     for wrong in (torch.zeros(3, 2), torch.zeros(2, 3, dtype=torch.int64), torch.zeros(6)):
-        with pytest.raises(SpecError, match=r"h: expected float32\[2, 3\], got"):
+        with pytest.raises(TensorSpecError, match=r"h: expected float32\[2, 3\], got"):
             check_spec("h", wrong, spec)
     _, captured, graph = model("tied")
     tensors = {**captured.tensors, "norm.bias": torch.zeros(9)}
     with pytest.raises(
-        SpecError, match=r"param:norm.bias: expected float32\[8\], got float32\[9\]"
+        TensorSpecError, match=r"param:norm.bias: expected float32\[8\], got float32\[9\]"
     ):
         StageExecutor(graph, cut(graph, [(0, len(graph.operators))])[0], tensors)
 

@@ -34,12 +34,12 @@ from shoal.dag.ir.graph import (
 from shoal.dag.plan.plan import (
     CodecChoice,
     CodecUse,
-    Keeper,
     LinkPrediction,
     PeerId,
     PeerPrediction,
     PlanError,
     Prediction,
+    SnapshotKeeper,
     Spare,
 )
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
@@ -118,7 +118,9 @@ def test_a_plan_comes_back_equal(worlds, data):
         ),
         reasons=("equal FLOPs",),
         spares=(Spare(PeerId("x"), "too small"),),
-        keepers=tuple(Keeper(h, p) for h, p in data.draw(st.lists(pairs, unique=True, max_size=4))),
+        keepers=tuple(
+            SnapshotKeeper(h, p) for h, p in data.draw(st.lists(pairs, unique=True, max_size=4))
+        ),
     )
     assert plan_from_proto(plan_to_proto(plan)) == plan
 

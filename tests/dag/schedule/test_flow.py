@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.dag.exchange import engine
 from shoal.dag.ir.graph import Operator, Output, Ref, TensorSpec
-from shoal.dag.plan.action import Content
+from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.cut import cut, tied_groups
 from shoal.dag.plan.plan import PeerId, StageSlot, Visit
 from shoal.dag.schedule.check import check
@@ -106,25 +106,25 @@ class Holders:
         return {t: given_(self.flow.hops[t][1]) for t in gives}
 
     def names(self, exchange):
-        if exchange.content is Content.GRADIENT:
+        if exchange.content is ExchangeContent.GRADIENT:
             return self.world.stages[exchange.index].trainable
         return ["all"]
 
     def own(self, exchange, peer, hop):
-        if exchange.content is Content.GRADIENT:
+        if exchange.content is ExchangeContent.GRADIENT:
             return self.of(peer, exchange.index)
-        if exchange.content is Content.TIED:
+        if exchange.content is ExchangeContent.TIED:
             group = self.world.tied[exchange.index]
             return Counter(all=self.grads[peer, group.stages[hop.part], group.parameter])
         return Counter({peer: 1})
 
     def end(self, exchange, peer, hops, space):
         match exchange.content:
-            case Content.GRADIENT:
+            case ExchangeContent.GRADIENT:
                 self.set(peer, exchange.index, engine.take(hops, space))
-            case Content.TIED:
+            case ExchangeContent.TIED:
                 self.set_tied(peer, exchange.index, engine.take(hops, space)["all"])
-            case Content.NORM | Content.SCORES:
+            case ExchangeContent.NORM | ExchangeContent.SCORES:
                 self.norm[peer, exchange.content] = sorted(engine.take(hops, space).elements())
 
     def forward(self, action, taken, gives):
@@ -178,7 +178,7 @@ def test_every_holder_ends_with_the_gradient_of_the_whole_graph(worlds, data):
                 got = holders.grads[peer, stage.index, name]
                 assert got == len(world.plan.routes) * wanted[name]
     for peer in world.plan.peers:
-        assert holders.norm[peer, Content.NORM] == sorted(world.plan.peers)
+        assert holders.norm[peer, ExchangeContent.NORM] == sorted(world.plan.peers)
 
 
 @given(st.data())
@@ -346,7 +346,7 @@ def test_statistics_go_from_holders_that_ran_microbatches_to_all(worlds, data):
     for stage, slot in zip(world.stages, world.plan.stages, strict=True):
         ran = {route[stage.index].peer for route in world.plan.routes}
         for peer in slot.holders:
-            action = Action(Kind.TAKE, 1, stage.index, Content.STATISTICS)
+            action = Action(Kind.TAKE, 1, stage.index, ExchangeContent.STATISTICS)
             sources = {t.source for t in flow.takes(peer, action)}
             exchanged = stage.statistics and len(slot.holders) > 1
             assert sources == (ran if exchanged else set())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.dag.plan.action import Content
+from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.schedule.check import bubble, check, slots, table, timeline
 from shoal.dag.schedule.flow import Flow, Role
@@ -71,12 +71,14 @@ exchanges = st.sampled_from(sorted(EXCHANGES)).flatmap(
         st.just(kind),
         st.just(0) if kind is Kind.GIVE else st.integers(1, 10**9 - 1),
         numbers,
-        st.sampled_from([c for c in Content if c not in (Content.NORM, Content.SCORES)]),
+        st.sampled_from(
+            [c for c in ExchangeContent if c not in (ExchangeContent.NORM, ExchangeContent.SCORES)]
+        ),
     )
 )
 single = st.builds(
     Action, st.just(Kind.GIVE), st.just(0), st.just(0), st.sampled_from(["norm", "eval"])
-).map(lambda a: a._replace(content=Content(a.content)))
+).map(lambda a: a._replace(content=ExchangeContent(a.content)))
 actions = visits_ | exchanges | single | st.just(Action(Kind.UPDATE))
 
 

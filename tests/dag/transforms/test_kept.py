@@ -13,7 +13,7 @@ from torch import nn
 from shoal.dag.capture.capture import capture
 from shoal.dag.execute.execute import StageExecutor
 from shoal.dag.plan.cut import cut
-from shoal.dag.transforms.kept import AS_MADE, Kept
+from shoal.dag.transforms.kept import AS_MADE, KeptDtypes
 
 
 class Net(nn.Module):
@@ -60,7 +60,7 @@ def rounded(module, trainable):
 
 
 def test_what_is_frozen_in_bf16_trains_as_its_values_do():
-    loss, grads, graph = trained_once(Net(), Kept(frozen="bfloat16"))
+    loss, grads, graph = trained_once(Net(), KeptDtypes(frozen="bfloat16"))
     wanted, wanted_grads, plain = trained_once(rounded(Net(), False), AS_MADE)
     assert torch.equal(loss, wanted)
     assert all(torch.equal(grads[n], wanted_grads[n]) for n in ("last.weight", "last.bias"))
@@ -70,7 +70,7 @@ def test_what_is_frozen_in_bf16_trains_as_its_values_do():
 
 
 def test_what_is_trained_in_bf16_has_the_gradients_of_its_values():
-    loss, grads, _ = trained_once(Net(), Kept(trained="bfloat16"))
+    loss, grads, _ = trained_once(Net(), KeptDtypes(trained="bfloat16"))
     wanted, wanted_grads, _ = trained_once(rounded(Net(), True), AS_MADE)
     assert torch.equal(loss, wanted)
     for name in ("last.weight", "last.bias"):
@@ -82,6 +82,6 @@ def test_what_is_trained_in_bf16_has_the_gradients_of_its_values():
 def test_only_float32_is_kept_otherwise(dtype):
     module = Net()
     module.shift.data = module.shift.data.to(getattr(torch, dtype))
-    graph = capture(module, BATCH, kept=Kept(frozen="bfloat16")).graph
+    graph = capture(module, BATCH, kept=KeptDtypes(frozen="bfloat16")).graph
     assert graph.spec["param:shift"].dtype == dtype
     assert graph.spec["param:first.weight"].dtype == "float32", "without dtype = bf16 nothing is"

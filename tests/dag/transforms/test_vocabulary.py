@@ -33,7 +33,7 @@ from shoal.dag.ir.infer import call, infer, with_grads
 from shoal.dag.ir.validate import validate
 from shoal.dag.plan.cut import cut
 from shoal.dag.plan.plan import PeerId, Plan, PlanError, StageSlot, Visit
-from shoal.dag.transforms.split_weights import Block, block_of, blocks, grouped, whole_name
+from shoal.dag.transforms.split_weights import ParameterBlock, block_of, blocks, grouped, whole_name
 from shoal.dag.transforms.vocabulary import (
     MAX_PARTS,
     can_split,
@@ -327,7 +327,7 @@ def test_other_names_are_no_blocks(name):
 
 
 def test_the_name_of_a_block_says_what_it_is():
-    assert block_of("head.weight..1/3") == Block("head.weight", 1, 3)
+    assert block_of("head.weight..1/3") == ParameterBlock("head.weight", 1, 3)
     assert whole_name("head.bias..1/3") == "head.bias"
     with pytest.raises(KeyError):  # torch allows no such name in a module
         torch.nn.Module().register_parameter("w..0/3", None)

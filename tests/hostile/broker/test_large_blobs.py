@@ -101,12 +101,12 @@ def test_a_peer_takes_no_more_of_a_blob_than_was_said_of_it(tmp_path: Path):
             yield data[at : at + MIB]
 
     cache = BlobCache(tmp_path, fetch)
-    with pytest.raises(caches.BlobStoreError, match="sends more than 2097152 bytes"):
+    with pytest.raises(caches.BlobMismatchError, match="sends more than 2097152 bytes"):
         cache.whole(BlobRef(hash=name, size_bytes=2 * MIB))
     assert len(given) == 3  # the one that was too much
     assert cache.whole(BlobRef(hash=name, size_bytes=len(data))) == data
     for read in (cache.whole, cache.mapped):  # it is here by now, and not read
-        with pytest.raises(caches.BlobStoreError, match="has 8388608 bytes, not 5"):
+        with pytest.raises(caches.BlobMismatchError, match="has 8388608 bytes, not 5"):
             read(BlobRef(hash=name, size_bytes=5))
     tracemalloc.start()
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.peer.blobs.cache import BlobCache, BlobError
+from shoal.peer.blobs.cache import BlobCache, BlobMismatchError
 from shoal.proto import common_pb2
 
 
@@ -46,7 +46,7 @@ def test_a_damaged_blob_is_refused_and_not_kept(tmp_path: Path) -> None:
     store = Store(b"good")
     name = name_of(b"good")
     store.blobs[name] = b"evil"
-    with pytest.raises(BlobError, match=name[:12]):
+    with pytest.raises(BlobMismatchError, match=name[:12]):
         BlobCache(tmp_path, store.fetch).path(name)
     assert list(tmp_path.iterdir()) == []
 
@@ -61,7 +61,7 @@ def test_a_part_is_read_without_the_rest(tmp_path: Path) -> None:
     cache.path(name)
     assert cache.read(name, 2, 5) == b"23456"
     assert len(store.asked) == 2
-    with pytest.raises(BlobError, match="expected 5"):
+    with pytest.raises(BlobMismatchError, match="expected 5"):
         cache.read(name, 8, 5)
 
 
@@ -69,7 +69,7 @@ def test_what_is_longer_than_it_may_be_is_stopped(tmp_path: Path) -> None:
     store = Store(b"x" * 100)
     cache = BlobCache(tmp_path, store.fetch, limit_bytes=10)
     for most in (None, 50):  # what somebody says of it makes it no more
-        with pytest.raises(BlobError, match="more than 10"):
+        with pytest.raises(BlobMismatchError, match="more than 10"):
             cache.path(name_of(b"x" * 100), most)
 
 
@@ -81,7 +81,7 @@ def test_a_part_that_never_ends_is_stopped(tmp_path: Path) -> None:
             given.append(i)
             yield b"x" * length
 
-    with pytest.raises(BlobError, match="sends more than 5 bytes"):
+    with pytest.raises(BlobMismatchError, match="sends more than 5 bytes"):
         BlobCache(tmp_path, fetch).read("ab" * 32, 0, 5)
     assert len(given) == 2
 
@@ -102,9 +102,9 @@ def test_the_least_recently_used_makes_room(tmp_path: Path) -> None:
 def test_a_name_that_is_no_hash_never_becomes_a_path(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path, Store().fetch)
     for name in ("../../etc/passwd", "", "A" * 64):
-        with pytest.raises(BlobError, match="hash"):
+        with pytest.raises(BlobMismatchError, match="hash"):
             cache.path(name)
-        with pytest.raises(BlobError, match="hash"):
+        with pytest.raises(BlobMismatchError, match="hash"):
             cache.read(name, 0, 1)
 
 
@@ -210,7 +210,7 @@ def test_a_part_that_is_none_of_it_is_fetched_anew(tmp_path: Path, there: bytes)
     name = name_of(b"0123456789")
     (tmp_path / f"{name}.part").write_bytes(there)
     cache = BlobCache(tmp_path, store.fetch)
-    with pytest.raises(BlobError):
+    with pytest.raises(BlobMismatchError):
         cache.path(name)
     assert cache.path(name).read_bytes() == b"0123456789"
 

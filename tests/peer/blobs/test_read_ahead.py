@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shoal.dag.ir.recipe import Recipe
-from shoal.peer.blobs.cache import BlobCache, BlobError
+from shoal.peer.blobs.cache import BlobCache, BlobMismatchError
 from shoal.peer.blobs.read_ahead import ReadAhead, _Order
 from shoal.peer.blobs.starting import Starting
 from shoal.peer.blobs.weight_shards import StoredTensor, WeightManifest, WeightShard
@@ -124,7 +124,7 @@ def test_a_fetch_that_fails_is_the_readers_to_meet(tmp_path: Path) -> None:
     with ahead.reading(far.shards):
         assert ahead.whole(far.shards[0]) == far.blobs[far.shards[0].hash]
         assert ahead.whole(far.shards[1]) == far.blobs[far.shards[1].hash]
-        with pytest.raises(BlobError, match="came with the content of"):
+        with pytest.raises(BlobMismatchError, match="came with the content of"):
             ahead.whole(bad)
         assert ahead.whole(far.shards[3]) == far.blobs[far.shards[3].hash]
 

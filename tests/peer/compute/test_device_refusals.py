@@ -17,9 +17,9 @@ from shoal.dag.plan.plan import PlanError
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.dag.transforms.lower import lower
 from shoal.job import Training
-from shoal.peer.blobs.cache import BlobError
+from shoal.peer.blobs.cache import BlobMismatchError
 from shoal.peer.blobs.weights import WeightError, serialize
-from shoal.peer.compute.device import SpecError, TorchDevice
+from shoal.peer.compute.device import TensorSpecError, TorchDevice
 from shoal.peer.compute.order import order_from_assign
 from shoal.proto import broker_pb2, common_pb2
 
@@ -62,7 +62,7 @@ def test_a_tensor_of_another_shape_or_dtype_names_expected_and_got(world):
         TensorSpec((2, 8), "int64"),
         TensorSpec((), "bool"),
     ):
-        with pytest.raises(SpecError) as raised:
+        with pytest.raises(TensorSpecError) as raised:
             world.devices["b"].accept(replace(good, key=key, spec=spec))
         text = str(raised.value)
         for part in (repr(good.spec), repr(spec), "a -> b", "step 1", key.port):
@@ -77,17 +77,17 @@ def test_what_the_plan_does_not_name_is_refused(world):
     for change in (
         {"port": "nothing"}, {"microbatch": 9}, {"hop": 0}, {"source": "c"}, {"destination": "a"},
     ):  # fmt: skip
-        with pytest.raises(SpecError, match="names no such transfer"):
+        with pytest.raises(TensorSpecError, match="names no such transfer"):
             world.devices["b"].accept(replace(good, key=good.key._replace(**change)))
 
 
 def test_only_a_gradient_may_be_absent(world):
     value, grad = frame(world, "activation"), frame(world, "activation_grad")
-    with pytest.raises(SpecError, match="only gradients may lack"):
+    with pytest.raises(TensorSpecError, match="only gradients may lack"):
         world.devices["b"].accept(replace(value, data=memoryview(b""), absent=True))
     absent = replace(grad, data=memoryview(b""), absent=True)
     world.devices["a"].accept(absent)
-    with pytest.raises(SpecError, match="expected"):
+    with pytest.raises(TensorSpecError, match="expected"):
         world.devices["a"].accept(replace(absent, spec=TensorSpec((1,), "float32")))
 
 
@@ -95,7 +95,7 @@ def test_bytes_that_do_not_decode_are_refused(world):
     good = frame(world, "activation")
     with pytest.raises(CodecError, match=r"bytes"):
         world.devices["b"].accept(replace(good, data=memoryview(bytearray(5))))
-    with pytest.raises(SpecError, match="codec raw/1"):
+    with pytest.raises(TensorSpecError, match="codec raw/1"):
         world.devices["b"].accept(replace(good, codec="pickle/1"))
     with pytest.raises(CodecError):
         world.devices["b"].accept(replace(good, codec_header=b"x"))
@@ -125,10 +125,10 @@ def test_data_must_be_what_the_model_reads(case):
     plan = case.plan(1, ["a"])
     x, y = case.manifest.columns
     other = replace(case.manifest, columns=(replace(x, shape=(3, 2)), y))
-    with pytest.raises(SpecError, match=r"data 'x': the model expects float32\[2, 6\]"):
+    with pytest.raises(TensorSpecError, match=r"data 'x': the model expects float32\[2, 6\]"):
         case.world(plan, manifest=other)
     renamed = replace(case.manifest, columns=(replace(x, name="z"), y))
-    with pytest.raises(SpecError, match=r"reads 'x', the data has \['y', 'z'\]"):
+    with pytest.raises(TensorSpecError, match=r"reads 'x', the data has \['y', 'z'\]"):
         case.world(plan, manifest=renamed)
 
 
@@ -186,7 +186,7 @@ def test_what_is_too_large_for_what_it_is_to_be_is_not_fetched(case, what):
     assign, blobs = assigned(case)
     large = common_pb2.BlobRef(hash="ab" * 32, size_bytes=(64 << 20) + 1)
     getattr(assign, what).CopyFrom(large)
-    with pytest.raises(BlobError, match=f"has {large.size_bytes} bytes: expected at most"):
+    with pytest.raises(BlobMismatchError, match=f"has {large.size_bytes} bytes: expected at most"):
         order_from_assign("a", assign, blob=lambda ref: blobs[ref.hash], read=None, shard=None)
 
 

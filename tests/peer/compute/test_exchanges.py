@@ -15,12 +15,12 @@ from torch import nn
 from shoal.dag.exchange.collectives import SUMS
 from shoal.dag.exchange.rows import even_rows
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
-from shoal.dag.plan.action import Content
+from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.cut import cut
 from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.dag.schedule.check import check
 from shoal.dag.schedule.flow import Flow, Role
-from shoal.peer.compute.exchange import Exchanges, Held, Wire
+from shoal.peer.compute.exchange import Exchanges, LocalStage, TransferSpecs
 
 from .test_streams import Mlp, coded, digits, one_step, parameters
 
@@ -52,14 +52,14 @@ class Stage:
         self.plan = Plan((slot,), (route,), 2, exchanges=(exchange,)).validate(1)
         self.stages = cut(graph, [(0, 1)])
         self.flow = Flow(self.plan, self.stages, ())
-        self.wire = Wire(self.flow, graph)
+        self.wire = TransferSpecs(self.flow, graph)
         self.parameters, self.exchanges = {}, {}
         for peer, own in zip(peers, gradients, strict=True):
             found = {n: nn.Parameter(torch.zeros_like(g)) for n, g in gradients[0].items()}
             for name, parameter in found.items():
                 parameter.grad = own[name]
             executor = SimpleNamespace(parameters=found)
-            held = {0: Held(self.stages[0], executor, None)}
+            held = {0: LocalStage(self.stages[0], executor, None)}
             self.parameters[peer] = found
             self.exchanges[peer] = Exchanges(peer, self.wire, held, CPU)
 
@@ -67,7 +67,7 @@ class Stage:
         store = {}
         lists = {peer: self.flow.actions(peer) for peer in self.plan.peers}
         for peer, action in check(self.plan, self.stages, (), lists).order:
-            if action.content is not Content.GRADIENT:
+            if action.content is not ExchangeContent.GRADIENT:
                 continue
             taken = [(t, store.pop(t)) for t in self.flow.takes(peer, action)]
             for transfer, tensor in self.exchanges[peer].run(action, taken).items():

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from shoal.compression.codec import CodecError
 from shoal.dag.cost.pace import Vectors
-from shoal.dag.execute.execute import SpecError
-from shoal.dag.plan.action import Content
+from shoal.dag.execute.execute import TensorSpecError
+from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.plan import CodecChoice, PeerId
 from shoal.dag.schedule.flow import Role, Transfer
 from shoal.net.links.frame import Payload
@@ -94,12 +94,18 @@ def test_only_values_and_gradients_may_lose_anything(make_case):
     for transfer in flow.given_by:
         lossy = world.devices["a"]._work.streams.codings.of(transfer).exact is False
         exact = transfer.role is Role.SYNC and (
-            flow.hops[transfer][0].content in (Content.NORM, Content.SCORES, Content.STATISTICS)
+            flow.hops[transfer][0].content
+            in (ExchangeContent.NORM, ExchangeContent.SCORES, ExchangeContent.STATISTICS)
         )
         assert flow.is_coded(transfer) is not exact
         assert not (lossy and exact)
     there = {exchange.content for exchange in flow.exchanges.values()}
-    assert there == {Content.GRADIENT, Content.STATISTICS, Content.NORM, Content.SCORES}
+    assert there == {
+        ExchangeContent.GRADIENT,
+        ExchangeContent.STATISTICS,
+        ExchangeContent.NORM,
+        ExchangeContent.SCORES,
+    }
     world.run(2)
     world.evaluate(1)
     seen = {(k.role, k.port): frame.codec.partition("/")[0] for k, frame in world.frames}
@@ -113,7 +119,7 @@ def test_what_is_alike_for_several_is_a_total_or_an_update(make_case):
     case = make_case(Tied(), length=8)
     flow = case.world(case.plan(2, ["a b", "c"])).built["a"].flow
     for transfer, (exchange, hop) in flow.hops.items():
-        sums = exchange.content in (Content.GRADIENT, Content.TIED)
+        sums = exchange.content in (ExchangeContent.GRADIENT, ExchangeContent.TIED)
         assert flow.is_shared(transfer) is (sums and hop.total)
     values = [t for t in flow.given_by if t.role is not Role.SYNC]
     assert values
@@ -400,7 +406,7 @@ def test_a_frame_that_does_not_decode_changes_neither_state_nor_store(make_case)
     ):
         with pytest.raises(CodecError):
             device.accept(wrong)
-    with pytest.raises(SpecError, match="expected codec delta"):
+    with pytest.raises(TensorSpecError, match="expected codec delta"):
         device.accept(replace(good, key=key, codec="raw/1"))
     assert key not in device._work.store
     after = device.state_tensors(0)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shoal.dag.plan.plan import Keeper, PeerId
+from shoal.dag.plan.plan import PeerId, SnapshotKeeper
 from shoal.peer.blobs.weight_shards import WeightShard
 from shoal.peer.compute.device import TorchDevice
 from shoal.peer.compute.warming import frozen_shards, warm
@@ -56,7 +56,7 @@ def test_what_it_fetches_is_what_a_stage_reads_that_goes_on_from_a_snapshot(made
     every = 0
     for holder, device in world.devices.items():
         order = device._work.order
-        keeper = (Keeper(PeerId(holder), PeerId("w")),)
+        keeper = (SnapshotKeeper(PeerId(holder), PeerId("w")),)
         plan = replace(order.plan, keepers=keeper)
         wanted = frozen_shards(replace(order, peer=PeerId("w"), plan=plan, weights=weights))
         assert not read, "none of it is read"
@@ -75,7 +75,7 @@ def test_the_stages_of_all_holders_but_those_that_are_too_large_for_the_owner(ma
     order = replace(world.devices["a"]._work.order, peer=PeerId("w"), weights=weights)
 
     def found(*holders: str, memory_bytes: int = 0) -> list[WeightShard]:
-        keepers = tuple(Keeper(PeerId(h), PeerId("w")) for h in holders)
+        keepers = tuple(SnapshotKeeper(PeerId(h), PeerId("w")) for h in holders)
         plan = replace(order.plan, keepers=keepers)
         return frozen_shards(replace(order, plan=plan, memory_bytes=memory_bytes))
 

@@ -13,8 +13,8 @@ from shoal.dag.plan.plan import PeerId
 from shoal.dag.schedule.flow import Role
 from shoal.net.links.frame import FrameKey
 from shoal.peer.core import events as e
-from shoal.peer.core.assignment import Assignment, Patience, Phase
-from shoal.peer.core.keeping import Keeping
+from shoal.peer.core.assignment import Assignment, Phase, Timeouts
+from shoal.peer.core.keeping import SnapshotManager
 from shoal.peer.core.snapshots import BLOCKS, PART_BYTES, SnapshotId
 from shoal.proto import broker_pb2
 
@@ -37,8 +37,8 @@ def assign(term: int = TERM, **fields: Any) -> broker_pb2.Assign:
     return broker_pb2.Assign(**({"run": "r", "term": term, "plan": plan()} | fields))
 
 
-def keeping(peer: PeerId, message: broker_pb2.Assign | None = None) -> Keeping:
-    one = Keeping(peer)
+def keeping(peer: PeerId, message: broker_pb2.Assign | None = None) -> SnapshotManager:
+    one = SnapshotManager(peer)
     one.begin(message or assign())
     return one
 
@@ -66,7 +66,7 @@ def sent(out: Iterable[e.Instruction]) -> list[FrameKey]:
     return [i.key for i in out if isinstance(i, e.SendFrame)]
 
 
-def own(one: Keeping, step: int, parts: int = 1) -> list[e.Instruction]:
+def own(one: SnapshotManager, step: int, parts: int = 1) -> list[e.Instruction]:
     """It takes one, which has so many parts."""
     (take,) = one.take(step)
     assert isinstance(take, e.TakeSnapshot)
@@ -315,9 +315,9 @@ def test_a_gift_is_awaited_and_says_what_is_in_it() -> None:
 
 def test_a_gift_is_given_by_who_has_it() -> None:
     snapshot = broker_pb2.Snapshot(run="r", term=2, step=7, holder=A)
-    one = Keeping(C, [(snapshot, 3)])
+    one = SnapshotManager(C, [(snapshot, 3)])
     assert sent(one.begin(resuming())) == [name(7, A, 2).frame(TERM, i, 3, C, B) for i in (0, 1)]
-    assert not sent(Keeping(C).begin(resuming())), "it does not lie here"
+    assert not sent(SnapshotManager(C).begin(resuming())), "it does not lie here"
 
 
 def test_only_what_has_some_of_its_stages_is_loaded() -> None:
@@ -330,13 +330,13 @@ def test_only_what_has_some_of_its_stages_is_loaded() -> None:
         for h, (a, b) in spans.items()
     ]
     for peer, wanted in ((A, ["a"]), (B, ["old", "far"]), (C, [])):
-        one = Keeping(peer, [(s, 1) for s in found])
+        one = SnapshotManager(peer, [(s, 1) for s in found])
         one.begin(assign(first_step=7, resume=broker_pb2.Resume(term=2, holders=list(spans))))
         assert [s.holder for s in one.resumed] == wanted
 
 
 def assignment(peer: PeerId, message: broker_pb2.Assign) -> Assignment:
-    return Assignment(peer, message, 0, Patience(), 100)
+    return Assignment(peer, message, 0, Timeouts(), 100)
 
 
 def test_it_builds_when_the_gift_is_whole_from_what_lies_here() -> None:
@@ -383,14 +383,14 @@ def test_the_newest_are_told() -> None:
         for step in range(50)
         for h in "ab"
     ]
-    one = Keeping(C, [(s, 1) for s in found])
+    one = SnapshotManager(C, [(s, 1) for s in found])
     told = one.newest(64)
     assert len(told) == 64
     assert min(s.step for s in told) == 50 - 32
 
 
 def test_a_copy_larger_than_the_peer_announced_is_refused_by_its_first_part() -> None:
-    one = Keeping(C, most_bytes=2 * PART_BYTES)
+    one = SnapshotManager(C, most_bytes=2 * PART_BYTES)
     one.begin(assign())
     out = one.arrived(part(5, 0, 3))
     assert reports(out) == [(5, A, False)]
@@ -404,7 +404,7 @@ def test_a_copy_larger_than_the_peer_announced_is_refused_by_its_first_part() ->
 # ---------------------------------------------------------------- blocks of neighbours
 
 
-def rebuilding(peer: PeerId) -> Keeping:
+def rebuilding(peer: PeerId) -> SnapshotManager:
     """c makes the stage of b anew, from what a gives."""
     stages = [
         broker_pb2.StageSlot(start=0, stop=4, holders=[A]),

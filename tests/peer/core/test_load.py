@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.peer.core.load import LARGEST_BURST, PING_BYTES, Load
+from shoal.peer.core.load import LARGEST_BURST, PING_BYTES, ProbeLoad
 from shoal.sim.virtual.bucket import Bucket
 
 MOST = 32 << 20
@@ -42,7 +42,7 @@ class Path:
 
 def run(path, most=MOST):
     """(what was found, the load, when it ended)."""
-    load, now, order, under_way = Load(most), 0.0, 0, []
+    load, now, order, under_way = ProbeLoad(most), 0.0, 0, []
     last = on_way = total = 0
     waiting = []
     while True:
@@ -140,7 +140,7 @@ def test_few_bytes_tell_a_burst_and_no_rate_and_of_a_slow_link_the_rate():
 
 
 def test_a_break_begins_the_count_anew():
-    load, now = Load(MOST), 0.0
+    load, now = ProbeLoad(MOST), 0.0
     for ends in (False, True):
         while not load.over and not (not ends and now > 0.1):
             sizes = []
@@ -158,7 +158,7 @@ def test_a_break_begins_the_count_anew():
 @given(seed=st.integers(0, 2**32))
 def test_any_times_give_positive_numbers_or_nothing(seed):
     rng, now, flight = random.Random(seed), 0.0, []
-    load = Load(rng.choice([0, 5000, 1 << 20]))
+    load = ProbeLoad(rng.choice([0, 5000, 1 << 20]))
     for _ in range(200):
         while size := load.next_bytes(now):
             flight.append((size, now if rng.random() < 0.9 else None))

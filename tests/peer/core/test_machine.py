@@ -8,7 +8,7 @@ from shoal.dag.schedule.flow import Role
 from shoal.dag.schedule.schedule import Action
 from shoal.net.links.frame import FrameKey
 from shoal.peer.core import events as e
-from shoal.peer.core.assignment import Patience, Phase
+from shoal.peer.core.assignment import Phase, Timeouts
 from shoal.proto import broker_pb2, common_pb2
 from shoal.tests.peer.scripted import (
     ME,
@@ -294,7 +294,7 @@ def test_an_assignment_without_a_stage_for_this_peer_is_refused(member: Make) ->
 
 
 def test_a_broken_link_is_reported_only_when_it_stays_down(running: Make) -> None:
-    one = running(patience=Patience(link_s=30.0))
+    one = running(patience=Timeouts(link_s=30.0))
     out = one.handle(e.LinkDown(OTHER, "reset"), 10.0)
     assert not told(out, "heard")[0].up, "perhaps its process has died"
     (timer,) = of(out, e.SetTimer)
@@ -309,7 +309,7 @@ def test_a_broken_link_is_reported_only_when_it_stays_down(running: Make) -> Non
 
 
 def test_a_link_that_never_came_up_is_reported_too(member: Make) -> None:
-    one = member(patience=Patience(link_s=30.0))
+    one = member(patience=Timeouts(link_s=30.0))
     for event in (assign(), built(), e.DataReady("r", 1, 0)):
         one.handle(event, 0.0)
     out = one.handle(said(start=broker_pb2.Start(run="r", term=1)), 5.0)
@@ -318,7 +318,7 @@ def test_a_link_that_never_came_up_is_reported_too(member: Make) -> None:
 
 
 def test_a_wait_without_progress_ends_with_a_report_of_what_is_missing_i9(running: Make) -> None:
-    one = running(patience=Patience(stall_s=100.0))
+    one = running(patience=Timeouts(stall_s=100.0))
     assert of(one.handle(e.TimerFired("stall"), 100.0), e.SetTimer), "it computes: no stall"
     for text in ("F0@0", "F1@0"):
         one.handle(e.Computed("r", 1, 0, Action.parse(text)), 101.0)

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.dag.schedule.schedule import Action
 from shoal.peer.core import events as e
-from shoal.peer.core.assignment import Patience
+from shoal.peer.core.assignment import Timeouts
 from shoal.peer.core.machine import PeerMachine
 from shoal.peer.core.options import PeerOptions
 from shoal.proto import broker_pb2, common_pb2
@@ -142,7 +142,7 @@ def test_weights_asked_for_in_mid_run_are_copied_before_the_next_step(running: M
 
 
 def test_weights_of_the_end_are_tried_again_before_it_is_a_fault(running: Make) -> None:
-    one = running(patience=Patience(export_tries=2, export_retry_s=1.0))
+    one = running(patience=Timeouts(export_tries=2, export_retry_s=1.0))
     finish_step(one)
     assert of(finish_step(one), e.UploadWeights) == [e.UploadWeights("r", 1, 2)]
     assert one.handle(e.ExportFailed("r", 1, 2, "no space"), 3.0) == [e.SetTimer("export", 4.0)]
@@ -152,7 +152,7 @@ def test_weights_of_the_end_are_tried_again_before_it_is_a_fault(running: Make) 
 
 
 def test_an_upload_that_fails_without_the_broker_waits_for_it(running: Make) -> None:
-    one = running(patience=Patience(export_tries=1))
+    one = running(patience=Timeouts(export_tries=1))
     finish_step(one)
     finish_step(one)
     one.handle(e.Detached("the stream broke"), 2.0)

@@ -14,7 +14,7 @@ from shoal.net.links.frame import FrameKey
 from shoal.peer.core import events as e
 from shoal.peer.core.assignment import Phase
 from shoal.peer.core.machine import PeerMachine
-from shoal.peer.core.opening import Terms
+from shoal.peer.core.opening import OwnerLimits
 from shoal.peer.hours import Hours
 from shoal.proto import broker_pb2, common_pb2
 from shoal.tests.peer.scripted import (
@@ -58,7 +58,7 @@ def test_a_stop_while_running_waits_for_the_end_of_the_step(running: Make) -> No
 def test_a_stop_without_a_broker_waits_for_the_end_of_the_step(running: Make) -> None:
     one = running()
     one.handle(e.Detached("away"), 0.4)
-    assert of(one.handle(e.StopAsked(), 0.5), e.Waits)[0].what == "the end of the step"
+    assert of(one.handle(e.StopAsked(), 0.5), e.ShowWaiting)[0].what == "the end of the step"
     assert finish_step(one)[-1].code == 0
 
 
@@ -69,7 +69,7 @@ def test_a_stop_waits_until_another_peer_has_its_part(running: Make) -> None:
     reason = common_pb2.Reason(text="peer p9 to take its part at step 2")
     stay = broker_pb2.Stay(run="r", term=1, within_s=90.0, reason=reason)
     out = one.handle(said(stay=stay), 1.0)
-    assert out == [e.SetTimer("drain", 91.0), e.Waits(reason.text, 90.0)]
+    assert out == [e.SetTimer("drain", 91.0), e.ShowWaiting(reason.text, 90.0)]
     one.validate()
     out = one.handle(said(leave=broker_pb2.Leave(run="r", term=2, goes_on=True)), 3.0)
     assert [i.message.WhichOneof("kind") for i in of(out, e.Tell)] == ["drained", "goodbye"]
@@ -215,7 +215,7 @@ def test_the_owners_stop_counts_more_than_a_pause(running: Make) -> None:
 
 
 def test_hours_and_traffic_close_it(member: Make) -> None:
-    one = member(terms=Terms(hours=Hours.parse("22-08"), monthly_bytes=1000))
+    one = member(terms=OwnerLimits(hours=Hours.parse("22-08"), monthly_bytes=1000))
     for facts, code in (
         (looked(hour=21), "hours"),
         (looked(hour=22), ""),

@@ -127,7 +127,7 @@ def test_the_dialling_side_measures_then_waits_for_the_other_and_hangs_up(peer):
 
 def test_the_other_side_waits_for_its_turn(peer):
     out = peer(probe(address=""))
-    assert of(out, e.Expect) == [e.Expect(OTHER)]
+    assert of(out, e.ExpectPeer) == [e.ExpectPeer(OTHER)]
     assert not of(peer(e.LinkUp(OTHER)), e.SendProbe)
     out = peer.carry(peer(ended_by_other()), rtt=0.01, rate=1e7)
     assert len(reports(out)) == 1

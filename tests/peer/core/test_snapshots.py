@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.compression.codec import RAW
-from shoal.dag.execute.execute import SpecError
+from shoal.dag.execute.execute import TensorSpecError
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.schedule.flow import Role
 from shoal.net.links.frame import Arrived, FrameKey
@@ -79,7 +79,7 @@ def test_a_frame_that_is_no_part_is_refused_and_not_kept(make: Make) -> None:
         replace(good, key=good.key._replace(hop=1 << 17)),
     ]
     for one in bad:
-        with pytest.raises(SpecError):
+        with pytest.raises(TensorSpecError):
             store.accept(one)
     with pytest.raises(SnapshotError):
         store.parts(NAME)
@@ -88,7 +88,7 @@ def test_a_frame_that_is_no_part_is_refused_and_not_kept(make: Make) -> None:
 def test_parts_of_other_counts_are_refused(make: Make) -> None:
     store = make()
     store.accept(came(0))
-    with pytest.raises(SpecError, match="a part of 2, the first that came was of 3"):
+    with pytest.raises(TensorSpecError, match="a part of 2, the first that came was of 3"):
         store.accept(came(1, of=2))
     store.drop(NAME)
     store.accept(came(1, of=2))

@@ -14,7 +14,7 @@ import torch
 
 from shoal.peer.host import profile
 from shoal.peer.host.identity import Identity, IdentityError
-from shoal.peer.shell.lane import Lane
+from shoal.peer.shell.lane import SerialExecutor
 from shoal.proto import graph_pb2
 
 
@@ -134,7 +134,7 @@ def test_a_damaged_identity_is_an_error_that_names_the_file(tmp_path: Path, text
 
 async def test_a_lane_does_jobs_in_order_and_answers_in_the_loop() -> None:
     loop, done = asyncio.get_running_loop(), asyncio.Event()
-    lane, found = Lane("test", loop), []
+    lane, found = SerialExecutor("test", loop), []
     here = threading.get_ident()
 
     def note(value: object) -> None:
@@ -155,7 +155,7 @@ async def test_a_lane_does_jobs_in_order_and_answers_in_the_loop() -> None:
 
 
 async def test_a_lane_drops_what_waits_when_it_closes() -> None:
-    lane, gate, ran = Lane("test", asyncio.get_running_loop()), threading.Event(), []
+    lane, gate, ran = SerialExecutor("test", asyncio.get_running_loop()), threading.Event(), []
     started = threading.Event()
 
     def block() -> None:

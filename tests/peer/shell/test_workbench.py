@@ -8,7 +8,7 @@ import torch
 from shoal.broker.runs.runs import FAULTS_OF_ONE
 from shoal.dag.ir.graph import GraphError
 from shoal.net.blobs.client import BlobTransferError
-from shoal.peer.blobs.cache import BlobError
+from shoal.peer.blobs.cache import BlobMismatchError
 from shoal.peer.core.snapshots import SnapshotError
 from shoal.peer.data import DataError
 from shoal.peer.shell.workbench import code_of
@@ -19,7 +19,7 @@ OF_ONE = [
     (MemoryError(), "memory"),
     (torch.OutOfMemoryError(), "memory"),
     (SnapshotError("damaged"), "snapshot"),
-    (BlobError("it came with other content"), "blob"),
+    (BlobMismatchError("it came with other content"), "blob"),
     (BlobTransferError("UNAVAILABLE", "nobody answers"), "blob"),
 ]
 OF_ALL = [GraphError("no such operator"), DataError("3 samples for batches of 4"), KeyError("x")]

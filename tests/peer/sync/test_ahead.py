@@ -190,7 +190,7 @@ def test_all_holders_have_the_same_weights_wherever_they_train(case):
         assert own
         assert not set(own) & set(other), "each has an optimizer of its own"
     work = world.devices["b"]._work
-    work.held[0].ahead.leave(work.unsent(0))
+    work.held[0].ahead.extrapolate(work.unsent(0))
     away = dict(work.held[0].executor.parameters)
     assert any(not torch.equal(away[n], t) for n, t in work.held[0].parameters().items())
     again = take_records(work, STEPS)

@@ -114,7 +114,7 @@ def test_results_are_weighted_means_in_microbatch_order():
     assert total.weight == 8
     assert total.loss == (2 + 32 + 12) / 8
     assert total.metrics == ((10 + 120 + 60) / 8,)
-    assert norm.Total.unpack(total.pack(CPU)) == total
+    assert norm.ScoreTotals.unpack(total.pack(CPU)) == total
     assert norm.scores_spec(2, 1, squares=False) == TensorSpec(tuple(one.shape), "float64")
 
 

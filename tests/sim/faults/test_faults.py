@@ -14,14 +14,14 @@ from shoal.sim.faults import faults as f
 from shoal.sim.faults.churn import random_churn
 from shoal.sim.faults.faults import FLAP_S, Faults, sentence
 from shoal.sim.scenario.mishaps import FaultTable
-from shoal.sim.virtual.clock import Clock, Observed
+from shoal.sim.virtual.clock import Observed, VirtualClock
 from shoal.sim.virtual.control import BROKER
 from shoal.sim.virtual.world import PeerSpec
 
 NAMES = ("a", "b", "spare")
 
 
-class Stage(Clock):
+class Stage(VirtualClock):
     """What faults need of a world."""
 
     def __init__(self) -> None:

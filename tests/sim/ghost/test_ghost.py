@@ -27,7 +27,7 @@ from shoal.dag.ir.graph import (
     Ref,
     TensorSpec,
 )
-from shoal.dag.plan.action import Content
+from shoal.dag.plan.action import ExchangeContent
 from shoal.dag.plan.plan import PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.dag.schedule.check import check
 from shoal.dag.schedule.flow import Role
@@ -361,7 +361,7 @@ def a_step_updated_twice(cluster: Cluster, peer: PeerId, step: int, action: Acti
 
 
 def a_lost_shard(cluster: Cluster, peer: PeerId, step: int, action: Action) -> bool:
-    if at(Kind.REDUCE, "c")(peer, step, action) and action.content is Content.GRADIENT:
+    if at(Kind.REDUCE, "c")(peer, step, action) and action.content is ExchangeContent.GRADIENT:
         there = cluster.devices[peer]._work.store[step]
         key = next(k for k in there if k[2] == "grad1/0-1" and k[3] == "b")
         there[key] = np.zeros_like(there[key])

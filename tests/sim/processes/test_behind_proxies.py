@@ -13,7 +13,7 @@ import pytest
 from shoal.client.front import SimulationFront
 from shoal.job import Job
 from shoal.sim.cluster import train, wait_for_peers
-from shoal.sim.live import LiveView, View
+from shoal.sim.live import LiveState, LiveView
 from shoal.sim.processes import LocalCluster
 from shoal.sim.report import Summary
 from shoal.sim.verify import verify
@@ -45,7 +45,7 @@ def test_the_losses_are_those_of_the_plain_loop(
             for name in ("sim-1", "sim-2"):
                 cluster.join(name, ["--public", "none"])
             cluster.address = here
-            shown = LiveView(View("secure"), "nothing")
+            shown = LiveView(LiveState("secure"), "nothing")
             names = wait_for_peers(cluster, front, 2)
             trained = train(cluster, front, job, tmp_path / "run", summary, shown, names)
         verify(job, trained.followed, trained.facts, front, lambda _: [], shown.say)

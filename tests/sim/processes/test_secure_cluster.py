@@ -10,7 +10,7 @@ import pytest
 from shoal.client.front import SimulationFront
 from shoal.job import Job
 from shoal.sim.cluster import train, wait_for_peers
-from shoal.sim.live import LiveView, View
+from shoal.sim.live import LiveState, LiveView
 from shoal.sim.processes import LocalCluster
 from shoal.sim.report import Summary
 from shoal.sim.verify import verify
@@ -51,7 +51,7 @@ def test_the_losses_are_those_of_the_plain_loop(tmp_path: Path, public: list[str
     front = SimulationFront()
     try:
         with LocalCluster(peers=[public, public], folder=tmp_path / "run", secure=True) as cluster:
-            shown = LiveView(View("secure"), "nothing")
+            shown = LiveView(LiveState("secure"), "nothing")
             names = wait_for_peers(cluster, front, 2)
             trained = train(cluster, front, job, tmp_path / "run", summary, shown, names)
             logs = cluster.log("broker") + "".join(

@@ -236,7 +236,7 @@ def test_without_anybody_who_takes_the_part_it_leaves_after_its_step(made: Any) 
         def observe(seen: Observed) -> None:
             assert also is not None
             also(seen)
-            if isinstance(seen.record, p.Waits):
+            if isinstance(seen.record, p.ShowWaiting):
                 told.append(seen.record.what)
 
         world.observe = observe

@@ -14,7 +14,7 @@ from shoal.job import Job, SettingsError
 from shoal.sim.scenario.devices import DEVICES
 from shoal.sim.scenario.redraw import FACTOR, redraw
 from shoal.sim.scenario.scenario import SCENARIOS, Scenario
-from shoal.sim.scenario.tables import MOST_PEERS, Link, PeerTable, Place
+from shoal.sim.scenario.tables import MOST_PEERS, LinkTable, PeerTable, Place
 
 HEAD = 'version = 1\njob = "job.toml"\n'
 TWO = '[[peers]]\nname = "a"\nplace = "eu"\n[[peers]]\nname = "b"\nplace = "us"\n'  # 6 lines
@@ -482,7 +482,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     ]
     number = st.integers(1, 1000)
     links = tuple(
-        Link.from_table(
+        LinkTable.from_table(
             {
                 "from": a,
                 "to": b,

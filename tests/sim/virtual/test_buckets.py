@@ -11,7 +11,7 @@ from shoal.sim.scenario.scenario import Scenario
 from shoal.sim.shaped.pacing import Pacer
 from shoal.sim.shaped.shaping import Shaping
 from shoal.sim.virtual.bucket import Bucket
-from shoal.sim.virtual.clock import Clock
+from shoal.sim.virtual.clock import VirtualClock
 from shoal.sim.virtual.wan import Wan
 from shoal.sim.virtual.world import PeerSpec, World
 
@@ -49,7 +49,7 @@ class Sent:
     """When each message arrived, by its number."""
 
     def __init__(self, net, **options):
-        self.clock, self.arrived = Clock(), {}
+        self.clock, self.arrived = VirtualClock(), {}
         shape = len(net), len(net)
         self.wan = Wan(net, **{"burst": np.full(shape, float(BURST))} | options)
         self.wan.attach(self.clock)

@@ -19,7 +19,7 @@ from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.dag.schedule.flow import Flow
 from shoal.job import Job
 from shoal.net.transports.memory import steady
-from shoal.peer.compute.exchange import Wire
+from shoal.peer.compute.exchange import TransferSpecs
 from shoal.proto.broker_pb2 import RunSpec
 from shoal.sim.ghost.device import Ghosts, read_export
 from shoal.sim.ghost.hashes import expected
@@ -80,7 +80,7 @@ def test_who_runs_which_microbatches_is_what_the_routes_say(laboratory):
     n = len(graph.operators)
     plan = plan_of(n, n // 2)
     stages = cut(graph, [(s.start, s.stop) for s in plan.stages])
-    wire = Wire(Flow(plan, stages, tied_groups(graph, stages)), graph)
+    wire = TransferSpecs(Flow(plan, stages, tied_groups(graph, stages)), graph)
     for training, routes in ((True, plan.routes), (False, plan.evaluation_routes)):
         for peer in (*plan.peers, "nobody"):
             for stage in (0, 1):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal.dag.cost.network import Network
 from shoal.dag.plan.plan import PeerId
 from shoal.net.transports.carrier import InOrder
-from shoal.sim.virtual.clock import Clock
+from shoal.sim.virtual.clock import VirtualClock
 from shoal.sim.virtual.wan import MOST_EXACT, PACKET_BYTES, Wan, rounds_lost
 
 INF = float("inf")
@@ -37,7 +37,7 @@ class Sent:
     """Messages through a Wan on a clock of their own; when each left and arrived, by its number."""
 
     def __init__(self, net, **options):
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self.wan = Wan(net, **options)
         self.wan.attach(self.clock)
         self.left, self.arrived = {}, {}

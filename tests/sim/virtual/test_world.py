@@ -15,7 +15,7 @@ from shoal.peer.core.events import StopAsked
 from shoal.peer.core.options import PeerOptions
 from shoal.proto import broker_pb2
 from shoal.sim.trace import COMPUTE, Trace
-from shoal.sim.virtual.clock import Clock, StalledError
+from shoal.sim.virtual.clock import StalledError, VirtualClock
 from shoal.sim.virtual.world import BROKER, PeerSpec
 
 JOB = Job.from_table(
@@ -59,7 +59,7 @@ def test_slower_links_change_the_time_and_nothing_else(gpt):
 
 
 def test_the_collector_is_as_it_was_when_time_stands_still():
-    before, clock, during = gc.get_threshold(), Clock(), []
+    before, clock, during = gc.get_threshold(), VirtualClock(), []
     clock.after(1.0, lambda: during.append(gc.get_threshold()))
     clock.until(lambda: bool(during))
     assert gc.get_threshold() == before != during[0]

@@ -32,7 +32,7 @@ from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.schedule.convert_plan import plan_from_proto, plan_to_proto
 from shoal.dag.schedule.flow import Flow
 from shoal.peer.compute.codings import Codings
-from shoal.peer.compute.exchange import Wire
+from shoal.peer.compute.exchange import TransferSpecs
 
 FAST = (Rung("bf16", 0.002), Rung("int8:block=256", 0.007))
 SLOW = (*FAST, Rung("int4:block=64", 0.11), Rung("topk:ratio=100,values=bf16", 0.96))
@@ -128,7 +128,7 @@ def test_predicted_bytes_are_those_of_the_wire(seed: int, text: str) -> None:
     found = with_codecs(judge, plan)
     stages = cut(graph, [(s.start, s.stop) for s in found.stages])
     flow = Flow(found, stages, tied_groups(graph, stages))
-    codings = Codings(Wire(flow, graph), found.codecs)
+    codings = Codings(TransferSpecs(flow, graph), found.codecs)
     expected: dict[tuple[str, ...], list[int]] = {}
     for peer in found.peers:
         for action in flow.actions(peer):
