@@ -28,8 +28,8 @@ from graphs import MODELS, graph_of
 from table import Figure, arguments, report
 from testbeds import BATCH, Known, request_of
 
-from shoal.broker.scheduler.base.interface import CodecOptions, NoPlan, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.base.interface import CodecOptions, NoPlan, PlannerOptions, PlanRequest
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.alternatives import alone
 from shoal.broker.scheduler.planners.coded import plan_with_codecs, with_codecs
 from shoal.broker.scheduler.planners.planners import PLANNERS
@@ -76,7 +76,7 @@ def describe(plan: Plan) -> str:
 def found_by(request: PlanRequest, scheduler: str) -> Plan | None:
     """Without compression."""
     try:
-        return PLANNERS[scheduler](replace(request, options=PlanOptions(scheduler=scheduler)))
+        return PLANNERS[scheduler](replace(request, options=PlannerOptions(scheduler=scheduler)))
     except NoPlan as error:
         print(f"    {scheduler}: no plan: {error.reason[:100]}")
         return None
@@ -84,14 +84,14 @@ def found_by(request: PlanRequest, scheduler: str) -> Plan | None:
 
 def seconds_of(request: PlanRequest, ratio: float) -> tuple[float, Steps]:
     """Of the best single peer's step, and of all others."""
-    best = alone(Judge(request))
+    best = alone(CostModel(request))
     print(f"    best single peer {best.step_s:.3f} s/step  {best.text[:90]}")
     simple, dense = found_by(request, "equal-compute"), found_by(request, "auto")
     steps: Steps = {}
     for name, codecs in asked(ratio).items():
         began = time.process_time()
-        wanted = replace(request, options=PlanOptions(codecs=codecs))
-        judge = Judge(wanted)
+        wanted = replace(request, options=PlannerOptions(codecs=codecs))
+        judge = CostModel(wanted)
 
         def auto(form: PlanRequest) -> Plan:  # the dense plan is the same for all codecs
             if form.links is request.links and dense is not None:

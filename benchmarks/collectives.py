@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 from table import Figure, arguments, report
 
-from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.network.communities import groupings, rates
 from shoal.broker.scheduler.search.collectives import with_collectives
 from shoal.dag.cost.network import Network
@@ -70,12 +70,12 @@ def networks() -> Iterator[tuple[str, Network]]:
                 yield f"{name}, {count} drawn ({seed})", whole.part(some)
 
 
-def judged(graph: Graph, links: Network, collective: str) -> tuple[Judge, Candidate]:
+def judged(graph: Graph, links: Network, collective: str) -> tuple[CostModel, Candidate]:
     n = len(links.peers)
     offers = tuple(PeerOffer(p, device_memory_bytes=1 << 40, speeds=FAST) for p in links.peers)
-    options = PlanOptions(collective=collective)
-    judge = Judge(PlanRequest(graph, offers, n, 2, options=options, links=links))
-    whole = tuple((Share(i, 0, judge.operators),) for i in range(n))
+    options = PlannerOptions(collective=collective)
+    judge = CostModel(PlanRequest(graph, offers, n, 2, options=options, links=links))
+    whole = tuple((StageShare(i, 0, judge.operators),) for i in range(n))
     return judge, Candidate(whole, (1,) * n)
 
 

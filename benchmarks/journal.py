@@ -31,7 +31,7 @@ from shoal.broker.events import (
     StreamId,
     StreamOpened,
 )
-from shoal.broker.journal.decided import Decided
+from shoal.broker.journal.decided import DurableState
 from shoal.broker.journal.journal import Journal
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
@@ -151,7 +151,7 @@ def main() -> None:
         with Journal(Path(folder) / "whole.sqlite") as journal:
             journal.append(records)
             began = time.perf_counter()
-            decided = Decided(OPTIONS, journal.records())
+            decided = DurableState(OPTIONS, journal.records())
             figures.append(_since("restart_us_per_record", began, len(records)))
             began = time.perf_counter()
             snapshot = decided.snapshot()

@@ -18,11 +18,11 @@ from scale import scale
 from table import Figure, arguments, report
 from truth import figures as truth_figures
 
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import choose
 from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.planners.exact import prove
-from shoal.broker.scheduler.search.search import Space
+from shoal.broker.scheduler.search.search import SearchSpace
 
 CASES = 200
 
@@ -49,11 +49,11 @@ def optimality(cases: int) -> list[Figure]:
         schedule = request.options.schedule
         assert schedule != "auto"
         start = time.process_time()
-        proof = prove(Judge(request), schedule)
+        proof = prove(CostModel(request), schedule)
         theirs.append(time.process_time() - start)
-        space = Space(pipelines=1, schedules=(schedule,), recompute=(False,), repeats=False)
+        space = SearchSpace(pipelines=1, schedules=(schedule,), recompute=(False,), repeats=False)
         start = time.process_time()
-        chosen = choose(Judge(request), space)
+        chosen = choose(CostModel(request), space)
         ours.append(time.process_time() - start)
         found = chosen.best is not None and chosen.best.fits
         assert found == (proof.best is not None), f"case {seed}: one of them finds no plan"

@@ -20,8 +20,8 @@ from dataclasses import replace
 from graphs import MODELS, graph_of
 from table import Figure, arguments, report
 
-from shoal.broker.scheduler.base.interface import NoPlan, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.base.interface import NoPlan, PlannerOptions, PlanRequest
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.alternatives import ALONE, alone
 from shoal.broker.scheduler.planners.planners import PLANNERS
 from shoal.dag.cost.cost import OperatorCost, cost
@@ -44,7 +44,7 @@ def request_of(scenario: Scenario, model: str, known: Known) -> PlanRequest:
         scenario.offers(),
         microbatches,
         size,
-        options=PlanOptions(),
+        options=PlannerOptions(),
         links=scenario.network(),
         known_costs=costs,
     )
@@ -52,7 +52,7 @@ def request_of(scenario: Scenario, model: str, known: Known) -> PlanRequest:
 
 def seconds_of(request: PlanRequest, say: Callable[[str], None]) -> dict[str, float]:
     """Of a step by every planner, and by the best single peer (ALONE); 0: it does not fit."""
-    best = alone(Judge(request))
+    best = alone(CostModel(request))
     if not best.step_s:
         say(f"    {ALONE}: {best.text}")
     found: dict[str, float] = {ALONE: best.step_s}

@@ -34,8 +34,7 @@ from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.schedule.flow import Role
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.credential import Credential, server_credentials
-from shoal.net.identity.names import Party
-from shoal.net.identity.names import Role as PartyRole
+from shoal.net.identity.names import Party, PartyRole
 from shoal.net.links.frame import FrameKey, Payload
 from shoal.net.links.transport import FrameAcknowledged, FrameArrived, TransportEvent
 from shoal.net.transports.grpc_transport import SERVER_OPTIONS, GrpcTransport

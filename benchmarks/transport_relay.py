@@ -7,7 +7,7 @@ import asyncio
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 
-from shoal.broker.service.door.front import Front
+from shoal.broker.service.door.front import PortMultiplexer
 from shoal.broker.service.door.relay import Relay
 from shoal.peer.shell.relayed import answer
 
@@ -28,7 +28,7 @@ async def _relaying(to_near: Pipe, to_far: Pipe, far: str) -> None:
     relay = Relay()
     relay.here(far, tell)
     nowhere = Path("/nonexistent")  # nobody joins or attaches here
-    async with Front(
+    async with PortMultiplexer(
         "127.0.0.1", 0, main=nowhere, door=nowhere, authority=b"", relay=relay
     ) as front:
         for pipe in (to_near, to_far):

@@ -22,9 +22,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share, to_plan
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.capture.capture import Captured, capture
 from shoal.dag.plan.plan import PeerId
 from shoal.dag.schedule.flow import Flow
@@ -97,9 +97,11 @@ def llama() -> nn.Module:
 def cases(operators: int, microbatches: int) -> Iterator[tuple[str, Candidate]]:
     """Cuts, schedules, recomputation, several holders and several stages on a peer."""
 
-    def row(peers: Sequence[int], parts: int, again: bool = False) -> tuple[Share, ...]:
+    def row(peers: Sequence[int], parts: int, again: bool = False) -> tuple[StageShare, ...]:
         at = [operators * k // parts for k in range(parts + 1)]
-        return tuple(Share(peers[k % len(peers)], at[k], at[k + 1], again) for k in range(parts))
+        return tuple(
+            StageShare(peers[k % len(peers)], at[k], at[k + 1], again) for k in range(parts)
+        )
 
     m = microbatches
     yield "alone", Candidate((row([0], 1),), (m,), "1f1b")
@@ -181,9 +183,9 @@ class _Run:
             self.offers,
             self.train.microbatches,
             model.microbatch,
-            options=PlanOptions(optimizer_slots=slots, state_bytes=4 * slots),
+            options=PlannerOptions(optimizer_slots=slots, state_bytes=4 * slots),
         )
-        self.judge = Judge(self.request)
+        self.judge = CostModel(self.request)
 
     def measure(self, name: str, candidate: Candidate) -> Iterator[Outcome]:
         predicted = self.judge.device_bytes(candidate)

@@ -15,7 +15,7 @@ finished work into events, and carries the instructions of one `handle` out in t
     clock          TimerFired                     (whatever was due)
     clock          WasAway                        (leases and deadlines begin anew)
     shell          Started                        Persist, SetTimer
-    person         DrainAsked, StopAsked          Stop
+    person         DrainAsked, StopAsked          StopServing
 
 What was decided about an event is one Persist, in front of everything that tells anybody.
 """
@@ -69,8 +69,8 @@ __all__ = [
     "RunSubmitted",
     "SetTimer",
     "Started",
-    "Stop",
     "StopAsked",
+    "StopServing",
     "StreamClosed",
     "StreamId",
     "StreamOpened",
@@ -243,7 +243,7 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """Start nothing new; Stop comes as soon as no run is active."""
+    """Start nothing new; StopServing comes as soon as no run is active."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +395,7 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopServing:
     """Nothing is left to do after a DrainAsked or StopAsked: the daemon may end."""
 
     why: str
@@ -412,5 +412,5 @@ Instruction = (
     | ConsiderPlan
     | SetTimer
     | Log
-    | Stop
+    | StopServing
 )

@@ -14,7 +14,8 @@ Rules.
 - What it must not forget changes by decisions only (`broker/journal/decided.py`). Those of one
   event are one Persist in front of all that tells anybody, so that a journal ends between two
   events.
-- After DrainAsked nothing new starts; Stop comes when nothing is active. StopAsked ends everything.
+- After DrainAsked nothing new starts; StopServing comes when nothing is active.
+  StopAsked ends everything.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from ..proto.broker_pb2 import (
     Submitted,
 )
 from ..proto.common_pb2 import Reason
-from .access.knocks import Knocks
+from .access.knocks import RateLimiter
 from .events import (
     PLANNER,
     Answer,
@@ -67,8 +68,8 @@ from .events import (
     RunId,
     RunSubmitted,
     Started,
-    Stop,
     StopAsked,
+    StopServing,
     StreamClosed,
     StreamOpened,
     Tell,
@@ -76,19 +77,19 @@ from .events import (
     WasAway,
     WatchAsked,
 )
-from .journal.decided import Decided
+from .journal.decided import DurableState
 from .links.probing import Probing
 from .membership.member import Member, clean
 from .membership.membership import Lost, Membership
 from .options import BrokerOptions
 from .placement.datasets import DataSets
-from .placement.placing import Placing
-from .placement.reconsider import Reconsidering
+from .placement.placing import PoolScheduler
+from .placement.reconsider import Replanner
 from .runs.runs import Run
 from .runs.space import make_room, outnumbered
 from .runs.terms import NEVER
 from .snapshots.sets import MOST_SNAPSHOTS
-from .wish import SpecError, read_spec
+from .wish import RunSpecError, read_spec
 
 __all__ = ["MOST_MESSAGE_BYTES", "BrokerMachine"]
 
@@ -116,7 +117,7 @@ class BrokerMachine:
         options: BrokerOptions | None = None,
         *,
         boot: str = "",
-        decided: Decided | None = None,
+        decided: DurableState | None = None,
     ) -> None:
         self.broker_id = broker_id
         self._boot = boot
@@ -124,14 +125,14 @@ class BrokerMachine:
         self.members = Membership(broker_id, self.options)
         self.members.goes_on_with = self._goes_on_with
         self.members.lease_of = self._lease_of
-        self.decided = decided or Decided(self.options)
+        self.decided = decided or DurableState(self.options)
         self.runs = self.decided.runs
         self.probing = Probing(self.options)
         self.data = DataSets(self.members, self.options)
-        self.placing = Placing(self.members, self.probing)
-        self.reconsidering = Reconsidering(self.members, self.probing)
+        self.placing = PoolScheduler(self.members, self.probing)
+        self.reconsidering = Replanner(self.members, self.probing)
         self.ignored: Counter[str] = Counter()
-        self._often = Knocks(*_IGNORED, self.options.most_streams)
+        self._often = RateLimiter(*_IGNORED, self.options.most_streams)
 
     def __repr__(self) -> str:
         peers, pool = len(self.members.members), len(self.members.pool)
@@ -155,7 +156,7 @@ class BrokerMachine:
             out += run.arm()
         out = [i for i in out if not (isinstance(i, Log) and self._is_one_too_many(i, now))]
         if self.placing.draining and not any(run.active for run in self.runs.values()):
-            out.append(Stop("no run is active"))
+            out.append(StopServing("no run is active"))
         record = self.decided.taken()
         return out if record is None else [Persist(record), *out]
 
@@ -403,7 +404,7 @@ class BrokerMachine:
             return [Reject(event.request, "RESOURCE_EXHAUSTED", text)]
         try:
             lease = read_spec(event.spec).recovery.lease
-        except SpecError as error:
+        except RunSpecError as error:
             return [Reject(event.request, "INVALID_ARGUMENT", str(error))]
         if lease is not None and lease < (least := 2 * self.options.heartbeat_s):
             text = (
@@ -477,7 +478,7 @@ class BrokerMachine:
     def _preview(self, request: RequestId, spec: RunSpec, by: str, now: float) -> Answer | Reject:
         try:
             read_spec(spec)
-        except SpecError as error:
+        except RunSpecError as error:
             return Reject(request, "INVALID_ARGUMENT", str(error))
         # A draft brings no core graph: whether one exists is found when it is submitted.
         pool = self.members.pool

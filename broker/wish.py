@@ -17,10 +17,10 @@ from ..job.training import Train
 from ..net.web.places import origin_of
 from ..proto.broker_pb2 import Checkpoint, RunSpec
 from ..proto.common_pb2 import BlobRef
-from .scheduler.base.interface import CodecOptions, PlanOptions
+from .scheduler.base.interface import CodecOptions, PlannerOptions
 from .scheduler.planners.swapped import LEAST as LEAST_SWAPPED
 
-__all__ = ["HASH", "Batching", "SpecError", "Wish", "check_size", "read_spec"]
+__all__ = ["HASH", "Batching", "RunRequirements", "RunSpecError", "check_size", "read_spec"]
 
 HASH = re.compile(r"[0-9a-f]{64}")
 """SHA-256 as it is written in every BlobRef."""
@@ -38,7 +38,7 @@ MOST_LOCAL = 64
 """Inputs of a model whose data stays with its peers."""
 
 
-class SpecError(ValueError):
+class RunSpecError(ValueError):
     """A RunSpec that cannot become a run; the message names the field, what it is and must be."""
 
 
@@ -54,7 +54,7 @@ class Batching(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RunRequirements:
     """The part of a run's spec that the broker decides by.
 
     batchings: those that a plan may have, the default first. Not among them, be it the default,
@@ -69,7 +69,7 @@ class Wish:
     """
 
     priority: int
-    options: PlanOptions
+    options: PlannerOptions
     batchings: tuple[Batching, ...]
     training: str
     wanted: tuple[PeerId, ...]
@@ -101,10 +101,10 @@ class Wish:
 
 
 def check_size(spec: RunSpec) -> None:
-    """Raises SpecError for one that is larger than what is kept for a run. Asked at the door only:
-    what the journal has, was let in."""
+    """Raises RunSpecError for one that is larger than what is kept for a run. Asked at the door
+    only: what the journal has, was let in."""
     if (size := spec.ByteSize()) > MOST_SPEC_BYTES:
-        raise SpecError(
+        raise RunSpecError(
             f"the spec of the run has {size} bytes: expected at most {MOST_SPEC_BYTES}. Its plan "
             f"takes {spec.plan.ByteSize()} of them, its checkpoint {spec.resumed.ByteSize()}, and "
             f"its job {len(spec.job)}"
@@ -117,26 +117,26 @@ def check_size(spec: RunSpec) -> None:
         ("recipe", spec.recipe, MAX_RECIPE_BYTES),
     ):
         if ref.size_bytes > most:
-            raise SpecError(
+            raise RunSpecError(
                 f"{what} of the run is a blob of {ref.size_bytes} bytes: expected at most {most}"
             )
     for what, text in (("the run", spec.job), ("the checkpoint of the run", spec.resumed.job)):
         if (size := len(text.encode())) > MOST_JOB_BYTES:
-            raise SpecError(
+            raise RunSpecError(
                 f"the job of {what} has {size} bytes: expected at most {MOST_JOB_BYTES}"
             )
 
 
-def read_spec(spec: RunSpec) -> Wish:
-    """Raises SpecError."""
+def read_spec(spec: RunSpec) -> RunRequirements:
+    """Raises RunSpecError."""
     for problem in _problems(spec):
-        raise SpecError(problem)
+        raise RunSpecError(problem)
     try:
         job = Job.from_json(spec.job)
     except (ValueError, RecursionError) as error:  # also a number of too many digits
-        raise SpecError(f"the job of the run is not valid: {error}") from None
+        raise RunSpecError(f"the job of the run is not valid: {error}") from None
     if spec.local and job.data.where != "peer":
-        raise SpecError(
+        raise RunSpecError(
             f"local of the run has {list(spec.local)}, and its job's data.where is "
             f'"{job.data.where}": expected "peer" where data stays with peers'
         )
@@ -149,20 +149,20 @@ def read_spec(spec: RunSpec) -> Wish:
         ("microbatches", spec.microbatches, train.microbatches),
     ):
         if given != wanted:
-            raise SpecError(f"{name} of the run is {given}, its job says {wanted}")
+            raise RunSpecError(f"{name} of the run is {given}, its job says {wanted}")
     asked = job.plan
     pipelines = 1 if asked.pipelines == "auto" else asked.pipelines
     batchings = tuple(b for b in _batchings(spec, train) if b.microbatches >= pipelines)
     sizes = [b.microbatch_size for b in batchings]
     if not batchings or (spec.HasField("plan") and spec.plan.microbatch_size not in sizes):
-        raise SpecError(
+        raise RunSpecError(
             f"plan.pipelines is {pipelines} with {len(spec.plan.routes) or spec.microbatches} "
             "microbatches in a step: "
             "expected at least one microbatch for each pipeline"
         )
-    return Wish(
+    return RunRequirements(
         priority=job.priority,
-        options=PlanOptions(
+        options=PlannerOptions(
             scheduler=asked.scheduler,
             stages=None if asked.stages == "auto" else asked.stages,
             pipelines=None if asked.pipelines == "auto" else pipelines,
@@ -191,42 +191,42 @@ def read_spec(spec: RunSpec) -> Wish:
 
 
 def _origins(model: Model) -> tuple[str, ...]:
-    """Raises SpecError."""
+    """Raises RunSpecError."""
     found: set[str] = set()
     for url in model.weight_names:
         if (origin := origin_of(url)) is None:
-            raise SpecError(
+            raise RunSpecError(
                 f"model.weights of the job has {url[:200]!r}: expected http(s)://HOST/…, without a "
                 "user in it"
             )
         found.add(str(origin))
     if len(found) > MOST_ORIGINS:
-        raise SpecError(
+        raise RunSpecError(
             f"model.weights of the job are on {len(found)} hosts: expected at most {MOST_ORIGINS}"
         )
     return tuple(sorted(found))
 
 
 def _check_unchanged(found: Checkpoint, job: Job) -> None:
-    """Raises SpecError for a job that cannot go on from a checkpoint of another one."""
+    """Raises RunSpecError for a job that cannot go on from a checkpoint of another one."""
     try:
         before = Job.from_json(found.job)
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"the checkpoint of the run has no valid job: {error}") from None
+        raise RunSpecError(f"the checkpoint of the run has no valid job: {error}") from None
     for key, had, has in (
         ("seed", before.seed, job.seed),
         ("train.batch", before.train.batch, job.train.batch),
         ("train.optimizer", before.train.optimizer, job.train.optimizer),
     ):
         if had != has:
-            raise SpecError(
+            raise RunSpecError(
                 f"{key} of the job is {has!r}, and its checkpoint was made with {had!r}: it may "
                 "not change"
             )
 
 
 def _codecs(asked: Codec) -> CodecOptions:
-    """Raises SpecError for the text of a codec that there is not, or that cannot be there."""
+    """Raises RunSpecError for the text of a codec that there is not, or that cannot be there."""
     texts = {role: _codec(asked, role) for role in ("activation", "activation_grad", "grad")}
     for role, text in texts.items():
         if text.partition(":")[0].partition("/")[0] == "support":
@@ -251,7 +251,7 @@ def _codec(asked: Codec, role: str) -> str:
         parse(text)
     except ValueError as error:
         key = role if getattr(asked, role) is not None else "default"
-        raise SpecError(
+        raise RunSpecError(
             f'codec.{key} of the job is not "none", "lossless", "adatopk", "auto" or the text of a '
             f"codec: {error}"
         ) from None
@@ -259,14 +259,14 @@ def _codec(asked: Codec, role: str) -> str:
 
 
 def _check_support(role: str, text: str, activation: str) -> None:
-    """Raises SpecError unless the values whose gradients go by `support` are sparse themselves."""
+    """Raises RunSpecError unless the values of which gradients go by `support` are sparse."""
     from ..compression.codec import parse
     from ..compression.sparse.topk import TopK
 
     ratio = getattr(parse(text), "ratio")  # noqa: B009  # of codecs with one
     there = None if activation in ("none", "adatopk", "auto") else parse(activation)
     if role != "activation_grad" or not isinstance(there, TopK) or there.ratio != ratio:
-        raise SpecError(
+        raise RunSpecError(
             f'codec.{role} of the job is "{text}", which sends the gradient of a value only where '
             f"top-k kept the value: expected it as codec.activation_grad, beside "
             f'codec.activation = "topk:ratio={ratio:g}", which is "{activation}"'
@@ -279,17 +279,17 @@ def _schedule(wanted: str) -> ScheduleName | Literal["auto"]:
 
 
 def _batchings(spec: RunSpec, train: Train) -> Iterator[Batching]:
-    """The default, then the choices in their order; raises SpecError."""
+    """The default, then the choices in their order; raises RunSpecError."""
     for size in (spec.microbatch_size, *spec.microbatch_sizes):
         if train.batch % size:
-            raise SpecError(
+            raise RunSpecError(
                 f"microbatch_sizes of the run has {size}, and the {train.batch} samples of a step "
                 f"are not divisible by it (remainder {train.batch % size})"
             )
         count = train.batch // size
         evaluation = train.evaluated_batches * count
         if max(count, evaluation) > MOST_MICROBATCHES:
-            raise SpecError(
+            raise RunSpecError(
                 f"with microbatches of {size}, a step has {count} microbatches and one evaluation "
                 f"has {evaluation} microbatches: expected at most {MOST_MICROBATCHES}"
             )

@@ -32,7 +32,7 @@ from ..net.identity.enroll import (
     renew,
     shown_by,
 )
-from ..net.identity.names import OWNER, Role
+from ..net.identity.names import OWNER, PartyRole
 from ..net.identity.token import Token
 from ..net.local import is_loopback, split
 from ..net.web.proxy import proxy_options
@@ -93,7 +93,8 @@ def settings_path() -> Path:
 
 
 def credential_folder(address: str) -> Path:
-    """Of the credential for a broker; the names of this machine are one. Raises AddressError."""
+    """The folder of the credential for a broker; the names of this machine are one. Raises
+    AddressError."""
     host, port = split(_checked(address))
     named = "localhost" if is_loopback(host) else host.lower().replace(":", "_")
     return settings_path().parent / "credentials" / f"{named}_{port}"
@@ -146,7 +147,7 @@ def _enrol(address: str, token: Token, name: str) -> None:
         write_private(trying / "key.pem", known.key)
     try:
         credential = enroll(address, token, trying, name)
-        if credential.party.role is Role.PEER:
+        if credential.party.role is PartyRole.PEER:
             raise NotAdmittedError(
                 "the token is one for peers: it is for `shoal join`; ask the operator for one with "
                 "`shoal invite --role submitter`"

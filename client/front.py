@@ -22,7 +22,7 @@ from ..proto.common_pb2 import BlobRef
 from .models import models
 from .runs.run import Run
 from .runs.session import Client
-from .show.wire import Wire
+from .show.wire import CompressionSums
 from .submission import Prepared, prepare, resolved, spec_of
 
 __all__ = ["SimulationFront"]
@@ -67,9 +67,9 @@ class SimulationFront:
     def close(self) -> None:
         self._open.close()
 
-    def wire(self, names: Mapping[str, str]) -> Wire:
+    def wire(self, names: Mapping[str, str]) -> CompressionSums:
         """What sums up a run; `names` are the peers' by id."""
-        return Wire(lambda: dict(names))
+        return CompressionSums(lambda: dict(names))
 
     def names(self, address: str) -> dict[str, str]:
         """The names of the peers that have joined, by id. Raises BrokerUnreachable."""

@@ -60,7 +60,7 @@ class Cap:
         return max(1, min(most, int(PIECE_S * self._reserve.bytes_per_s)))
 
     def count(self, size_bytes: int) -> None:
-        """Of what goes without waiting."""
+        """Counts bytes that go without waiting."""
         if self._meter is not None:
             self._meter.add(size_bytes)
 

@@ -27,7 +27,7 @@ def printable(text: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """The same of a text of ours with several lines; only a line feed ends one."""
+    """Makes every line of a text of ours printable; only a line feed ends a line."""
     return "\n".join(printable(line) for line in text.split("\n"))
 
 

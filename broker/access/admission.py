@@ -28,7 +28,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 
 from ...net.identity.authority import Authority, AuthorityError, public_key_of, utc
-from ...net.identity.names import Party, Role
+from ...net.identity.names import Party, PartyRole
 from ...net.identity.token import Token
 from ...proto.admission_pb2 import Admitted, JoinRequest
 
@@ -36,7 +36,7 @@ __all__ = ["JOINABLE", "PROTOCOL", "Admission", "AdmissionError", "AdmissionLimi
 
 PROTOCOL = 1
 """The version of joining that this broker speaks."""
-JOINABLE = (Role.PEER, Role.SUBMITTER, Role.OPERATOR)
+JOINABLE = (PartyRole.PEER, PartyRole.SUBMITTER, PartyRole.OPERATOR)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 _SCHEMA = """
@@ -108,7 +108,7 @@ class Admission:
 
     # ------------------------------------------------------------ invitations
 
-    def invite(self, role: Role, uses: int, lasts: timedelta, by: str, now_s: float) -> Token:
+    def invite(self, role: PartyRole, uses: int, lasts: timedelta, by: str, now_s: float) -> Token:
         """A fresh token; whoever has it can join so many times. Raises AdmissionError for a role,
         number or time that cannot be."""
         limits = self.limits
@@ -194,7 +194,7 @@ class Admission:
                 f"the token ended {_ago(now_s - ends_s)} ago: ask for another (`shoal invite`)",
             )
         if known is not None and known[1] == role and self._has_used(known[0], token.name):
-            return self._admitted(Party(Role(role), known[0]), request.request, now_s)
+            return self._admitted(Party(PartyRole(role), known[0]), request.request, now_s)
         if known is not None and known[1] != role:
             raise AdmissionError(
                 "ALREADY_EXISTS",
@@ -211,10 +211,10 @@ class Admission:
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
                 self._count_use(known[0], token.name)
-            return self._admitted(Party(Role(role), known[0]), request.request, now_s)
+            return self._admitted(Party(PartyRole(role), known[0]), request.request, now_s)
         subject = f"{request.name}-{base64.b32encode(key).decode().lower()[:8]}"
         self._write_party(subject, role, key, token.name, now_s)
-        return self._admitted(Party(Role(role), subject), request.request, now_s)
+        return self._admitted(Party(PartyRole(role), subject), request.request, now_s)
 
     def _write_party(
         self, subject: str, role: str, key: bytes, invitation: str, now_s: float
@@ -275,7 +275,7 @@ class Admission:
 
     def _admitted(self, party: Party, request: bytes, now_s: float) -> Admitted:
         limits = self.limits
-        lasts = limits.peer_lasts if party.role is Role.PEER else limits.person_lasts
+        lasts = limits.peer_lasts if party.role is PartyRole.PEER else limits.person_lasts
         certificate = self.authority.sign(request, party, utc(now_s), lasts)
         return Admitted(subject=party.subject, certificate=certificate, now_s=now_s)
 
@@ -286,7 +286,7 @@ class Admission:
         if party.subject in self._kicked:
             raise AdmissionError("PERMISSION_DENIED", f"{party.subject} was kicked")
 
-    def kick(self, subject: str, now_s: float) -> Role:
+    def kick(self, subject: str, now_s: float) -> PartyRole:
         """Refuses a subject from now on, and closes the tokens that it used or gave out; returns
         what it was. Raises AdmissionError for one that never joined."""
         row = self._db.execute("SELECT role FROM parties WHERE subject = ?", (subject,)).fetchone()
@@ -306,7 +306,7 @@ class Admission:
                 (subject, subject),
             )
         self._kicked.add(subject)
-        return Role(row[0])
+        return PartyRole(row[0])
 
     def __repr__(self) -> str:
         return f"<Admission of {self.authority!r}, {len(self._kicked)} kicked>"

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ...net.identity.credential import end_of, shown_end
-from ...net.identity.names import Party, Role, party_of
+from ...net.identity.names import Party, PartyRole, party_of
 from .admission import Admission, AdmissionError
 from .limits import Shares
 
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Guard"]
 
-_PEOPLE = frozenset({Role.SUBMITTER, Role.OPERATOR})
-_ALL = _PEOPLE | {Role.PEER}
+_PEOPLE = frozenset({PartyRole.SUBMITTER, PartyRole.OPERATOR})
+_ALL = _PEOPLE | {PartyRole.PEER}
 _JOIN = "Admission.Join"
-_MAY: dict[str, frozenset[Role]] = {
+_MAY: dict[str, frozenset[PartyRole]] = {
     "Admission.Renew": _ALL,
-    "Admission.Invite": frozenset({Role.OPERATOR}),
-    "Admission.Kick": frozenset({Role.OPERATOR}),
+    "Admission.Invite": frozenset({PartyRole.OPERATOR}),
+    "Admission.Kick": frozenset({PartyRole.OPERATOR}),
     "Admission.Page": _PEOPLE,
-    "Attach.Attach": frozenset({Role.PEER}),
+    "Attach.Attach": frozenset({PartyRole.PEER}),
     "Runs.Submit": _PEOPLE,
     "Runs.Watch": _PEOPLE,
     "Runs.Cancel": _PEOPLE,

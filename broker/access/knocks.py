@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-__all__ = ["Knocks"]
+__all__ = ["RateLimiter"]
 
 
-class Knocks:
+class RateLimiter:
     """`who` is an address, or a subject. The `most` that knocked last are remembered."""
 
     def __init__(self, in_a_row: int, per_s: float, most: int) -> None:

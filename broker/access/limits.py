@@ -20,9 +20,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
-from ...net.identity.names import OWNER, Party, Role
+from ...net.identity.names import OWNER, Party, PartyRole
 from .admission import AdmissionError
-from .knocks import Knocks
+from .knocks import RateLimiter
 
 __all__ = [
     "CALLS",
@@ -51,7 +51,7 @@ _MOST_SUBJECTS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class CallLimit:
-    """Of one method."""
+    """How much the calls of one method may take of the broker."""
 
     bytes: int = 64 << 10
     """Of a message; most have names and numbers only."""
@@ -102,7 +102,7 @@ class Shares:
         self._calls = CALLS if calls is None else calls
         self._open: Counter[str] = Counter()  # by method
         self._of: Counter[tuple[str, str]] = Counter()  # by method and subject
-        self._rates: dict[str, Knocks] = {}
+        self._rates: dict[str, RateLimiter] = {}
         self._reading: dict[str, tuple[asyncio.Semaphore, int]] = {}  # and how many want it
 
     def limit(self, method: str) -> CallLimit:
@@ -144,7 +144,7 @@ class Shares:
         if limit.per_s == math.inf:
             return True
         if method not in self._rates:
-            self._rates[method] = Knocks(limit.in_a_row, limit.per_s, _MOST_SUBJECTS)
+            self._rates[method] = RateLimiter(limit.in_a_row, limit.per_s, _MOST_SUBJECTS)
         return self._rates[method].allowed(who, now)
 
     @asynccontextmanager
@@ -170,5 +170,5 @@ class Shares:
 
 def _counted(caller: Party | None) -> str:
     """Whose share it is; empty: nobody's."""
-    own = caller == Party(Role.OPERATOR, OWNER)
+    own = caller == Party(PartyRole.OPERATOR, OWNER)
     return "" if caller is None or own else caller.subject

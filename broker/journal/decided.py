@@ -30,10 +30,10 @@ from ..runs.runs import Run
 from ..runs.space import share
 from ..wish import read_spec
 
-__all__ = ["Decided"]
+__all__ = ["DurableState"]
 
 
-class Decided:
+class DurableState:
     """runs: by id, in order of submission, the newest ended ones included. starts: of this broker.
     submitted: runs so far. clock_s: the time of the newest decision that has one.
     """
@@ -52,7 +52,7 @@ class Decided:
         share(self.runs.values(), options)
 
     def __repr__(self) -> str:
-        return f"<Decided {len(self.runs)} runs of {self.submitted}, start {self.starts}>"
+        return f"<DurableState {len(self.runs)} runs of {self.submitted}, start {self.starts}>"
 
     # ------------------------------------------------------------ decisions
 
@@ -63,7 +63,7 @@ class Decided:
         self._decide(Decision(started=started))
 
     def add(self, run: RunId, spec: RunSpec, owner: str = "") -> None:
-        """A run was submitted; raises SpecError."""
+        """A run was submitted; raises RunSpecError."""
         added = RunAdded(run=run, number=self.submitted + 1, spec=spec, owner=owner)
         self._decide(Decision(added=added))
         share(self.runs.values(), self.options)

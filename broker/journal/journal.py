@@ -1,7 +1,7 @@
 """The broker's journal: records of decisions, kept by SQLite in one file.
 
     with Journal(state / "journal.sqlite") as journal:      # None: in memory, for a passing broker
-        decided = Decided(options, journal.records())
+        decided = DurableState(options, journal.records())
         journal.append([record, …])                        # on disk when it returns
 
 - A record is a row: its number, which grows by one, its bytes, and a checksum of both. A row that
@@ -41,7 +41,7 @@ from google.protobuf.message import DecodeError
 
 from ...proto.journal_pb2 import Record
 from ..options import BrokerOptions
-from .decided import Decided
+from .decided import DurableState
 
 __all__ = ["VERSION", "FullError", "Journal", "JournalError", "open_journal"]
 
@@ -76,7 +76,8 @@ class FullError(JournalError):
 
 
 class Journal:
-    """See the module. Raises JournalError wherever the file cannot be had, read or written."""
+    """Keeps the broker's decisions in one SQLite file and reads them back. Raises JournalError
+    wherever the file cannot be had, read or written."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -347,7 +348,7 @@ class Journal:
         return JournalError(text)
 
 
-def open_journal(path: Path | None, options: BrokerOptions) -> tuple[Journal, Decided]:
+def open_journal(path: Path | None, options: BrokerOptions) -> tuple[Journal, DurableState]:
     """The journal at a path, whose folder is made, and what it holds. Raises JournalError."""
     if path is not None:
         try:
@@ -359,7 +360,7 @@ def open_journal(path: Path | None, options: BrokerOptions) -> tuple[Journal, De
             ) from error
     journal = Journal(path)
     try:
-        return journal, Decided(options, journal.records())
+        return journal, DurableState(options, journal.records())
     except BaseException as error:
         journal.close()
         if isinstance(error, ValueError) and not isinstance(error, JournalError):

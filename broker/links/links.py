@@ -24,7 +24,7 @@ from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import LinkState
 from ..scheduler.network.completion import complete, shared_ends
 
-__all__ = ["MAX_AGE_S", "Burst", "Caps", "Estimate", "Links", "Origin"]
+__all__ = ["MAX_AGE_S", "Caps", "LinkBurst", "LinkEstimate", "Links", "Origin"]
 
 MAX_AGE_S = 3600.0
 MOST_BYTES_PER_S = 1e12
@@ -41,7 +41,7 @@ ASSUMED_BYTES_PER_S = 12.5e6
 Origin = Literal["probe", "traffic"]
 
 
-class Burst(NamedTuple):
+class LinkBurst(NamedTuple):
     """The first bytes after a rest went at least so fast, so many of them; zeros: no faster."""
 
     bytes_per_s: float
@@ -49,14 +49,15 @@ class Burst(NamedTuple):
 
 
 @dataclass(slots=True)
-class Estimate:
-    """Of one directed pair. NaN: that part was never measured."""
+class LinkEstimate:
+    """The measured latency and rate of the link of one directed pair; NaN in a field: that part was
+    never measured."""
 
     latency_s: float
     bytes_per_s: float
     at: float
     origin: Origin
-    burst: Burst | None = None
+    burst: LinkBurst | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,11 @@ class Caps:
 
 
 class Links:
-    """See the module. Times are the broker's clock, seconds."""
+    """Holds the newest estimate of every directed pair of peers, its age and its origin. Times are
+    the broker's clock, seconds."""
 
     def __init__(self) -> None:
-        self._known: dict[PeerId, dict[PeerId, Estimate]] = {}
+        self._known: dict[PeerId, dict[PeerId, LinkEstimate]] = {}
 
     def report(
         self,
@@ -83,7 +85,7 @@ class Links:
         bytes_per_s: float,
         now: float,
         origin: Origin,
-        burst: Burst | None = None,
+        burst: LinkBurst | None = None,
     ) -> str:
         """Takes a measurement; 0 stands for "not measured", and None for a burst that nobody looked
         for. Returns why it was not taken, or ""."""
@@ -98,7 +100,7 @@ class Links:
             return f"bytes_per_s is {bytes_per_s:g}: expected 0, or {LEAST_BYTES_PER_S:g} or more"
         if not latency_s and not bytes_per_s:
             return "it has neither a latency nor a bandwidth"
-        new = Estimate(latency_s or math.nan, bytes_per_s or math.nan, now, origin, burst)
+        new = LinkEstimate(latency_s or math.nan, bytes_per_s or math.nan, now, origin, burst)
         old = self.get(source, destination, now)
         if old is not None:
             weight = _TRAFFIC_WEIGHT if origin == "traffic" else 1.0
@@ -109,7 +111,7 @@ class Links:
         self._known.setdefault(source, {})[destination] = new
         return ""
 
-    def get(self, source: PeerId, destination: PeerId, now: float) -> Estimate | None:
+    def get(self, source: PeerId, destination: PeerId, now: float) -> LinkEstimate | None:
         """The estimate, if it is not too old."""
         found = self._known.get(source, {}).get(destination)
         return found if found is not None and now - found.at <= MAX_AGE_S else None
@@ -198,7 +200,7 @@ def _capped(shown: NDArray[np.float64], caps: Iterable[float]) -> NDArray[np.flo
     return np.where(stated > 0, stated, shown)
 
 
-def _fresh(estimate: Estimate, now: float) -> bool:
+def _fresh(estimate: LinkEstimate, now: float) -> bool:
     return now - estimate.at <= MAX_AGE_S
 
 

@@ -31,7 +31,7 @@ from ..membership.member import Member, clean, dial
 from ..membership.membership import Membership
 from ..options import BrokerOptions
 from .landmarks import Landmarks
-from .links import MAX_AGE_S, Burst, Links, Origin
+from .links import MAX_AGE_S, LinkBurst, Links, Origin
 from .probed import PROBE_BYTES, SMALLEST_BYTES, Probed
 
 __all__ = ["Probing"]
@@ -58,7 +58,8 @@ class _Active:
 
 
 class Probing:
-    """See the module. version grows whenever `settled` could change."""
+    """Decides which two members measure their link next, and with how many bytes. version grows
+    whenever `settled` could change."""
 
     def __init__(self, options: BrokerOptions) -> None:
         self.options = options
@@ -137,7 +138,9 @@ class Probing:
             out = [_ignored(peer, other, "the other end is no other member")]
         else:
             origin: Origin = "probe" if report.probe else "traffic"
-            burst = Burst(report.burst_bytes_per_s, report.burst_bytes) if report.probe else None
+            burst = (
+                LinkBurst(report.burst_bytes_per_s, report.burst_bytes) if report.probe else None
+            )
             why = self.links.report(
                 peer, other, report.latency_s, report.bytes_per_s, now, origin, burst
             )

@@ -97,9 +97,9 @@ def speeds_of(profile: Profile) -> tuple[Speeds, tuple[str, ...]]:
 
 @dataclass(slots=True)
 class Correction:
-    """Of one start of a peer's process. `factor`: how many times longer it takes than its speeds
-    say. `error`: |predicted - measured| / measured, before correction, as an exponential mean; None
-    before the first step."""
+    """The correction of a peer's speeds, for one start of its process. `factor`: how many times
+    longer it takes than its speeds say. `error`: |predicted - measured| / measured, before
+    correction, as an exponential mean; None before the first step."""
 
     factor: float = 1.0
     error: float | None = None

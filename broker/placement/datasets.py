@@ -31,7 +31,7 @@ from ..membership.membership import Membership
 from ..options import BrokerOptions
 from ..runs.runs import Run
 from ..wish import HASH, MOST_LOCAL
-from .waiting import Waits, suited
+from .waiting import WaitReason, suited
 
 __all__ = ["DataSets", "lacks_data", "may_use"]
 
@@ -53,7 +53,7 @@ def may_use(member: Member, name: str, submitter: str) -> bool:
     return any(not d.users or submitter in d.users for d in found)
 
 
-def lacks_data(run: Run, members: Membership, now: float) -> Waits | None:
+def lacks_data(run: Run, members: Membership, now: float) -> WaitReason | None:
     """Why a run waits whose data stays with peers; None: a free one has it, or it needs none."""
     wish = run.wish
     if not wish.local or wish.wanted:
@@ -67,9 +67,9 @@ def lacks_data(run: Run, members: Membership, now: float) -> Waits | None:
     working = [m for m in here if m.run is not None and (m in has or way not in m.answers)]
     if working:
         text = f"waits for its data {name!r}, which stays with {_labels(working)}"
-        return Waits("data", f"{text}: busy with another run", blocks=True)
+        return WaitReason("data", f"{text}: busy with another run", blocks=True)
     if asked := [m for m in here if m.answers.get(way, ...) is None]:
-        return Waits("data", f"{_labels(asked)} reads the data {name!r}", blocks=True)
+        return WaitReason("data", f"{_labels(asked)} reads the data {name!r}", blocks=True)
     text = f"no peer that could take part has its data {name!r}"
     for m in here:
         if m.closed is not None:
@@ -77,7 +77,7 @@ def lacks_data(run: Run, members: Membership, now: float) -> Waits | None:
         elif answer := m.answers.get(way):
             problem = answer.problem.text or "it has other data of that name"
             text += f"; {m.label}: {clean(problem)}"
-    return Waits("data", f"{text}: it waits until one joins", blocks=False)
+    return WaitReason("data", f"{text}: it waits until one joins", blocks=False)
 
 
 @dataclass(eq=False)
@@ -89,7 +89,7 @@ class _Request:
 
 
 class DataSets:
-    """See the module."""
+    """Knows which peer has which data set, and asks peers for the manifests that runs need."""
 
     def __init__(self, members: Membership, options: BrokerOptions) -> None:
         self.members, self.options = members, options

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from ...dag.plan.plan import PeerId
 from ..membership.member import Member
-from .waiting import Waits
+from .waiting import WaitReason
 
-__all__ = ["Lack"]
+__all__ = ["PlanShortage"]
 
 
 @dataclass(frozen=True, slots=True)
-class Lack:
+class PlanShortage:
     """What a planner said. `asked`: the incarnations that it was asked with; `short_bytes`: of
     device memory, 0 where more peers may help with however little."""
 
@@ -31,7 +31,7 @@ class Lack:
         """Whether another plan may be found with these."""
         return any(self.asked.get(m.id) != (m.boot, m.counter) for m in free)
 
-    def waits(self, able: Iterable[Member]) -> Waits:
+    def waits(self, able: Iterable[Member]) -> WaitReason:
         """Why the run waits; `able`: all members that could take part if they were free."""
         others = [m for m in able if m.id not in self.asked]
         working = [m for m in others if m.run is not None]
@@ -42,4 +42,4 @@ class Lack:
         if resting := len(others) - len(working):
             text += f"; {resting} more rest{'s' if resting == 1 else ''}"
         theirs = sum(m.profile.device_memory_bytes for m in working)
-        return Waits(self.code, text, blocks=bool(working) and theirs >= self.short_bytes)
+        return WaitReason(self.code, text, blocks=bool(working) and theirs >= self.short_bytes)

@@ -31,17 +31,17 @@ from ..membership.member import Member, dial
 from ..membership.membership import Membership
 from ..runs.runs import Run
 from .datasets import lacks_data
-from .lacking import Lack
-from .waiting import Offered, Waits, by_hand, consider, in_order, suited
+from .lacking import PlanShortage
+from .waiting import Offered, WaitReason, by_hand, consider, in_order, suited
 
-__all__ = ["Placing", "bad_plan"]
+__all__ = ["PoolScheduler", "bad_plan"]
 
 LAST_S = 3600.0
 """How long others' runs come first when planning one of an owner's had to be ended: with all that
 planning may take, each of theirs costs everybody minutes."""
 
 
-class Placing:
+class PoolScheduler:
     """planning: the run whose MakePlan is not answered yet. `draining`: nothing new starts."""
 
     def __init__(self, members: Membership, probing: Probing) -> None:
@@ -56,7 +56,7 @@ class Placing:
         self._patience: dict[RunId, float] = {}  # Until when a run waits for probes.
         self._refined: dict[RunId, None] = {}  # Runs whose plan asked for exact links already.
         self._last: dict[str, float] = {}  # Owners whose runs come last, until when.
-        self._lacks: dict[RunId, Lack] = {}  # Runs that no plan was found for, and why.
+        self._lacks: dict[RunId, PlanShortage] = {}  # Runs that no plan was found for, and why.
         self._wake_at = math.inf  # When the first such wait is over.
         self._begins_at = -math.inf  # When the first plan may be made.
 
@@ -108,7 +108,7 @@ class Placing:
             elif ahead is not None:
                 text = f"waits behind run {ahead.id} (priority {ahead.wish.priority})"
                 out += run.waits("queue", text, now)
-            elif isinstance(verdict := self._consider(run, now), Waits):
+            elif isinstance(verdict := self._consider(run, now), WaitReason):
                 out += run.waits(verdict.code, verdict.reason, now)
                 out += [*self._wakes(run, now), *self._reclaimed(runs, now)]
                 ahead = run if verdict.blocks else None
@@ -146,9 +146,9 @@ class Placing:
         everybody = self.members.members.values()
         return any(m.state == "draining" and m.run == run.id for m in everybody)
 
-    def _consider(self, run: Run, now: float) -> Offered | Waits:
+    def _consider(self, run: Run, now: float) -> Offered | WaitReason:
         verdict = consider(run, self.members, now)
-        if isinstance(verdict, Waits):
+        if isinstance(verdict, WaitReason):
             return verdict
         return lacks_data(run, self.members, now) or verdict
 
@@ -164,7 +164,7 @@ class Placing:
         return max(now, until)
 
     def next_generation(self) -> int:
-        """Of a dial outside of any run."""
+        """A new generation number, for a dial outside of any run."""
         self._generations += 1
         return self._generations
 
@@ -246,7 +246,7 @@ class Placing:
             self._last[run.owner] = now + LAST_S
         if not heals or gives_up or (run.wish.wanted and not run.term):
             return run.fail(event.code, event.reason, self.members, now)
-        self._lacks[run.id] = Lack(run.offered, event.code, event.reason, event.short_bytes)
+        self._lacks[run.id] = PlanShortage(run.offered, event.code, event.reason, event.short_bytes)
         self._patience.pop(run.id, None)  # the next plan is over other peers, with new links
         return []  # `place` runs behind every event, and says why it waits
 

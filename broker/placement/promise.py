@@ -28,8 +28,8 @@ _MOST_LOOKS = 6
 
 @dataclass(eq=False)
 class Promise:
-    """Of one plan of one run. `step_s`: predicted. `network`, `offers`: what was believed of its
-    peers when it began; None: nothing of links."""
+    """What one plan promised its run. `step_s`: the predicted duration of a step. `network`,
+    `offers`: what was believed of its peers when it began; None: nothing of links."""
 
     step_s: float
     network: Network | None

@@ -32,7 +32,7 @@ from ..events import ConsiderPlan, Instruction, Log, PlanConsidered, RunId
 from ..links.probing import Probing
 from ..membership.member import Member
 from ..membership.membership import Membership
-from ..recovery.handing import Errand
+from ..recovery.handing import PlannedStop
 from ..runs.runs import Run
 from ..scheduler.base.interface import PeerOffer
 from ..scheduler.planners.replan import Hysteresis, in_parts
@@ -40,7 +40,7 @@ from .placing import bad_plan
 from .promise import Promise
 from .waiting import suited
 
-__all__ = ["CHANGED", "EVERY", "EVERY_S", "Reconsidering", "alike"]
+__all__ = ["CHANGED", "EVERY", "EVERY_S", "Replanner", "alike"]
 
 EVERY = 10
 """Committed steps between two looks: five of them fall into the time that a gain has to last."""
@@ -72,8 +72,8 @@ class _Run:
     """What steps took when the last look was for their being slow; 0: it was another look."""
 
 
-class Reconsidering:
-    """See the module."""
+class Replanner:
+    """Searches for better plans of running runs, one run at a time, and has runs move to them."""
 
     def __init__(self, members: Membership, probing: Probing) -> None:
         self.members, self.probing = members, probing
@@ -122,7 +122,7 @@ class Reconsidering:
         return Promise(run.plan.predicted.step_s, network, offers)
 
     def _offers(self, run: Run) -> dict[PeerId, PeerOffer]:
-        """Of its holders, as they are known now."""
+        """The offers of the run's holders, as they are known now."""
         here = self.members.members
         return {p: here[p].offer for p in run.parts if p in here}
 
@@ -202,7 +202,7 @@ class Reconsidering:
         changes = _changes(run.plan, plan)
         if run.snapshots:
             text = f"{reason}: {changes}"
-            run.handing.stop_for(Errand(text, plan, event.pairs))
+            run.handing.stop_for(PlannedStop(text, plan, event.pairs))
             return [log, *run.note(f"{text}, between two steps", now)]
         if had is not None and (had.stages, had.codecs) == (plan.stages, plan.codecs):
             return []  # said before

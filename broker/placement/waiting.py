@@ -15,7 +15,7 @@ from ..membership.member import Member
 from ..membership.membership import Membership
 from ..runs.runs import Run
 
-__all__ = ["Offered", "Waits", "by_hand", "consider", "in_order", "resolve", "suited"]
+__all__ = ["Offered", "WaitReason", "by_hand", "consider", "in_order", "resolve", "suited"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Offered:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class WaitReason:
     """`blocks`: it waits for peers that work now, so nobody may overtake it."""
 
     code: str
@@ -40,7 +40,7 @@ def in_order(runs: Iterable[Run], last: Container[str] = ()) -> list[Run]:
     return sorted(runs, key=lambda run: (run.owner in last, -run.wish.priority, run.number))
 
 
-def consider(run: Run, members: Membership, now: float) -> Offered | Waits:
+def consider(run: Run, members: Membership, now: float) -> Offered | WaitReason:
     """Whether the pool has what a run needs."""
     if (short := _without_spares(run, members, now)) is not None:
         return short
@@ -84,10 +84,10 @@ def consider(run: Run, members: Membership, now: float) -> Offered | Waits:
     if len(able) < need:
         text += ": start more with `shoal join`"
     # Nobody knows when an owner opens a peer again.
-    return Waits("peers", text, blocks=len(free) + busy >= need)
+    return WaitReason("peers", text, blocks=len(free) + busy >= need)
 
 
-def _without_spares(run: Run, members: Membership, now: float) -> Waits | None:
+def _without_spares(run: Run, members: Membership, now: float) -> WaitReason | None:
     """Why it waits when it asks for more warm spares than there are peers beside those that it
     needs; once it has begun, it goes on with fewer."""
     spares = run.wish.recovery.warm_spares
@@ -102,7 +102,7 @@ def _without_spares(run: Run, members: Membership, now: float) -> Waits | None:
         f"(recovery.warm_spares), has {len(able)}: start more with `shoal join`, or submit it with "
         "fewer spares"
     )
-    return Waits("peers", text, blocks=False)
+    return WaitReason("peers", text, blocks=False)
 
 
 def _rest(resting: Sequence[Member]) -> str:
@@ -126,7 +126,7 @@ def resolve(wanted: PeerId, members: Membership) -> list[Member]:
     return [m for m in members.members.values() if m.profile.name == wanted]
 
 
-def by_hand(run: Run, members: Membership) -> Offered | Waits:
+def by_hand(run: Run, members: Membership) -> Offered | WaitReason:
     """Whether the pool has the peers that a hand-written plan names."""
     found: list[Member] = []
     problems: list[str] = []
@@ -157,4 +157,4 @@ def by_hand(run: Run, members: Membership) -> Offered | Waits:
         return Offered(tuple(found))
     need = len(run.wish.wanted)
     text = f"its plan needs {need} peers, has {need - len(problems)} of them: {'; '.join(problems)}"
-    return Waits("peers", text, blocks)
+    return WaitReason("peers", text, blocks)

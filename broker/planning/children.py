@@ -84,19 +84,19 @@ class DroppedError(Exception):
 
 
 class Children:
-    """See the module."""
+    """Starts the planning processes, sends them requests and reports why one ended."""
 
     def __init__(self, limits: PlannerLimits) -> None:
         self._limits = limits
         self._shared = SHARING
-        self._warm: Warm | None = None
+        self._warm: ForkServer | None = None
         self._children: OrderedDict[str, _Child] = OrderedDict()
         """By graph, the one that was asked last at the end."""
         self._closed = False
 
     @property
     def pids(self) -> list[int]:
-        """Of the children, for tests."""
+        """The process ids of the children, for tests."""
         return [child.pid for child in self._children.values()]
 
     def warm_up(self) -> None:
@@ -145,7 +145,7 @@ class Children:
         self._children[graph] = child = warm.fork(self._limits)
         return child
 
-    def _ready(self) -> Warm:
+    def _ready(self) -> ForkServer:
         if self._closed:
             raise DroppedError
         if self._warm is None or not self._warm.alive:
@@ -228,7 +228,7 @@ class _Child:
     socket: socket.socket
 
 
-class Warm:
+class ForkServer:
     """The process that has imported torch, and forks. It ends with this one, at the latest."""
 
     def __init__(self) -> None:
@@ -309,20 +309,20 @@ class Sharing:
     process the same one, which stays for the next: as where one process has many brokers."""
 
     def __init__(self) -> None:
-        self._kept: Warm | None = None
+        self._kept: ForkServer | None = None
         self._keeps = False
 
-    def get(self) -> Warm:
+    def get(self) -> ForkServer:
         if not self._keeps:
-            return Warm()
+            return ForkServer()
         if self._kept is not None and not self._kept.alive:
             self._kept.close()
             self._kept = None
         if self._kept is None:
-            self._kept = Warm()
+            self._kept = ForkServer()
         return self._kept
 
-    def give_back(self, warm: Warm) -> None:
+    def give_back(self, warm: ForkServer) -> None:
         if warm is not self._kept:
             warm.close()
 

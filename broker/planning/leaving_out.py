@@ -25,7 +25,7 @@ from ...dag.ir.graph import GraphError
 from ...dag.plan.plan import PeerId, PlanError
 from ...job.words import some_of
 from ..scheduler.base.interface import NoPlan, PeerOffer
-from ..wish import SpecError
+from ..wish import RunSpecError
 
 __all__ = ["MOST_TRIES", "LeftOut", "without_culprits"]
 
@@ -38,7 +38,7 @@ MOST_TRIES = 40
 ORDINARY_BYTES = 2**40
 """The most memory that a peer has which is taken for an ordinary one."""
 
-_ANSWERS = (NoPlan, PlanError, GraphError, SpecError, MemoryError)
+_ANSWERS = (NoPlan, PlanError, GraphError, RunSpecError, MemoryError)
 """Errors that say something about the run: these are no bugs."""
 
 Offers = tuple[PeerOffer, ...]
@@ -62,7 +62,7 @@ def without_culprits(
 
 
 class _Search(Generic[T]):
-    """See the module."""
+    """Searches for the offers with which planning fails, by trying plans without some of them."""
 
     def __init__(
         self,

@@ -24,12 +24,12 @@ from ...job.words import count_of
 from ..placement.placing import LAST_S
 from .children import Children, DroppedError, EndedError, PlannerLimits
 
-__all__ = ["CrowdedError", "EndedError", "Planner", "PlannerLimits"]
+__all__ = ["EndedError", "Planner", "PlannerBusyError", "PlannerLimits"]
 
 log = logging.getLogger(__name__)
 
 
-class CrowdedError(Exception):
+class PlannerBusyError(Exception):
     """A subject has too many requests waiting."""
 
 
@@ -54,8 +54,9 @@ class _Request:
 
 
 class Planner:
-    """See the module. `warm_up` may be called before the first request; `close` ends everything,
-    and requests that wait are cancelled. To be made in the loop's thread."""
+    """Carries out planning requests in other processes, one after the other. `warm_up` may be
+    called before the first request; `close` ends everything, and requests that wait are cancelled.
+    To be made in the loop's thread."""
 
     def __init__(self, limits: PlannerLimits | None = None) -> None:
         self.limits = limits or PlannerLimits()
@@ -81,10 +82,10 @@ class Planner:
         wanted: Callable[[], bool] = lambda: True,
     ) -> bytes | None:
         """The answer to a request about a graph (its hash); None when it was not wanted any more
-        before it came. Raises EndedError, CrowdedError, and what `make` raises."""
+        before it came. Raises EndedError, PlannerBusyError, and what `make` raises."""
         queue = self._waiting.setdefault(subject, deque())
         if len(queue) >= self.limits.waiting:
-            raise CrowdedError(
+            raise PlannerBusyError(
                 f"{count_of(len(queue), 'request')} of {subject or 'this network'} already wait "
                 "to be planned: ask again when some are answered"
             )

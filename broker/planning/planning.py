@@ -26,8 +26,8 @@ from ...job.words import count_of, size_text, some_of
 from ..events import ConsiderPlan, MakePlan, PlanConsidered, PlanFailed, PlanReady
 from ..placement.placing import bad_plan
 from ..scheduler.base.interface import NoPlan, PeerOffer, Planner, PlanRequest
-from ..scheduler.codecs.carried import Carried
-from ..scheduler.cost.judge import Judge
+from ..scheduler.codecs.carried import CodedStepCost
+from ..scheduler.cost.judge import CostModel
 from ..scheduler.planners.coded import with_codecs
 from ..scheduler.planners.planners import plan as by_name
 from ..scheduler.planners.replan import migration
@@ -152,13 +152,13 @@ def _check_memory(ask: MakePlan, form: Graph, plan: Plan) -> None:
             )
 
 
-def _judge(ask: MakePlan, form: Graph, plan: Plan) -> Judge:
-    """Of a hand-written plan."""
+def _judge(ask: MakePlan, form: Graph, plan: Plan) -> CostModel:
+    """The judge of the request that a hand-written plan answers."""
     options, count = read_spec(ask.spec).options, len(plan.routes)
     request = PlanRequest(
         form, ask.peers, count, plan.microbatch_size, options=options, links=ask.network
     )
-    return Judge(request)
+    return CostModel(request)
 
 
 def _with_codecs(ask: MakePlan, form: Graph, plan: Plan) -> Plan:
@@ -216,7 +216,7 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
     if not kept:
         return PlanConsidered(ask.run, ask.version)
     request = replace(kept[0], others=())
-    running = Carried(Judge(request), ask.plan)
+    running = CodedStepCost(CostModel(request), ask.plan)
     running_s = running.seconds(running.of_plan(ask.plan.codecs))
     try:
         found = planner(request)

@@ -23,10 +23,10 @@ from ...proto.common_pb2 import Reason
 from ..events import PreviewWanted
 from ..placement.placing import bad_plan
 from ..scheduler.base.interface import NoPlan, PeerOffer, PlanRequest
-from ..scheduler.cost.judge import Judge
+from ..scheduler.cost.judge import CostModel
 from ..scheduler.planners.alternatives import ALONE, REPLICAS, alone, replicas
 from ..scheduler.planners.planners import plan as make
-from ..wish import SpecError, read_spec
+from ..wish import RunSpecError, read_spec
 from .leaving_out import without_culprits
 from .planning import with_left_out
 from .request import plan_request
@@ -53,14 +53,14 @@ def preview_wanted(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
         return preview(wanted, graph)
     except NoPlan as error:
         return _refusal(wanted, error.code, error.reason)
-    except SpecError as error:
+    except RunSpecError as error:
         return _refusal(wanted, "spec", str(error))
     except (GraphError, PlanError) as error:
         return _refusal(wanted, "graph", f"the graph of the run: {error}")
 
 
 def preview(wanted: PreviewWanted, graph: Graph) -> PreviewAnswer:
-    """Raises NoPlan, SpecError, GraphError, PlanError."""
+    """Raises NoPlan, RunSpecError, GraphError, PlanError."""
     wish = read_spec(wanted.spec)
     if not wanted.offers:
         raise NoPlan(
@@ -105,7 +105,7 @@ def _compared(request: PlanRequest) -> list[Alternative]:
     best: dict[str, Alternative] = {}
     plain = (request, *(o for o in request.others if not o.head_parts))
     for one in sorted(plain, key=lambda o: o.microbatch_size):
-        judge = Judge(one)
+        judge = CostModel(one)
         for found in (alone(judge), replicas(judge)):
             text = found.text.replace(
                 f"{one.microbatches} microbatches one after another",

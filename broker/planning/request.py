@@ -13,7 +13,7 @@ from ...dag.transforms.head import find_head
 from ...dag.transforms.vocabulary import can_split, head_operators, split_head
 from ...proto.broker_pb2 import RunSpec
 from ..scheduler.base.interface import NoPlan, PeerOffer, PlanRequest
-from ..wish import Batching, Wish
+from ..wish import Batching, RunRequirements
 
 __all__ = ["data_that_stays", "plan_request"]
 
@@ -37,7 +37,11 @@ def data_that_stays(
 
 
 def plan_request(
-    spec: RunSpec, wish: Wish, graph: Graph, offers: Sequence[PeerOffer], network: Network | None
+    spec: RunSpec,
+    wish: RunRequirements,
+    graph: Graph,
+    offers: Sequence[PeerOffer],
+    network: Network | None,
 ) -> PlanRequest:
     """The request with the run's default batching; its `others` are the other batchings, and the
     graph with its head split. Raises GraphError, and NoPlan where nobody has the run's data."""

@@ -31,9 +31,9 @@ from ..snapshots.keepers import instead
 from .recovery import able_left, replacements
 
 if TYPE_CHECKING:
-    from ..runs.terms import Terms
+    from ..runs.terms import TermBuilder
 
-__all__ = ["PAUSE", "Errand", "Handing", "Over"]
+__all__ = ["PAUSE", "Handover", "HandoverResult", "PlannedStop"]
 
 _FACTOR = 3.0
 """The deadline, in times of what the steps and the copies are expected to take."""
@@ -43,7 +43,7 @@ _UNMEASURED_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class PlannedStop:
     """What a run stops for between two steps: to move to a plan, whose pairs exchange frames, or
     (None) to be put aside."""
 
@@ -52,18 +52,18 @@ class Errand:
     pairs: tuple[tuple[PeerId, PeerId], ...] = ()
 
 
-PAUSE = Errand("it is put aside")
+PAUSE = PlannedStop("it is put aside")
 """Until it is done, or nobody wants it any more; after a restart of the broker too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class HandoverResult:
     """What `look` found: these leave now, or the errand is to be done; and the text says what
     happened, for people (of a pause, what it lacks)."""
 
     leavers: tuple[PeerId, ...]
     text: str
-    errand: Errand | None = None
+    errand: PlannedStop | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +76,13 @@ class _UnderWay:
     to_end: bool
 
 
-class Handing:
-    """Of one run. `leaving`: holders that shall not be counted on, and why, in words."""
+class Handover:
+    """Moves the parts of leaving holders of one run to other peers. `leaving`: holders that shall
+    not be counted on, and why, in words."""
 
     def __init__(self) -> None:
         self.leaving: dict[PeerId, str] = {}
-        self.errand: Errand | None = None
+        self.errand: PlannedStop | None = None
         self._under_way: _UnderWay | None = None
         self._waited = False
         """For the copies of the set that it is to be put aside with, until the deadline."""
@@ -96,7 +97,7 @@ class Handing:
 
     def __repr__(self) -> str:
         doing = f" under way until {self._under_way.until:g} s" if self._under_way else ""
-        return f"<Handing {', '.join(self.leaving) or 'nothing'}{doing}>"
+        return f"<Handover {', '.join(self.leaving) or 'nothing'}{doing}>"
 
     # ------------------------------------------------------------ what happens
 
@@ -107,7 +108,7 @@ class Handing:
         if self.errand is not None and self.errand.plan is not None:
             self.errand = None  # the plan was for what was there
 
-    def stop_for(self, errand: Errand | None) -> None:
+    def stop_for(self, errand: PlannedStop | None) -> None:
         """The run shall stop between two steps; None: it need not any more."""
         self.errand, self._under_way, self._waited = errand, None, False
 
@@ -137,13 +138,13 @@ class Handing:
 
     # ------------------------------------------------------------ time
 
-    def due(self, run: Terms) -> float:
+    def due(self, run: TermBuilder) -> float:
         """When something is to be done without an event."""
         if self._under_way is not None:
             return self._under_way.until
         return min((t for t, _ in self._ends(run)), default=math.inf) if self._stays else math.inf
 
-    def _ends(self, run: Terms) -> list[tuple[float, PeerId]]:
+    def _ends(self, run: TermBuilder) -> list[tuple[float, PeerId]]:
         """By when the parts of those that mean to leave later should be handed over, if the run is
         not over before they do."""
         if run.step_s is None:  # nor is it known when the run ends
@@ -151,7 +152,7 @@ class Handing:
         margin = _patience(run, run.cadence.next_step(run.committed) - run.committed)
         return [(t - margin, p) for p, t in self._stays.items() if p not in self.leaving]
 
-    def timed(self, run: Terms, members: Membership, now: float) -> Over | None:
+    def timed(self, run: TermBuilder, members: Membership, now: float) -> HandoverResult | None:
         """A deadline may have come: theirs, who leave now; or that of a stay, which is handed over
         from here on."""
         under = self._under_way
@@ -168,7 +169,7 @@ class Handing:
                 f"{_who(under.leavers, members)} did not hand over within "
                 f"{now - under.began:.0f} s: {self._why(under.leavers)}"
             )
-            return Over(under.leavers, text)
+            return HandoverResult(under.leavers, text)
         for at, peer in self._ends(run):
             if now >= at:
                 until = self._stays.pop(peer)
@@ -179,8 +180,8 @@ class Handing:
     # ------------------------------------------------------------ deciding
 
     def look(
-        self, run: Terms, members: Membership, now: float
-    ) -> tuple[list[Instruction], Over | None]:
+        self, run: TermBuilder, members: Membership, now: float
+    ) -> tuple[list[Instruction], HandoverResult | None]:
         """What is to be done about those that leave, now."""
         self.leaving = {p: why for p, why in self.leaving.items() if p in run.peers}
         if run.phase != RUNNING:
@@ -193,7 +194,7 @@ class Handing:
         return self._go_on(run, self._under_way, members, now)
 
     def _begin(
-        self, run: Terms, here: Sequence[PeerId], members: Membership, now: float
+        self, run: TermBuilder, here: Sequence[PeerId], members: Membership, now: float
     ) -> list[Instruction]:
         out: list[Instruction] = []
         step = run.cadence.next_step(run.committed)
@@ -227,8 +228,8 @@ class Handing:
         return out
 
     def _go_on(
-        self, run: Terms, under: _UnderWay, members: Membership, now: float
-    ) -> tuple[list[Instruction], Over | None]:
+        self, run: TermBuilder, under: _UnderWay, members: Membership, now: float
+    ) -> tuple[list[Instruction], HandoverResult | None]:
         if under.to_end:
             return [], None
         found, held = run.goes_on_from(members), run.on_hold
@@ -240,12 +241,12 @@ class Handing:
             lacks = ", whose snapshots not everybody has a copy of"
         errand, self.errand = self.errand, self.errand if not ready else None
         if ready and errand is not None and errand.plan is None:
-            return [], Over((), lacks, errand)
+            return [], HandoverResult((), lacks, errand)
         if ready and errand is not None and not under.leavers:
-            return [], Over((), f"{errand.text} at step {held}", errand)
+            return [], HandoverResult((), f"{errand.text} at step {held}", errand)
         if ready and found is not None and found.without(under.leavers):
             text = f"{_who(under.leavers, members)} hands over at step {held}"
-            return [], Over(under.leavers, f"{text}: {self._why(under.leavers)}")
+            return [], HandoverResult(under.leavers, f"{text}: {self._why(under.leavers)}")
         if run.cadence.pending is not None or run.cadence.whole == held:
             return [], None
         # Somebody was past that step already, or a copy was lost.
@@ -256,7 +257,7 @@ class Handing:
         return run.release(members), None
 
     def _told(
-        self, run: Terms, peer: PeerId, within_s: float, why: str, members: Membership
+        self, run: TermBuilder, peer: PeerId, within_s: float, why: str, members: Membership
     ) -> list[Instruction]:
         """The answer to one that asked."""
         member = members.members[peer]
@@ -270,7 +271,7 @@ class Handing:
         return "; ".join(dict.fromkeys(self.leaving[p] for p in leavers if p in self.leaving))
 
 
-def _patience(run: Terms, steps: int) -> float:
+def _patience(run: TermBuilder, steps: int) -> float:
     """Seconds in which so many steps and the copies of a set should well be over."""
     step_s, took_s = run.step_s, run.cadence.took
     if step_s is None or took_s is None:
@@ -278,7 +279,7 @@ def _patience(run: Terms, steps: int) -> float:
     return max(_LEAST_S, _FACTOR * (steps * step_s + took_s))
 
 
-def _why_not(run: Terms, leavers: tuple[PeerId, ...], members: Membership, now: float) -> str:
+def _why_not(run: TermBuilder, leavers: tuple[PeerId, ...], members: Membership, now: float) -> str:
     """Why these cannot hand over, the last of them, say; empty: they can."""
     assert run.plan is not None, run
     if not run.snapshots:

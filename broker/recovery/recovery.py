@@ -25,9 +25,9 @@ from ..membership.membership import Membership
 from ..snapshots.keepers import fits
 
 if TYPE_CHECKING:
-    from ..runs.terms import Terms
+    from ..runs.terms import TermBuilder
 
-__all__ = ["Blamed", "able_left", "replacements", "suited_left", "unreached"]
+__all__ = ["SuspectTracker", "able_left", "replacements", "suited_left", "unreached"]
 
 SLOWER = 2.0
 _AWAY_S = 30.0
@@ -38,7 +38,7 @@ _COUNTED = 5
 """Newest losses that say how often there are some."""
 
 
-class Blamed:
+class SuspectTracker:
     """Peers of one run that do not do their part. `tries`: how often others were asked at the
     present step."""
 
@@ -97,7 +97,7 @@ class Blamed:
 
 
 def replacements(
-    run: Terms, gone: Sequence[PeerId], members: Membership, now: float
+    run: TermBuilder, gone: Sequence[PeerId], members: Membership, now: float
 ) -> dict[PeerId, PeerId] | None:
     """By lost holder, who takes its part; None when somebody's nobody can."""
     plan, blamed = run.plan, run.blamed
@@ -140,7 +140,7 @@ def replacements(
     return found
 
 
-def _slow(member: Member, old: PeerId, run: Terms) -> bool:
+def _slow(member: Member, old: PeerId, run: TermBuilder) -> bool:
     speed = member.offer.flops_per_s
     if run.wish.wanted:
         return False  # its plan was written by hand: it is kept as far as it can be
@@ -148,7 +148,7 @@ def _slow(member: Member, old: PeerId, run: Terms) -> bool:
 
 
 def _reached(
-    member: Member, old: PeerId, found: dict[PeerId, PeerId], run: Terms, members: Membership
+    member: Member, old: PeerId, found: dict[PeerId, PeerId], run: TermBuilder, members: Membership
 ) -> bool:
     """Whether there is a way to all with whom the part exchanges frames."""
     for pair in run.pairs:
@@ -176,13 +176,13 @@ def unreached(
     return ""
 
 
-def suited_left(run: Terms, members: Membership, now: float) -> bool:
+def suited_left(run: TermBuilder, members: Membership, now: float) -> bool:
     """Whether enough peers are here that could take part."""
     left = [m for m in members.members.values() if run.suits(m) and not run.blamed.out(m.id, now)]
     return len(left) >= run.wish.least
 
 
-def able_left(run: Terms, members: Membership, now: float) -> list[Member]:
+def able_left(run: TermBuilder, members: Membership, now: float) -> list[Member]:
     """Who could take part in the run's next plan at once."""
     return [
         m

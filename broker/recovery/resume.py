@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ...dag.plan.plan import PeerId, Plan, Route
 from ...proto.broker_pb2 import Gift, Renamed, Resume, Span
-from ..snapshots.sets import Set
+from ..snapshots.sets import SnapshotSet
 
 __all__ = ["block_gifts", "gifts", "resume", "substituted"]
 
@@ -50,7 +50,7 @@ def substituted(plan: Plan, old: PeerId, new: PeerId) -> Plan:
     )
 
 
-def gifts(found: Set, plan: Plan) -> tuple[Gift, ...]:
+def gifts(found: SnapshotSet, plan: Plan) -> tuple[Gift, ...]:
     """What of a set each holder of the plan lacks, and who gives it: somebody with a part in the
     plan where there is one. Those that only keep it come last."""
     out: list[Gift] = []
@@ -77,8 +77,9 @@ def gifts(found: Set, plan: Plan) -> tuple[Gift, ...]:
 
 
 def block_gifts(plan: Plan, rebuilt: Sequence[PeerId]) -> tuple[Gift, ...]:
-    """Of every stage that somebody has, the first of these gives to each that makes its own anew:
-    which of its blocks is known to who has the graph."""
+    """The transfers of blocks for peers that make their stage anew: in every stage that somebody
+    still has, the first of its holders gives to each of them. Which blocks these are is known to
+    those that have the graph."""
     alive = [[h for h in s.holders if h not in rebuilt] for s in plan.stages]
     givers = dict.fromkeys(holders[0] for holders in alive if holders)
     return tuple(
@@ -96,7 +97,7 @@ def block_gifts(plan: Plan, rebuilt: Sequence[PeerId]) -> tuple[Gift, ...]:
     )
 
 
-def resume(found: Set, plan: Plan, names: Mapping[PeerId, PeerId]) -> Resume:
+def resume(found: SnapshotSet, plan: Plan, names: Mapping[PeerId, PeerId]) -> Resume:
     """What an assignment says of the set that it goes on from. `names`: who took whose place since
     it was taken."""
     return Resume(

@@ -11,18 +11,18 @@ from collections.abc import Iterable
 
 from ...dag.plan.plan import PeerId
 
-__all__ = ["Returning"]
+__all__ = ["ReattachWindow"]
 
 
-class Returning:
-    """Of one run. `until`: when patience ends, on the broker's clock."""
+class ReattachWindow:
+    """The holders that one run waits for. `until`: when patience ends, on the broker's clock."""
 
     def __init__(self, peers: Iterable[PeerId], until: float) -> None:
         self.until = until
         self._away = dict.fromkeys(peers)
 
     def __repr__(self) -> str:
-        return f"<Returning: {', '.join(self._away)} until {self.until:g} s>"
+        return f"<ReattachWindow: {', '.join(self._away)} until {self.until:g} s>"
 
     def __bool__(self) -> bool:
         """Whether somebody is awaited."""

@@ -29,7 +29,7 @@ from ...proto.journal_pb2 import Decision, RunHappened
 from ..events import Publish, RunId, Watched
 from ..options import BrokerOptions
 from ..snapshots.checkpoints import Checkpoints
-from ..wish import Wish
+from ..wish import RunRequirements
 from .history import History
 from .steps import StepLedger
 
@@ -47,7 +47,7 @@ class DurableRun:
         run: RunId,
         number: int,
         spec: RunSpec,
-        wish: Wish,
+        wish: RunRequirements,
         options: BrokerOptions,
         decisions: list[Decision],
         owner: str = "",

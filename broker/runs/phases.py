@@ -60,10 +60,10 @@ from ..membership.member import Member, clean
 from ..membership.membership import Membership
 from ..options import BrokerOptions
 from ..recovery.handing import PAUSE
-from ..recovery.returning import Returning
-from ..wish import Wish
+from ..recovery.returning import ReattachWindow
+from ..wish import RunRequirements
 from .steps import WrongStepError
-from .terms import NOBODY, Terms
+from .terms import NOBODY, TermBuilder
 
 __all__ = ["Phases"]
 
@@ -74,7 +74,7 @@ COMMITTED_EVERY = 32
 """Steps after which holders are told what is committed: so many of their reports are kept twice."""
 
 
-class Phases(Terms):
+class Phases(TermBuilder):
     """A run and its history. All methods return instructions; all but `watched` may change it.
 
     asked: version of the MakePlan whose answer it waits for, only while WAITING. offered: the
@@ -86,7 +86,7 @@ class Phases(Terms):
         run: RunId,
         number: int,
         spec: RunSpec,
-        wish: Wish,
+        wish: RunRequirements,
         options: BrokerOptions,
         decisions: list[Decision],
         owner: str = "",
@@ -94,7 +94,7 @@ class Phases(Terms):
         super().__init__(run, number, spec, wish, options, decisions, owner)
         self.asked: int | None = None
         self.offered: dict[PeerId, tuple[str, int]] = {}
-        self.returning = Returning((), 0.0)
+        self.returning = ReattachWindow((), 0.0)
         self._ready: dict[PeerId, Ready] = {}
         self._exports: dict[PeerId, Exported] = {}
         self._left: dict[PeerId, str] = {}
@@ -261,7 +261,7 @@ class Phases(Terms):
     def snapshot_reported(
         self, member: Member, report: SnapshotReport, members: Membership, now: float
     ) -> list[Instruction]:
-        """As in Terms; the end of a run may have waited for a checkpoint that will not be."""
+        """As in TermBuilder; the end of a run may have waited for a checkpoint that will not be."""
         out = super().snapshot_reported(member, report, members, now)
         return out + self._finish_export(members, now)
 
@@ -412,7 +412,7 @@ class Phases(Terms):
         """For those that may come back; returns them."""
         away = self.returning.away
         self._welcomes_nobody(members)
-        self.returning, self._left = Returning((), now), {}
+        self.returning, self._left = ReattachWindow((), now), {}
         return away
 
     # ------------------------------------------------------------ time

@@ -35,11 +35,11 @@ from ...proto.broker_pb2 import (
 from ..events import Instruction, Tell
 from ..membership.member import Member, clean
 from ..membership.membership import Lost, Membership
-from ..recovery.handing import PAUSE, Errand
+from ..recovery.handing import PAUSE, PlannedStop
 from ..recovery.recovery import replacements, suited_left, unreached
 from ..recovery.replica import rerouted, rerouted_pairs
 from ..recovery.resume import substituted
-from ..recovery.returning import Returning
+from ..recovery.returning import ReattachWindow
 from .phases import Phases
 
 __all__ = ["Run"]
@@ -92,7 +92,7 @@ class Run(Phases):
     def _move(
         self,
         text: str,
-        errand: Errand,
+        errand: PlannedStop,
         members: Membership,
         generation: Callable[[], int],
         now: float,
@@ -343,7 +343,7 @@ class Run(Phases):
         if self.active:
             self.taken_up()
             self.handing.stop_for(PAUSE if self.pausing else None)
-            self.returning = Returning(self.peers, now + self.lease_s)
+            self.returning = ReattachWindow(self.peers, now + self.lease_s)
         return []
 
     def keeper_back(self, members: Membership, now: float) -> list[Instruction]:

@@ -43,17 +43,17 @@ from ..events import Instruction, Log, RunId, Tell
 from ..membership.member import Member, clean, dial
 from ..membership.membership import Membership
 from ..options import BrokerOptions
-from ..recovery.handing import Handing
-from ..recovery.recovery import Blamed
+from ..recovery.handing import Handover
+from ..recovery.recovery import SuspectTracker
 from ..recovery.resume import gifts, resume
-from ..snapshots.cadence import Cadence
+from ..snapshots.cadence import SnapshotSchedule
 from ..snapshots.checkpoints import as_set
 from ..snapshots.keepers import choose_keepers, instead, ring_pairs
-from ..snapshots.sets import Set, Sets
-from ..wish import Wish
+from ..snapshots.sets import SnapshotCatalog, SnapshotSet
+from ..wish import RunRequirements
 from .durable import DurableRun
 
-__all__ = ["NEVER", "NOBODY", "Terms"]
+__all__ = ["NEVER", "NOBODY", "TermBuilder"]
 
 NEVER = 2**64 - 1
 """As the step that is needed: nothing is."""
@@ -85,25 +85,25 @@ class _ByPeer:
         self.most_compute_s = max((p.compute_s for p in self.expected.values()), default=0.0)
 
 
-class Terms(DurableRun):
-    """See the module. pairs: of the term's holders, who exchange frames. sets: which snapshots lie
-    where."""
+class TermBuilder(DurableRun):
+    """Begins the terms of a run and takes snapshots in them. pairs: the pairs of the term's holders
+    that exchange frames. sets: which snapshots lie where."""
 
     def __init__(
         self,
         run: RunId,
         number: int,
         spec: RunSpec,
-        wish: Wish,
+        wish: RunRequirements,
         options: BrokerOptions,
         decisions: list[Decision],
         owner: str = "",
     ) -> None:
         super().__init__(run, number, spec, wish, options, decisions, owner)
-        self.sets = Sets()
-        self.cadence = Cadence(0, 0)
+        self.sets = SnapshotCatalog()
+        self.cadence = SnapshotSchedule(0, 0)
         self.pairs: tuple[Pair, ...] = ()
-        self.begun_from: Set | None = None
+        self.begun_from: SnapshotSet | None = None
         """The set that the present term goes on from; None: the starting weights."""
         self.gifts: tuple[Gift, ...] = ()
         """Who gives what of it to whom."""
@@ -117,8 +117,8 @@ class Terms(DurableRun):
         """Keepers that did not take a copy."""
         self._losses: deque[tuple[int, float]] = deque(maxlen=_LOSSES)
         self._drift = 0.0
-        self.blamed = Blamed()
-        self.handing = Handing()
+        self.blamed = SuspectTracker()
+        self.handing = Handover()
         self.on_hold = 0
         """The step that nobody begins: parts are handed over there. 0: none."""
         self.local = wish.local
@@ -129,7 +129,8 @@ class Terms(DurableRun):
 
     @property
     def _by_peer(self) -> _ByPeer:
-        """Of the present plan; found once, as it is asked at every report."""
+        """The tables by peer of the present plan; made once for each plan, since every report asks
+        for them."""
         if self._found[0] is not self.plan:
             self._found = self.plan, _ByPeer(self.plan)
         return self._found[1]
@@ -146,7 +147,7 @@ class Terms(DurableRun):
         """Everybody with a part in the present plan, holders first."""
         return () if self.plan is None else (*self.plan.peers, *self.plan.warm)
 
-    def goes_on_from(self, members: Membership) -> Set | None:
+    def goes_on_from(self, members: Membership) -> SnapshotSet | None:
         """The newest set, of what lies at peers of this run or of the pool, or of checkpoints."""
         saved = self.checkpoints.newest(self.committed) if self.begins_anew else None
         if saved is None and self.spec.HasField("resumed"):
@@ -161,7 +162,7 @@ class Terms(DurableRun):
         """Whether it may go back to its last checkpoint, or to the weights that it began with."""
         return "checkpoint" in self.wish.recovery.ladder
 
-    def _newest_set(self, members: Membership) -> Set | None:
+    def _newest_set(self, members: Membership) -> SnapshotSet | None:
         if self.plan is None or not self.snapshots:
             return None
 
@@ -217,7 +218,9 @@ class Terms(DurableRun):
         now, of which those in `rebuilt` make theirs anew. `taken_by`: by holder that is gone, who
         has its part in a plan that is as before else."""
         term = BLOCKS if rebuilt else self.term
-        found = Set(term, self.committed, {}, live=True, rebuilt=(*rebuilt,)) if live else None
+        found = (
+            SnapshotSet(term, self.committed, {}, live=True, rebuilt=(*rebuilt,)) if live else None
+        )
         self.begun_from = found = found or self.goes_on_from(members)
         plan = self._with_keepers(plan, found, members, now)
         before = self.parts
@@ -279,9 +282,9 @@ class Terms(DurableRun):
         self.handing.begin_term(members.members[p] for p in plan.peers)
         return out + self._release(gone, "the run goes on without it", members, now)
 
-    def _cadence(self, first: int) -> Cadence:
+    def _cadence(self, first: int) -> SnapshotSchedule:
         every = self.wish.recovery.snapshot_every
-        return Cadence(0 if every == "auto" else every, first, self.cadence.took)
+        return SnapshotSchedule(0 if every == "auto" else every, first, self.cadence.took)
 
     def taken_up(self) -> None:
         """An earlier start of the broker began the term: what that knew of it is not kept."""
@@ -309,7 +312,9 @@ class Terms(DurableRun):
                 dials[source.id].append(order)
         return dials
 
-    def _with_keepers(self, plan: Plan, found: Set | None, members: Membership, now: float) -> Plan:
+    def _with_keepers(
+        self, plan: Plan, found: SnapshotSet | None, members: Membership, now: float
+    ) -> Plan:
         if not self.snapshots:
             return plan
         warm = [m for p in self.parts if (m := members.mine(p, self.id)) and m.closed is None]
@@ -517,7 +522,7 @@ class Terms(DurableRun):
     def forget_snapshots(self, members: Membership) -> list[Instruction]:
         """It has ended. Its parts hear that as they leave; who else keeps something, now."""
         others = [p for p in self.sets.peers if members.mine(p, self.id) is None]
-        self.sets = Sets()
+        self.sets = SnapshotCatalog()
         self._losses.clear()
         order = SnapshotOrder(run=self.id, term=self.term, needed=NEVER)
         return _tell(others, order, members)

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from ...dag.plan.plan import PeerId
-from ...net.identity.names import Party, Role
+from ...net.identity.names import Party, PartyRole
 from ...net.printable import printable
 from ...proto.admission_pb2 import (
     Admitted,
@@ -133,14 +133,14 @@ class _AdmissionService:
         assert caller is not None, "the guard lets operators kick"
         role = self._admission.kick(request.subject, time.time())
         log.warning("kicked subject=%s by=%s", request.subject, caller.subject)
-        if role is Role.PEER:
+        if role is PartyRole.PEER:
             self._shell.post(PeerKicked(PeerId(request.subject)))
         return Kicked(role=role.value)
 
 
-def _role(text: str) -> Role:
+def _role(text: str) -> PartyRole:
     try:
-        return Role(text)
+        return PartyRole(text)
     except ValueError:
         shown = printable(text, 40)
         raise AdmissionError(

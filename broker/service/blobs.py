@@ -36,7 +36,7 @@ from typing import Literal, Self
 
 from ..wish import HASH
 
-__all__ = ["BlobError", "BlobLimits", "BlobStore", "Upload"]
+__all__ = ["BlobLimits", "BlobStore", "BlobStoreError", "Upload"]
 
 _READ_BYTES = 1 << 20
 WHOLE_BYTES = 64 << 20
@@ -45,7 +45,7 @@ TOUCHED_S = 60.0
 """How exactly the last use of a blob is remembered."""
 
 
-class BlobError(ValueError):
+class BlobStoreError(ValueError):
     """A request that the store refuses. `code` is the name of a gRPC status."""
 
     def __init__(
@@ -196,16 +196,16 @@ class BlobStore:
     ) -> Iterator[bytes]:
         """Bytes [offset, offset + length) of a blob (length 0: to its end) in pieces.
 
-        Raises BlobError at once, not at the first piece, when there is no such blob or range.
+        Raises BlobStoreError at once, not at the first piece, when there is no such blob or range.
         """
         with self._lock:
             self._touch(name)
             size = self._sizes.get(name)
         if size is None:
-            raise BlobError("NOT_FOUND", f"there is no blob {name[:80]!r} here")
+            raise BlobStoreError("NOT_FOUND", f"there is no blob {name[:80]!r} here")
         stop = offset + length if length else size
         if not 0 <= offset <= stop <= size:
-            raise BlobError(
+            raise BlobStoreError(
                 "OUT_OF_RANGE",
                 f"bytes [{offset}, {stop}) of blob {name}: it has {size} bytes",
             )
@@ -221,12 +221,12 @@ class BlobStore:
                 yield data
 
     def get(self, name: str, most_bytes: int = WHOLE_BYTES) -> bytes:
-        """A whole blob, in memory. Raises BlobError, before anything is read for one that is larger
-        than what is wanted of it may be."""
+        """A whole blob, in memory. Raises BlobStoreError, before anything is read for one that is
+        larger than what is wanted of it may be."""
         with self._lock:
             size = self._sizes.get(name, 0)
         if size > most_bytes:
-            raise BlobError(
+            raise BlobStoreError(
                 "INVALID_ARGUMENT",
                 f"blob {name} has {size} bytes: expected at most {most_bytes} of what it is to be",
             )
@@ -238,11 +238,11 @@ class BlobStore:
         """An upload of a blob that goes on at `offset`; None when the blob is here already. `by`:
         the subject that it is announced by; empty: nobody has an identity.
 
-        Raises BlobError when the name is no SHA-256, a limit would be passed, or the part that is
-        here does not end at `offset` (ABORTED: ask `size_of` and begin again there).
+        Raises BlobStoreError when the name is no SHA-256, a limit would be passed, or the part that
+        is here does not end at `offset` (ABORTED: ask `size_of` and begin again there).
         """
         if not HASH.fullmatch(name):
-            raise BlobError(
+            raise BlobStoreError(
                 "INVALID_ARGUMENT",
                 f"{name[:80]!r} is no blob hash: expected 64 lowercase hexadecimal digits",
             )
@@ -250,7 +250,7 @@ class BlobStore:
             if name in self._sizes:
                 self._touch(name)
                 if self._sizes[name] != size:
-                    raise BlobError(
+                    raise BlobStoreError(
                         "INVALID_ARGUMENT",
                         f"blob {name} has {self._sizes[name]} bytes, the upload announces {size}",
                     )
@@ -259,7 +259,7 @@ class BlobStore:
             shared = name not in self._writing
             here = self._parts.get(name, 0) if shared else 0
             if offset not in (0, here):
-                raise BlobError(
+                raise BlobStoreError(
                     "ABORTED",
                     f"an upload of blob {name} would go on at byte {offset}, the part that is here "
                     f"ends at {here}: begin there",
@@ -274,7 +274,9 @@ class BlobStore:
             upload.start(offset)
         except OSError as error:
             upload.stop()
-            raise BlobError("RESOURCE_EXHAUSTED", f"the broker cannot write: {error}") from error
+            raise BlobStoreError(
+                "RESOURCE_EXHAUSTED", f"the broker cannot write: {error}"
+            ) from error
         return upload
 
     def put(self, data: bytes) -> str:
@@ -289,7 +291,7 @@ class BlobStore:
     def _check_limits(self, name: str, size: int, by: str) -> None:
         most = self.limits
         if size > most.blob_bytes:
-            raise BlobError(
+            raise BlobStoreError(
                 "RESOURCE_EXHAUSTED",
                 f"blob {name} has {size} bytes: expected at most {most.blob_bytes}",
             )
@@ -299,7 +301,7 @@ class BlobStore:
         for upload, announced in self._open.items():
             coming[upload.by] += announced - upload.written
         if by and coming[by] + size > most.of_one * most.total_bytes:
-            raise BlobError(
+            raise BlobStoreError(
                 "RESOURCE_EXHAUSTED",
                 f"blob {name} has {size} bytes, and {by} has announced {coming[by]} that have not "
                 f"come: expected at most {most.of_one * most.total_bytes:.0f} of one subject",
@@ -314,7 +316,7 @@ class BlobStore:
 
         room = most.total_bytes - here
         if (held := here + promised(max(0, room))) + size > most.total_bytes:
-            raise BlobError(
+            raise BlobStoreError(
                 "RESOURCE_EXHAUSTED",
                 f"blob {name} has {size} bytes; the broker holds {held} of at most "
                 f"{most.total_bytes}, {held + size - most.total_bytes} too many. What no run needs "
@@ -323,13 +325,15 @@ class BlobStore:
         room = self._free(self.folder) - most.spare_bytes
         left = room - promised(max(0, room))
         if size - self._parts.get(name, 0) > left:
-            raise BlobError(
+            raise BlobStoreError(
                 "RESOURCE_EXHAUSTED",
                 f"blob {name} has {size} bytes, and the broker's disk has room for {max(0, left)} "
                 "more: make room there",
             )
         if len(self._sizes) + len(self._parts) + len(self._open) >= most.blobs:
-            raise BlobError("RESOURCE_EXHAUSTED", f"the broker holds {most.blobs} blobs, its limit")
+            raise BlobStoreError(
+                "RESOURCE_EXHAUSTED", f"the broker holds {most.blobs} blobs, its limit"
+            )
 
     # ------------------------------------------------------------ collecting
 
@@ -409,14 +413,15 @@ class Upload:
             self.written += len(data)
 
     def write(self, data: bytes | memoryview) -> None:
-        """The next bytes. Raises BlobError when they are more than announced, or cannot be kept."""
+        """The next bytes. Raises BlobStoreError when they are more than announced, or cannot be
+        kept."""
         with self._busy:
             if self._fd is None:
-                raise BlobError(
+                raise BlobStoreError(
                     "ABORTED", f"the upload of blob {self.name} was ended by the broker"
                 )
             if self.written + len(data) > self.size:
-                raise BlobError(
+                raise BlobStoreError(
                     "INVALID_ARGUMENT",
                     f"blob {self.name}: {self.written + len(data)} bytes came, {self.size} were "
                     "announced",
@@ -435,15 +440,15 @@ class Upload:
                         f"the broker's disk is full: blob {self.name} ends at byte {self.written} "
                         f"of {self.size}; make room there, and it goes on"
                     )
-                raise BlobError("RESOURCE_EXHAUSTED", why) from error
+                raise BlobStoreError("RESOURCE_EXHAUSTED", why) from error
 
     def finish(self) -> None:
-        """All bytes came: the blob is there. Raises BlobError when they are too few (the part is
-        kept) or not the ones that the name says (nothing is kept)."""
+        """All bytes came: the blob is there. Raises BlobStoreError when they are too few (the part
+        is kept) or not the ones that the name says (nothing is kept)."""
         with self._busy:
             if self.written < self.size:
                 self.stop()
-                raise BlobError(
+                raise BlobStoreError(
                     "ABORTED",
                     f"blob {self.name}: {self.written} of {self.size} bytes came; go on there",
                 )
@@ -451,7 +456,7 @@ class Upload:
             if found != self.name:
                 self.written = 0  # nothing of it is worth keeping
                 self.stop()
-                raise BlobError(
+                raise BlobStoreError(
                     "INVALID_ARGUMENT",
                     f"the {self.size} bytes have SHA-256 {found}, not {self.name}",
                 )

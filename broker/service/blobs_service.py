@@ -19,7 +19,7 @@ from ...proto.common_pb2 import BlobRef
 from ..access.admission import AdmissionError
 from ..access.guard import Guard
 from ..access.limits import MOST_PIECE_BYTES
-from .blobs import BlobError, Upload
+from .blobs import BlobStoreError, Upload
 from .calls import REFUSALS, MalformedError, read, refuse, refuse_stream
 from .shell import Shell
 
@@ -76,7 +76,7 @@ class BlobsService:
                     ref.CopyFrom(piece.ref)
                     try:
                         upload = await self._begin(ref, piece.offset, by)
-                    except BlobError as error:
+                    except BlobStoreError as error:
                         if error.code != "RESOURCE_EXHAUSTED" or not await self._sweeper.sweep():
                             raise
                         upload = await self._begin(ref, piece.offset, by)
@@ -85,7 +85,7 @@ class BlobsService:
                     await context.send_initial_metadata((("taken", ref.hash),))  # bytes may come
                 assert upload is not None, "a ref came, so an upload began"
                 if piece.offset != upload.written or len(content) > MOST_PIECE_BYTES:
-                    raise BlobError(
+                    raise BlobStoreError(
                         "INVALID_ARGUMENT",
                         f"blob {ref.hash}: a piece of {len(content)} bytes at {piece.offset}: "
                         f"expected at most {MOST_PIECE_BYTES} bytes at {upload.written}",
@@ -95,7 +95,9 @@ class BlobsService:
                 if upload.written - before >= min(LEAST_BYTES, upload.size - before):
                     since, before = loop.time(), upload.written
             if upload is None:
-                raise BlobError("INVALID_ARGUMENT", "an upload without a piece: no blob was named")
+                raise BlobStoreError(
+                    "INVALID_ARGUMENT", "an upload without a piece: no blob was named"
+                )
             await run(self._disk, upload.finish)
             return ref
         except REFUSALS as error:
@@ -105,8 +107,8 @@ class BlobsService:
                 upload.stop()  # keeps what came for the next try; nothing after a finish
 
     @staticmethod
-    def _too_slow(ref: BlobRef, written: int) -> BlobError:
-        return BlobError(
+    def _too_slow(ref: BlobRef, written: int) -> BlobStoreError:
+        return BlobStoreError(
             "ABORTED",
             f"blob {ref.hash}: of {ref.size_bytes} bytes {written} are here, and less than "
             f"{LEAST_BYTES} came within {SILENCE_S:g} s: go on there",
@@ -141,7 +143,7 @@ class BlobsService:
 
     async def have(self, query: BlobQuery, caller: Party | None) -> BlobQuery:
         if len(query.blobs) > MOST_QUERIED:
-            raise BlobError(
+            raise BlobStoreError(
                 "INVALID_ARGUMENT",
                 f"{len(query.blobs)} blobs in one query: expected at most {MOST_QUERIED}",
             )

@@ -26,9 +26,9 @@ from ...net.grpc_quirks import take_first
 from ...net.identity.names import Party
 from ..access.admission import AdmissionError
 from ..access.guard import Guard
-from .blobs import BlobError
+from .blobs import BlobStoreError
 from .shell import RejectedError
-from .wire import PLAIN_BYTES, CrowdedError, check_elements
+from .wire import PLAIN_BYTES, TooManyElementsError, check_elements
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -95,7 +95,7 @@ async def read(
             try:
                 described: Any = kind.DESCRIPTOR  # its stubs know two classes of them
                 await asyncio.to_thread(check_elements, data, described)
-            except CrowdedError as error:
+            except TooManyElementsError as error:
                 raise MalformedError(str(error)) from None
         return parsed(data, kind)
 
@@ -111,15 +111,16 @@ async def refuse(context: ServicerContext[Any, Any], guard: Guard, error: Except
 async def refuse_stream(
     context: ServicerContext[Any, Any], guard: Guard, error: Exception
 ) -> NoReturn:
-    """The same of one whose caller goes on writing: its first message is taken, for it would not
-    hear why; of very many it is not."""
+    """Ends a stream whose caller goes on writing, with the error as its status. Its first message
+    is read before, since the caller would not hear why otherwise; when very many are refused at
+    once, it is not."""
     if not guard.taking.locked():
         async with guard.taking:
             await take_first(context, _FIRST_S)
     await refuse(context, guard, error)
 
 
-REFUSALS = (AdmissionError, MalformedError, RejectedError, BlobError)
+REFUSALS = (AdmissionError, MalformedError, RejectedError, BlobStoreError)
 """What `refuse` takes."""
 
 

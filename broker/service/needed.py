@@ -17,7 +17,7 @@ from concurrent.futures import Executor
 from ...job import MOST_MANIFEST_BYTES
 from ..runs.runs import Run
 from ..wish import HASH
-from .blobs import BlobError, BlobStore
+from .blobs import BlobStore, BlobStoreError
 
 __all__ = ["SWEEP_S", "Sweeper", "listed", "needed"]
 
@@ -53,14 +53,14 @@ def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
 
 def listed(store: BlobStore, manifest: str) -> dict[str, bool]:
     """The shards that a manifest names, and whether peers find each on the web. Raises
-    BlobError."""
+    BlobStoreError."""
     try:
         shards = json.loads(store.get(manifest, MOST_MANIFEST_BYTES))["shards"]
         return {s["hash"]: "url" in s for s in shards if HASH.fullmatch(s["hash"])}
-    except BlobError:
+    except BlobStoreError:
         raise
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise BlobError(
+        raise BlobStoreError(
             "INVALID_ARGUMENT", f"blob {manifest} is no manifest: expected JSON with its shards"
         ) from None
 
@@ -101,5 +101,5 @@ class Sweeper:
         """None where it is not here, or is no manifest."""
         try:
             return frozenset(listed(self._store, manifest))
-        except BlobError:
+        except BlobStoreError:
             return frozenset()

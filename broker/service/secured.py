@@ -22,11 +22,11 @@ import grpc.aio
 
 from ...net.identity.authority import Authority, utc
 from ...net.identity.credential import Credential, server_credentials, write_private
-from ...net.identity.names import OWNER, Party, Role
+from ...net.identity.names import OWNER, Party, PartyRole
 from ...net.identity.token import Token, TokenError
 from ..access.admission import Admission, AdmissionLimits
 from ..access.guard import Guard
-from .door.front import Front, FrontLimits, PageSockets
+from .door.front import MultiplexerLimits, PageSockets, PortMultiplexer
 from .door.reach import Reach
 from .door.relay import Relay
 
@@ -52,11 +52,11 @@ class Secured:
         folder: Path | None,
         *,
         admission: AdmissionLimits | None = None,
-        front: FrontLimits | None = None,
+        front: MultiplexerLimits | None = None,
     ) -> None:
         self._folder = folder
         self._limits, self._front_limits = admission, front
-        self._front: Front | None = None
+        self._front: PortMultiplexer | None = None
 
     async def __aenter__(self) -> Self:
         now = utc(time.time())
@@ -69,7 +69,7 @@ class Secured:
         self.admission = Admission(self.authority, path, self._limits)
         self.guard = Guard(self.admission)
         self.relay = Relay()
-        self._own = self._signed(Role.BROKER, "broker")
+        self._own = self._signed(PartyRole.BROKER, "broker")
         self.reach = Reach(self.credential)
         # Unix sockets have short names; nobody else may open the folder.
         self.sockets = Path(tempfile.mkdtemp(prefix="shoal-broker-"))
@@ -85,19 +85,19 @@ class Secured:
         await asyncio.to_thread(shutil.rmtree, self.sockets, ignore_errors=True)
         self.admission.close()
 
-    def _signed(self, role: Role, subject: str, lasts: timedelta = _LASTS) -> Credential:
+    def _signed(self, role: PartyRole, subject: str, lasts: timedelta = _LASTS) -> Credential:
         return self.authority.credential(Party(role, subject), utc(time.time()), lasts)
 
     def credential(self) -> Credential:
         """The broker's own: what it shows, and dials peers with."""
         if utc(time.time()) >= self._own.renew_at():
-            self._own = self._signed(Role.BROKER, "broker")
+            self._own = self._signed(PartyRole.BROKER, "broker")
         return self._own
 
     def operator(self) -> Credential:
         """For the person who runs the broker, on its own host, beside the authority's key: it can
         do everything, and lasts as long as the authority."""
-        return self._signed(Role.OPERATOR, OWNER, timedelta.max)
+        return self._signed(PartyRole.OPERATOR, OWNER, timedelta.max)
 
     def listen(self, server: grpc.aio.Server, door: grpc.aio.Server) -> None:
         """Puts two servers that were not started yet behind the port: one for whoever has a
@@ -112,7 +112,7 @@ class Secured:
         """Listens, with the server started; returns the port. `swarm`: where the node of the
         swarm's directory listens on loopback; 0: there is none. `page`: where the page is served;
         None: there is none. Raises OSError."""
-        front = Front(
+        front = PortMultiplexer(
             host,
             port,
             main=self.sockets / "main",
@@ -150,7 +150,9 @@ class Secured:
             else:
                 if self.admission.open_for(token, now_s) > _PRINTED_LEFT_S:
                     return token
-        token = self.admission.invite(Role.PEER, _PRINTED_USES, _PRINTED_LASTS, "broker", now_s)
+        token = self.admission.invite(
+            PartyRole.PEER, _PRINTED_USES, _PRINTED_LASTS, "broker", now_s
+        )
         if path is not None:
             write_private(path, str(token).encode())
         return token

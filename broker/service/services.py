@@ -19,7 +19,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from ...dag.plan.plan import PeerId
-from ...net.identity.names import Party, Role
+from ...net.identity.names import Party, PartyRole
 from ...proto.broker_pb2 import (
     BlobPiece,
     BlobQuery,
@@ -42,7 +42,7 @@ from ...proto.broker_pb2 import (
 from ...proto.common_pb2 import BlobRef
 from ..access.admission import AdmissionError
 from ..access.guard import Guard
-from ..access.knocks import Knocks
+from ..access.knocks import RateLimiter
 from ..access.limits import MESSAGES, MOST_MESSAGE_BYTES
 from ..events import (
     DataAsked,
@@ -61,8 +61,8 @@ from ..events import (
 )
 from ..machine import MOST_MESSAGE_BYTES as MOST_SAID_BYTES
 from ..planning.process import MOST_ANSWER_BYTES
-from ..wish import HASH, SpecError, check_size
-from .blobs import BlobError
+from ..wish import HASH, RunSpecError, check_size
+from .blobs import BlobStoreError
 from .blobs_service import BlobsService
 from .calls import (
     REFUSALS,
@@ -79,7 +79,7 @@ from .door.public import PublicAddress
 from .door.reach import Reach
 from .door.relay import Relay
 from .needed import listed
-from .shell import OUTBOX_MESSAGES, Outbox, RejectedError, Shell
+from .shell import OUTBOX_MESSAGES, RejectedError, Shell, StreamOutbox
 
 if TYPE_CHECKING:
     from grpc.aio import ServicerContext
@@ -176,7 +176,7 @@ class AttachService:
         self._guard = guard
         self._relay = relay
         self._reach = reach
-        self._often = Knocks(*MESSAGES, _MOST_SPEAKERS)
+        self._often = RateLimiter(*MESSAGES, _MOST_SPEAKERS)
         self._count = 0
 
     async def attach(self, _: Any, context: ServicerContext[Any, Any]) -> None:
@@ -191,7 +191,7 @@ class AttachService:
         self._count += 1
         self._shell.warm_up()  # somebody is here to be planned for
         stream = StreamId(f"{self._count} from {caller.subject if caller else context.peer()}")
-        outbox = self._shell.outboxes[stream] = Outbox()
+        outbox = self._shell.outboxes[stream] = StreamOutbox()
         self._shell.post(StreamOpened(stream, PeerId(caller.subject) if caller else None))
         came = came_from(context.peer())
         reader = asyncio.create_task(self._read(stream, caller, came, outbox, context))
@@ -226,7 +226,7 @@ class AttachService:
         stream: StreamId,
         caller: Party | None,
         came: str,
-        outbox: Outbox,
+        outbox: StreamOutbox,
         context: ServicerContext[Any, Any],
     ) -> None:
         """Raises AdmissionError when the peer may be here no longer."""
@@ -288,7 +288,7 @@ class RunsService:
         self._public = public
 
     def _lacking_shards(self, spec: RunSpec) -> list[str]:
-        """Those of its weights that neither lie here nor on the web. Raises BlobError."""
+        """Those of its weights that neither lie here nor on the web. Raises BlobStoreError."""
         store, missing = self._shell.blobs, list[str]()
         for file in spec.weights:
             if file.sharded:
@@ -307,7 +307,7 @@ class RunsService:
         if not missing:
             missing = await run(shell.disk, self._lacking_shards, spec)
         if missing:
-            raise BlobError(
+            raise BlobStoreError(
                 "NOT_FOUND",
                 f"{len(missing)} blobs of the run are not here, the first {missing[0]}: "
                 "upload them before the run is submitted",
@@ -316,7 +316,7 @@ class RunsService:
         sizes = shell.blobs.sizes(named)
         for ref in refs:
             if sizes.get(ref.hash, ref.size_bytes) != ref.size_bytes:
-                raise BlobError(
+                raise BlobStoreError(
                     "INVALID_ARGUMENT",
                     f"blob {ref.hash} has {sizes[ref.hash]} bytes, and the run's spec says "
                     f"{ref.size_bytes}: expected the size that it was uploaded with",
@@ -395,14 +395,14 @@ class RunsService:
 
 def _whose(caller: Party | None) -> str:
     """Whose runs somebody may look into and end; empty: everybody's."""
-    return caller.subject if caller and caller.role is not Role.OPERATOR else ""
+    return caller.subject if caller and caller.role is not PartyRole.OPERATOR else ""
 
 
 def _check_size(spec: RunSpec) -> None:
     """Before anything is looked at. Raises RejectedError."""
     try:
         check_size(spec)
-    except SpecError as error:
+    except RunSpecError as error:
         raise RejectedError(Reject(RequestId(""), "INVALID_ARGUMENT", str(error))) from None
 
 

@@ -42,7 +42,7 @@ from ..events import (
     RunId,
     SetTimer,
     Started,
-    Stop,
+    StopServing,
     StreamClosed,
     StreamId,
     Tell,
@@ -54,12 +54,12 @@ from ..events import (
 from ..journal.barrier import Barrier
 from ..journal.journal import Journal, JournalError
 from ..machine import BrokerMachine
-from ..planning.planner import CrowdedError, EndedError, Planner, PlannerLimits
+from ..planning.planner import EndedError, Planner, PlannerBusyError, PlannerLimits
 from ..planning.wire import Asked, Told, answer_from_bytes, ask_to_bytes
-from .blobs import BlobError, BlobStore
+from .blobs import BlobStore, BlobStoreError
 from .needed import Sweeper
 
-__all__ = ["OUTBOX_MESSAGES", "Outbox", "RejectedError", "Shell"]
+__all__ = ["OUTBOX_MESSAGES", "RejectedError", "Shell", "StreamOutbox"]
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class RejectedError(Exception):
         self.reason = reject.reason
 
 
-class Outbox:
+class StreamOutbox:
     """Messages on their way to one peer. `take` gives None at the end."""
 
     def __init__(self) -> None:
@@ -129,8 +129,8 @@ class Shell:
     ) -> None:
         self.machine = machine
         self.blobs = blobs
-        self.stopped = asyncio.Event()  # Set when the machine says Stop, or the journal fails.
-        self.outboxes: dict[StreamId, Outbox] = {}
+        self.stopped = asyncio.Event()  # Set at StopServing, or when the journal fails.
+        self.outboxes: dict[StreamId, StreamOutbox] = {}
         self.refused: Counter[str] = Counter()
         """Streams of peers that were refused, by the code of the reason."""
         self._tasks = tasks
@@ -273,7 +273,7 @@ class Shell:
                 if name == "stream_refused":
                     self.refused[str(dict(fields)["code"])] += 1
                 _log(instruction)
-            case Stop():
+            case StopServing():
                 self.stopped.set()
             case Persist():
                 raise AssertionError("the barrier keeps it")
@@ -310,7 +310,7 @@ class Shell:
 
         try:
             answer = await self._told(ask, self._owner(ask.run), wanted)
-        except BlobError as error:
+        except BlobStoreError as error:
             text = f"the graph of the run: {error.reason}: upload it before the run is submitted"
             answer = PlanFailed(ask.run, ask.version, text, "graph")
         except EndedError as error:
@@ -339,13 +339,13 @@ class Shell:
         """What the planner would do, for a subject; waits its turn. Raises RejectedError."""
         try:
             answer = await self._told(wanted, by)
-        except BlobError as error:
+        except BlobStoreError as error:
             text = f"the graph: {error.reason}: upload it before the preview is asked for"
             return PreviewAnswer(reason=Reason(code="graph", text=text))
         except EndedError as error:
             text = str(error).replace("planning this run", "planning this")
             return PreviewAnswer(reason=Reason(code=PLANNER, text=text))
-        except CrowdedError as error:
+        except PlannerBusyError as error:
             raise RejectedError(Reject(RequestId(""), "RESOURCE_EXHAUSTED", str(error))) from None
         assert isinstance(answer, PreviewAnswer), "it was not dropped"
         return answer
@@ -353,8 +353,8 @@ class Shell:
     async def _told(
         self, ask: Asked, by: str, wanted: Callable[[], bool] = lambda: True
     ) -> Told | None:
-        """What a planning process answers; None when it is not wanted any more. Raises BlobError,
-        EndedError, CrowdedError."""
+        """What a planning process answers; None when it is not wanted any more. Raises
+        BlobStoreError, EndedError, PlannerBusyError."""
         graph = ask.spec.graph.hash
 
         def request() -> bytes:  # in the planner's thread

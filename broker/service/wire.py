@@ -11,7 +11,7 @@ from functools import cache
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-__all__ = ["LEAST_BYTES", "PLAIN_BYTES", "CrowdedError", "check_elements"]
+__all__ = ["LEAST_BYTES", "PLAIN_BYTES", "TooManyElementsError", "check_elements"]
 
 LEAST_BYTES = 8
 """Of the wire, for each element on average: then a message takes at most eight times its bytes.
@@ -23,7 +23,7 @@ _MOST_FIELDS = 500_000
 operators that a graph may have takes 400,000."""
 
 
-class CrowdedError(ValueError):
+class TooManyElementsError(ValueError):
     """A message of more elements than its bytes are worth."""
 
 
@@ -50,7 +50,7 @@ def _is_flat(kind: Descriptor) -> bool:
 
 
 def check_elements(data: bytes, kind: Descriptor) -> None:
-    """Raises CrowdedError. Bytes that are no message at all may pass: parsing says so."""
+    """Raises TooManyElementsError. Bytes that are no message at all may pass: parsing says so."""
     size = len(data)
     most = left = (size + PLAIN_BYTES) // LEAST_BYTES
     at, end, counted = 0, size, _counted(kind)
@@ -94,8 +94,8 @@ def check_elements(data: bytes, kind: Descriptor) -> None:
         elif wire == 5:
             at += 4
         else:  # no message of ours has groups, and what hides in one is not counted
-            raise CrowdedError(f"{size} bytes of a {kind.name} with a group in it")
-    raise CrowdedError(
+            raise TooManyElementsError(f"{size} bytes of a {kind.name} with a group in it")
+    raise TooManyElementsError(
         f"{size} bytes of a {kind.name} with more than {most} elements, or {_MOST_FIELDS} fields: "
         f"expected {LEAST_BYTES} bytes or more for each element"
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["PAUSE_S", "Cadence"]
+__all__ = ["PAUSE_S", "SnapshotSchedule"]
 
 _MOST_LEAD = 64
 _SHARE = 0.5
@@ -25,8 +25,9 @@ _LEAST_S, _LONGER = 300.0, 10.0
 """A set that is not whole after so long, or so many times as long as the last one, is given up."""
 
 
-class Cadence:
-    """Of one term. Steps count updates; times are seconds of the broker's clock."""
+class SnapshotSchedule:
+    """Decides when a run takes its next snapshots, within one term. Steps count updates; times are
+    seconds of the broker's clock."""
 
     def __init__(self, every: int, first: int, took: float | None = None) -> None:
         """`first`: updates that are in the stages when the term begins. `took`: of an earlier
@@ -96,4 +97,5 @@ class Cadence:
         return self.whole
 
     def __repr__(self) -> str:
-        return f"<Cadence every {self.every or 'auto'}, whole {self.whole}, pending {self.pending}>"
+        every = self.every or "auto"
+        return f"<SnapshotSchedule every {every}, whole {self.whole}, pending {self.pending}>"

@@ -13,7 +13,7 @@ from ...dag.plan.plan import PeerId, Plan
 from ...dag.plan.swaps import swapped_operators
 from ...proto.broker_pb2 import Checkpoint, CheckpointFile, RunSpec, Saved, Span, Swap
 from ..wish import HASH
-from .sets import Set
+from .sets import SnapshotSet
 
 __all__ = ["Checkpoints", "as_set"]
 
@@ -23,8 +23,9 @@ _MOST_LATE = 64
 
 
 class Checkpoints:
-    """Of one run. `every` 0: none are made. `kept`: the newest `keep` complete ones, the newest
-    last; they change by the run's events only."""
+    """Says when one run's next checkpoint is due, and keeps its complete ones. `every` 0: none are
+    made. `kept`: the newest `keep` complete ones, the newest last; they change by the run's events
+    only."""
 
     def __init__(self, every: int, keep: int) -> None:
         self.every, self._keep = every, keep
@@ -46,7 +47,8 @@ class Checkpoints:
             self._next = max(self._next, self.kept[-1].step + 1)
 
     def newest(self, committed: int | None = None) -> Checkpoint | None:
-        """Of at most so many steps, if that is given."""
+        """The newest complete checkpoint, of at most `committed` steps if that is given; None:
+        there is none."""
         found = (c for c in reversed(self.kept) if committed is None or c.step <= committed)
         return next(found, None)
 
@@ -147,6 +149,6 @@ class Checkpoints:
         return f"<Checkpoints of steps {[c.step for c in self.kept]}, coming {self.coming}>"
 
 
-def as_set(found: Checkpoint) -> Set:
+def as_set(found: Checkpoint) -> SnapshotSet:
     """A checkpoint as what a term goes on from; nothing of it lies at peers."""
-    return Set(found.term, found.step, {}, found)
+    return SnapshotSet(found.term, found.step, {}, found)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from ...dag.plan.plan import PeerId
 from ...proto.broker_pb2 import Checkpoint, Snapshot
 
-__all__ = ["MOST_SNAPSHOTS", "Set", "Sets"]
+__all__ = ["MOST_SNAPSHOTS", "SnapshotCatalog", "SnapshotSet"]
 
 MOST_SNAPSHOTS = 4096
 """Of one peer and run; what it says of more is not remembered."""
@@ -22,7 +22,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Set:
+class SnapshotSet:
     """`where`: for each holder whose snapshot it has, the spans of the graph in that, and the peers
     where it lies; empty for a `checkpoint`, which lies with the broker."""
 
@@ -35,7 +35,7 @@ class Set:
     rebuilt: tuple[PeerId, ...] = ()
     """With `live`: holders that have nothing in theirs, and make them anew from the others'."""
 
-    def without(self, peers: Container[PeerId]) -> Set | None:
+    def without(self, peers: Container[PeerId]) -> SnapshotSet | None:
         """What is left of it without these; None: it is not whole then."""
         where = {
             holder: (spans, tuple(p for p in there if p not in peers))
@@ -60,8 +60,8 @@ class _Copies:
     peers: dict[PeerId, None] = field(default_factory=dict)
 
 
-class Sets:
-    """Of one run; see the module."""
+class SnapshotCatalog:
+    """The snapshots of one run: which peer holds which, and which of them make a complete set."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], dict[PeerId, _Copies]] = {}
@@ -91,7 +91,7 @@ class Sets:
         for name in self.lying_at(peer):
             self._forget(peer, name)
 
-    def spoilt(self, found: Set | None) -> None:
+    def spoilt(self, found: SnapshotSet | None) -> None:
         """It cannot be gone on from."""
         if found is not None:
             self._drop(found.step, found.term)
@@ -128,7 +128,7 @@ class Sets:
 
     def newest(
         self, operators: int, most: int, gives: Callable[[PeerId], bool] = lambda peer: True
-    ) -> Set | None:
+    ) -> SnapshotSet | None:
         """The one to go on from, of at most `most` steps, with what lies at peers that can give it;
         None: there is none, or the run has to begin anew."""
         for step, term in sorted(self._known, reverse=True):
@@ -138,7 +138,7 @@ class Sets:
 
     def _whole(
         self, step: int, term: int, operators: int, gives: Callable[[PeerId], bool]
-    ) -> Set | None:
+    ) -> SnapshotSet | None:
         where = {
             holder: (copies.spans, there)
             for holder, copies in self._known[step, term].items()
@@ -150,7 +150,7 @@ class Sets:
             if start > at:
                 return None
             at = max(at, stop)
-        return Set(term, step, where) if at >= operators > 0 else None
+        return SnapshotSet(term, step, where) if at >= operators > 0 else None
 
     def copied(
         self, step: int, term: int, holders: Sequence[PeerId], keepers: dict[PeerId, PeerId]
@@ -184,4 +184,5 @@ class Sets:
         return tuple(self._at.get(peer, ()))
 
     def __repr__(self) -> str:
-        return f"<Sets {', '.join(f'{s} (term {t})' for s, t in sorted(self._known)) or 'none'}>"
+        known = ", ".join(f"{s} (term {t})" for s, t in sorted(self._known))
+        return f"<SnapshotCatalog {known or 'none'}>"

@@ -40,7 +40,7 @@ from .records import replacing
 from .weight_files import File, Stored, WeightFilesError, open_file
 from .weight_writer import Item, item_of, items_of
 
-__all__ = ["Exported", "aliases", "bring", "opened"]
+__all__ = ["ExportedTensors", "aliases", "bring", "opened"]
 
 _AT_ONCE = 3
 _MADE_BYTES = 32 << 20
@@ -51,7 +51,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Exported(Lazy):
+class ExportedTensors(Lazy):
     """The tensors by the user's names, each read when it is asked for. `entries`: where they lie;
     `recipe`: what makes others, by all their names. They live as long as the folder."""
 
@@ -109,7 +109,7 @@ class Exported(Lazy):
 
 async def bring(
     blobs: BlobClient, weights: Weights, folder: Path, but: Collection[str] = (), web: Web = PUBLIC
-) -> Exported:
+) -> ExportedTensors:
     """Fetches what the folder lacks of an export; of what was frozen, not what is for the names
     `but`. `web`: for weights that lie there. Raises BlobTransferError, OSError; WeightFilesError
     when two peers exported one name, a block of a split parameter is missing, or a part is no file
@@ -140,7 +140,7 @@ async def bring(
         made |= {n: made[there] for n, there in aliases(graph, made).items()}
         recipe = Recipe(recipe.seed, made)
     files = {part.source.hash for e in entries.values() for part in e.parts}
-    return Exported(opened([Path(name) for name in sorted(files)]), entries, recipe)
+    return ExportedTensors(opened([Path(name) for name in sorted(files)]), entries, recipe)
 
 
 async def _small(blobs: BlobClient, ref: BlobRef) -> bytes:

@@ -51,7 +51,7 @@ class Pretrained:
 
     @property
     def size_bytes(self) -> int:
-        """Of all shards."""
+        """The bytes of all shards together."""
         return sum(cut.length for cut in self.cuts)
 
     def read(self, cut: Cut) -> bytes:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ...dag.ir.graph import Graph
 from ...job.words import size_text
 
-__all__ = ["Rate", "Uplink", "duration_text", "starting_bytes", "takes"]
+__all__ = ["Uplink", "UplinkRate", "duration_text", "starting_bytes", "takes"]
 
 LONG_S = 60.0
 """An upload that takes longer is worth more words than its size."""
@@ -29,14 +29,15 @@ ORDINARY = ((1.25e6, "10 Mbit/s"), (1.25e7, "100 Mbit/s"), (1.25e8, "1 Gbit/s"))
 
 
 def starting_bytes(graph: Graph, is_made: Callable[[str], bool] = lambda name: False) -> int:
-    """Of the weights that a run of this graph begins with, as they are uploaded: every parameter
-    and buffer once, in its own dtype, but for those that peers make themselves."""
+    """The bytes that a run of this graph uploads of the weights that it begins with: every
+    parameter and buffer once, in its own dtype, but for those that peers make themselves."""
     specs = {p.name: p.spec for p in graph.parameters} | {b.name: b.spec for b in graph.buffers}
     return sum(spec.size_bytes for name, spec in specs.items() if not is_made(name))
 
 
-class Rate(NamedTuple):
-    """Of an uplink. known: else it has at least so much, and may have many times that."""
+class UplinkRate(NamedTuple):
+    """The rate of an uplink. known: whether it was measured; else the uplink has at least so much,
+    and may have many times that."""
 
     bytes_per_s: float
     known: bool
@@ -55,14 +56,14 @@ class Uplink:
             self._seconds += seconds
 
     @property
-    def rate(self) -> Rate | None:
+    def rate(self) -> UplinkRate | None:
         """None: nothing has gone that tells."""
         if not self._bytes:
             return None
-        return Rate(self._bytes / max(self._seconds, 1e-9), self._seconds >= LEAST_S)
+        return UplinkRate(self._bytes / max(self._seconds, 1e-9), self._seconds >= LEAST_S)
 
 
-def takes(size_bytes: int, rate: Rate | None = None) -> str:
+def takes(size_bytes: int, rate: UplinkRate | None = None) -> str:
     """How long so many bytes take, in words for people, and that nothing is sent twice; empty where
     that is not worth a word."""
     if size_bytes <= LONG_S * (rate.bytes_per_s if rate else ORDINARY[0][0]):

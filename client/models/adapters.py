@@ -109,7 +109,7 @@ def save_config(module: nn.Module, folder: Path) -> Path | None:
 
 
 def trained_only(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of an export, the adapter's tensors under peft's names."""
+    """The adapter's tensors of an export, under peft's names."""
     return {_file_name(n): t for n, t in weights.items() if ".lora_" in n or "modules_to_save" in n}
 
 

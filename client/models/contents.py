@@ -1,8 +1,9 @@
 """What is known of tensors without values: which operators made them, of what.
 
-    Content   what lies in a storage: what an operator made, or wrote there, or came from outside
-    Op        a call of an operator, on views
-    View      a tensor: a part of a storage with some content
+    StorageContent   what lies in a storage: what an operator made, or wrote there, or came from
+                     outside
+    Op               a call of an operator, on views
+    StorageView      a tensor: a part of a storage with some content
 
 A content never changes: writing into a storage gives it another one, made of the one before.
 """
@@ -18,15 +19,24 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Content", "Op", "View", "by_argument", "drawn", "is_random", "read_by", "written_by"]
+__all__ = [
+    "Op",
+    "StorageContent",
+    "StorageView",
+    "by_argument",
+    "drawn",
+    "is_random",
+    "read_by",
+    "written_by",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class StorageView:
     """A tensor that an operator read: where it lies in a storage with this content. `content` is
     None where all of it is overwritten."""
 
-    content: Content | None
+    content: StorageContent | None
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -34,7 +44,7 @@ class View:
     storage_bytes: int
 
     @classmethod
-    def of(cls, tensor: Tensor, content: Content | None) -> View:
+    def of(cls, tensor: Tensor, content: StorageContent | None) -> StorageView:
         """How a tensor lies."""
         return cls(
             content,
@@ -45,7 +55,7 @@ class View:
             tensor.untyped_storage().nbytes(),
         )
 
-    def empty(self) -> View:
+    def empty(self) -> StorageView:
         """The same in a storage without content."""
         return replace(self, content=None)
 
@@ -98,15 +108,15 @@ class Op:
 
 
 @dataclass(eq=False, slots=True)
-class Content:
+class StorageContent:
     """What lies in a storage: result `result` of an operator, or what it wrote into the storage of
     `written`, or else the tensor `real`, which came from outside."""
 
     op: Op | None = None
     result: int = 0
-    written: View | None = None
+    written: StorageView | None = None
     real: Tensor | None = None
-    like: View | None = None
+    like: StorageView | None = None
     """How a result lies in its storage."""
 
 
@@ -122,21 +132,21 @@ def drawn(op: Op) -> tuple[str, tuple[float, float]] | None:
     return (kinds[name], (0.0, 1.0)) if name in kinds else None
 
 
-def read_by(op: Op) -> Iterator[Content]:
+def read_by(op: Op) -> Iterator[StorageContent]:
     """What an operator reads."""
     for view in tree_leaves((op.args, op.kwargs)):
-        if isinstance(view, View) and view.content is not None:
+        if isinstance(view, StorageView) and view.content is not None:
             yield view.content
 
 
-def written_by(op: Op) -> list[View]:
+def written_by(op: Op) -> list[StorageView]:
     """What an operator writes into."""
     return [
         v
         for a, value in by_argument(op.func, op.args, op.kwargs)
         if a.alias_info is not None and a.alias_info.is_write
         for v in tree_leaves(value)
-        if isinstance(v, View)
+        if isinstance(v, StorageView)
     ]
 
 

@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from ...dag.ir.recipe import make
-from .contents import Content, Op, View, is_random, read_by, written_by
+from .contents import Op, StorageContent, StorageView, is_random, read_by, written_by
 from .recorded import Reading
 
 __all__ = ["depends_on_draws", "tensors_in", "value_of"]
 
 
-def value_of(view: View, seed: int, reading: Reading) -> Tensor:
+def value_of(view: StorageView, seed: int, reading: Reading) -> Tensor:
     """A tensor with its values, on the CPU. Draws are those of a recipe under this seed; of what no
     recipe has (a permutation, say), torch's own, by seed and operator."""
     assert view.content is not None, "a tensor has a content"
@@ -29,7 +29,7 @@ def value_of(view: View, seed: int, reading: Reading) -> Tensor:
         return _lying(view, _Making(view.content, seed, reading).storage())
 
 
-def depends_on_draws(view: View) -> bool:
+def depends_on_draws(view: StorageView) -> bool:
     """Whether random numbers went into a tensor."""
     assert view.content is not None, "a tensor has a content"
     order, _ = _plan(view.content, None)
@@ -37,12 +37,12 @@ def depends_on_draws(view: View) -> bool:
 
 
 class _Making:
-    """Of one content."""
+    """Computes one content, by the operators that it is made of."""
 
-    def __init__(self, wanted: Content, seed: int, reading: Reading) -> None:
+    def __init__(self, wanted: StorageContent, seed: int, reading: Reading) -> None:
         self._wanted, self._seed, self._reading = wanted, seed, reading
         self._order, self._uses = _plan(wanted, reading)
-        self._made: dict[Content, torch.UntypedStorage] = {}
+        self._made: dict[StorageContent, torch.UntypedStorage] = {}
 
     def storage(self) -> torch.UntypedStorage:
         """The storage with the content."""
@@ -65,7 +65,7 @@ class _Making:
         writes = {id(view.content) for view in written_by(op)}
         storages: dict[int, torch.UntypedStorage] = {}
 
-        def real(view: View) -> Tensor:
+        def real(view: StorageView) -> Tensor:
             key = id(view.content)
             if key not in storages:
                 if view.content is None:
@@ -75,7 +75,9 @@ class _Making:
             return _lying(view, storages[key])
 
         results = self._called(
-            op, tree_map_only(View, real, op.args), tree_map_only(View, real, op.kwargs)
+            op,
+            tree_map_only(StorageView, real, op.args),
+            tree_map_only(StorageView, real, op.kwargs),
         )
         for content in self._order:
             if content.op is not op or content in self._made:
@@ -86,7 +88,7 @@ class _Making:
                 assert content.like is not None, "a result is known by how it lies"
                 self._made[content] = _stored(results[content.result], content.like)
 
-    def _taken(self, content: Content, to_write: bool) -> torch.UntypedStorage:
+    def _taken(self, content: StorageContent, to_write: bool) -> torch.UntypedStorage:
         """The storage of a content for an operator that reads it or, with `to_write`, changes it:
         itself for the last one that wants it."""
         self._uses[content] -= 1
@@ -110,7 +112,7 @@ def tensors_in(results: Any) -> list[Tensor]:
     return list(results) if isinstance(results, (list, tuple)) else []
 
 
-def _lying(view: View, storage: torch.UntypedStorage) -> Tensor:
+def _lying(view: StorageView, storage: torch.UntypedStorage) -> Tensor:
     """The tensor of a view in a storage with values."""
     empty = torch.empty(0, dtype=view.dtype)
     return empty.set_(storage, view.offset, view.shape, view.stride)
@@ -126,7 +128,7 @@ def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     return made
 
 
-def _stored(result: Tensor, like: View) -> torch.UntypedStorage:
+def _stored(result: Tensor, like: StorageView) -> torch.UntypedStorage:
     """The storage of a result, as it lies on meta."""
     lies = (result.storage_offset(), tuple(result.shape), tuple(result.stride()))
     storage = result.untyped_storage()
@@ -137,12 +139,14 @@ def _stored(result: Tensor, like: View) -> torch.UntypedStorage:
     return storage
 
 
-def _plan(wanted: Content, reading: Reading | None) -> tuple[dict[Content, None], Counter[Content]]:
+def _plan(
+    wanted: StorageContent, reading: Reading | None
+) -> tuple[dict[StorageContent, None], Counter[StorageContent]]:
     """What has to be made, the first first, and by how many operators each is read; nothing in
     front of what has a recipe."""
-    order: dict[Content, None] = {}
-    uses: Counter[Content] = Counter({wanted: 1})
-    stack: list[tuple[Content, bool]] = [(wanted, False)]
+    order: dict[StorageContent, None] = {}
+    uses: Counter[StorageContent] = Counter({wanted: 1})
+    stack: list[tuple[StorageContent, bool]] = [(wanted, False)]
     counted: set[Op] = set()
     while stack:
         content, done = stack.pop()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...dag.ir.graph import FLOATING
 from ...dag.ir.recipe import MOST_ORTHOGONAL, MOST_STEPS, Initial, Recipe, Step
 from .adapters import plain_name
-from .contents import Content, Op, View, drawn
+from .contents import Op, StorageContent, StorageView, drawn
 from .recorded_steps import ELEMENTWISE, EMPTY, Steps, filled, rounding
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class Reading:
     """Reads contents, each once."""
 
     def __init__(self) -> None:
-        self._known: dict[Content, Steps | None] = {}
+        self._known: dict[StorageContent, Steps | None] = {}
         self._marked: dict[str, Op] = {}
         self._name, self._count = "", 0  # of the tensor that is read, and of its new streams
 
-    def initial(self, name: str, view: View) -> Initial | None:
+    def initial(self, name: str, view: StorageView) -> Initial | None:
         """The recipe of a tensor, which gives its name to the draws that have none; None where
         there is no recipe of it."""
         self._name, self._count = name, 0
@@ -76,9 +76,9 @@ class Reading:
             return None
         return Initial(view.shape, _name_of(view.dtype), self._named(steps))
 
-    def storage(self, content: Content) -> Initial | None:
-        """The same of all of a storage, in a row, for whoever needs its values before the draws
-        have names: they get numbers."""
+    def storage(self, content: StorageContent) -> Initial | None:
+        """The recipe of a whole storage, as one row, for callers that need its values before the
+        draws have names: these get numbers. None where there is no recipe of it."""
         lies = content.written or content.like
         if lies is None or _name_of(lies.dtype) not in FLOATING:
             return None
@@ -92,7 +92,7 @@ class Reading:
 
     # ------------------------------------------------------------ contents
 
-    def _of_view(self, view: View) -> Steps | None:
+    def _of_view(self, view: StorageView) -> Steps | None:
         """The steps of a tensor by its own elements."""
         content = view.content
         if content is None:
@@ -103,11 +103,11 @@ class Reading:
         steps = self._of(content)
         return None if steps is None else _cut(steps, *view.interval, -view.offset)
 
-    def _of(self, content: Content) -> Steps | None:
+    def _of(self, content: StorageContent) -> Steps | None:
         """The steps of a storage. The chain of operators that wrote it is read from its beginning:
         it may be long."""
         chain = []
-        at: Content | None = content
+        at: StorageContent | None = content
         while at is not None and at not in self._known:
             chain.append(at)
             at = at.written.content if at.written is not None else None
@@ -115,7 +115,7 @@ class Reading:
             self._known[at] = self._read(at)
         return self._known[content]
 
-    def _read(self, content: Content) -> Steps | None:
+    def _read(self, content: StorageContent) -> Steps | None:
         op = content.op
         if op is None:
             return self._constant_of(content)
@@ -132,7 +132,7 @@ class Reading:
         change = self._change(op, begin, end, content.written is not None)
         return None if change is None else _then(before, change)
 
-    def _constant_of(self, content: Content) -> Steps | None:
+    def _constant_of(self, content: StorageContent) -> Steps | None:
         """A number from outside, such as a factor."""
         real = content.real
         if real is None or real.numel() != 1 or real.untyped_storage().nbytes() != real.itemsize:
@@ -158,7 +158,7 @@ class Reading:
             return self._copied(op.args[0], begin, end, op.kwargs.get("dtype"))
         if name in ("mul", "mul_") and (matrix := self._orthogonal(op)) is not None:
             return (replace(matrix, begin=begin, end=end),)
-        if name not in ELEMENTWISE or not isinstance(op.args[0], View):
+        if name not in ELEMENTWISE or not isinstance(op.args[0], StorageView):
             return None
         steps = ELEMENTWISE[name](op, begin, end)
         if steps is None or in_place:
@@ -167,7 +167,7 @@ class Reading:
         return None if read is None else (*_cut(read, 0, end - begin, begin), *steps)
 
     def _copied(self, source: Any, begin: int, end: int, dtype: torch.dtype | None) -> Steps | None:
-        if not isinstance(source, View):
+        if not isinstance(source, StorageView):
             return None
         matrix = self._matrix(source)
         if matrix is not None and source.elements == end - begin:
@@ -182,8 +182,9 @@ class Reading:
         cast = rounding(source.dtype, dtype, begin, end)
         return (*_cut(steps, 0, end - begin, begin), *cast)
 
-    def _matrix(self, view: View) -> Step | None:
-        """Of all of what `orthogonal_` made, or its transpose."""
+    def _matrix(self, view: StorageView) -> Step | None:
+        """The step that makes a whole matrix of `orthogonal_`, or its transpose; None: the view is
+        not one."""
         content = view.content
         if content is None or content.op is None or not content.op.name.startswith("mul"):
             return None
@@ -196,7 +197,7 @@ class Reading:
     def _orthogonal(self, op: Op) -> Step | None:
         """Q times the signs of R's diagonal, of normal numbers."""
         left, right = op.args[0], op.args[1] if len(op.args) > 1 else None
-        if not isinstance(left, View) or not isinstance(right, View):
+        if not isinstance(left, StorageView) or not isinstance(right, StorageView):
             return None
         q, sign = left.content, right.content
         if q is None or q.op is None or q.op.name != "linalg_qr" or q.result != 0:
@@ -257,7 +258,7 @@ def _then(before: Steps, change: Steps) -> Steps:
     return tuple(s for s in before if s.begin < fill.begin or s.end > fill.end) + change
 
 
-def _covers(steps: Steps, view: View) -> bool:
+def _covers(steps: Steps, view: StorageView) -> bool:
     """Whether some steps fill all of a tensor's elements."""
     filled = sum(s.end - s.begin for s in steps if s.kind in _FILLS)
     return filled >= view.elements

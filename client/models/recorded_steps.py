@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from ...dag.ir.recipe import Step
-from .contents import Op, View
+from .contents import Op, StorageView
 
 __all__ = ["ELEMENTWISE", "EMPTY", "Steps", "filled", "rounding"]
 
@@ -34,7 +34,7 @@ def _number(op: Op, place: int = 1) -> float | None:
     given = op.args[place] if len(op.args) > place else None
     if isinstance(given, (int, float)):
         return float(given)
-    if isinstance(given, View) and given.elements == 1 and given.content is not None:
+    if isinstance(given, StorageView) and given.elements == 1 and given.content is not None:
         real = given.content.real
         return None if real is None else float(real)
     return None

@@ -2,8 +2,9 @@
 it does to them is kept.
 
 Every operator that the factory calls is seen below autograd (`_Seeing`). Tensors that it makes lie
-on `meta`; per storage the recording keeps a `Content`: which operator wrote it last, on what. That
-is a graph of operators in which nothing is ever overwritten, so that afterwards any tensor
+on `meta`; per storage the recording keeps a `StorageContent`: which operator wrote it last, on
+what. That is a graph of operators in which nothing is ever overwritten, so that afterwards any
+tensor
 
 - can be read as a recipe (`recorded.py`), or
 - can be given its value alone (`Recording.value`): its own operators run, and no others.
@@ -26,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from .contents import Content, Op, View, by_argument, written_by
+from .contents import Op, StorageContent, StorageView, by_argument, written_by
 from .making import depends_on_draws, tensors_in, value_of
 from .recorded import Reading
 
@@ -44,7 +45,7 @@ class Recording:
     """Whether the factory has seen a value that depends on the seed, or a buffer has one."""
     reading: Reading = field(default_factory=Reading)
     """What has been read of it as recipes."""
-    _contents: dict[int, Content] = field(default_factory=dict)
+    _contents: dict[int, StorageContent] = field(default_factory=dict)
     _storages: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     _count: int = 0
 
@@ -52,9 +53,9 @@ class Recording:
         """Whether the tensor was made here, and has no values."""
         return _where(tensor) in self._contents
 
-    def view(self, tensor: Tensor) -> View:
+    def view(self, tensor: Tensor) -> StorageView:
         """How a tensor of the recording lies, as things are now."""
-        return View.of(tensor, self._contents[_where(tensor)])
+        return StorageView.of(tensor, self._contents[_where(tensor)])
 
     def value(self, tensor: Tensor, seed: int | None = None) -> Tensor:
         """A tensor of the recording with its values, on the CPU: only what it is made of is made,
@@ -115,9 +116,9 @@ class Recording:
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         over = func in _OVERWRITES and sum(_where(t) == _where(written[0]) for t in given) == 1
 
-        def seen(tensor: Tensor) -> View:
+        def seen(tensor: Tensor) -> StorageView:
             if not self.has(tensor):  # from outside
-                return View.of(tensor, Content(real=tensor.detach()))
+                return StorageView.of(tensor, StorageContent(real=tensor.detach()))
             view = self.view(tensor)
             return view.empty() if over and tensor is written[0] and view.is_whole else view
 
@@ -130,11 +131,11 @@ class Recording:
         elif "device" in op.kwargs:
             op.kwargs["device"] = torch.device("cpu")
         for tensor, view in zip(written, written_by(op), strict=True):
-            self._put(tensor, Content(op, written=view))
+            self._put(tensor, StorageContent(op, written=view))
         for i, tensor in fresh:
-            self._put(tensor, Content(op, result=i, like=View.of(tensor, None)))
+            self._put(tensor, StorageContent(op, result=i, like=StorageView.of(tensor, None)))
 
-    def _put(self, tensor: Tensor, content: Content) -> None:
+    def _put(self, tensor: Tensor, content: StorageContent) -> None:
         storage = tensor.untyped_storage()
         self._storages[storage._cdata] = storage  # while it is here, nobody else has its address
         self._contents[storage._cdata] = content
@@ -159,7 +160,7 @@ class Recording:
         results = func(*values[0], **values[1])
         back = {id(reals[id(t)]): t for t in written}
         for tensor in written:
-            self._put(tensor, Content(real=reals[id(tensor)]))
+            self._put(tensor, StorageContent(real=reals[id(tensor)]))
         return tree_map_only(Tensor, lambda t: back.get(id(t), t), results)
 
 

@@ -43,7 +43,16 @@ from ..files.weight_files import Stored
 from ..files.weight_writer import Item, files_of, item_of, items_of, write_files
 from ..submission import transfer
 
-__all__ = ["CheckpointError", "Kept", "find", "forget_old", "is_folder", "keep", "read", "upload"]
+__all__ = [
+    "CheckpointError",
+    "StoredCheckpoint",
+    "find",
+    "forget_old",
+    "is_folder",
+    "keep",
+    "read",
+    "upload",
+]
 
 VERSION = 1
 _LISTED = "checkpoint.json"
@@ -56,7 +65,7 @@ class CheckpointError(ValueError):
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredCheckpoint:
     """A checkpoint on disk. `spec`: of the run that made it; `folder`: of its job."""
 
     url: str
@@ -240,7 +249,7 @@ def find(url: str) -> str:
     return str(files.unstrip_protocol(found[-1]))
 
 
-def read(url: str) -> Kept:
+def read(url: str) -> StoredCheckpoint:
     """What `keep` has written; its files' sizes are checked. Raises CheckpointError, OSError."""
     url = find(url)
     files, root = url_to_fs(url)
@@ -258,7 +267,7 @@ def read(url: str) -> Kept:
             str(name): BlobRef(hash=entry["sha256"], size_bytes=entry["bytes"])
             for name, entry in record["files"].items()
         }
-        kept = Kept(
+        kept = StoredCheckpoint(
             url=url,
             checkpoint=ParseDict(record["checkpoint"], Checkpoint()),
             spec=ParseDict(record["spec"], RunSpec()),
@@ -282,7 +291,7 @@ def read(url: str) -> Kept:
     return kept
 
 
-def upload(access: Access, kept: Kept, say: Callable[[str], None]) -> RunSpec:
+def upload(access: Access, kept: StoredCheckpoint, say: Callable[[str], None]) -> RunSpec:
     """Brings a checkpoint to a broker; returns the spec of its run, with it to go on from. Raises
     BlobTransferError; CheckpointError for a file with another hash."""
     spec = RunSpec()

@@ -12,12 +12,12 @@ from ...proto.broker_pb2 import RunEvent
 if TYPE_CHECKING:
     from .run import Run
 
-__all__ = ["Keeper"]
+__all__ = ["CheckpointWriter"]
 
 log = logging.getLogger(__name__)
 
 
-class Keeper:
+class CheckpointWriter:
     """Writes the newest checkpoint into the run's outputs whenever there is one, one at a time;
     those that were replaced meanwhile are left out. Leaving the block waits for the last one.
 

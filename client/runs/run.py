@@ -16,13 +16,13 @@ from ...proto import broker_pb2
 from ...proto.broker_pb2 import RunState
 from ..errors import BrokerUnreachable, RecordError, Refused, RunFailed
 from ..files.records import Recorder, local_folder, read_run
-from .keeper import Keeper
+from .keeper import CheckpointWriter
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ...proto.broker_pb2 import RunEvent
-    from ..files.exported import Exported
+    from ..files.exported import ExportedTensors
     from .session import Client
 
 __all__ = ["ENDED", "Run"]
@@ -87,7 +87,7 @@ class Run:
         """
         recorder = self.recorder()
         state = RunState()
-        with Keeper(self) as keeper:
+        with CheckpointWriter(self) as keeper:
             try:
                 for event in self.watch():
                     with uninterrupted():
@@ -155,7 +155,7 @@ class Run:
             return dict(found)
 
     @contextmanager
-    def _brought(self, *, trained: bool = False) -> Iterator[Exported]:
+    def _brought(self, *, trained: bool = False) -> Iterator[ExportedTensors]:
         """The exported weights, read as they are asked for; `trained`: without what was frozen.
         Raises RunFailed."""
         from .weights import brought  # needs torch

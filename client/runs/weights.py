@@ -13,7 +13,7 @@ from torch import Tensor
 from ...net.web.web import Web
 from ...proto.broker_pb2 import Weights
 from ..access import Access
-from ..files.exported import PUBLIC, Exported, bring
+from ..files.exported import PUBLIC, ExportedTensors, bring
 from ..files.records import replacing
 from ..files.weight_files import WeightFilesError
 from ..files.weight_writer import item_of, write_files
@@ -36,7 +36,7 @@ class ExportError(ValueError):
 @contextmanager
 def brought(
     access: Access, weights: Weights, folder: Path, *, own: bool = False
-) -> Iterator[Exported]:
+) -> Iterator[ExportedTensors]:
     """The weights of a run whose output folder is `folder`, each part checked against its hash;
     read as they are asked for, inside the block. Parts lie in the folder until then: when bringing
     them was cut off, it goes on where it was. `own`: the URLs that the run began with were named
@@ -58,7 +58,7 @@ def brought(
 
 
 def write(
-    weights: Exported | Mapping[str, Tensor],
+    weights: ExportedTensors | Mapping[str, Tensor],
     folder: Path,
     path: Path | None,
     format: Literal["safetensors", "hf", "peft"],
@@ -95,10 +95,10 @@ def write(
     return target
 
 
-def _save(weights: Exported | Mapping[str, Tensor], path: Path) -> Path:
+def _save(weights: ExportedTensors | Mapping[str, Tensor], path: Path) -> Path:
     # Names of one tensor become two copies: the format knows no sharing, and the user's
     # load_state_dict wants every name.
-    if isinstance(weights, Exported):
+    if isinstance(weights, ExportedTensors):
         items = weights.items_to_write()
     else:
         items = {name: item_of(tensor) for name, tensor in weights.items()}

@@ -18,10 +18,10 @@ from ...job.words import count_of, some_of
 from ...net.interrupts import uninterrupted
 from ...proto.broker_pb2 import CANCELLED, FAILED, Phase, RunEvent, RunState
 from ..files.records import step_numbers
-from ..runs.keeper import Keeper
+from ..runs.keeper import CheckpointWriter
 from ..runs.run import Run
 from .text import safe
-from .wire import Wire, sentence
+from .wire import CompressionSums, sentence
 
 __all__ = ["follow", "note_of", "print_table", "row_of"]
 
@@ -40,11 +40,11 @@ def follow(run: Run, *, json: bool) -> RunState:
     terminal, plain lines elsewhere. At the end comes what codecs did on each link, if any were
     used.
     """
-    recorder, wire = run.recorder(), Wire(run.client.names)
+    recorder, wire = run.recorder(), CompressionSums(run.client.names)
     state = RunState(run=run.id)
     view: _Bar | _Lines | _Json
     view = _Json(recorder.tokens_per_step) if json else _Bar() if sys.stderr.isatty() else _Lines()
-    keeper = Keeper(run)
+    keeper = CheckpointWriter(run)
     try:
         with keeper, view:
             for event in run.watch():
@@ -64,7 +64,7 @@ def follow(run: Run, *, json: bool) -> RunState:
     return state
 
 
-def _show_wire(wire: Wire, *, json: bool) -> None:
+def _show_wire(wire: CompressionSums, *, json: bool) -> None:
     """What compression did in the steps that were watched."""
     rows = wire.rows()
     if json and rows:

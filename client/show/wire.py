@@ -13,7 +13,7 @@ from typing import Any
 from ...proto.broker_pb2 import LinkUse, Plan, RunEvent
 from .text import size_text, time_text
 
-__all__ = ["LinkRow", "Wire", "compresses", "planned", "sentence"]
+__all__ = ["CompressionSums", "LinkRow", "compresses", "planned", "sentence"]
 
 RAW = "raw/1"
 """The codec that changes nothing."""
@@ -85,7 +85,7 @@ _OTHERS = "others"
 
 
 class _Sum:
-    """Of one link, role and codec."""
+    """Sums of what the steps measured on one link, for one role and codec."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -97,7 +97,7 @@ class _Sum:
         self.samples = 0
 
 
-class Wire:
+class CompressionSums:
     """Sums what the steps of a run measured. `names`: asked for peers' names by id, once, when
     there is something to show."""
 

@@ -13,7 +13,7 @@ class DirectoryError(Exception):
 
 
 class Directory(Protocol):
-    """Of one swarm."""
+    """Where the records of one swarm are left and looked up."""
 
     async def publish(self, record: bytes) -> None:
         """Leaves a record. Raises DirectoryError when it cannot be used."""

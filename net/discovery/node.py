@@ -62,7 +62,7 @@ _ORPHANED_S = 3.0
 
 
 class _OnlyOurs(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types for us
-    """Of everything that could be stored, one kind is."""
+    """Lets the node store one kind of record only: the swarm's own."""
 
     def __init__(self, config: NodeConfig, key: str) -> None:
         self._config = config

@@ -204,7 +204,7 @@ class NodeProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while it runs."""
+        """The id of the node's process while it runs, else None."""
         if self._process is None or self._process.poll() is not None:
             return None
         return self._process.pid

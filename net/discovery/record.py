@@ -33,7 +33,7 @@ __all__ = [
     "MOST_NODES",
     "YOUNG_S",
     "Claim",
-    "RecordError",
+    "DiscoveryRecordError",
     "check_multiaddr",
     "check_swarm",
     "endpoint_of",
@@ -61,7 +61,7 @@ _MULTIADDR = re.compile(
 _STATEMENT = b"shoal whereabouts 1\n"
 
 
-class RecordError(ValueError):
+class DiscoveryRecordError(ValueError):
     """Bytes that say nothing of the broker that is looked for; the message says why."""
 
 
@@ -112,43 +112,43 @@ def sign(said: Whereabouts, authority: Authority) -> bytes:
 
 def read(data: bytes, swarm: str, fingerprint: bytes, now_s: float) -> Whereabouts:
     """What the authority of this fingerprint says of its broker in this swarm. Raises
-    RecordError."""
+    DiscoveryRecordError."""
     if len(data) > MOST_BYTES:
-        raise RecordError(f"{len(data)} bytes: expected at most {MOST_BYTES}")
+        raise DiscoveryRecordError(f"{len(data)} bytes: expected at most {MOST_BYTES}")
     signed, said = SignedWhereabouts(), Whereabouts()
     try:
         signed.ParseFromString(data)
         said.ParseFromString(signed.whereabouts)
     except DecodeError as error:
-        raise RecordError(f"no record: {error}") from None
+        raise DiscoveryRecordError(f"no record: {error}") from None
     if fingerprint_of(signed.authority) != fingerprint:
-        raise RecordError("another authority's record")
+        raise DiscoveryRecordError("another authority's record")
     try:
         key = x509.load_der_x509_certificate(signed.authority).public_key()
         assert isinstance(key, Ed25519PublicKey), "authorities have no other keys"
         key.verify(signed.signature, _STATEMENT + signed.whereabouts)
     except InvalidSignature:
-        raise RecordError("not signed by its authority") from None
+        raise DiscoveryRecordError("not signed by its authority") from None
     _check(said, swarm, now_s)
     return said
 
 
 def _check(said: Whereabouts, swarm: str, now_s: float) -> None:
-    """What even the authority may not say. Raises RecordError."""
+    """What even the authority may not say. Raises DiscoveryRecordError."""
     if said.swarm != swarm:
-        raise RecordError(f"a record of swarm {said.swarm[:64]!r}")
+        raise DiscoveryRecordError(f"a record of swarm {said.swarm[:64]!r}")
     if not said.issued_s <= now_s + AHEAD_S:  # so that a NaN fails too
-        raise RecordError("a record of the future")
+        raise DiscoveryRecordError("a record of the future")
     if not now_s < said.ends_s <= said.issued_s + LASTS_S:
-        raise RecordError("a record that has ended")
+        raise DiscoveryRecordError("a record that has ended")
     if len(said.nodes) > MOST_NODES:
-        raise RecordError(f"{len(said.nodes)} nodes: expected at most {MOST_NODES}")
+        raise DiscoveryRecordError(f"{len(said.nodes)} nodes: expected at most {MOST_NODES}")
     try:
         split(said.address)
         for node in said.nodes:
             check_multiaddr(node)
     except ValueError as error:
-        raise RecordError(str(error)) from None
+        raise DiscoveryRecordError(str(error)) from None
 
 
 def newest(
@@ -159,7 +159,7 @@ def newest(
     for data in candidates:
         try:
             found.append(read(data, swarm, fingerprint, now_s))
-        except RecordError:
+        except DiscoveryRecordError:
             continue  # anybody may leave anything
     return max(found, key=lambda said: said.issued_s, default=None)
 

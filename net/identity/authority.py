@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from .credential import Credential, new_key, pem_of, write_private
-from .names import DOOR_NAME, Party, Role, dns_name, uri_of
+from .names import DOOR_NAME, Party, PartyRole, dns_name, uri_of
 from .token import Token, fingerprint_of
 
 __all__ = ["Authority", "AuthorityError"]
@@ -130,11 +130,11 @@ class Authority:
         self, key: EllipticCurvePublicKey, party: Party, now: datetime, lasts: timedelta
     ) -> bytes:
         names: list[x509.GeneralName] = [x509.DNSName(dns_name(*party))]
-        if party.role is Role.BROKER:
+        if party.role is PartyRole.BROKER:
             names.append(x509.DNSName(DOOR_NAME))
         names.append(x509.UniformResourceIdentifier(uri_of(party)))
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
-        if party.role in (Role.BROKER, Role.PEER):
+        if party.role in (PartyRole.BROKER, PartyRole.PEER):
             uses.append(ExtendedKeyUsageOID.SERVER_AUTH)
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, party.subject[:64])])
         longest = self._certificate.not_valid_after_utc

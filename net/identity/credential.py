@@ -135,7 +135,7 @@ class Credential:
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """Of the authority; what a token of its broker has."""
+        """The fingerprint of the authority, as in a token of its broker."""
         return fingerprint_of_pem(self.authority)
 
     @cached_property
@@ -178,7 +178,8 @@ def end_of(certificate: bytes) -> float:
 
 
 def shown_end(properties: Mapping[str, Iterable[bytes]]) -> float:
-    """The same of the one in gRPC's `auth_context()`, 0 when none was shown."""
+    """When the certificate in gRPC's `auth_context()` ends, in seconds since 1970; 0 when none was
+    shown."""
     shown = next(iter(properties.get("x509_pem_cert", ())), b"")
     return end_of(shown) if shown else 0.0
 

@@ -21,7 +21,7 @@ __all__ = [
     "OWNER",
     "SUBJECT",
     "Party",
-    "Role",
+    "PartyRole",
     "dns_name",
     "party_of",
     "uri_of",
@@ -38,7 +38,7 @@ SUBJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _MOST_URIS = 8
 
 
-class Role(StrEnum):
+class PartyRole(StrEnum):
     """What a certificate allows."""
 
     BROKER = "broker"
@@ -50,16 +50,16 @@ class Role(StrEnum):
 class Party(NamedTuple):
     """Who is at the other end of a connection, proven by its certificate."""
 
-    role: Role
+    role: PartyRole
     subject: str
 
     def __str__(self) -> str:
         return f"{self.role.value} {self.subject}"
 
 
-def dns_name(role: Role, subject: str) -> str:
+def dns_name(role: PartyRole, subject: str) -> str:
     """The host name that a party's certificate proves."""
-    if role is Role.BROKER:
+    if role is PartyRole.BROKER:
         return BROKER_NAME
     digest = hashlib.sha256(f"{role.value}:{subject}".encode()).digest()
     return f"{base64.b32encode(digest[:20]).decode().lower()}.{role.value}.shoal"
@@ -77,6 +77,6 @@ def party_of(properties: Mapping[str, Iterable[bytes]]) -> Party | None:
         return None
     scheme, _, rest = found[0].decode("utf-8", "replace").partition(":")
     role, _, subject = rest.partition(":")
-    if scheme != "shoal" or role not in set(Role) or not SUBJECT.fullmatch(subject):
+    if scheme != "shoal" or role not in set(PartyRole) or not SUBJECT.fullmatch(subject):
         return None
-    return Party(Role(role), subject)
+    return Party(PartyRole(role), subject)

@@ -34,7 +34,8 @@ def fingerprint_of(certificate_der: bytes) -> bytes:
 
 
 def fingerprint_of_pem(certificate: bytes) -> bytes:
-    """The same of a certificate in PEM. Raises ValueError when it is none."""
+    """The 32 bytes that stand for a certificate, which is given in PEM. Raises ValueError when it
+    is none."""
     from cryptography import x509  # a token alone is read without it, and sooner
     from cryptography.hazmat.primitives import serialization
 
@@ -125,5 +126,5 @@ def _bytes(text: str, size: int, which: str, what: str) -> bytes:
 
 
 def _shown(text: str) -> str:
-    """Of a wrong token no more than its beginning: it may be another secret."""
+    """The beginning of a wrong token, and no more of it: it may be another secret."""
     return repr(text[:4] + ("…" if len(text) > 4 else ""))

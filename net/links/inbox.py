@@ -48,8 +48,9 @@ class _Incoming:
 
 @dataclass(slots=True)
 class _Slots:
-    """Of one role. `taken`: frames here or on their way; `granted`: credit that the other side was
-    told of, or is with the next message (`Link`); `announced`: by it, in this session."""
+    """The places for frames of one role. `taken`: frames here or on their way; `granted`: credit
+    that the other side was told of, or is with the next message (`Link`); `announced`: by it, in
+    this session."""
 
     allowed: int = 0
     taken: int = 0
@@ -58,7 +59,8 @@ class _Slots:
 
 
 class Inbox:
-    """See the module."""
+    """Receives the frames of one link: keeps their pieces until they are whole, and grants credit
+    for further ones."""
 
     def __init__(
         self,

@@ -219,7 +219,7 @@ def _varint(value: int) -> int:
 
 
 def _number(value: int) -> int:
-    """Of a field of a number from 0 on; 0 is not written."""
+    """The encoded size, in bytes, of a field with a number from 0 on; 0 is not written."""
     return 1 + (value.bit_length() + 6) // 7 if value else 0
 
 
@@ -228,7 +228,7 @@ _SMALL = bytes(map(_number, range(1 << 12)))
 
 
 def _inside(size: int) -> int:
-    """Of a field of so many bytes."""
+    """The encoded size, in bytes, of a field whose content takes so many bytes."""
     return 2 + size if size < 128 else 1 + _varint(size) + size
 
 

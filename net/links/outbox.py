@@ -24,7 +24,7 @@ from typing import NamedTuple
 from ...dag.schedule.flow import Role
 from .frame import FrameError, FrameHeader, FrameKey, Payload
 from .messages import MIN_CHUNK_BYTES, Announcement, Chunk, Hello
-from .patience import Patience
+from .patience import SendWindow
 from .transport import LinkError
 
 __all__ = ["PIECES", "Outbox", "Pieces"]
@@ -88,7 +88,7 @@ class _Lane:
     `window`: what bounds the bytes on their way."""
 
     patient: bool
-    window: Patience | None = None
+    window: SendWindow | None = None
     queue: deque[_Outgoing] = field(default_factory=deque)
     announced: int = 0
     credit: int = 0
@@ -102,12 +102,13 @@ class _Lane:
 
 
 class Outbox:
-    """See the module. Everything that it hands out is for one connection, in order."""
+    """Sends the frames of one link: decides which bytes go next. Everything that it hands out is
+    for one connection, in order."""
 
     def __init__(self, pieces: Pieces = PIECES) -> None:
         self._lanes = {role: _Lane(role in _PATIENT) for role in Role}
         most_bytes = pieces.most_bytes // _PATIENT_SHARE
-        window = Patience(pieces.wait_s, most_bytes, pieces.rest_share)
+        window = SendWindow(pieces.wait_s, most_bytes, pieces.rest_share)
         self._lanes[Role.SNAPSHOT].window = self._window = window
         self.waiting: list[_Lane] = []
         """Lanes with a queue. Who had its turn longest ago comes first."""

@@ -21,7 +21,7 @@ import math
 from collections import deque
 from typing import NamedTuple
 
-__all__ = ["LEAST_BYTES", "Patience"]
+__all__ = ["LEAST_BYTES", "SendWindow"]
 
 LEAST_BYTES = 4 * 1024
 """Of a piece: half of `wait_s` at 2.6 Mbit/s."""
@@ -49,7 +49,7 @@ class _Out(NamedTuple):
     first: int
 
 
-class Patience:
+class SendWindow:
     """The window of one lane of one link; its frames go one after the other. Times are seconds of a
     clock that never goes back."""
 
@@ -150,4 +150,4 @@ class Patience:
         self._looks = False
 
     def __repr__(self) -> str:
-        return f"<Patience {self._out_bytes} of {self._window:.0f} bytes>"
+        return f"<SendWindow {self._out_bytes} of {self._window:.0f} bytes>"

@@ -30,7 +30,8 @@ def backoff_s(failures: int) -> float:
 
 
 class Switchboard:
-    """See the module. `boot` differs between two lives of one peer."""
+    """Decides who may open a connection to this peer, and which connection each link uses. `boot`
+    differs between two lives of one peer."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ one has arrived)."""
 
 
 class Carrier(Protocol):
-    """See the module."""
+    """Takes messages, and calls back when each has left and when it has arrived."""
 
     def send(
         self, source: str, destination: str, size_bytes: int, left: Call, arrived: Call

@@ -28,8 +28,7 @@ from ..cap import Cap
 from ..grpc_quirks import take_first
 from ..identity.credential import Credential, shown_end
 from ..identity.enroll import channel_options
-from ..identity.names import Party, dns_name, party_of
-from ..identity.names import Role as PartyRole
+from ..identity.names import Party, PartyRole, dns_name, party_of
 from ..links.buffers import keep_heap_warm
 from ..links.connection import Connection
 from ..links.frame import FrameKey, Payload

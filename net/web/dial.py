@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-__all__ = ["Asked", "Clock", "Pace", "TooSlowError", "WebError", "opener"]
+__all__ = ["AnswerDeadline", "Asked", "Clock", "TooSlowError", "WebError", "opener"]
 
 Allowed = Callable[[str], str]
 Reachable = Callable[[str, str], str]
@@ -32,7 +32,7 @@ class TooSlowError(TimeoutError):
     """A server that sends, but too slowly."""
 
 
-class Pace:
+class AnswerDeadline:
     """How long one answer may take, from now on. silence_s: without a byte; head_s: for its head;
     floor: bytes per second of its body, which has `silence_s` at least; clock: seconds."""
 
@@ -64,7 +64,7 @@ class Pace:
 class Asked(urllib.request.Request):
     """A request with the pace of its answer, which redirects share."""
 
-    def __init__(self, url: str, headers: dict[str, str], pace: Pace) -> None:
+    def __init__(self, url: str, headers: dict[str, str], pace: AnswerDeadline) -> None:
         super().__init__(url, headers=headers)
         self.pace = pace
 
@@ -104,7 +104,7 @@ Dial = Callable[..., socket.socket]
 
 def _dial(
     reachable: Reachable,
-    pace: Pace,
+    pace: AnswerDeadline,
     address: tuple[str, int],
     timeout: float | None = None,
     source_address: Any = None,
@@ -133,7 +133,7 @@ def _dial(
 class _Paced(io.RawIOBase):
     """The bytes of a socket, each waited for as long as the pace says."""
 
-    def __init__(self, sock: socket.socket, raw: Any, pace: Pace) -> None:
+    def __init__(self, sock: socket.socket, raw: Any, pace: AnswerDeadline) -> None:
         self._sock, self._raw, self._pace = sock, raw, pace
 
     def readable(self) -> bool:
@@ -155,12 +155,16 @@ class _Paced(io.RawIOBase):
 
 
 class _Answer(http.client.HTTPResponse):
-    def __init__(self, pace: Pace, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, pace: AnswerDeadline, sock: socket.socket, *args: Any, **kwargs: Any
+    ) -> None:
         super().__init__(sock, *args, **kwargs)
         self.fp = io.BufferedReader(_Paced(sock, self.fp.detach(), pace))
 
 
-def _made(of: Callable[..., Any], dial: Dial, pace: Pace, *args: Any, **kwargs: Any) -> Any:
+def _made(
+    of: Callable[..., Any], dial: Dial, pace: AnswerDeadline, *args: Any, **kwargs: Any
+) -> Any:
     """A connection that dials so, and whose answers come so."""
     made = of(*args, **kwargs)
     made._create_connection = partial(dial, pace)  # its only way in

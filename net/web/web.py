@@ -27,7 +27,7 @@ from functools import cached_property
 from typing import Any
 
 from ..printable import printable
-from .dial import Asked, Clock, Pace, TooSlowError, WebError, opener
+from .dial import AnswerDeadline, Asked, Clock, TooSlowError, WebError, opener
 
 __all__ = ["HEAD_S", "SLOW", "Web", "WebError", "WebFile", "is_web"]
 
@@ -58,10 +58,10 @@ def is_web(name: str) -> bool:
 
 
 class Web:
-    """See the module. `allowed` and `reachable` say why not; empty: it is. timeout_s: without a
-    byte; head_s: for the head of an answer, with redirects; floor: bytes per second of a body,
-    after `timeout_s`, or it is given up; attempts: tries of each call; pause: waits so many seconds
-    between two; clock: seconds."""
+    """Reads byte ranges of files on the web. `allowed` and `reachable` say why not; empty: it is.
+    timeout_s: without a byte; head_s: for the head of an answer, with redirects; floor: bytes per
+    second of a body, after `timeout_s`, or it is given up; attempts: tries of each call; pause:
+    waits so many seconds between two; clock: seconds."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Web:
             raise WebError(f"{file.url} gave more than the {length} bytes from {offset} on")
         return bytes(data)
 
-    def _asked(self, url: str, offset: int, length: int) -> tuple[Any, Pace]:
+    def _asked(self, url: str, offset: int, length: int) -> tuple[Any, AnswerDeadline]:
         headers = {
             "Range": f"bytes={offset}-{offset + length - 1}",
             "Accept-Encoding": "identity",
@@ -151,7 +151,7 @@ class Web:
         except _AbsentError as error:
             raise WebError(f"{url}: {error}") from None
 
-    def _open(self, url: str, headers: Mapping[str, str]) -> tuple[Any, Pace]:
+    def _open(self, url: str, headers: Mapping[str, str]) -> tuple[Any, AnswerDeadline]:
         """The answer, whose head is here, and its pace. Raises WebError, _AbsentError."""
         if not is_web(url):
             raise WebError(f"{url:.200} is no URL of http or https")
@@ -161,7 +161,7 @@ class Web:
         for attempt in range(self._attempts):
             if attempt:
                 self._pause(min(5.0, 0.1 * 2.0**attempt))
-            pace = Pace(self._timeout_s, self._head_s, self._floor, self._clock)
+            pace = AnswerDeadline(self._timeout_s, self._head_s, self._floor, self._clock)
             request = Asked(url, {**headers, "User-Agent": _AGENT}, pace)
             try:
                 return self._opener.open(request, timeout=self._timeout_s), pace

@@ -21,7 +21,7 @@ from ...net.blobs.client import BlobClient
 from ...net.cap import Cap
 from ...net.identity.credential import Credential, shown_end
 from ...net.identity.enroll import channel_options
-from ...net.identity.names import Role, dns_name, party_of
+from ...net.identity.names import PartyRole, dns_name, party_of
 from ...net.transports.grpc_transport import CHANNEL_OPTIONS
 from ...net.web.proxy import proxy_options
 from ...proto.broker_pb2 import BlobPiece, BlobRange
@@ -48,7 +48,7 @@ def serve_blobs(
 
     async def fetch(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         party = party_of(context.auth_context())
-        who = party.subject if party is not None and party.role is Role.PEER else None
+        who = party.subject if party is not None and party.role is PartyRole.PEER else None
         if not may(who):
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED, "only peers of a run share blobs"
@@ -115,5 +115,5 @@ class Fellows:
         credential = self._credential()
         if credential is None:
             return grpc.aio.insecure_channel(address, options=(*_OPTIONS, *proxy_options(address)))
-        options = (*_OPTIONS, *channel_options(address, dns_name(Role.PEER, peer)))
+        options = (*_OPTIONS, *channel_options(address, dns_name(PartyRole.PEER, peer)))
         return grpc.aio.secure_channel(address, credential.for_channel(), options=options)

@@ -14,7 +14,7 @@ import grpc.aio
 from ...net.identity.authority import utc
 from ...net.identity.credential import Credential, server_credentials
 from ...net.identity.enroll import BrokerAwayError, EnrollError, enroll, renew
-from ...net.identity.names import Role
+from ...net.identity.names import PartyRole
 from ...net.identity.token import Token
 from ...net.local import joined
 from ..host.addresses import to_dial
@@ -86,7 +86,7 @@ class Credentials:
         renewed: Callable[[Credential], None],
         broker: Callable[[], str],
     ) -> None:
-        if first.party.role is not Role.PEER:
+        if first.party.role is not PartyRole.PEER:
             raise NoCredentialError(
                 f"{config.state} has the certificate of {first.party}: a peer needs a token of its "
                 "own (`shoal invite --role peer`) and a folder of its own (--state)"

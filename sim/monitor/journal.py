@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...broker import events as b
-from ...broker.journal.decided import Decided
+from ...broker.journal.decided import DurableState
 from ...broker.options import BrokerOptions
 from ...broker.runs.runs import Run
 from ...proto import broker_pb2, journal_pb2
@@ -31,7 +31,7 @@ class JournalCheck(Check):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self._disk = Decided(BrokerOptions())
+        self._disk = DurableState(BrokerOptions())
         self._read = 0
         self._told: dict[str, int] = {}
         """By run: events that watchers were told of."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...broker import events as b
-from ...broker.journal.decided import Decided
+from ...broker.journal.decided import DurableState
 from ...broker.machine import BrokerMachine
 from ...broker.options import BrokerOptions
 from ...broker.planning.planning import answer as plan_answer
@@ -58,7 +58,7 @@ class BrokerShell:
         assert not self.alive, "one process at a time"
         records = map(journal_pb2.Record.FromString, self.journal)
         self.machine = BrokerMachine(
-            "broker", self._options, decided=Decided(self._options, records)
+            "broker", self._options, decided=DurableState(self._options, records)
         )
         self._life += 1
         self._timers = Timers(self.world, self._of_this_life(b.TimerFired))
@@ -157,7 +157,7 @@ class BrokerShell:
                 self._timers.set(name, at)
             case b.Log(name, fields):
                 world.note(BROKER, f"{name} {dict(fields)}")
-            case b.Stop(why):
+            case b.StopServing(why):
                 world.note(BROKER, f"stops: {why}")
 
     def _show(self, run: str) -> None:

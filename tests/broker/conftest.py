@@ -32,7 +32,7 @@ from shoal.broker.events import (
     TimerFired,
     Watched,
 )
-from shoal.broker.journal.decided import Decided
+from shoal.broker.journal.decided import DurableState
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
 from shoal.broker.planning.children import SHARING
@@ -125,7 +125,9 @@ class World:
     def restart(self) -> list[Instruction]:
         """Another process with the journal alone."""
         options = self.machine.options
-        self.machine = BrokerMachine("broker-1", options, decided=Decided(options, self.journal))
+        self.machine = BrokerMachine(
+            "broker-1", options, decided=DurableState(options, self.journal)
+        )
         self.timers, self.streams = {}, {}
         return self.handle(Started())
 

@@ -34,7 +34,7 @@ from shoal.broker.events import (
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
 from shoal.broker.validate import validate
-from shoal.broker.wish import SpecError, read_spec
+from shoal.broker.wish import RunSpecError, read_spec
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.job import Job
 from shoal.proto.broker_pb2 import (
@@ -337,7 +337,7 @@ def test_a_spec_of_any_bytes_is_read_or_refused_with_words(data, changes, whole)
         return
     try:
         read_spec(spec)
-    except SpecError as error:
+    except RunSpecError as error:
         assert str(error)  # noqa: PT017 (either outcome is right)
 
 
@@ -348,5 +348,5 @@ def test_a_job_of_any_text_is_refused_with_words(text) -> None:
     spec.job = text.encode("utf-8", "replace").decode()
     try:
         read_spec(spec)
-    except SpecError as error:
+    except RunSpecError as error:
         assert "job of the run" in str(error)  # noqa: PT017

@@ -20,7 +20,7 @@ from shoal.broker.events import (
     Started,
     StopAsked,
 )
-from shoal.broker.journal.decided import Decided
+from shoal.broker.journal.decided import DurableState
 from shoal.broker.journal.journal import Journal, JournalError, open_journal
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
@@ -45,7 +45,7 @@ from shoal.tests.broker.conftest import make_spec
 from shoal.tests.broker.test_machine_random import Driver
 
 
-def known(decided: Decided) -> list[bytes]:
+def known(decided: DurableState) -> list[bytes]:
     """All that a journal has to keep, as bytes."""
     return [r.SerializeToString(deterministic=True) for r in decided.snapshot()]
 
@@ -90,9 +90,9 @@ def test_the_state_after_a_replay_is_the_state_of_the_live_machine(seed: int, cu
         if i == at:
             snapshot, before = driver.machine.decided.snapshot(), len(records)
     live = known(driver.machine.decided)
-    assert known(Decided(options, records)) == live
-    assert known(Decided(options, [*snapshot, *records[before:]])) == live
-    restored = BrokerMachine("broker-1", options, decided=Decided(options, records))
+    assert known(DurableState(options, records)) == live
+    assert known(DurableState(options, [*snapshot, *records[before:]])) == live
+    restored = BrokerMachine("broker-1", options, decided=DurableState(options, records))
     restored.handle(Started(), driver.now)
     validate(restored)
     for event in (DescribeAsked(RequestId("q")), StopAsked()):
@@ -103,7 +103,7 @@ def test_the_state_after_a_replay_is_the_state_of_the_live_machine(seed: int, cu
 def test_a_snapshot_of_a_long_run_is_of_the_moment_and_no_record_of_it_is_long(tmp_path) -> None:
     """It is read later and elsewhere: in the journal's thread, while the run goes on."""
     records: list[Record] = []
-    decided = Decided(BrokerOptions())
+    decided = DurableState(BrokerOptions())
     decided.start(0.0)
     decided.add(RunId("r-1"), make_spec(steps=9000))
     record = decided.taken()
@@ -130,13 +130,13 @@ def test_a_snapshot_of_a_long_run_is_of_the_moment_and_no_record_of_it_is_long(t
         longest = max(n for (n,) in journal._db.execute("SELECT length(data) FROM record"))
     assert longest < sum(e.ByteSize() for e in wanted) / 4
     with Journal(path) as journal:
-        again = Decided(BrokerOptions(), journal.records())
+        again = DurableState(BrokerOptions(), journal.records())
     assert list(again.runs[RunId("r-1")].history.events) == wanted
 
 
 def test_a_snapshot_with_all_events_in_one_record_is_still_read() -> None:
     """As brokers wrote it before a run's past had records of its own."""
-    decided = Decided(BrokerOptions())
+    decided = DurableState(BrokerOptions())
     decided.add(RunId("r-1"), make_spec(steps=9000))
     run = decided.runs[RunId("r-1")]
     for i in range(1500):
@@ -146,7 +146,7 @@ def test_a_snapshot_with_all_events_in_one_record_is_still_read() -> None:
     (kept,) = head.decisions
     del kept.kept.events[:]
     kept.kept.events.extend(run.history.events)
-    again = Decided(BrokerOptions(), [head])
+    again = DurableState(BrokerOptions(), [head])
     assert list(again.runs[RunId("r-1")].history.events) == list(run.history.events)
 
 
@@ -160,7 +160,7 @@ def test_any_events_in_any_order_keep_the_invariants_over_restarts(
     for i in range(150):
         if i in deaths:
             options, live = driver.machine.options, known(driver.machine.decided)
-            decided = Decided(options, records)
+            decided = DurableState(options, records)
             assert known(decided) == live
             driver.machine = BrokerMachine("broker-1", options, decided=decided)
             recording(driver.machine, records)
@@ -173,9 +173,9 @@ def test_any_events_in_any_order_keep_the_invariants_over_restarts(
 def test_a_decision_that_cannot_follow_is_refused_with_words() -> None:
     forget = Record(decisions=[Decision(forgotten=RunForgotten(run="r-1"))])
     with pytest.raises(ValueError, match="never submitted"):
-        Decided(BrokerOptions(), [forget])
+        DurableState(BrokerOptions(), [forget])
     with pytest.raises(ValueError, match="newer version"):
-        Decided(BrokerOptions(), [Record(decisions=[Decision()])])
+        DurableState(BrokerOptions(), [Record(decisions=[Decision()])])
 
 
 def test_a_journal_that_cannot_be_replayed_is_named(tmp_path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from shoal.broker.events import MakePlan, PlanReady, RunId
 from shoal.broker.planning.planning import answer
 from shoal.broker.scheduler.base.interface import CodecOptions, PeerOffer
-from shoal.broker.wish import Batching, SpecError, read_spec
+from shoal.broker.wish import Batching, RunSpecError, read_spec
 from shoal.dag.ir.convert import graph_to_bytes
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, Size, TensorSpec
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
@@ -51,7 +51,7 @@ def test_every_pipeline_needs_a_microbatch() -> None:
     assert [b.microbatch_size for b in found] == [2, 1, 4]
     found = read_spec(make_spec(1, 4, 8, plan={"pipelines": 5})).batchings
     assert [b.microbatch_size for b in found] == [1]
-    with pytest.raises(SpecError, match=r"plan.pipelines is 5 with 4 microbatches"):
+    with pytest.raises(RunSpecError, match=r"plan.pipelines is 5 with 4 microbatches"):
         read_spec(make_spec(4, 8, plan={"pipelines": 5}))
 
 
@@ -71,7 +71,7 @@ def test_every_pipeline_needs_a_microbatch() -> None:
     ],
 )
 def test_sizes_that_no_plan_can_have_are_refused(spec: RunSpec, text: str) -> None:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(RunSpecError) as caught:
         read_spec(spec)
     assert text in str(caught.value)
 
@@ -134,5 +134,5 @@ def test_codecs_of_the_job_reach_the_planner() -> None:
     ],
 )
 def test_a_codec_that_there_is_not_is_refused_by_its_key(codec: dict, text: str) -> None:
-    with pytest.raises(SpecError, match=text):
+    with pytest.raises(RunSpecError, match=text):
         read_spec(make_spec(codec=codec))

@@ -24,7 +24,7 @@ import pytest
 from shoal.net.identity.authority import Authority, utc
 from shoal.net.identity.credential import Credential
 from shoal.net.identity.enroll import channel_options
-from shoal.net.identity.names import Party, Role
+from shoal.net.identity.names import Party, PartyRole
 
 MIB = 1 << 20
 _WARM = """
@@ -45,7 +45,7 @@ class BrokerProcess:
     address: str
     state: Path
 
-    def made(self, role: Role, subject: str = "x", **lasts: float) -> Credential:
+    def made(self, role: PartyRole, subject: str = "x", **lasts: float) -> Credential:
         """A certificate that the broker's authority signed, for an hour if not said otherwise; its
         subject never joined."""
         now = utc(time.time())

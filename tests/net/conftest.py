@@ -25,8 +25,7 @@ from shoal.dag.schedule.flow import Role
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.credential import Credential, server_credentials
 from shoal.net.identity.enroll import channel_options
-from shoal.net.identity.names import Party, dns_name
-from shoal.net.identity.names import Role as PartyRole
+from shoal.net.identity.names import Party, PartyRole, dns_name
 from shoal.net.links.frame import Arrived, FrameKey, Payload
 from shoal.net.links.messages import Message, decode, written
 from shoal.net.links.transport import (

@@ -26,9 +26,9 @@ __all__ = [
     "CodecOptions",
     "NoPlan",
     "PeerOffer",
-    "PlanOptions",
     "PlanRequest",
     "Planner",
+    "PlannerOptions",
 ]
 
 CODED_ROLES = ("activation", "activation_grad", "sync")
@@ -123,7 +123,7 @@ class CodecOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlanOptions:
+class PlannerOptions:
     """The part of a job's `[plan]`, `[train]` and `[codec]` that a planner reads."""
 
     scheduler: str = "auto"
@@ -157,7 +157,7 @@ class PlanRequest:
     microbatches: int
     microbatch_size: int
     evaluation_microbatches: int = 0
-    options: PlanOptions = field(default_factory=PlanOptions)
+    options: PlannerOptions = field(default_factory=PlannerOptions)
     links: Network | None = None
     """Between the offers, in their order; None: nothing is known."""
     known_costs: tuple[OperatorCost, ...] | None = None
@@ -175,7 +175,7 @@ class PlanRequest:
 
     @cached_property
     def costs(self) -> tuple[OperatorCost, ...]:
-        """Of every operator, for one microbatch."""
+        """The cost of every operator, for one microbatch."""
         return self.known_costs or cost(self.graph)
 
     @cached_property

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from ....dag.plan.plan import Plan, ScheduleName, Spare
 from ....job.words import size_text, some_of
 from ..base.interface import NoPlan, PlanRequest
-from ..cost.candidate import Candidate, Share
-from ..cost.judge import Judge
+from ..cost.candidate import Candidate, StageShare
+from ..cost.judge import CostModel
 from ..cost.shortage import recomputes, refuse_impossible, shortage
 from ..network.pathcut import Path, least_bottleneck, possible, soonest_fill
 
@@ -48,12 +48,12 @@ MOST_POSITIONS = 1024
 """Positions that are tried where equal shares do not fit."""
 
 
-def uniform(request: PlanRequest, judge: Judge | None = None) -> Plan:
+def uniform(request: PlanRequest, judge: CostModel | None = None) -> Plan:
     """Equal operators. `judge`: the request's, where there is one already. Raises NoPlan."""
     return _Baseline(request, "operators", judge).plan()
 
 
-def equal_compute(request: PlanRequest, judge: Judge | None = None) -> Plan:
+def equal_compute(request: PlanRequest, judge: CostModel | None = None) -> Plan:
     """Equal seconds. `judge` as for `uniform`. Raises NoPlan."""
     return _Baseline(request, "compute", judge).plan()
 
@@ -82,10 +82,10 @@ class _Grid:
 
 
 class _Baseline:
-    def __init__(self, request: PlanRequest, equal: str, judge: Judge | None) -> None:
+    def __init__(self, request: PlanRequest, equal: str, judge: CostModel | None) -> None:
         refuse_impossible(request)
         self.request, self.equal = request, equal
-        self.judge = judge or Judge(request)
+        self.judge = judge or CostModel(request)
         self.pipelines = request.options.pipelines or 1
 
     @property
@@ -113,7 +113,8 @@ class _Baseline:
         return Candidate(
             tuple(
                 tuple(
-                    Share(p, a, b, recompute) for p, a, b in zip(row, cuts, cuts[1:], strict=False)
+                    StageShare(p, a, b, recompute)
+                    for p, a, b in zip(row, cuts, cuts[1:], strict=False)
                 )
                 for row in grid.rows
             ),

@@ -30,8 +30,8 @@ from ....dag.plan.plan import Plan, Spare
 from ..base.interface import PlanRequest
 from ..cost.batchings import look_at_forms
 from ..cost.candidate import Candidate
-from ..cost.judge import Judge
-from ..cost.rows import Guess, Rows
+from ..cost.judge import CostModel
+from ..cost.rows import Guess, RowBuilder
 from ..cost.shortage import refuse_impossible, shortage
 from ..network.communities import DENSE, groupings, rates
 from ..network.order import grouped_path, narrowest
@@ -63,14 +63,14 @@ def op_fence(request: PlanRequest) -> Plan:
     every: list[Fenced] = []
 
     def look(form: PlanRequest) -> float:
-        found = fenced(Judge(form))
+        found = fenced(CostModel(form))
         if found is not None:
             every.append(found)
         return found.seconds if found is not None else np.inf
 
     look_at_forms(request, look)
     if not every:
-        raise shortage(Judge(request))
+        raise shortage(CostModel(request))
     found = min(every, key=lambda f: f.seconds)
     judge, candidate = found.judge, found.candidate
     used = set(candidate.peers)
@@ -88,12 +88,12 @@ class Fenced:
     """The best candidate of one form of a request."""
 
     seconds: float
-    judge: Judge
+    judge: CostModel
     candidate: Candidate
     judged: int
 
 
-def fenced(judge: Judge) -> Fenced | None:
+def fenced(judge: CostModel) -> Fenced | None:
     """What `op_fence` takes in one form; None: nothing fits."""
     best: tuple[float, Candidate] | None = None
     judged = 0
@@ -126,7 +126,7 @@ def _actions(candidate: Candidate) -> int:
     return visits + (2 * stages * rows * rows if rows > 1 else 0)
 
 
-def candidates(judge: Judge) -> Iterator[Candidate]:
+def candidates(judge: CostModel) -> Iterator[Candidate]:
     """Different candidates, the best guesses first."""
     fence = _Fence(judge)
     seen: set[Candidate] = set()
@@ -148,8 +148,8 @@ class _Pool:
 
 
 class _Fence:
-    def __init__(self, judge: Judge) -> None:
-        self.judge, self.rows = judge, Rows(judge)
+    def __init__(self, judge: CostModel) -> None:
+        self.judge, self.rows = judge, RowBuilder(judge)
         self.options, self.microbatches = judge.request.options, judge.request.microbatches
         self.speed: Floats = 1 / np.maximum(self.rows.whole_s, 1e-300)
         self.rate = rates(judge.network)
@@ -307,7 +307,7 @@ def _sizes(most: int) -> list[int]:
     return sorted(found, reverse=True)
 
 
-def _reasons(judge: Judge, candidate: Candidate, judged: int) -> Iterator[str]:
+def _reasons(judge: CostModel, candidate: Candidate, judged: int) -> Iterator[str]:
     offers, rate = judge.offers, rates(judge.network)
     rows = len(candidate.pipelines)
     yield (

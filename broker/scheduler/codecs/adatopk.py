@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import NormalDist
 
-from .carried import Lane
+from .carried import CodecLane
 from .codec_costs import typical_error
 
 __all__ = ["WIDTHS", "best_within", "harm", "least_ratio", "rule_a", "support_text", "topk_text"]
@@ -34,7 +34,7 @@ ratio 3.67 (0.25 of a Gaussian's energy dropped) 2.8 %."""
 _BELL = NormalDist()
 
 
-def rule_a(lanes: Sequence[Lane], ratio: float) -> dict[int, float]:
+def rule_a(lanes: Sequence[CodecLane], ratio: float) -> dict[int, float]:
     """By lane of one role, r_e = max(1, ratio · t_e / t_max). Of two digits, so that links that
     differ little share a text."""
     most = max((lane.dense_s for lane in lanes), default=0.0)
@@ -55,7 +55,8 @@ def support_text(ratio: float) -> str:
 
 
 def harm(ratio: float, values: str) -> float:
-    """Of a top-k; see the module."""
+    """The mean square that a top-k loses of a value, which keeps one of `ratio` elements: what it
+    drops, and the noise of what it rounds."""
     share = 1 / ratio
     cut = _BELL.inv_cdf(1 - share / 2)
     dropped = 1 - share - 2 * cut * _BELL.pdf(cut)

@@ -1,7 +1,7 @@
 """A plan's step with codecs on its links: what crosses, what that costs at both ends, how long the
 step takes.
 
-    carried = Carried(judge, plan)
+    carried = CodedStepCost(judge, plan)
     carried.lanes                          what may be encoded, by link and role
     carried.seconds({lane: "int8"})        of a step, by the judge's own calculation
 
@@ -28,19 +28,19 @@ from ....dag.cost.play import Coding, Timeline, play
 from ....dag.cost.program import Program
 from ....dag.plan.plan import CodecChoice, CodecUse, Plan, Prediction
 from ..base.interface import CODED_ROLES
-from ..cost.judge import Judge
+from ..cost.judge import CostModel
 from ..cost.predicted import predicted, pure_shares
 from .carried_rows import rows_of, used
 from .codec_costs import cost_of
 
-__all__ = ["Carried", "Choice", "Lane", "Load"]
+__all__ = ["Choice", "CodecLane", "CodedStepCost", "LaneLoad"]
 
 Choice = Mapping[int, str]
 """By number of a lane, the text of its codec; lanes without one are raw."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class CodecLane:
     """Messages from one peer to another under one role; positions are those of the plan's peers."""
 
     number: int
@@ -56,7 +56,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LaneLoad:
     """What a codec makes of a lane, per step. `bytes`: of the tensors that it may carry."""
 
     bytes: int
@@ -74,10 +74,11 @@ class _Coded:
     decode_s: float
 
 
-class Carried:
-    """See the module. The plan is one of the judge's request, by its peers' ids."""
+class CodedStepCost:
+    """Computes how long a plan's step takes with given codecs on its links. The plan is one of the
+    judge's request, by its peers' ids."""
 
-    def __init__(self, judge: Judge, plan: Plan) -> None:
+    def __init__(self, judge: CostModel, plan: Plan) -> None:
         self.judge, self.plan = judge, plan
         index = {o.peer: i for i, o in enumerate(judge.offers)}
         self.peers = [index[p] for p in plan.peers]
@@ -102,14 +103,14 @@ class Carried:
             for lane in row.lanes:
                 self._decided.setdefault(lane, []).append(r)
         self._known: dict[tuple[int, tuple[str, ...]], _Coded] = {}
-        self._loads: dict[tuple[int, str], Load] = {}
+        self._loads: dict[tuple[int, str], LaneLoad] = {}
         self.busiest_s = float(self._busy().max(initial=0.0))
         """Seconds that the busiest peer computes in a step without codecs."""
         self.lanes = {lane.number: lane for lane in self._read_lanes()}
 
     # ------------------------------------------------------------ what crosses
 
-    def _read_lanes(self) -> list[Lane]:
+    def _read_lanes(self) -> list[CodecLane]:
         found = []
         for number, (a, b, role) in enumerate(self.program.lanes):
             dense = sum(
@@ -119,7 +120,7 @@ class Carried:
             if dense and role.value in CODED_ROLES:
                 rate = float(self.judge.rates[self.peers[a], self.peers[b]])
                 slow = dense / rate > self.busiest_s
-                found.append(Lane(number, a, b, role.value, dense, dense / rate, slow))
+                found.append(CodecLane(number, a, b, role.value, dense, dense / rate, slow))
         return found
 
     def _busy(self) -> NDArray[np.float64]:
@@ -128,8 +129,9 @@ class Carried:
 
     # ------------------------------------------------------------ what a codec makes of it
 
-    def load(self, lane: int, text: str) -> Load:
-        """Of a lane under a codec; sums go by that codec to everybody."""
+    def load(self, lane: int, text: str) -> LaneLoad:
+        """The bytes and coding times of a lane under a codec; sums go by that codec to
+        everybody."""
         key = (lane, text)
         if key not in self._loads:
             size, encode, decode = 0, 0.0, 0.0
@@ -138,7 +140,7 @@ class Carried:
                 size += count * coded.size
                 encode += count * coded.encode_s
                 decode += count * coded.decode_s
-            self._loads[key] = Load(size, encode, decode)
+            self._loads[key] = LaneLoad(size, encode, decode)
         return self._loads[key]
 
     def _texts(self, row: int, choice: Choice) -> tuple[str, ...]:
@@ -220,7 +222,7 @@ class Carried:
     # ------------------------------------------------------------ time
 
     def seconds(self, choice: Choice) -> float:
-        """Of a step; memory is not looked at."""
+        """The duration of a step; whether it fits into memory is not looked at."""
         sizes, seconds, coding = self._loaded(choice)
         self.played += 1
         if self.hosts is None:
@@ -332,7 +334,7 @@ class Carried:
             uses={(peers[a], peers[b]): tuple(x) for (a, b), x in uses.items()},
         )
 
-    def _uses(self, lane: Lane, choice: Choice, errors: Mapping[str, float]) -> list[CodecUse]:
+    def _uses(self, lane: CodecLane, choice: Choice, errors: Mapping[str, float]) -> list[CodecUse]:
         """By codec that the tensors of a lane are really carried by: raw where it does not pay."""
         sizes: dict[str, list[int]] = {}
         coding_s = 0.0

@@ -71,7 +71,8 @@ _USUAL_RATIO = 100.0
 
 @lru_cache(maxsize=1024)
 def cost_of(text: str, gpu: bool) -> Cost:
-    """Of a codec's text. A wrapper decodes what it has encoded, to know what was lost."""
+    """The cost of the codec that a text names. A wrapper decodes what it has encoded, to know what
+    was lost."""
     head, _, parameters = text.partition(":")
     *wrappers, word = (part.partition("/")[0] for part in head.split("+"))
     encode, decode, calls = COSTS.get(word, _DEAREST)[gpu]

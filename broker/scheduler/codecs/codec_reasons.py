@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..base.interface import CodecOptions
-from .carried import Carried, Choice, Lane
+from .carried import Choice, CodecLane, CodedStepCost
 from .codec_table import Rung
 
 __all__ = ["saved_s", "why"]
@@ -16,14 +16,14 @@ MOST_PLAIN = 4
 """The same of those that stay uncompressed."""
 
 
-def saved_s(carried: Carried, lane: int, text: str) -> float:
+def saved_s(carried: CodedStepCost, lane: int, text: str) -> float:
     """Seconds of a step by which the lane is busy for less time."""
     found = carried.lanes[lane]
     return found.dense_s * (1 - carried.load(lane, text).bytes / found.dense_bytes)
 
 
 def why(
-    carried: Carried,
+    carried: CodedStepCost,
     options: CodecOptions,
     choice: Choice,
     errors: Mapping[str, float],
@@ -61,7 +61,9 @@ def why(
         yield f"{len(plain) - MOST_PLAIN} more links and roles stay uncompressed"
 
 
-def _why_not(carried: Carried, options: CodecOptions, lane: Lane, rungs: tuple[Rung, ...]) -> str:
+def _why_not(
+    carried: CodedStepCost, options: CodecOptions, lane: CodecLane, rungs: tuple[Rung, ...]
+) -> str:
     match options.of(lane.role):
         case "auto" if rungs:
             return f"the step is not shorter with {rungs[-1].codec}"
@@ -80,7 +82,7 @@ def _why_not(carried: Carried, options: CodecOptions, lane: Lane, rungs: tuple[R
             return f"{text} does not make it smaller, or there is no memory for what it keeps"
 
 
-def _link(carried: Carried, lane: Lane) -> str:
+def _link(carried: CodedStepCost, lane: CodecLane) -> str:
     names = [str(carried.offers[i]) for i in (lane.source, lane.destination)]
     return f"{' -> '.join(names)} {lane.role}"
 

@@ -37,12 +37,12 @@ from ....compression.sparse.topk import TopK
 from ....dag.schedule.flow import Role
 from ..base.interface import CODED_ROLES, CodecOptions
 from .adatopk import WIDTHS, best_within, rule_a, support_text, topk_text
-from .carried import Carried, Choice, Lane
+from .carried import Choice, CodecLane, CodedStepCost
 from .codec_costs import is_lossless, typical_error
 from .codec_reasons import why
 from .codec_table import Rung, table
 
-__all__ = ["Chosen", "choose", "codec_of", "ladder"]
+__all__ = ["ChosenCodecs", "choose", "codec_of", "ladder"]
 
 HIDDEN = 1.001
 """A step that is longer by less than this is as short."""
@@ -53,7 +53,7 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenCodecs:
     """By lane, the codec that it got; what each text typically loses; and the reasons."""
 
     choice: dict[int, str]
@@ -63,7 +63,7 @@ class Chosen:
     reasons: tuple[str, ...]
 
 
-def choose(carried: Carried, options: CodecOptions) -> Chosen:
+def choose(carried: CodedStepCost, options: CodecOptions) -> ChosenCodecs:
     """The codecs of a plan's lanes."""
     choice: dict[int, str] = {}
     errors: dict[str, float] = {}
@@ -105,7 +105,7 @@ def choose(carried: Carried, options: CodecOptions) -> Chosen:
     if full:
         names = ", ".join(str(carried.offers[i]) for i in sorted(full))
         reasons.append(f"no codec that keeps a state at {names}: too little memory is left there")
-    return Chosen(choice, errors, seconds, dense_s, tuple(reasons))
+    return ChosenCodecs(choice, errors, seconds, dense_s, tuple(reasons))
 
 
 def codec_of(text: str, role: str, options: CodecOptions) -> str:
@@ -117,7 +117,7 @@ def codec_of(text: str, role: str, options: CodecOptions) -> str:
     return f"ef+{text}"
 
 
-def _pays(carried: Carried, lane: Lane, text: str) -> bool:
+def _pays(carried: CodedStepCost, lane: CodecLane, text: str) -> bool:
     return carried.load(lane.number, text).bytes < lane.dense_bytes
 
 
@@ -125,7 +125,7 @@ def _pays(carried: Carried, lane: Lane, text: str) -> bool:
 
 
 def _as_its_gradient(
-    carried: Carried, fewer: Mapping[int, float], ratio: float
+    carried: CodedStepCost, fewer: Mapping[int, float], ratio: float
 ) -> dict[int, float]:
     """The r_e of values, each at least that of the gradient on its way back."""
     lanes = [x for x in carried.lanes.values() if x.role == Role.ACTIVATION_GRAD]
@@ -137,7 +137,9 @@ def _as_its_gradient(
     return {n: max(r, back.get(ends[n], 1.0)) for n, r in fewer.items()}
 
 
-def _sparse(carried: Carried, fewer: Mapping[int, float], options: CodecOptions) -> dict[int, str]:
+def _sparse(
+    carried: CodedStepCost, fewer: Mapping[int, float], options: CodecOptions
+) -> dict[int, str]:
     """By lane, the top-k that sends so many times fewer bytes, where there is one that does."""
     found = {}
     for number, times in fewer.items():
@@ -149,7 +151,7 @@ def _sparse(carried: Carried, fewer: Mapping[int, float], options: CodecOptions)
     return found
 
 
-def _best(carried: Carried, lane: Lane, fewer: float, options: CodecOptions) -> str:
+def _best(carried: CodedStepCost, lane: CodecLane, fewer: float, options: CodecOptions) -> str:
     """The top-k of a lane that harms least within 1/fewer of its bytes. Where the gradient comes
     back on the support, that has to fit as well."""
     answered = lane.role == Role.ACTIVATION and options.of(Role.ACTIVATION_GRAD) == "adatopk"
@@ -165,7 +167,9 @@ def _best(carried: Carried, lane: Lane, fewer: float, options: CodecOptions) -> 
     return codec_of(found, lane.role, options)
 
 
-def _on_support(carried: Carried, lanes: Sequence[Lane], choice: Choice) -> dict[int, str]:
+def _on_support(
+    carried: CodedStepCost, lanes: Sequence[CodecLane], choice: Choice
+) -> dict[int, str]:
     """By lane of gradients, `support` where the values of its link's other direction are sparse."""
     sparse: dict[tuple[int, int], float] = {}
     for number, text in choice.items():
@@ -182,7 +186,7 @@ def _on_support(carried: Carried, lanes: Sequence[Lane], choice: Choice) -> dict
 # ---------------------------------------------------------------- auto
 
 
-def ladder(carried: Carried, lane: Lane, options: CodecOptions) -> tuple[Rung, ...]:
+def ladder(carried: CodedStepCost, lane: CodecLane, options: CodecOptions) -> tuple[Rung, ...]:
     """What a lane may get: those of the table within the budget that make it smaller."""
     rungs = table()[lane.role]["slow" if lane.slow else "fast"]
     found = []
@@ -198,7 +202,7 @@ class _Descent:
     """The search of `auto` over one plan; `given` are the lanes of other modes."""
 
     def __init__(
-        self, carried: Carried, given: Choice, ladders: Mapping[int, tuple[Rung, ...]]
+        self, carried: CodedStepCost, given: Choice, ladders: Mapping[int, tuple[Rung, ...]]
     ) -> None:
         self.carried, self.given = carried, dict(given)
         self.ladders = {n: rungs for n, rungs in ladders.items() if rungs}

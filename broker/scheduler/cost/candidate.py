@@ -27,9 +27,9 @@ from ....dag.plan.plan import (
 __all__ = [
     "Candidate",
     "Exchanging",
+    "GradientSum",
     "Pipeline",
-    "Share",
-    "Sum",
+    "StageShare",
     "all_to_all",
     "chain",
     "from_plan",
@@ -39,7 +39,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class StageShare:
     """Operators [start, stop) on one peer (its index in the request's offers)."""
 
     peer: int
@@ -48,12 +48,12 @@ class Share:
     recompute: bool = False
 
 
-Pipeline = tuple[Share, ...]
+Pipeline = tuple[StageShare, ...]
 """Shares that follow each other and cover all operators. A peer may have several."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class GradientSum:
     """By which collective the holders of stages add up gradients: a `StageExchange` for all stages
     that have just these holders, in this order, by number."""
 
@@ -78,7 +78,7 @@ class Candidate:
     swaps: bool = False
     """Whether the first two and the last two inner stages change places for microbatches of the
     second pipeline (`broker/scheduler/planners/swapped.py`)."""
-    sums: tuple[Sum, ...] = ()
+    sums: tuple[GradientSum, ...] = ()
     """Where the collective is not the one that plans are searched with; one whose holders no stage
     has says nothing."""
 
@@ -121,7 +121,7 @@ def chain(
     """One pipeline: peer i has the operators [cuts[i], cuts[i + 1]). `recompute`: positions."""
     again = frozenset(recompute)
     shares = tuple(
-        Share(p, a, b, i in again)
+        StageShare(p, a, b, i in again)
         for i, (p, a, b) in enumerate(zip(peers, cuts[:-1], cuts[1:], strict=True))
     )
     return Candidate((shares,), (microbatches,), schedule)
@@ -151,14 +151,14 @@ def from_plan(plan: Plan, index: Mapping[PeerId, int]) -> Candidate:
         counts[route] = counts.get(route, 0) + 1
     pipelines = []
     for route in counts:
-        shares: list[Share] = []
+        shares: list[StageShare] = []
         for visit in sorted(route, key=lambda v: v.stage):
             stage, peer = plan.stages[visit.stage], index[visit.peer]
             last = shares[-1] if shares else None
             if last and (last.peer, last.recompute) == (peer, stage.recompute):
-                shares[-1] = Share(peer, last.start, stage.stop, stage.recompute)
+                shares[-1] = StageShare(peer, last.start, stage.stop, stage.recompute)
             else:
-                shares.append(Share(peer, stage.start, stage.stop, stage.recompute))
+                shares.append(StageShare(peer, stage.start, stage.stop, stage.recompute))
         pipelines.append(tuple(shares))
     swaps = any(map(swapped_pairs, counts))
     return Candidate(tuple(pipelines), tuple(counts.values()), plan.schedule, swaps)

@@ -1,6 +1,6 @@
 """What a candidate costs: the one judge of all planners.
 
-    judge = Judge(request)
+    judge = CostModel(request)
     judge.seconds(candidate)      the event calculation (dag/cost/play.py); inf when it does not fit
     judge.bound(candidate)        a lower bound of it, cheap
     judge.plan(candidate, ...)    the plan with its predictions
@@ -26,19 +26,20 @@ from ....dag.exchange.rows import MOST_ALL_TO_ALL, even_rows
 from ....dag.plan.cut import Cutter, tied_groups
 from ....dag.plan.plan import Alternative, PeerId, Plan, Spare, StageExchange
 from ..base.interface import PlanRequest
-from .candidate import Candidate, Share, to_plan
-from .needs import Needs
-from .partition import Chain
+from .candidate import Candidate, StageShare, to_plan
+from .needs import IntervalMemory
+from .partition import OperatorChain
 from .predicted import predicted, pure_shares
 from .structure import Structure, Wiring, units, wiring_key
 
-__all__ = ["Judge", "Structure"]
+__all__ = ["CostModel", "Structure"]
 
 _MOST_STRUCTURES = 4096
 
 
-class Judge:
-    """See the module. Pure: equal requests give equal answers."""
+class CostModel:
+    """Computes what candidate plans of one request cost: step time and memory. Pure: equal requests
+    give equal answers."""
 
     def __init__(self, request: PlanRequest) -> None:
         self.request = request
@@ -50,14 +51,14 @@ class Judge:
         self.rates = self.network.rates()
         self.per_unit = np.array([units(o.pace, o.threads > 0) for o in self.offers])
         self.forward_s, self.backward_s = self.totals.seconds([o.pace for o in self.offers])
-        self.chain = Chain(request.graph, self.costs)
+        self.chain = OperatorChain(request.graph, self.costs)
         self._structures: dict[Candidate, Structure] = {}
         self._wirings: dict[tuple[Hashable, ...], Wiring] = {}
         self.memory = MemoryModel(request.graph, self.costs)
         self._cutter = Cutter(request.graph)
         # Before there is a plan; one that has stages which step ahead says so (dag/cost/memory.py).
         self._state = request.options.state_bytes, int(self.ahead)
-        self._needs: dict[int, Needs] = {}
+        self._needs: dict[int, IntervalMemory] = {}
         self.may_have = np.array([o.peer in request.holders for o in self.offers], dtype=bool)
         """By offer, whether it may run the operators beside the data."""
         stays = np.zeros(self.operators + 1, dtype=np.int64)
@@ -81,7 +82,7 @@ class Judge:
         return replace(
             candidate,
             pipelines=tuple(
-                tuple(Share(place[s.peer], s.start, s.stop, s.recompute) for s in p)
+                tuple(StageShare(place[s.peer], s.start, s.stop, s.recompute) for s in p)
                 for p in candidate.pipelines
             ),
             sums=tuple(
@@ -142,7 +143,7 @@ class Judge:
         return self.structure_of(plan)
 
     def structure_of(self, plan: Plan) -> Structure:
-        """Of a plan of the request's graph; its evaluation does not count."""
+        """The structure of a plan of the request's graph; its evaluation does not count."""
         graph = self.request.graph
         stages = self._cutter.cut([(s.start, s.stop) for s in plan.stages])
         tied = tied_groups(graph, stages)
@@ -182,11 +183,11 @@ class Judge:
         found = self.memory.stage(start, stop, recompute)
         return found.peak(state_bytes, live, bool(shared), copies)
 
-    def needs(self, positions: int) -> Needs:
+    def needs(self, positions: int) -> IntervalMemory:
         """`stage_bytes` of all intervals between about so many positions at most."""
         if positions not in self._needs:
             at = self.chain.positions(positions)
-            self._needs[positions] = Needs(self.memory, at, *self._state)
+            self._needs[positions] = IntervalMemory(self.memory, at, *self._state)
         return self._needs[positions]
 
     def bound_to_data(self, candidate: Candidate) -> list[bool]:
@@ -225,7 +226,7 @@ class Judge:
     # ------------------------------------------------------------ time
 
     def seconds(self, candidate: Candidate) -> float:
-        """Of a step; inf when it does not fit."""
+        """The duration of a step; inf when the candidate does not fit into memory."""
         if not self.fits(candidate):
             return float("inf")
         self.judged += 1
@@ -316,7 +317,7 @@ class Judge:
         return Hosts(tuple(host), tuple(threads), tuple(cores), tuple(whole))
 
     def crossing_bytes(self, position: int) -> int:
-        """Of the values made before a position and read behind it, for one microbatch."""
+        """The bytes of the values made before a position and read behind it, for one microbatch."""
         return self.chain.crossing_bytes(position)
 
     def even_cuts(self, parts: int) -> list[int]:
@@ -351,7 +352,7 @@ class Judge:
         return self._last[1]
 
     def bare_seconds(self, structure: Structure, peers: Sequence[int]) -> list[float]:
-        """Of every action, without what frames cost."""
+        """The duration of every action, without what frames cost."""
         bare = np.array([units(self.offers[p].pace, False) for p in peers])
         return structure.seconds(bare)
 

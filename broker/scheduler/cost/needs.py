@@ -1,5 +1,5 @@
 """Which intervals between some positions of a chain fit a peer alone: what the judge says of each
-(`Judge.stage_bytes`), for all of them at once.
+(`CostModel.stage_bytes`), for all of them at once.
 
     bytes(i, j) = standing + max(live · kept + transient, update, exchange)     (dag/cost/memory.py)
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ....dag.cost.memory import MemoryModel
 from ....dag.cost.memory_table import MemoryTable
 
-__all__ = ["Needs"]
+__all__ = ["IntervalMemory"]
 
 BLOCK = 32
 """Starts that are bounded together."""
@@ -24,7 +24,7 @@ BLOCK = 32
 Ints = NDArray[np.int64]
 
 
-class Needs:
+class IntervalMemory:
     """For the intervals between `positions` (ascending, both ends included). `state_bytes` and
     `copies` as in `StageMemory.standing`."""
 

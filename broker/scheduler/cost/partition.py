@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 from ....dag.cost.cost import OperatorCost
 from ....dag.ir.graph import Graph
 
-__all__ = ["Chain"]
+__all__ = ["OperatorChain"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Chain:
-    """See the module."""
+class OperatorChain:
+    """The operators of a bound graph in a row, the positions at which it may be cut, and the bytes
+    that each cut sends."""
 
     def __init__(self, graph: Graph, costs: Sequence[OperatorCost]) -> None:
         self.operators = len(costs)

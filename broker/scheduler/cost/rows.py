@@ -26,11 +26,11 @@ from ....dag.cost.speed import Work
 from ....dag.ir.graph import GraphError
 from ....dag.plan.plan import ScheduleName
 from ..network.pathcut import Path, best_cut, slowest_circle
-from .candidate import Candidate, Share
-from .judge import Judge
-from .needs import Needs
+from .candidate import Candidate, StageShare
+from .judge import CostModel
+from .needs import IntervalMemory
 
-__all__ = ["Guess", "Rows"]
+__all__ = ["Guess", "RowBuilder"]
 
 Floats = NDArray[np.float64]
 
@@ -52,10 +52,10 @@ class Guess:
     candidate: Candidate
 
 
-class Rows:
+class RowBuilder:
     """Makes candidates for one request. Peers are indices of its offers."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(self, judge: CostModel) -> None:
         request = judge.request
         self.fine = False
         """Whether many positions are tried."""
@@ -124,7 +124,7 @@ class Rows:
         exactly: bool = False,
         chunks: int = 1,
         among: int = 1,
-    ) -> tuple[Share, ...] | None:
+    ) -> tuple[StageShare, ...] | None:
         """The shares of a row that is cut for itself. `among`: rows, all with their own cuts."""
         path = self._path(
             [[p] for p in peers],
@@ -154,7 +154,7 @@ class Rows:
             if again is not None:  # its positions may be coarser, so that nothing fits
                 found, at, peers = again, self._positions(len(used)), used
         return tuple(
-            Share(peers[k], int(at[a]), int(at[b]), recompute)
+            StageShare(peers[k], int(at[a]), int(at[b]), recompute)
             for k, (a, b) in zip(found.peers, itertools.pairwise(found.cuts), strict=True)
         )
 
@@ -190,7 +190,7 @@ class Rows:
             at = self._positions(len(groups))
             spans = list(zip(found.peers, itertools.pairwise(found.cuts), strict=True))
             shares = [
-                tuple(Share(row[k], int(at[a]), int(at[b]), recompute) for k, (a, b) in spans)
+                tuple(StageShare(row[k], int(at[a]), int(at[b]), recompute) for k, (a, b) in spans)
                 for row in rows
             ]
             guess = self._combined(shares)
@@ -198,7 +198,7 @@ class Rows:
                 return guess
         return None
 
-    def _combined(self, shares: Sequence[tuple[Share, ...]]) -> Guess | None:
+    def _combined(self, shares: Sequence[tuple[StageShare, ...]]) -> Guess | None:
         """Microbatches by throughput; rows that get none are left out."""
         each = max(1, self.microbatches // len(shares))
         rate = [1 / max(self._pace(row, each)[1], 1e-300) for row in shares]
@@ -247,7 +247,7 @@ class Rows:
     def _positions(self, stages: int) -> NDArray[np.int64]:
         return self._needs_of(stages).positions
 
-    def _needs_of(self, stages: int) -> Needs:
+    def _needs_of(self, stages: int) -> IntervalMemory:
         most = POSITIONS
         while most < 4 * stages and most < MOST_POSITIONS:
             most *= 2
@@ -304,7 +304,7 @@ class Rows:
 
     # ------------------------------------------------------------ guesses
 
-    def _pace(self, shares: Sequence[Share], microbatches: int) -> tuple[float, float, float]:
+    def _pace(self, shares: Sequence[StageShare], microbatches: int) -> tuple[float, float, float]:
         """(fill, period, update) of a row."""
         judge = self.judge
         busy: dict[int, float] = {}

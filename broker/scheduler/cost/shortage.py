@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ....dag.plan.plan import ScheduleName
 from ....job.words import size_text, some_of
 from ..base.interface import NoPlan, PeerOffer, PlanRequest
-from .candidate import Candidate, Share
-from .judge import Judge
+from .candidate import Candidate, StageShare
+from .judge import CostModel
 
 __all__ = ["fitting", "recomputes", "refuse_impossible", "shortage"]
 
@@ -43,7 +43,7 @@ def refuse_impossible(request: PlanRequest) -> None:
         raise NoPlan(f"{need} peers are needed, {len(request.offers)} are on offer", "peers")
 
 
-def shortage(judge: Judge, rooms: Sequence[int] = (), live: int = 0) -> NoPlan:
+def shortage(judge: CostModel, rooms: Sequence[int] = (), live: int = 0) -> NoPlan:
     """Which memory is short, in amounts of the judge. `rooms`: bytes of the stages of the last try,
     without them of every peer; `live`: the most microbatches that one of them kept."""
     request, offers = judge.request, judge.offers
@@ -80,13 +80,13 @@ def shortage(judge: Judge, rooms: Sequence[int] = (), live: int = 0) -> NoPlan:
     )
 
 
-def recomputes(judge: Judge) -> tuple[bool, ...]:
+def recomputes(judge: CostModel) -> tuple[bool, ...]:
     """Whether stages may compute their forward again, the cheaper one first."""
     wanted = judge.request.options.recompute
     return (False, True) if wanted is None else (wanted,)
 
 
-def _largest_operator(judge: Judge) -> tuple[int, int]:
+def _largest_operator(judge: CostModel) -> tuple[int, int]:
     """(operator, bytes) of the operator that needs most, with one microbatch: of each operator, the
     least of the stages that have it; of very many operators, of the stage that has it alone."""
     again = recomputes(judge)
@@ -102,7 +102,7 @@ def _largest_operator(judge: Judge) -> tuple[int, int]:
     return worst, sizes[worst]
 
 
-def fitting(judge: Judge, rooms: Sequence[int], recompute: bool) -> Candidate | None:
+def fitting(judge: CostModel, rooms: Sequence[int], recompute: bool) -> Candidate | None:
     """A candidate of the peers with most memory, in either order, that fits if they have `rooms`
     bytes: one pipeline, or as many as are asked for, cut alike. None: none was found. The judge
     has the last word."""
@@ -132,7 +132,7 @@ def fitting(judge: Judge, rooms: Sequence[int], recompute: bool) -> Candidate | 
             candidate = Candidate(
                 tuple(
                     tuple(
-                        Share(group[p], a, b, recompute)
+                        StageShare(group[p], a, b, recompute)
                         for group, (a, b) in zip(order, itertools.pairwise(at), strict=True)
                     )
                     for p in range(rows)

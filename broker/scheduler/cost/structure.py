@@ -176,7 +176,8 @@ def wiring_key(
 
 
 class Structure:
-    """See the module."""
+    """A compiled candidate: its wiring, with the work of its actions and the bytes of its
+    messages."""
 
     def __init__(
         self,
@@ -232,6 +233,6 @@ class Structure:
         return found
 
     def seconds(self, per_unit: NDArray[np.float64]) -> list[float]:
-        """Of every action."""
+        """The duration of every action."""
         each = self.row_seconds(per_unit).tolist()
         return [each[r] for r in self.wiring.action_row]

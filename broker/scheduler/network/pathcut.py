@@ -169,7 +169,8 @@ def _possible(path: Path, most_s: float, windows: Sequence[Ints]) -> bool:
 
 
 def soonest_fill(path: Path, most_s: float) -> PathCut | None:
-    """Of the cuts without a stage or link above `most_s` the one that fills soonest."""
+    """The cut whose pipeline fills soonest, among those without a stage or link above `most_s`;
+    None where there is no such cut."""
     n, short = path.seconds.shape[1], path.reach == 1
     ends = np.full((len(path), n), np.inf)
     came: list[Ints] = []  # by peer and start: the peer before, -1: it is the first

@@ -30,8 +30,8 @@ from ....dag.cost.speed import Work
 from ....dag.plan.plan import Alternative
 from ....job.words import size_text, some_of
 from ..base.interface import PeerOffer
-from ..cost.candidate import Candidate, Share
-from ..cost.judge import Judge
+from ..cost.candidate import Candidate, StageShare
+from ..cost.judge import CostModel
 
 __all__ = ["ALONE", "HOST_LINK_BYTES_PER_S", "LOCAL_STEPS", "REPLICAS", "alone", "replicas"]
 
@@ -57,7 +57,7 @@ class _Alone:
     executable: bool
 
 
-def alone(judge: Judge) -> Alternative:
+def alone(judge: CostModel) -> Alternative:
     """The best single peer for the same samples."""
     found = _singles(judge)
     if not found:
@@ -80,7 +80,7 @@ def alone(judge: Judge) -> Alternative:
     )
 
 
-def _singles(judge: Judge) -> list[_Alone]:
+def _singles(judge: CostModel) -> list[_Alone]:
     """By peer that can hold it by some means, the first of them that it can."""
     n = judge.operators
     rooms = np.array([o.device_memory_bytes for o in judge.offers], np.int64)
@@ -88,7 +88,7 @@ def _singles(judge: Judge) -> list[_Alone]:
     found: list[_Alone] = []
     for segments in (1, *(s for s in SEGMENTS if s <= n)):
         cuts = judge.even_cuts(segments)
-        shares = tuple(Share(0, a, b, segments > 1) for a, b in pairwise(cuts))
+        shares = tuple(StageShare(0, a, b, segments > 1) for a, b in pairwise(cuts))
         if not left.any():
             break
         # A peer alone takes its microbatches one after another: what it keeps is the same for two
@@ -118,7 +118,7 @@ def _crowding(offer: PeerOffer) -> float:
     return 1.0
 
 
-def _offloaded(judge: Judge, peers: list[int]) -> Iterator[_Alone]:
+def _offloaded(judge: CostModel, peers: list[int]) -> Iterator[_Alone]:
     """State on the host, one segment at a time on the device."""
     request = judge.request
     n, m = judge.operators, request.microbatches
@@ -140,7 +140,7 @@ def _offloaded(judge: Judge, peers: list[int]) -> Iterator[_Alone]:
             yield _Alone(p, m * (each + moved) + update, "recomputation and host offload", False)
 
 
-def replicas(judge: Judge) -> Alternative:
+def replicas(judge: CostModel) -> Alternative:
     """Whole replicas that take local steps, over all peers that can hold one."""
     found = [a for a in _singles(judge) if a.executable]
     if len(found) < 2:

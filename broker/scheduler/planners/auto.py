@@ -23,8 +23,8 @@ from ..base.interface import NoPlan, Planner, PlanRequest
 from ..baselines.baselines import equal_compute, uniform
 from ..baselines.op_fence import Fenced, fenced, op_fence
 from ..cost.batchings import look_at_forms
-from ..cost.candidate import Candidate, Share, to_plan
-from ..cost.judge import Judge
+from ..cost.candidate import Candidate, StageShare, to_plan
+from ..cost.judge import CostModel
 from ..cost.shortage import fitting, refuse_impossible
 from ..search.beside import no_plan_beside, seeds_beside
 from ..search.collectives import with_collectives
@@ -32,11 +32,11 @@ from ..search.enough import no_plan
 from ..search.moves import all_moves, guess
 from ..search.parallel import candidates_in
 from ..search.reasons import spare_reasons, stage_reasons, with_peer
-from ..search.search import Found, Search, Space, weight
+from ..search.search import Search, SearchResult, SearchSpace, weight
 from ..search.seeds import Seeds, from_plan
 from .alternatives import alone, replicas
 
-__all__ = ["BASELINES", "BUDGET", "Chosen", "auto", "choose", "space_of"]
+__all__ = ["BASELINES", "BUDGET", "FormResult", "auto", "choose", "space_of"]
 
 BASELINES: dict[str, Planner] = {
     "uniform": uniform,
@@ -66,18 +66,18 @@ SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe", "interleaved")
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class FormResult:
     """The best that was found in one form of the request, and the best of each shape beside it."""
 
-    judge: Judge
-    best: Found | None
-    shapes: dict[tuple[int, ScheduleName], Found]
+    judge: CostModel
+    best: SearchResult | None
+    shapes: dict[tuple[int, ScheduleName], SearchResult]
 
 
-def space_of(request: PlanRequest) -> Space:
+def space_of(request: PlanRequest) -> SearchSpace:
     """What the options leave open."""
     options = request.options
-    return Space(
+    return SearchSpace(
         pipelines=options.pipelines,
         stages=options.stages,
         schedules=SCHEDULES if options.schedule == "auto" else (options.schedule,),
@@ -90,17 +90,17 @@ def space_of(request: PlanRequest) -> Space:
 def auto(request: PlanRequest) -> Plan:
     """Raises NoPlan with what is short and the smallest change that was found to help."""
     refuse_impossible(request)
-    looked: list[tuple[Judge, Fenced | None]] = []
+    looked: list[tuple[CostModel, Fenced | None]] = []
 
     def look(form: PlanRequest) -> float:
         # Each form by itself, with its costs found once.
-        judge = Judge(replace(form, others=(), known_costs=form.costs))
+        judge = CostModel(replace(form, others=(), known_costs=form.costs))
         looked.append((judge, fenced(judge)))
         return _seconds_of(looked[-1][1])
 
     look_at_forms(request, look)
     least = min(_seconds_of(fence) for _, fence in looked)
-    found: list[tuple[Chosen, dict[str, float]]] = []
+    found: list[tuple[FormResult, dict[str, float]]] = []
     for judge, fence in looked:
         if least < _seconds_of(fence) > NEAR * least:
             # Far behind: what `op-fence` found is all that is said of it.
@@ -133,40 +133,40 @@ def auto(request: PlanRequest) -> Plan:
     return _plan(chosen, seconds, [x[0] for x in fitting[1:]])
 
 
-def _with_collectives(chosen: Chosen) -> Chosen:
+def _with_collectives(chosen: FormResult) -> FormResult:
     best, judge = chosen.best, chosen.judge
     assert best is not None
     found = with_collectives(judge, best.candidate)
     if found == best.candidate:
         return chosen
-    return replace(chosen, best=Found(found, (best.key[0], judge.seconds(found))))
+    return replace(chosen, best=SearchResult(found, (best.key[0], judge.seconds(found))))
 
 
 def _seconds_of(fence: Fenced | None) -> float:
     return float("inf") if fence is None else fence.seconds
 
 
-def _unsearched(judge: Judge, fence: Fenced | None) -> Chosen:
-    best = None if fence is None else Found(fence.candidate, (0.0, fence.seconds))
-    return Chosen(judge, best, {})
+def _unsearched(judge: CostModel, fence: Fenced | None) -> FormResult:
+    best = None if fence is None else SearchResult(fence.candidate, (0.0, fence.seconds))
+    return FormResult(judge, best, {})
 
 
 def choose(
-    judge: Judge,
-    space: Space,
+    judge: CostModel,
+    space: SearchSpace,
     *,
     budget: int | None = None,
     starts: Mapping[Candidate, float] | None = None,
     seed: int = 0,
-) -> Chosen:
+) -> FormResult:
     """The search of `auto` over one form of a request. `starts`: candidates that fit and
     that it must not be worse than, with their seconds by the same judge."""
     large = judge.operators > 256 or len(judge.offers) > 32
     search = Search(judge, space, budget or (BUDGET_LARGE if large else BUDGET))
-    best: Found | None = None
-    shapes: dict[tuple[int, ScheduleName], Found] = {}
+    best: SearchResult | None = None
+    shapes: dict[tuple[int, ScheduleName], SearchResult] = {}
 
-    def note(found: Found) -> None:
+    def note(found: SearchResult) -> None:
         nonlocal best
         shape = _shape(found.candidate)
         if shape not in shapes or found.key < shapes[shape].key:
@@ -178,7 +178,7 @@ def choose(
     given = [c for c in starts or {} if search.in_space(c)]
     for candidate in given:
         search.tell(candidate, (starts or {})[candidate])
-        note(Found(candidate, search.key(candidate)))
+        note(SearchResult(candidate, search.key(candidate)))
     # Groups of several peers are found by a search of their own.
     few = len(judge.offers) <= MOST_GROUPED
     open_to_all = few and space.pipelines != 1 and not judge.request.beside
@@ -227,10 +227,10 @@ def choose(
             note(search.improve(search.assigned(start), all_moves, rounds=12))
     if best is not None and best.fits:
         note(_with_spares(search, best))
-    return Chosen(judge, best, shapes)
+    return FormResult(judge, best, shapes)
 
 
-def _tightest(search: Search) -> Iterator[Found]:
+def _tightest(search: Search) -> Iterator[SearchResult]:
     """Where memory is so short that no seed led to a plan: the peers with most of it in a row, each
     filled as far as it goes (broker/scheduler/cost/shortage.py), whatever the links; improved with
     a budget of its own.
@@ -245,7 +245,7 @@ def _tightest(search: Search) -> Iterator[Found]:
             return
 
 
-def _promising(judge: Judge, seeds: Iterable[Candidate], room: int) -> list[Candidate]:
+def _promising(judge: CostModel, seeds: Iterable[Candidate], room: int) -> list[Candidate]:
     """All of them where they are cheap; otherwise the best of each shape by a closed formula, then
     the second best of each, and so on, as far as the budget has room."""
     every = list(seeds)
@@ -281,7 +281,7 @@ def _is_closed(candidate: Candidate) -> bool:
     return any(len(p) > 1 and p[0].peer == p[-1].peer for p in candidate.pipelines)
 
 
-def _with_spares(search: Search, best: Found) -> Found:
+def _with_spares(search: Search, best: SearchResult) -> SearchResult:
     """Peers that are left over get one more chance, where the budget ended before the moves."""
     judge = search.judge
     if search.open or search.space.stages is not None:
@@ -292,7 +292,7 @@ def _with_spares(search: Search, best: Found) -> Found:
     for p in [p for p in range(len(judge.offers)) if p not in used][:8]:
         for candidate in with_peer(judge, best.candidate, p):
             if search.allows(candidate) and search.bound(candidate) < best.key:
-                found = Found(candidate, search.key(candidate))
+                found = SearchResult(candidate, search.key(candidate))
                 if found.key < best.key:
                     best = found
                     break
@@ -316,7 +316,7 @@ def _shaken(candidate: Candidate, rng: random.Random, peers: int) -> Candidate:
     return replace(
         candidate,
         pipelines=tuple(
-            tuple(Share(other.get(s.peer, s.peer), s.start, s.stop, s.recompute) for s in p)
+            tuple(StageShare(other.get(s.peer, s.peer), s.start, s.stop, s.recompute) for s in p)
             for p in pipelines
         ),
     )
@@ -325,7 +325,7 @@ def _shaken(candidate: Candidate, rng: random.Random, peers: int) -> Candidate:
 # ---------------------------------------------------------------- what it says
 
 
-def _others(judge: Judge, fence: Fenced | None) -> dict[str, tuple[Candidate, float]]:
+def _others(judge: CostModel, fence: Fenced | None) -> dict[str, tuple[Candidate, float]]:
     """What the other planners find, and its seconds; of those that find something. Over hundreds of
     peers the plans of the literature's baselines, which use all of them, take longer to predict
     than to rule out."""
@@ -347,7 +347,7 @@ def _others(judge: Judge, fence: Fenced | None) -> dict[str, tuple[Candidate, fl
     return found
 
 
-def _plan(chosen: Chosen, others: dict[str, float], forms: Sequence[Chosen]) -> Plan:
+def _plan(chosen: FormResult, others: dict[str, float], forms: Sequence[FormResult]) -> Plan:
     judge, best = chosen.judge, chosen.best
     assert best is not None
     seconds = best.seconds
@@ -369,7 +369,9 @@ def _divided(request: PlanRequest) -> str:
     return f"{count} microbatch{'es' if count > 1 else ''} of {request.microbatch_size}"
 
 
-def _reasons(chosen: Chosen, forms: Sequence[Chosen], others: dict[str, float]) -> list[str]:
+def _reasons(
+    chosen: FormResult, forms: Sequence[FormResult], others: dict[str, float]
+) -> list[str]:
     judge, best = chosen.judge, chosen.best
     assert best is not None
     candidate, seconds = best.candidate, best.seconds

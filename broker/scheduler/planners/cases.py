@@ -19,7 +19,7 @@ from ....dag.cost.network import Network
 from ....dag.cost.speed import Work
 from ....dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 from ....dag.plan.plan import PeerId, ScheduleName
-from ..base.interface import PeerOffer, PlanOptions, PlanRequest
+from ..base.interface import PeerOffer, PlannerOptions, PlanRequest
 
 __all__ = ["random_case", "random_graph", "random_network"]
 
@@ -142,4 +142,4 @@ def random_case(
         return request
     schedules: tuple[ScheduleName, ...] = ("gpipe", "1f1b")
     schedule = rng.choice(schedules)
-    return replace(request, options=PlanOptions(pipelines=1, schedule=schedule, recompute=False))
+    return replace(request, options=PlannerOptions(pipelines=1, schedule=schedule, recompute=False))

@@ -22,11 +22,11 @@ from ....dag.cost.network import Floats, Network
 from ....dag.ir.graph import TensorSpec
 from ....dag.plan.plan import Alternative, Plan, Spare
 from ..base.interface import CODED_ROLES, CodecOptions, NoPlan, Planner, PlanRequest
-from ..codecs.carried import Carried
+from ..codecs.carried import CodedStepCost
 from ..codecs.codec_table import table
 from ..codecs.codecs import choose
 from ..cost.candidate import from_plan
-from ..cost.judge import Judge
+from ..cost.judge import CostModel
 from ..search.reasons import stage_reasons
 from .alternatives import ALONE, REPLICAS
 
@@ -39,7 +39,8 @@ WORTH_PLANNING = 0.95
 
 
 def plan_with_codecs(request: PlanRequest, planner: Planner) -> Plan:
-    """See the module. Raises NoPlan as the planner does."""
+    """Makes a plan with the planner, and chooses the codecs of its links. Raises NoPlan as the
+    planner does."""
     dense = planner(request)
     if not request.options.codecs.asked:
         return dense
@@ -52,10 +53,10 @@ def plan_with_codecs(request: PlanRequest, planner: Planner) -> Plan:
     return _beside(best, dense)
 
 
-def with_codecs(judge: Judge, plan: Plan) -> Plan:
+def with_codecs(judge: CostModel, plan: Plan) -> Plan:
     """The plan with codecs on its links, and its prediction with them where it has one. The plan is
     one of the judge's request."""
-    carried = Carried(judge, plan)
+    carried = CodedStepCost(judge, plan)
     chosen = choose(carried, judge.request.options.codecs)
     predicted = plan.predicted
     if predicted.step_s:
@@ -68,18 +69,18 @@ def with_codecs(judge: Judge, plan: Plan) -> Plan:
     )
 
 
-def _judge(request: PlanRequest, plan: Plan) -> Judge:
-    """Of the form of the request that the plan is of."""
+def _judge(request: PlanRequest, plan: Plan) -> CostModel:
+    """The judge of the form of the request that the plan was made for."""
     had = (plan.microbatch_size, plan.head_parts)
     forms = (request, *request.others)
     form = next(f for f in forms if (f.microbatch_size, f.head_parts) == had)
-    return Judge(replace(form, others=(), known_costs=form.costs))
+    return CostModel(replace(form, others=(), known_costs=form.costs))
 
 
 # ---------------------------------------------------------------- planning again
 
 
-def _again(request: PlanRequest, planner: Planner, dense: Plan, judge: Judge) -> Plan | None:
+def _again(request: PlanRequest, planner: Planner, dense: Plan, judge: CostModel) -> Plan | None:
     """Step 2; None: nothing to gain, or the same plan."""
     links = relaxed(judge)
     if links is None:
@@ -111,7 +112,7 @@ def _again(request: PlanRequest, planner: Planner, dense: Plan, judge: Judge) ->
     )
 
 
-def relaxed(judge: Judge) -> Network | None:
+def relaxed(judge: CostModel) -> Network | None:
     """The request's links as fast as the cheapest codec that each role may have there would make
     them, roles counted alike; None: hardly faster. "adatopk" and "auto" leave fast links alone:
     with them none gets faster than the fastest is now."""
@@ -144,7 +145,7 @@ def relaxed(judge: Judge) -> Network | None:
     )
 
 
-def _factor(judge: Judge, role: str, options: CodecOptions) -> float:
+def _factor(judge: CostModel, role: str, options: CodecOptions) -> float:
     """Bytes of the graph's largest value under the cheapest codec of a role on a slow link, over
     those that it has."""
     graph = judge.request.graph

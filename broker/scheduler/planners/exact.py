@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ....dag.plan.plan import Plan, ScheduleName
 from ..base.interface import NoPlan, PlanRequest
 from ..cost.candidate import Candidate, chain
-from ..cost.judge import Judge
+from ..cost.judge import CostModel
 from ..search.enough import no_plan
 from ..search.reasons import spare_reasons
 
@@ -73,7 +73,7 @@ def exact(request: PlanRequest) -> Plan:
             "plan.scheduler to auto",
             "model",
         )
-    judge = Judge(request)
+    judge = CostModel(request)
     schedule = "1f1b" if options.schedule == "auto" else options.schedule
     proof = prove(judge, schedule, stages=options.stages, recompute=bool(options.recompute))
     if proof.best is None:
@@ -88,7 +88,7 @@ def exact(request: PlanRequest) -> Plan:
 
 
 def prove(
-    judge: Judge, schedule: ScheduleName, *, stages: int | None = None, recompute: bool = False
+    judge: CostModel, schedule: ScheduleName, *, stages: int | None = None, recompute: bool = False
 ) -> Proof:
     """The best of all candidates; see the module."""
     n, peers = judge.operators, len(judge.offers)
@@ -168,7 +168,7 @@ def _cuts(operators: int, orders: dict[int, NDArray[np.int64]]) -> Iterator[tupl
 
 
 def _fitting(
-    judge: Judge, form: Candidate, order: NDArray[np.int64], recompute: bool
+    judge: CostModel, form: Candidate, order: NDArray[np.int64], recompute: bool
 ) -> NDArray[np.bool_]:
     """Which orders of peers have the memory for the microbatches that are live."""
     structure = judge.structure(form)

@@ -22,8 +22,8 @@ from ....dag.analysis.blocks import Block, blocks
 from ....dag.ir.graph import Graph
 from ....dag.plan.plan import Plan, PlanError, Spare
 from ..base.interface import NoPlan, Planner, PlanRequest
-from ..cost.candidate import Candidate, Share
-from ..cost.judge import Judge
+from ..cost.candidate import Candidate, StageShare
+from ..cost.judge import CostModel
 from ..search.reasons import stage_reasons
 
 __all__ = ["LEAST", "swapped"]
@@ -54,7 +54,7 @@ def swapped(request: PlanRequest, planner: Planner) -> Plan:
     if len(found.peers) < LEAST:
         found = planner(_alone(forms, LEAST))
     form = next(f for f in forms if f.microbatch_size == found.microbatch_size)
-    judge = Judge(replace(form, others=(), known_costs=form.costs))
+    judge = CostModel(replace(form, others=(), known_costs=form.costs))
     place = {o.peer: i for i, o in enumerate(judge.offers)}
     peers = [place[p] for p in found.peers]
     named = _chain(form.graph)
@@ -122,7 +122,7 @@ def _can(graph: Graph) -> bool:
     return len(chain) >= LEAST and chain[0].start > 0 and chain[-1].stop < len(graph.operators)
 
 
-def _shared_out(judge: Judge, peers: Sequence[int], named: Sequence[Block]) -> list[int]:
+def _shared_out(judge: CostModel, peers: Sequence[int], named: Sequence[Block]) -> list[int]:
     """How many blocks each peer has: both of a pair as many where that can be, since only then a
     lost one can become a copy of the other; and then the longest stage as short as it can be."""
     bounds = [b.start for b in named] + [named[-1].stop]
@@ -153,7 +153,7 @@ def _candidate(
     peers: Sequence[int],
     counts: Sequence[int],
     named: Sequence[Block],
-    judge: Judge,
+    judge: CostModel,
     recompute: bool,
 ) -> Candidate:
     """Two pipelines over the same stages, which differ in who has the ends."""
@@ -163,12 +163,12 @@ def _candidate(
         at += count
     stop = named[-1].stop
     inner = [
-        Share(p, a, b, recompute)
+        StageShare(p, a, b, recompute)
         for p, a, b in zip(peers, starts, [*starts[1:], stop], strict=True)
     ]
 
-    def pipeline(first: int, last: int) -> tuple[Share, ...]:
-        ends = Share(first, 0, starts[0]), Share(last, stop, judge.operators)
+    def pipeline(first: int, last: int) -> tuple[StageShare, ...]:
+        ends = StageShare(first, 0, starts[0]), StageShare(last, stop, judge.operators)
         return (ends[0], *inner, ends[1])
 
     m = judge.request.microbatches
@@ -181,7 +181,7 @@ def _candidate(
     )
 
 
-def _short(judge: Judge, candidate: Candidate) -> str:
+def _short(judge: CostModel, candidate: Candidate) -> str:
     for p, size in judge.device_bytes(candidate).items():
         offer = judge.offers[p]
         if size > offer.device_memory_bytes:

@@ -13,10 +13,10 @@ from itertools import pairwise
 
 from ....job.words import size_text
 from ..base.interface import NoPlan
-from ..cost.candidate import Candidate, Pipeline, Share
-from ..cost.judge import Judge
+from ..cost.candidate import Candidate, Pipeline, StageShare
+from ..cost.judge import CostModel
 from .moves import even_pipeline
-from .search import Space
+from .search import SearchSpace
 
 __all__ = ["no_plan_beside", "seeds_beside"]
 
@@ -26,7 +26,7 @@ MOST_LENT = 8
 """Peers that share what lies between."""
 
 
-def seeds_beside(judge: Judge, space: Space) -> Iterator[Candidate]:
+def seeds_beside(judge: CostModel, space: SearchSpace) -> Iterator[Candidate]:
     """In no order of merit; what the space forbids comes too. Each reads data only where it is."""
     speed = judge.forward_s[:, -1] + judge.backward_s[:, -1]
     ranked = sorted(range(len(judge.offers)), key=lambda p: (speed[p], p))
@@ -49,27 +49,27 @@ def seeds_beside(judge: Judge, space: Space) -> Iterator[Candidate]:
                     yield Candidate(lines, shares, schedule)
 
 
-def _lines(judge: Judge, holder: int, others: Sequence[int], again: bool) -> Iterator[Pipeline]:
+def _lines(judge: CostModel, holder: int, others: Sequence[int], again: bool) -> Iterator[Pipeline]:
     for k in range(min(len(others), MOST_LENT) + 1):
         yield _line(judge, holder, others[:k], again)
 
 
-def _line(judge: Judge, holder: int, others: Sequence[int], again: bool) -> Pipeline:
+def _line(judge: CostModel, holder: int, others: Sequence[int], again: bool) -> Pipeline:
     """The holder has all but the longest stretch that may leave it, which the others share."""
     n = judge.operators
     if not others:
-        return (Share(holder, 0, n, again),)
+        return (StageShare(holder, 0, n, again),)
     stays = [-1, *judge.request.beside, n]
     a, b = max(pairwise(stays), key=lambda gap: (gap[1] - gap[0], gap))
     start, stop = a + 1, b
     middle = even_pipeline(judge, others, again, stop, start) if stop > start else None
     if middle is None:
-        return (Share(holder, 0, n, again),)
-    ends = Share(holder, 0, start, again), Share(holder, stop, n, again)
+        return (StageShare(holder, 0, n, again),)
+    ends = StageShare(holder, 0, start, again), StageShare(holder, stop, n, again)
     return tuple(s for s in (ends[0], *middle, ends[1]) if s.start < s.stop)
 
 
-def no_plan_beside(judge: Judge) -> NoPlan | None:
+def no_plan_beside(judge: CostModel) -> NoPlan | None:
     """What the data's place makes impossible; None: something else is short."""
     request = judge.request
     if not request.beside:

@@ -6,7 +6,7 @@ the event calculation, of
 - a ring and a tree, along a path of fast links.
 
 Gradients that are to be compressed stay with all-to-all: in any other, what a codec loses would be
-lost several times on the way. A plan is searched with a fixed one (`Judge.exchange`), and the
+lost several times on the way. A plan is searched with a fixed one (`CostModel.exchange`), and the
 choice is made for what was found.
 """
 
@@ -19,8 +19,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cost.candidate import Candidate, Sum
-from ..cost.judge import Judge
+from ..cost.candidate import Candidate, GradientSum
+from ..cost.judge import CostModel
 from ..network.communities import groupings, rates
 from ..network.order import grouped_path
 
@@ -38,7 +38,7 @@ BETTER = 0.999
 """A step that is shorter than so much of another is worth another collective."""
 
 
-def with_collectives(judge: Judge, candidate: Candidate) -> Candidate:
+def with_collectives(judge: CostModel, candidate: Candidate) -> Candidate:
     """The candidate with the collective that makes its step shortest, one for all stages of the
     same holders; itself where none does, where the job names one, or where holders step ahead."""
     if judge.request.options.collective != "auto" or judge.ahead:
@@ -55,30 +55,30 @@ def with_collectives(judge: Judge, candidate: Candidate) -> Candidate:
     return best
 
 
-def _options(judge: Judge, holders: tuple[int, ...]) -> Iterator[Sum]:
+def _options(judge: CostModel, holders: tuple[int, ...]) -> Iterator[GradientSum]:
     n = len(holders)
     weights = shares(judge, holders)
     ways = [(), weights] if len({*weights}) > 1 else [()]
     for chunks in CHUNKS:
         for way in ways:
-            yield Sum(holders, "all-to-all", weights=way, chunks=chunks)
+            yield GradientSum(holders, "all-to-all", weights=way, chunks=chunks)
     if n < 3 or judge.request.options.codecs.sync != "none":
         return
     at = list(holders)
     rate = rates(judge.network)
     latency = judge.network.latency_s
     cost = latency + latency.T
-    yield Sum(holders, "two-level")
+    yield GradientSum(holders, "two-level")
     for grouping in islice(groupings(rate[np.ix_(at, at)]), MOST_GROUPINGS):
         places = tuple(tuple(at[i] for i in group) for group in grouping)
         if 1 < len(places) < n:
-            yield Sum(holders, "hierarchical", places)
+            yield GradientSum(holders, "hierarchical", places)
     path = tuple(grouped_path(rate, cost, [at]))
-    yield Sum(holders, "ring", (path,))
-    yield Sum(holders, "tree", (path,))
+    yield GradientSum(holders, "ring", (path,))
+    yield GradientSum(holders, "tree", (path,))
 
 
-def shares(judge: Judge, holders: Sequence[int]) -> tuple[int, ...]:
+def shares(judge: CostModel, holders: Sequence[int]) -> tuple[int, ...]:
     """How much of the sum each holder makes, so that all are done at once: one that makes the share
     f of N bytes sends and gets (1 + (n - 2)·f)·N of them over its line."""
     network, at, n = judge.network, np.array(holders), len(holders)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ....job.words import count_of, size_text
 from ..base.interface import NoPlan, PlanRequest
-from ..cost.judge import Judge
+from ..cost.judge import CostModel
 from ..cost.shortage import fitting, recomputes, shortage
 
 __all__ = ["no_plan"]
@@ -25,7 +25,7 @@ MOST_JOINING = 256
 """Peers like the largest that are let come."""
 
 
-def no_plan(judge: Judge) -> NoPlan:
+def no_plan(judge: CostModel) -> NoPlan:
     """What is short, by how much, and the smallest changes that were found to help."""
     short = shortage(judge)
     helps, text = list(_helps(judge)), short.reason
@@ -37,7 +37,7 @@ def no_plan(judge: Judge) -> NoPlan:
     return NoPlan(text, short.code, short.short_bytes)
 
 
-def _helps(judge: Judge) -> Iterator[str]:
+def _helps(judge: CostModel) -> Iterator[str]:
     request, rooms = judge.request, [o.device_memory_bytes for o in judge.offers]
     yield from _more_memory(judge, rooms)
     if request.options.recompute is False and _enough(judge, rooms, (True,)):
@@ -45,18 +45,18 @@ def _helps(judge: Judge) -> Iterator[str]:
     yield from _smaller(request, rooms)
     if request.options.optimizer_slots:
         options = replace(request.options, optimizer_slots=0, state_bytes=0)
-        if _enough(Judge(replace(request, options=options, known_costs=judge.costs)), rooms):
+        if _enough(CostModel(replace(request, options=options, known_costs=judge.costs)), rooms):
             yield 'train.optimizer = "sgd" with momentum = 0, which keeps no state'
     yield from _a_small_part(judge, rooms)
 
 
-def _enough(judge: Judge, rooms: Sequence[int], again: Sequence[bool] | None = None) -> bool:
+def _enough(judge: CostModel, rooms: Sequence[int], again: Sequence[bool] | None = None) -> bool:
     """Whether peers with so much memory could run it. `again`: whether stages may recompute."""
     tried = recomputes(judge) if again is None else again
     return any(fitting(judge, rooms, r) is not None for r in tried)
 
 
-def _more_memory(judge: Judge, rooms: list[int]) -> Iterator[str]:
+def _more_memory(judge: CostModel, rooms: list[int]) -> Iterator[str]:
     """The least on one peer, over the peers with most memory; and the fewest like the largest."""
     needed = judge.stage_bytes(0, judge.operators, judge.request.microbatches, 1)
     ranked = sorted(range(len(rooms)), key=lambda p: (-rooms[p], p))
@@ -86,7 +86,7 @@ def _more_memory(judge: Judge, rooms: list[int]) -> Iterator[str]:
             )
 
 
-def _joining(judge: Judge, rooms: list[int], room: int) -> int:
+def _joining(judge: CostModel, rooms: list[int], room: int) -> int:
     """The fewest more peers with so much memory that are enough; 0: not even MOST_JOINING."""
     high = 1
     while not _enough(judge, rooms + [room] * high):
@@ -104,12 +104,12 @@ def _smaller(request: PlanRequest, rooms: list[int]) -> Iterator[str]:
     """Microbatches."""
     for other in sorted(request.others, key=lambda o: -o.microbatch_size):
         smaller = other.microbatch_size < request.microbatch_size and other.head_parts == 0
-        if smaller and _enough(Judge(other), rooms):
+        if smaller and _enough(CostModel(other), rooms):
             yield f"a microbatch of {other.microbatch_size} instead of {request.microbatch_size}"
             return
 
 
-def _a_small_part(judge: Judge, rooms: list[int]) -> Iterator[str]:
+def _a_small_part(judge: CostModel, rooms: list[int]) -> Iterator[str]:
     """Frozen weights have no gradient and no optimizer state. What their operators keep for the
     gradients of others stays counted, so this is an upper bound of what such a run takes."""
     request, graph = judge.request, judge.request.graph
@@ -117,7 +117,7 @@ def _a_small_part(judge: Judge, rooms: list[int]) -> Iterator[str]:
         return
     frozen = tuple(replace(p, trainable=False) for p in graph.parameters)
     part = replace(request, graph=replace(graph, parameters=frozen), known_costs=judge.costs)
-    if _enough(Judge(part), rooms):
+    if _enough(CostModel(part), rooms):
         size = sum(p.spec.size_bytes for p in graph.parameters)
         yield (
             "training a small part of the model only (model.freeze, or LoRA): its "

@@ -12,9 +12,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ..cost.candidate import Candidate, Pipeline, Share
-from ..cost.judge import Judge
-from .search import Space
+from ..cost.candidate import Candidate, Pipeline, StageShare
+from ..cost.judge import CostModel
+from .search import SearchSpace
 
 __all__ = ["all_moves", "chain_moves", "even_pipeline", "guess", "with_pipeline"]
 
@@ -26,7 +26,7 @@ MOST_SHARES = 64
 """Beyond, only the shares of the busiest peers are moved."""
 
 
-def all_moves(judge: Judge, candidate: Candidate, space: Space) -> Iterator[Candidate]:
+def all_moves(judge: CostModel, candidate: Candidate, space: SearchSpace) -> Iterator[Candidate]:
     yield from schedule_moves(candidate, space)
     yield from share_moves(judge, candidate)
     if space.pipelines is None:
@@ -35,7 +35,7 @@ def all_moves(judge: Judge, candidate: Candidate, space: Space) -> Iterator[Cand
     yield from recompute_moves(candidate, space)
 
 
-def guess(judge: Judge, candidate: Candidate) -> float:
+def guess(judge: CostModel, candidate: Candidate) -> float:
     """Seconds of a step in closed form, to rank many candidates before any is compiled: for each
     pipeline fill + (M - 1) · bottleneck over shares and links, then the exchange of gradients."""
     seconds, rates = judge.forward_s + judge.backward_s, judge.rates
@@ -71,7 +71,7 @@ def with_pipeline(candidate: Candidate, p: int, pipeline: Pipeline) -> Candidate
     return replace(candidate, pipelines=pipelines)
 
 
-def chain_moves(judge: Judge, candidate: Candidate, space: Space) -> Iterator[Candidate]:
+def chain_moves(judge: CostModel, candidate: Candidate, space: SearchSpace) -> Iterator[Candidate]:
     """Moves inside each pipeline."""
     used = set(candidate.peers)
     free = next((p for p in range(len(judge.offers)) if p not in used), None)
@@ -92,7 +92,7 @@ def chain_moves(judge: Judge, candidate: Candidate, space: Space) -> Iterator[Ca
                 yield with_pipeline(candidate, p, other)
 
 
-def _shifts(judge: Judge, pipeline: Pipeline) -> Iterator[Pipeline]:
+def _shifts(judge: CostModel, pipeline: Pipeline) -> Iterator[Pipeline]:
     """A cut moves by 1, 2, 4, … operators; a run of cuts moves by one (a share passes on)."""
     for i in range(len(pipeline) - 1):
         left, right = pipeline[i], pipeline[i + 1]
@@ -142,9 +142,9 @@ def _removals(pipeline: Pipeline) -> Iterator[Pipeline]:
             )
 
 
-def _joined(shares: Sequence[Share]) -> Pipeline:
+def _joined(shares: Sequence[StageShare]) -> Pipeline:
     """Neighbours of one peer become one share."""
-    found: list[Share] = []
+    found: list[StageShare] = []
     for s in shares:
         if found and found[-1].peer == s.peer:
             found[-1] = replace(found[-1], stop=s.stop)
@@ -153,7 +153,7 @@ def _joined(shares: Sequence[Share]) -> Pipeline:
     return tuple(found)
 
 
-def _insertions(judge: Judge, pipeline: Pipeline, peer: int) -> Iterator[Pipeline]:
+def _insertions(judge: CostModel, pipeline: Pipeline, peer: int) -> Iterator[Pipeline]:
     n = judge.operators
     cuts = {s.stop for s in pipeline}
     inner = [x for x in range(1, n) if x not in cuts]
@@ -163,13 +163,13 @@ def _insertions(judge: Judge, pipeline: Pipeline, peer: int) -> Iterator[Pipelin
     for x in inner:
         i = next(i for i, s in enumerate(pipeline) if s.start < x < s.stop)
         s = pipeline[i]
-        new = Share(peer, s.start, x, s.recompute)
+        new = StageShare(peer, s.start, x, s.recompute)
         yield (*pipeline[:i], new, replace(s, start=x), *pipeline[i + 1 :])
-        new = Share(peer, x, s.stop, s.recompute)
+        new = StageShare(peer, x, s.stop, s.recompute)
         yield (*pipeline[:i], replace(s, stop=x), new, *pipeline[i + 1 :])
 
 
-def _returns(judge: Judge, pipeline: Pipeline) -> Iterator[Pipeline]:
+def _returns(judge: CostModel, pipeline: Pipeline) -> Iterator[Pipeline]:
     """The first peer takes the last operators, or the last one the first."""
     first, last = pipeline[0], pipeline[-1]
     if first.peer == last.peer:
@@ -186,7 +186,7 @@ def _returns(judge: Judge, pipeline: Pipeline) -> Iterator[Pipeline]:
             yield (replace(last, start=0, stop=front), replace(first, start=front), *pipeline[1:])
 
 
-def _loans(judge: Judge, pipeline: Pipeline, free: int | None) -> Iterator[Pipeline]:
+def _loans(judge: CostModel, pipeline: Pipeline, free: int | None) -> Iterator[Pipeline]:
     """A peer keeps both ends of its share and another one takes the middle."""
     if len(pipeline) > MOST_LOANS:
         return
@@ -203,12 +203,12 @@ def _loans(judge: Judge, pipeline: Pipeline, free: int | None) -> Iterator[Pipel
             b = s.start + min(max(a - s.start + 1, int((row / whole).searchsorted(back))), size - 1)
             for peer in sorted(others):
                 if peer != s.peer:
-                    middle = Share(peer, a, b, s.recompute)
+                    middle = StageShare(peer, a, b, s.recompute)
                     ends = replace(s, stop=a), replace(s, start=b)
                     yield _joined((*pipeline[:i], ends[0], middle, ends[1], *pipeline[i + 1 :]))
 
 
-def recompute_moves(candidate: Candidate, space: Space) -> Iterator[Candidate]:
+def recompute_moves(candidate: Candidate, space: SearchSpace) -> Iterator[Candidate]:
     if len(space.recompute) < 2:
         return
     shares = [s for p in candidate.pipelines for s in p]
@@ -226,13 +226,13 @@ def recompute_moves(candidate: Candidate, space: Space) -> Iterator[Candidate]:
             yield with_pipeline(candidate, p, (*pipeline[:i], other, *pipeline[i + 1 :]))
 
 
-def schedule_moves(candidate: Candidate, space: Space) -> Iterator[Candidate]:
+def schedule_moves(candidate: Candidate, space: SearchSpace) -> Iterator[Candidate]:
     for schedule in space.schedules:
         if schedule != candidate.schedule:
             yield replace(candidate, schedule=schedule)
 
 
-def share_moves(judge: Judge, candidate: Candidate) -> Iterator[Candidate]:
+def share_moves(judge: CostModel, candidate: Candidate) -> Iterator[Candidate]:
     """Microbatches between pipelines."""
     count = len(candidate.pipelines)
     for a, b in itertools.permutations(range(count), 2):
@@ -247,7 +247,7 @@ def share_moves(judge: Judge, candidate: Candidate) -> Iterator[Candidate]:
 
 
 def even_pipeline(
-    judge: Judge,
+    judge: CostModel,
     peers: Sequence[int],
     recompute: bool = False,
     end: int | None = None,
@@ -262,7 +262,7 @@ def even_pipeline(
     seconds = seconds - seconds[:, begin : begin + 1]
     whole = [max(float(seconds[p, n]), 1e-30) for p in peers]
     speed = [1 / w for w in whole]
-    shares: list[Share] = []
+    shares: list[StageShare] = []
     start, part = begin, 0.0
     for i, p in enumerate(peers):
         part += speed[i] / sum(speed)
@@ -270,12 +270,12 @@ def even_pipeline(
         if i + 1 < k:
             at = int((seconds[p] / whole[i]).searchsorted(part - 1e-12))
             stop = min(max(at, start + 1), n - (k - 1 - i))
-        shares.append(Share(p, start, stop, recompute))
+        shares.append(StageShare(p, start, stop, recompute))
         start = stop
     return tuple(shares)
 
 
-def pipeline_moves(judge: Judge, candidate: Candidate) -> Iterator[Candidate]:
+def pipeline_moves(judge: CostModel, candidate: Candidate) -> Iterator[Candidate]:
     """Another number of pipelines."""
     count = len(candidate.pipelines)
     used = set(candidate.peers)
@@ -335,6 +335,6 @@ def pipeline_moves(judge: Judge, candidate: Candidate) -> Iterator[Candidate]:
             counts[most] -= 1
             yield replace(
                 candidate,
-                pipelines=(*pipelines, (Share(peer, 0, judge.operators),)),
+                pipelines=(*pipelines, (StageShare(peer, 0, judge.operators),)),
                 microbatches=tuple(counts),
             )

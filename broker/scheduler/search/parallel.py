@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cost.judge import Judge
-from ..cost.rows import Guess, Rows
+from ..cost.judge import CostModel
+from ..cost.rows import Guess, RowBuilder
 from ..network.communities import groupings, rates
 from ..network.grouping import Objective, group
 from ..network.groups import Islands
@@ -44,7 +44,7 @@ DIVISIONS = 4
 """Ways of dividing the peers into islands."""
 
 
-def shapes(judge: Judge) -> list[tuple[int, int]]:
+def shapes(judge: CostModel) -> list[tuple[int, int]]:
     """(pipelines, stages) that options, peers, microbatches and operators allow, at most
     MOST_SHAPES: with as many peers as there are, then with fewer."""
     options, m = judge.request.options, judge.request.microbatches
@@ -59,11 +59,11 @@ def shapes(judge: Judge) -> list[tuple[int, int]]:
     return list(found)[:MOST_SHAPES]
 
 
-def candidates_in(judge: Judge) -> Iterator[Guess]:
+def candidates_in(judge: CostModel) -> Iterator[Guess]:
     """Different candidates with their guessed seconds, the best guesses first."""
     if judge.request.options.schedule == "interleaved" or judge.request.microbatches < 2:
         return
-    rows = Rows(judge)
+    rows = RowBuilder(judge)
     found = []
     for d, s in shapes(judge):
         for peers in _choices(judge, rows, d * s):
@@ -83,7 +83,7 @@ def candidates_in(judge: Judge) -> Iterator[Guess]:
             yield guess
 
 
-def _choices(judge: Judge, rows: Rows, count: int) -> Iterator[tuple[int, ...]]:
+def _choices(judge: CostModel, rows: RowBuilder, count: int) -> Iterator[tuple[int, ...]]:
     """Which peers: the fastest, and those of the largest islands of fast links."""
     by_speed = np.argsort(rows.whole_s, kind="stable").tolist()
     fastest = tuple(sorted(by_speed[:count]))
@@ -103,7 +103,7 @@ def _choices(judge: Judge, rows: Rows, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _grouped(
-    judge: Judge, rows: Rows, peers: Sequence[int], pipelines: int, stages: int
+    judge: CostModel, rows: RowBuilder, peers: Sequence[int], pipelines: int, stages: int
 ) -> tuple[tuple[int, ...], ...]:
     """The holders of each stage; the d-th of all are one pipeline."""
     at = list(peers)
@@ -140,7 +140,7 @@ def _grouped(
     return tuple(tuple(at[i] for i in g) for g in found.groups)
 
 
-def _divisions(judge: Judge, peers: Sequence[int]) -> list[Islands]:
+def _divisions(judge: CostModel, peers: Sequence[int]) -> list[Islands]:
     """Into islands, the peers numbered as they come."""
     rate = rates(judge.network.part(peers))
     found: list[Islands] = [g for g, _ in zip(groupings(rate), range(DIVISIONS), strict=False)]

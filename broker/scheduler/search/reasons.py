@@ -10,8 +10,8 @@ from dataclasses import replace
 from ....dag.analysis.blocks import describe_interval
 from ....dag.plan.plan import Spare
 from ....job.words import size_text
-from ..cost.candidate import Candidate, Share
-from ..cost.judge import Judge
+from ..cost.candidate import Candidate, StageShare
+from ..cost.judge import CostModel
 from .moves import guess, with_pipeline
 from .search import weight
 
@@ -28,7 +28,7 @@ MOST_TRIES = 12
 # ---------------------------------------------------------------- peers that are left over
 
 
-def spare_reasons(judge: Judge, best: Candidate, seconds: float) -> tuple[Spare, ...]:
+def spare_reasons(judge: CostModel, best: Candidate, seconds: float) -> tuple[Spare, ...]:
     """For every peer without a share: what the step would be with it. The best of a few places is
     judged: a part of each share, or a microbatch of its own."""
     used = set(best.peers)
@@ -52,7 +52,7 @@ def spare_reasons(judge: Judge, best: Candidate, seconds: float) -> tuple[Spare,
 
 
 def _why_spare(
-    judge: Judge, best: Candidate, seconds: float, peer: int, hang: str, places: int
+    judge: CostModel, best: Candidate, seconds: float, peer: int, hang: str, places: int
 ) -> str:
     offer = judge.offers[peer]
     tried = [c for c in with_peer(judge, best, peer)]
@@ -78,7 +78,7 @@ def _why_spare(
     return f"it would add {_time(more)} to the step's {_time(seconds)}{_what(judge, best, peer)}"
 
 
-def with_peer(judge: Judge, best: Candidate, peer: int) -> Iterator[Candidate]:
+def with_peer(judge: CostModel, best: Candidate, peer: int) -> Iterator[Candidate]:
     """The plan with one more peer, in a few places."""
     shares = [(p, i, s) for p, line in enumerate(best.pipelines) for i, s in enumerate(line)]
     shares = [x for x in shares if x[2].stop - x[2].start > 1]
@@ -95,23 +95,23 @@ def with_peer(judge: Judge, best: Candidate, peer: int) -> Iterator[Candidate]:
             range(s.start + 1, s.stop),
             key=lambda x: max(own[x] - own[s.start], its[s.stop] - its[x]),
         )
-        new = Share(peer, half, s.stop, s.recompute)
+        new = StageShare(peer, half, s.stop, s.recompute)
         yield with_pipeline(best, p, (*line[:i], replace(s, stop=half), new, *line[i + 1 :]))
         half = min(
             range(s.start + 1, s.stop),
             key=lambda x: max(its[x] - its[s.start], own[s.stop] - own[x]),
         )
-        new = Share(peer, s.start, half, s.recompute)
+        new = StageShare(peer, s.start, half, s.recompute)
         yield with_pipeline(best, p, (*line[:i], new, replace(s, start=half), *line[i + 1 :]))
     most = max(range(len(best.microbatches)), key=lambda p: best.microbatches[p])
     if best.microbatches[most] > 1 and judge.request.options.pipelines is None:
         m = [*best.microbatches, 1]
         m[most] -= 1
-        alone = (Share(peer, 0, judge.operators),)
+        alone = (StageShare(peer, 0, judge.operators),)
         yield replace(best, pipelines=(*best.pipelines, alone), microbatches=tuple(m))
 
 
-def _hangs_on(judge: Judge, best: Candidate) -> str:
+def _hangs_on(judge: CostModel, best: Candidate) -> str:
     critical = judge.estimate(best).critical[0]
     peers = best.peers
     a = judge.offers[peers[int(critical.peer[1:])]]
@@ -121,7 +121,7 @@ def _hangs_on(judge: Judge, best: Candidate) -> str:
     return f"the step hangs on the link {a} -> {b} for {_time(critical.seconds)}"
 
 
-def _what(judge: Judge, best: Candidate, peer: int) -> str:
+def _what(judge: CostModel, best: Candidate, peer: int) -> str:
     """What is wrong with a peer, in one clause: its links or its speed, whichever is further below
     those of the plan's peers."""
     rates = judge.network.rates()
@@ -150,7 +150,7 @@ def _time(seconds: float) -> str:
 # ---------------------------------------------------------------- stages
 
 
-def stage_reasons(judge: Judge, best: Candidate) -> Iterator[str]:
+def stage_reasons(judge: CostModel, best: Candidate) -> Iterator[str]:
     """One line for each pipeline, then one for each stage."""
     seconds = judge.forward_s + judge.backward_s
     device = judge.device_bytes(best)

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....dag.plan.plan import ScheduleName
-from ..cost.candidate import Candidate, Share
-from ..cost.judge import Judge
+from ..cost.candidate import Candidate, StageShare
+from ..cost.judge import CostModel
 
-__all__ = ["Found", "Search", "Space", "weight"]
+__all__ = ["Search", "SearchResult", "SearchSpace", "weight"]
 
 MOST_PERMUTATIONS = 130
 """Permutations that are bounded at once; above, the neighbourhood of the present one."""
@@ -41,7 +41,7 @@ Key = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Space:
+class SearchSpace:
     """What a search may choose."""
 
     pipelines: int | None = None
@@ -55,7 +55,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """A candidate that was judged."""
 
     candidate: Candidate
@@ -70,10 +70,10 @@ class Found:
         return self.key[1] if self.fits else float("inf")
 
 
-Moves = Callable[[Judge, Candidate, Space], Iterator[Candidate]]
+Moves = Callable[[CostModel, Candidate, SearchSpace], Iterator[Candidate]]
 
 
-def weight(judge: Judge, candidate: Candidate) -> int:
+def weight(judge: CostModel, candidate: Candidate) -> int:
     """What it costs to compile and play a candidate, in units of the search's budget: its actions,
     and what the holders of each stage exchange."""
     slots = len({s.stop for p in candidate.pipelines for s in p})
@@ -92,7 +92,7 @@ def weight(judge: Judge, candidate: Candidate) -> int:
 class Search:
     """One search over one request. `budget`: see the module."""
 
-    def __init__(self, judge: Judge, space: Space, budget: int) -> None:
+    def __init__(self, judge: CostModel, space: SearchSpace, budget: int) -> None:
         self.judge, self.space, self.budget = judge, space, budget
         self.spent = 0
         self.rooms = np.array([o.device_memory_bytes for o in judge.offers], dtype=np.int64)
@@ -181,9 +181,9 @@ class Search:
 
     # ------------------------------------------------------------ descent
 
-    def improve(self, start: Candidate, moves: Moves, rounds: int = 40) -> Found:
+    def improve(self, start: Candidate, moves: Moves, rounds: int = 40) -> SearchResult:
         """To a candidate that no move makes better, or as far as the budget goes."""
-        best = Found(start, self.key(start))
+        best = SearchResult(start, self.key(start))
         for _ in range(rounds):
             before = best
             best = self._better(best, [self.assigned(best.candidate)])
@@ -203,7 +203,7 @@ class Search:
                 break
         return best
 
-    def _better(self, best: Found, tried: list[Candidate]) -> Found:
+    def _better(self, best: SearchResult, tried: list[Candidate]) -> SearchResult:
         """The best of several candidates, least bound first."""
         ranked = []
         for n, candidate in enumerate(dict.fromkeys(tried)):
@@ -219,7 +219,7 @@ class Search:
                 break
             key = self.key(candidate)
             if _less(key, best.key):
-                best = Found(candidate, key)
+                best = SearchResult(candidate, key)
         return best
 
 
@@ -233,7 +233,7 @@ def _with_peers(candidate: Candidate, peers: list[int]) -> Candidate:
     return replace(
         candidate,
         pipelines=tuple(
-            tuple(Share(named[s.peer], s.start, s.stop, s.recompute) for s in p)
+            tuple(StageShare(named[s.peer], s.start, s.stop, s.recompute) for s in p)
             for p in candidate.pipelines
         ),
     )

@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....dag.plan.plan import Plan, ScheduleName
-from ..cost.candidate import Candidate, Pipeline, Share
-from ..cost.judge import Judge
+from ..cost.candidate import Candidate, Pipeline, StageShare
+from ..cost.judge import CostModel
 from ..network.communities import groupings, rates
 from ..network.order import widest_path
 from ..network.pathcut import Path, best_cut
 from .moves import even_pipeline
-from .search import Space
+from .search import SearchSpace
 
 __all__ = ["Seeds", "from_plan"]
 
@@ -38,12 +38,12 @@ MOST_POSITIONS = 192
 """Positions at which the dynamic programme may cut."""
 
 
-def from_plan(plan: Plan, judge: Judge) -> Candidate:
+def from_plan(plan: Plan, judge: CostModel) -> Candidate:
     """A planner's plan as a candidate, so that it is judged like all others."""
     place = {o.peer: i for i, o in enumerate(judge.offers)}
     counts: dict[Pipeline, int] = {}
     for route in plan.routes:
-        shares: list[Share] = []
+        shares: list[StageShare] = []
         for visit in route:
             slot = plan.stages[visit.stage]
             peer = place[visit.peer]
@@ -51,16 +51,16 @@ def from_plan(plan: Plan, judge: Judge) -> Candidate:
                 again = shares[-1].recompute or slot.recompute
                 shares[-1] = replace(shares[-1], stop=slot.stop, recompute=again)
             else:
-                shares.append(Share(peer, slot.start, slot.stop, slot.recompute))
+                shares.append(StageShare(peer, slot.start, slot.stop, slot.recompute))
         pipeline = tuple(shares)
         counts[pipeline] = counts.get(pipeline, 0) + 1
     return Candidate(tuple(counts), tuple(counts.values()), plan.schedule)
 
 
 class Seeds:
-    """See the module."""
+    """Makes the candidates that the search of `auto` begins with."""
 
-    def __init__(self, judge: Judge, space: Space) -> None:
+    def __init__(self, judge: CostModel, space: SearchSpace) -> None:
         self.judge, self.space = judge, space
         self.m = judge.request.microbatches
         self.rate = rates(judge.network)
@@ -105,9 +105,9 @@ class Seeds:
         stages = self.space.stages
         if stages is None:
             for p in self.by_speed[:3]:
-                yield (Share(p, 0, n, self.recompute()[0]),)
+                yield (StageShare(p, 0, n, self.recompute()[0]),)
                 if len(self.recompute()) > 1:
-                    yield (Share(p, 0, n, True),)
+                    yield (StageShare(p, 0, n, True),)
         most = min(len(self.by_speed), n, MOST_CHAIN)
         counts = [2, 4, 8, 12] if self.large else list(range(2, most + 1))
         for k in [k for k in counts if k <= most] if stages is None else [stages]:
@@ -182,7 +182,7 @@ class Seeds:
             if found is not None:
                 cuts = [int(needs.positions[c]) for c in found.cuts]
                 return tuple(
-                    Share(order[i], a, b, recompute)
+                    StageShare(order[i], a, b, recompute)
                     for i, a, b in zip(found.peers, cuts[:-1], cuts[1:], strict=True)
                 )
         return None
@@ -210,7 +210,7 @@ class Seeds:
                 line = [*order[turn:], *order[:turn]]
                 shares = even_pipeline(self.judge, line, end=tail)
                 if shares is not None:
-                    pipeline = (*shares, Share(line[0], tail, n))
+                    pipeline = (*shares, StageShare(line[0], tail, n))
                     # Coming back waits least where visits take turns.
                     for schedule in reversed(self.space.schedules):
                         yield Candidate((pipeline,), (self.m,), schedule)
@@ -238,7 +238,7 @@ class Seeds:
             order = self.ordered(group[:stages])
             return even_pipeline(self.judge, order, recompute) if len(order) == stages else None
         if len(group) == 1:
-            return (Share(group[0], 0, self.judge.operators, recompute),)
+            return (StageShare(group[0], 0, self.judge.operators, recompute),)
         order = self.ordered(list(group)[:MOST_PATH])
         found = self.cut(order, recompute, reach=min(len(order), 8))
         return found or even_pipeline(self.judge, order, recompute)
@@ -281,7 +281,8 @@ class Seeds:
                 if lead is not None:
                     yield tuple(
                         tuple(
-                            Share(order[k][r], s.start, s.stop, again) for k, s in enumerate(lead)
+                            StageShare(order[k][r], s.start, s.stop, again)
+                            for k, s in enumerate(lead)
                         )
                         for r in range(width)
                     )
@@ -302,7 +303,7 @@ class Seeds:
         return tuple(counts)
 
 
-def _tied_tail(judge: Judge) -> int | None:
+def _tied_tail(judge: CostModel) -> int | None:
     """The operator from which on the end of the model reads a weight that its first half reads as
     well; None where it does not, and where all of that lies within one half."""
     readers: dict[str, list[int]] = {}

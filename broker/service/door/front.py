@@ -37,15 +37,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from ....net.identity.names import DOOR_NAME, Role
+from ....net.identity.names import DOOR_NAME, PartyRole
 from ....net.local import is_loopback
 from ....net.web.pump import BUFFER_BYTES, Stream, close, join
-from ...access.knocks import Knocks
+from ...access.knocks import RateLimiter
 from .dialable import socket_name
 from .hello import HelloError, read_hello
 from .relay import Relay
 
-__all__ = ["Front", "FrontLimits", "Knocks", "PageSockets", "source_of"]
+__all__ = ["MultiplexerLimits", "PageSockets", "PortMultiplexer", "RateLimiter", "source_of"]
 
 log = logging.getLogger(__name__)
 
@@ -53,14 +53,14 @@ _TLS_HANDSHAKE = 0x16
 _WAITING_CONNECTIONS = 512
 _TOLD, _TOLD_PER_S = 3, 0.1
 """Lines of the log about one address that knocks too often: in a row, and then per second."""
-_PEERS = f".{Role.PEER.value}.shoal"
+_PEERS = f".{PartyRole.PEER.value}.shoal"
 _TICKET = b"SHOAL-RELAY "
 _LIBP2P = b"\x13/mul"
 """The beginning of b"\\x13/multistream/1.0.0\\n"."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontLimits:
+class MultiplexerLimits:
     """What a stranger may cost."""
 
     hello_s: float = 5.0
@@ -108,8 +108,8 @@ class PageSockets(NamedTuple):
     plain: Path
 
 
-class Front:
-    """`async with Front(host, port, main=…, door=…, authority=PEM) as front:` listens at
+class PortMultiplexer:
+    """`async with PortMultiplexer(host, port, main=…, door=…, authority=PEM) as front:` listens at
     `front.port` until the block ends. Raises OSError when the port cannot be had."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Front:
         relay: Relay,
         swarm: int = 0,
         page: PageSockets | None = None,
-        limits: FrontLimits | None = None,
+        limits: MultiplexerLimits | None = None,
     ) -> None:
         """`swarm`: the loopback port of the directory's node; 0: there is none. `page` None: there
         is none."""
@@ -131,12 +131,14 @@ class Front:
         self._swarm = swarm
         self._main, self._door, self._authority = main, door, authority
         self._relay = relay
-        self.limits = limits or FrontLimits()
+        self.limits = limits or MultiplexerLimits()
         many = self.limits.most_addresses
-        self._knocks = Knocks(self.limits.knocks, self.limits.knocks_per_s, many)
-        self._told = Knocks(_TOLD, _TOLD_PER_S, many)
+        self._knocks = RateLimiter(self.limits.knocks, self.limits.knocks_per_s, many)
+        self._told = RateLimiter(_TOLD, _TOLD_PER_S, many)
         self._page = page
-        self._page_knocks = Knocks(self.limits.page_knocks, self.limits.page_knocks_per_s, many)
+        self._page_knocks = RateLimiter(
+            self.limits.page_knocks, self.limits.page_knocks_per_s, many
+        )
         self._open: Counter[str] = Counter()  # by source
         self._open_pages: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -309,7 +311,7 @@ class Front:
         await writer.drain()
 
     def __repr__(self) -> str:
-        return f"<Front on port {self.port}, {self._open.total()} connections>"
+        return f"<PortMultiplexer on port {self.port}, {self._open.total()} connections>"
 
 
 async def _dial_unix(path: Path, name: str) -> Stream:

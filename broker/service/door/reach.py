@@ -21,10 +21,10 @@ import grpc.aio
 
 from ....net.identity.credential import Credential
 from ....net.identity.enroll import channel_options
-from ....net.identity.names import Role, dns_name
+from ....net.identity.names import PartyRole, dns_name
 from ....net.local import joined, split
 from .dialable import may_dial
-from .front import Knocks
+from .front import RateLimiter
 
 __all__ = ["Reach", "resolved"]
 
@@ -45,7 +45,7 @@ class Reach:
     """`credential`: the broker's own, the newest one."""
 
     def __init__(self, credential: Callable[[], Credential]) -> None:
-        self._often = Knocks(_IN_A_ROW, _PER_S, _MOST_PEERS)
+        self._often = RateLimiter(_IN_A_ROW, _PER_S, _MOST_PEERS)
         self._credential = credential
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._checking: set[str] = set()
@@ -84,7 +84,7 @@ class Reach:
                 target = await resolved(peer, address, came)
                 if not target:
                     return False
-                options = channel_options(address, dns_name(Role.PEER, peer))
+                options = channel_options(address, dns_name(PartyRole.PEER, peer))
                 credentials = self._credential().for_channel()
                 async with grpc.aio.secure_channel(target, credentials, options=options) as channel:
                     state = channel.get_state(try_to_connect=True)

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ....net.identity.names import Role, dns_name
+from ....net.identity.names import PartyRole, dns_name
 from ....net.web.pump import Stream, join
 
 __all__ = ["Relay", "RelayLimits"]
@@ -82,11 +82,11 @@ class Relay:
 
     def here(self, peer: str, tell: Callable[[str], bool]) -> None:
         """`tell` sends a ticket to a peer whose control stream is open; False: it cannot."""
-        self._told[dns_name(Role.PEER, peer)] = tell
+        self._told[dns_name(PartyRole.PEER, peer)] = tell
 
     def gone(self, peer: str, tell: Callable[[str], bool]) -> None:
         """That stream is over; another one of the same peer may be open by now."""
-        name = dns_name(Role.PEER, peer)
+        name = dns_name(PartyRole.PEER, peer)
         if self._told.get(name) is tell:
             del self._told[name]
 

@@ -26,7 +26,7 @@ from ....net.discovery.process import NodeConfig, NodeProcess
 from ....net.discovery.record import MOST_NODES, Claim, check_multiaddr, endpoint_of, newest, sign
 from ....net.identity.authority import Authority
 from ....net.local import free_port, joined, split
-from ...access.knocks import Knocks
+from ...access.knocks import RateLimiter
 from .reach import resolved
 
 __all__ = ["GREETING", "Beacon", "Swarm"]
@@ -159,7 +159,7 @@ class Beacon:
         self._address, self._way, self._neighbours = address, way, neighbours
         self._began = time.monotonic()
         self._offers: dict[str, _Offer] = {}  # by way
-        self._often = Knocks(_IN_A_ROW, _PER_S, 10_000)
+        self._often = RateLimiter(_IN_A_ROW, _PER_S, 10_000)
         self._tried_at = float("-inf")
         self._published: tuple[object, ...] = ()
         self._published_at = float("-inf")

@@ -28,7 +28,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ....net.identity.names import Party, Role
+from ....net.identity.names import Party, PartyRole
 from ..shell import RejectedError
 from .keys import PageKeys
 from .metrics import CONTENT_TYPE, Metrics
@@ -57,7 +57,7 @@ def page_app(watcher: Watcher, metrics: Metrics, keys: PageKeys, cookie: str) ->
     def viewer(request: Request) -> str:
         found = may(request)
         assert found is not None, "it is guarded"
-        return "" if found[0].role is Role.OPERATOR else found[0].subject
+        return "" if found[0].role is PartyRole.OPERATOR else found[0].subject
 
     def guarded(answer: Endpoint) -> Endpoint:
         async def asked(request: Request) -> Response:

@@ -23,7 +23,7 @@ from ....proto.broker_pb2 import (
     StepDone,
 )
 
-__all__ = ["MOST_MOMENTS", "MOST_POINTS", "Digest", "Totals"]
+__all__ = ["MOST_MOMENTS", "MOST_POINTS", "Digest", "MetricTotals"]
 
 MOST_POINTS = 400
 MOST_MOMENTS = 40
@@ -37,7 +37,7 @@ _NOT_LOST = ("building", "moved", "paused", "restart")
 """Codes of reasons for which a run leaves its work without having lost anybody."""
 
 
-class Totals:
+class MetricTotals:
     """What Prometheus counts, over all runs, since this start of the broker."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Digest:
     """One run. `tokens_per_step`: positions of text, else samples. What happened after `since_s`, a
     time of the broker's clock, is counted in `totals` as well."""
 
-    def __init__(self, tokens_per_step: int, totals: Totals, since_s: float) -> None:
+    def __init__(self, tokens_per_step: int, totals: MetricTotals, since_s: float) -> None:
         self._tokens_per_step = tokens_per_step
         self._totals, self._since_s = totals, since_s
         self.next_event = 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 
-from ....net.identity.names import SUBJECT, Party, Role
+from ....net.identity.names import SUBJECT, Party, PartyRole
 from ...access.admission import Admission, AdmissionError
 
 __all__ = ["LONGEST_S", "PageKeys"]
@@ -23,7 +23,7 @@ LEAST_S = 60.0
 
 _KIND = "shp1"
 _MOST_CHARACTERS = 300
-_LOOKERS = (Role.SUBMITTER, Role.OPERATOR)
+_LOOKERS = (PartyRole.SUBMITTER, PartyRole.OPERATOR)
 
 
 class PageKeys:
@@ -63,7 +63,7 @@ class PageKeys:
             return None
         if not self._admission.authority.attested(_statement(text), signed):
             return None
-        party, ends_s = Party(Role(parts[2]), parts[3]), int(parts[1])
+        party, ends_s = Party(PartyRole(parts[2]), parts[3]), int(parts[1])
         if ends_s <= now_s:
             return None
         try:

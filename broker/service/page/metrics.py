@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ....proto.broker_pb2 import Phase, RunState
-from .digest import Digest, Totals
+from .digest import Digest, MetricTotals
 from .seen import Seen
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
@@ -31,7 +31,7 @@ Refusals = Callable[[], Mapping[str, Counter[str]]]
 class Metrics:
     """`text(seen, viewer)` is what a scrape gets; `viewer` as in Seen."""
 
-    def __init__(self, totals: Totals, refusals: Refusals) -> None:
+    def __init__(self, totals: MetricTotals, refusals: Refusals) -> None:
         self._totals, self._refusals = totals, refusals
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)

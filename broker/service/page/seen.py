@@ -16,7 +16,7 @@ from ....proto.broker_pb2 import Description, LinkState, PeerState, Phase, RunSp
 from ...events import DescribeAsked, RunId
 from ...membership.member import clean
 from ..shell import RejectedError, Shell
-from .digest import Digest, Totals
+from .digest import Digest, MetricTotals
 
 __all__ = ["EVERY_S", "Seen", "Watcher", "tokens_per_step"]
 
@@ -58,7 +58,7 @@ class Watcher:
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._since_s = shell.now
-        self.totals = Totals()
+        self.totals = MetricTotals()
         self._digests: dict[str, Digest] = {}
         self._one = asyncio.Lock()
         self._seen: Seen | None = None
@@ -154,7 +154,7 @@ def _peer(state: PeerState) -> dict[str, Any]:
     }
 
 
-_NOTHING = Digest(0, Totals(), 0.0)
+_NOTHING = Digest(0, MetricTotals(), 0.0)
 """What is shown of what happens in somebody else's run."""
 
 

@@ -4,7 +4,7 @@ only one: it takes its signals and looks ten times a second whether it shall end
 
 Bounded here: a handshake and a request must be whole within REQUEST_S each, and the request within
 REQUEST_BYTES. How many connections there may be, and how long each may last, is the front's
-(`FrontLimits`).
+(`MultiplexerLimits`).
 """
 
 from __future__ import annotations

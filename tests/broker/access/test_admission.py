@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from shoal.broker.access.admission import Admission, AdmissionError, AdmissionLimits
 from shoal.net.identity.authority import Authority, utc
 from shoal.net.identity.credential import Credential, new_key, request_of
-from shoal.net.identity.names import Party, Role
+from shoal.net.identity.names import Party, PartyRole
 from shoal.net.identity.token import Token
 from shoal.proto.admission_pb2 import Admitted, JoinRequest
 
@@ -40,7 +40,7 @@ def admission():
     found.close()
 
 
-def invited(admission: Admission, uses: int = 1, role: Role = Role.PEER) -> Token:
+def invited(admission: Admission, uses: int = 1, role: PartyRole = PartyRole.PEER) -> Token:
     return admission.invite(role, uses, HOUR, "test", NOW)
 
 
@@ -50,7 +50,7 @@ def refused(admission: Admission, request: JoinRequest, now_s: float = NOW) -> t
     return caught.value.code, caught.value.reason
 
 
-@pytest.mark.parametrize("role", [Role.PEER, Role.SUBMITTER, Role.OPERATOR])
+@pytest.mark.parametrize("role", [PartyRole.PEER, PartyRole.SUBMITTER, PartyRole.OPERATOR])
 def test_a_token_admits_in_its_role(admission, role):
     admitted = admission.join(asked(invited(admission, role=role)), NOW)
     assert party_of(admitted) == Party(role, admitted.subject)
@@ -117,19 +117,19 @@ def test_a_token_of_another_broker_is_none(admission):
 
 def test_a_key_that_joined_does_not_take_another_role(admission):
     admission.join(asked(invited(admission)), NOW)
-    code, why = refused(admission, asked(invited(admission, role=Role.OPERATOR)))
+    code, why = refused(admission, asked(invited(admission, role=PartyRole.OPERATOR)))
     assert code == "ALREADY_EXISTS"
     assert "joined as peer" in why
 
 
 def test_renewal_needs_the_same_key_and_a_party_that_joined(admission):
     subject = admission.join(asked(invited(admission)), NOW).subject
-    renewed = admission.renew(Party(Role.PEER, subject), REQUESTS[0], NOW + 9e4)
+    renewed = admission.renew(Party(PartyRole.PEER, subject), REQUESTS[0], NOW + 9e4)
     assert Credential(b"", renewed.certificate, AUTHORITY.pem).ends > utc(NOW + 9e4)
     for party, request in (
-        (Party(Role.PEER, subject), REQUESTS[1]),
-        (Party(Role.OPERATOR, subject), REQUESTS[0]),
-        (Party(Role.PEER, "stranger"), REQUESTS[0]),
+        (Party(PartyRole.PEER, subject), REQUESTS[1]),
+        (Party(PartyRole.OPERATOR, subject), REQUESTS[0]),
+        (Party(PartyRole.PEER, "stranger"), REQUESTS[0]),
     ):
         with pytest.raises(AdmissionError) as caught:
             admission.renew(party, request, NOW)
@@ -141,12 +141,12 @@ def test_who_was_kicked_stays_out_after_a_restart_too(tmp_path: Path):
     admission = Admission(AUTHORITY, path)
     token = invited(admission, uses=5)
     subject = admission.join(asked(token), NOW).subject
-    assert admission.kick(subject, NOW) is Role.PEER
+    assert admission.kick(subject, NOW) is PartyRole.PEER
     for _ in range(2):
         with pytest.raises(AdmissionError, match="was kicked"):
-            admission.check(Party(Role.PEER, subject))
+            admission.check(Party(PartyRole.PEER, subject))
         with pytest.raises(AdmissionError, match="was kicked"):
-            admission.renew(Party(Role.PEER, subject), REQUESTS[0], NOW)
+            admission.renew(Party(PartyRole.PEER, subject), REQUESTS[0], NOW)
         assert refused(admission, asked(token)) == (
             "PERMISSION_DENIED",
             f"{subject} was kicked out of this network",
@@ -161,8 +161,8 @@ def test_who_was_kicked_stays_out_after_a_restart_too(tmp_path: Path):
 def test_who_was_kicked_does_not_come_back_by_a_token_that_it_used_or_gave_out(admission):
     used = invited(admission, uses=5)
     peer = admission.join(asked(used, REQUESTS[0]), NOW)
-    operator = admission.join(asked(invited(admission, role=Role.OPERATOR), REQUESTS[1]), NOW)
-    given = admission.invite(Role.OPERATOR, 9, HOUR, operator.subject, NOW)
+    operator = admission.join(asked(invited(admission, role=PartyRole.OPERATOR), REQUESTS[1]), NOW)
+    given = admission.invite(PartyRole.OPERATOR, 9, HOUR, operator.subject, NOW)
     other = invited(admission)
     for subject in (peer.subject, operator.subject):
         admission.kick(subject, NOW)
@@ -196,11 +196,11 @@ def test_a_key_whose_certificate_ended_comes_back_by_a_new_token_as_who_it_was(a
 @pytest.mark.parametrize(
     ("role", "uses", "lasts", "said"),
     [
-        (Role.BROKER, 1, HOUR, "nobody joins as"),
-        (Role.PEER, 0, HOUR, "0 uses: expected 1 to"),
-        (Role.PEER, 10**6, HOUR, "expected 1 to 10000"),
-        (Role.PEER, 1, timedelta(0), "more than nothing"),
-        (Role.PEER, 1, timedelta(days=1000), "at most 365 days"),
+        (PartyRole.BROKER, 1, HOUR, "nobody joins as"),
+        (PartyRole.PEER, 0, HOUR, "0 uses: expected 1 to"),
+        (PartyRole.PEER, 10**6, HOUR, "expected 1 to 10000"),
+        (PartyRole.PEER, 1, timedelta(0), "more than nothing"),
+        (PartyRole.PEER, 1, timedelta(days=1000), "at most 365 days"),
     ],
 )
 def test_an_invitation_that_cannot_be_is_refused(admission, role, uses, lasts, said):
@@ -214,7 +214,7 @@ def test_invitations_and_parties_are_bounded():
     token, _ = invited(admission, uses=5), invited(admission)
     with pytest.raises(AdmissionError, match="2 invitations are open"):
         invited(admission)
-    admission.invite(Role.PEER, 1, HOUR, "test", NOW + 7200)  # ended ones make room
+    admission.invite(PartyRole.PEER, 1, HOUR, "test", NOW + 7200)  # ended ones make room
     admission.close()
     admission = Admission(AUTHORITY, None, limits)
     token = invited(admission, uses=5)
@@ -250,7 +250,7 @@ class Doors(RuleBasedStateMachine):
 
     @rule(uses=st.integers(1, 3), hours=st.integers(1, 5))
     def invite(self, uses: int, hours: int) -> None:
-        token = self.admission.invite(Role.PEER, uses, hours * HOUR, "test", self.now)
+        token = self.admission.invite(PartyRole.PEER, uses, hours * HOUR, "test", self.now)
         self.tokens.append((token, uses, self.now + 3600.0 * hours))
         self.left.append(uses)
 
@@ -289,7 +289,7 @@ class Doors(RuleBasedStateMachine):
     @invariant()
     def nobody_who_was_kicked_passes(self) -> None:
         for key, subject in self.joined.items():
-            party = Party(Role.PEER, subject)
+            party = Party(PartyRole.PEER, subject)
             if key in self.kicked:
                 with pytest.raises(AdmissionError):
                     self.admission.check(party)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.broker.events import DescribeAsked, Log, MakePlan, PlanReady, Tell
 from shoal.broker.links.landmarks import LINKS, Landmarks
-from shoal.broker.links.links import MAX_AGE_S, Burst
+from shoal.broker.links.links import MAX_AGE_S, LinkBurst
 from shoal.broker.links.probed import PROBE_BYTES, SMALLEST_BYTES, Allowance
 from shoal.dag.plan.plan import PeerId
 from shoal.proto.broker_pb2 import Goodbye, LinkReport
@@ -485,7 +485,7 @@ def test_what_a_link_sustains_is_planned_with_and_its_burst_is_shown(world):
     assert network.bandwidth[0, 1] == TRUE_RATE
     world.say("a", link=LinkReport(peer="b", bytes_per_s=TRUE_RATE, size_bytes=1))
     assert probing.links.get("a", "b", world.now).burst == (2e8, 1 << 17), "traffic tells none"
-    why = probing.links.report("a", "b", 0.1, 1e6, world.now, "probe", Burst(math.nan, 1))
+    why = probing.links.report("a", "b", 0.1, 1e6, world.now, "probe", LinkBurst(math.nan, 1))
     assert why.startswith("burst_bytes_per_s is nan")
 
 

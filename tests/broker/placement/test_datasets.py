@@ -21,7 +21,7 @@ from shoal.broker.events import (
     Started,
 )
 from shoal.broker.placement.datasets import MOST_MANIFESTS
-from shoal.broker.wish import SpecError, read_spec
+from shoal.broker.wish import RunSpecError, read_spec
 from shoal.job.settings import plain
 from shoal.job.tables import Data
 from shoal.proto.broker_pb2 import DataSet, Opening, Resolved, RunSpec
@@ -290,5 +290,5 @@ def test_a_spec_that_contradicts_itself_is_refused(
 ) -> None:
     spec = world.spec(data=data)
     spec.local.extend(local)
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(RunSpecError, match=said):
         read_spec(spec)

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.broker.planning.risk import work_at_risk
 from shoal.broker.scheduler.base.interface import PeerOffer, PlanRequest
-from shoal.broker.snapshots.cadence import Cadence
+from shoal.broker.snapshots.cadence import SnapshotSchedule
 from shoal.dag.analysis.blocks import blocks
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.network import uniform
@@ -43,7 +43,7 @@ def test_it_is_what_the_cadence_gives(asked, every) -> None:
     [text] = work_at_risk(request, graph, plan, Recovery(snapshot_every=every))
     copy_s = float(text.rpartition(" in ")[2].removesuffix(" s"))
     assert copy_s <= 3 * size / 1e4, "not more than the whole model"
-    cadence = Cadence(0 if every == "auto" else every, 0)
+    cadence = SnapshotSchedule(0 if every == "auto" else every, 0)
     whole, under_way, back = 0.0, None, []
     for step in range(1, 4000):
         now = step * 0.1

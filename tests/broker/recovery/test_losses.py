@@ -9,7 +9,7 @@ from shoal.broker.events import (
     PlanReady,
     RunId,
 )
-from shoal.broker.recovery.recovery import Blamed
+from shoal.broker.recovery.recovery import SuspectTracker
 from shoal.proto.broker_pb2 import (
     BUILDING,
     DONE,
@@ -205,7 +205,7 @@ def test_who_is_not_in_a_run_says_nothing_about_it(world) -> None:
 
 
 def test_the_same_one_counts_once_however_often_it_says_so() -> None:
-    blamed = Blamed()
+    blamed = SuspectTracker()
     assert not any(blamed.accuse("evil", "honest") for _ in range(3))
     assert blamed.accuse("a", "honest")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.broker.events import MakePlan, PlanReady
 from shoal.broker.recovery.resume import gifts, substituted
-from shoal.broker.snapshots.sets import Set
+from shoal.broker.snapshots.sets import SnapshotSet
 from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, SnapshotKeeper, StageSlot, Visit
 from shoal.dag.schedule.flow import Role
 from shoal.proto.broker_pb2 import (
@@ -61,7 +61,7 @@ def test_every_holder_has_or_gets_once_each_snapshot_that_it_shares_an_operator_
 ) -> None:
     where = {holder: (spans_of(then, holder), tuple(lie[i])) for i, holder in enumerate(then.peers)}
     given_to = Counter()
-    for gift in gifts(Set(1, 3, where), now):
+    for gift in gifts(SnapshotSet(1, 3, where), now):
         given_to[gift.destination, gift.holder] += 1
         spans, there = where[PeerId(gift.holder)]
         assert gift.source in there

@@ -14,8 +14,8 @@ from shoal.broker.events import (
     RunAsked,
     RunId,
     RunSubmitted,
-    Stop,
     StopAsked,
+    StopServing,
     WatchAsked,
 )
 from shoal.proto.broker_pb2 import (
@@ -124,10 +124,10 @@ def test_describe_shows_peers_and_runs(world) -> None:
 def test_a_draining_broker_starts_nothing_and_stops_when_nothing_is_active(world) -> None:
     run = world.start("a", steps=1)
     waiting, _ = world.submit()
-    assert not [i for i in world.handle(DrainAsked()) if isinstance(i, Stop)]
+    assert not [i for i in world.handle(DrainAsked()) if isinstance(i, StopServing)]
     assert world.only(world.handle(RunSubmitted("q", world.spec())), Reject).code == "UNAVAILABLE"
     world.report("a", run, 0)
-    assert [i for i in world.export("a", run, 1) if isinstance(i, Stop)]
+    assert [i for i in world.export("a", run, 1) if isinstance(i, StopServing)]
     assert world.state(run).phase == DONE
     world.drained("a", run)
     assert world.state(waiting).reason.code == "broker"
@@ -139,7 +139,7 @@ def test_a_broker_that_stops_ends_runs_and_streams(world) -> None:
     assert world.state(run).phase == FAILED
     assert world.kinds(out, "a") == ["leave", "refused", "close"]
     assert world.told(out, "a")[1].refused.again
-    assert [i for i in out if isinstance(i, Stop)]
+    assert [i for i in out if isinstance(i, StopServing)]
 
 
 def test_the_same_events_give_the_same_instructions(make_world) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.service.blobs import BlobError, BlobLimits, BlobStore
+from shoal.broker.service.blobs import BlobLimits, BlobStore, BlobStoreError
 
 
 def name_of(data: bytes) -> str:
@@ -48,16 +48,16 @@ def test_empty_and_tiny_blobs(store, data) -> None:
 def test_a_blob_that_is_here_needs_no_upload(store) -> None:
     name = store.put(b"abc")
     assert store.begin(name, 3) is None
-    with pytest.raises(BlobError, match="has 3 bytes, the upload announces 4"):
+    with pytest.raises(BlobStoreError, match="has 3 bytes, the upload announces 4"):
         store.begin(name, 4)
 
 
 @pytest.mark.parametrize("name", ["", "../../etc/passwd", "AB" * 32, "ab" * 33, "a/" * 32])
 def test_a_name_that_is_no_hash_never_reaches_the_disk(store, name) -> None:
-    with pytest.raises(BlobError, match="is no blob hash") as caught:
+    with pytest.raises(BlobStoreError, match="is no blob hash") as caught:
         store.begin(name, 3)
     assert caught.value.code == "INVALID_ARGUMENT"
-    with pytest.raises(BlobError, match="there is no blob") as caught:
+    with pytest.raises(BlobStoreError, match="there is no blob") as caught:
         store.read(name)
     assert caught.value.code == "NOT_FOUND"
     assert store.size_of(name) == 0
@@ -66,7 +66,7 @@ def test_a_name_that_is_no_hash_never_reaches_the_disk(store, name) -> None:
 def test_bytes_that_are_not_what_the_name_says_are_not_kept(store) -> None:
     upload = store.begin(name_of(b"abc"), 3)
     upload.write(b"abd")
-    with pytest.raises(BlobError, match="have SHA-256"):
+    with pytest.raises(BlobStoreError, match="have SHA-256"):
         upload.finish()
     assert files(store) == []
     assert store.size_of(name_of(b"abc")) == 0
@@ -74,7 +74,7 @@ def test_bytes_that_are_not_what_the_name_says_are_not_kept(store) -> None:
 
 def test_more_bytes_than_announced_are_refused(store) -> None:
     upload = store.begin(name_of(b"abc"), 3)
-    with pytest.raises(BlobError, match="4 bytes came, 3 were announced"):
+    with pytest.raises(BlobStoreError, match="4 bytes came, 3 were announced"):
         upload.write(b"abcd")
     upload.stop()
 
@@ -82,7 +82,7 @@ def test_more_bytes_than_announced_are_refused(store) -> None:
 def test_ranges_outside_of_a_blob_are_refused(store) -> None:
     name = store.put(b"abc")
     for offset, length in ((4, 0), (0, 4), (2, 2), (-1, 1)):
-        with pytest.raises(BlobError, match="it has 3 bytes") as caught:
+        with pytest.raises(BlobStoreError, match="it has 3 bytes") as caught:
             store.read(name, offset, length)
         assert caught.value.code == "OUT_OF_RANGE"
 
@@ -93,7 +93,9 @@ def test_an_upload_that_broke_goes_on_where_it_ended(store) -> None:
     upload.write(data[:6])
     upload.stop()
     assert store.size_of(name_of(data)) == 6
-    with pytest.raises(BlobError, match="would go on at byte 4, the part that is here ends at 6"):
+    with pytest.raises(
+        BlobStoreError, match="would go on at byte 4, the part that is here ends at 6"
+    ):
         store.begin(name_of(data), 10, offset=4)
     upload = store.begin(name_of(data), 10, offset=6)
     upload.write(data[6:])
@@ -140,16 +142,16 @@ def test_a_temporary_store_leaves_nothing() -> None:
 def test_sizes_are_bounded(tmp_path) -> None:
     limits = BlobLimits(blob_bytes=10, total_bytes=16, blobs=3)
     with BlobStore(tmp_path, limits) as store:
-        with pytest.raises(BlobError, match="has 11 bytes: expected at most 10"):
+        with pytest.raises(BlobStoreError, match="has 11 bytes: expected at most 10"):
             store.begin(name_of(b"a"), 11)
         store.put(b"0123456789")
         running = store.begin(name_of(b"abcd"), 4)
-        with pytest.raises(BlobError, match="holds 14 of at most 16, 1 too many"):
+        with pytest.raises(BlobStoreError, match="holds 14 of at most 16, 1 too many"):
             store.put(b"xyz")
         running.stop()
         store.put(b"xyz")
         store.put(b"x")
-        with pytest.raises(BlobError, match="holds 3 blobs"):
+        with pytest.raises(BlobStoreError, match="holds 3 blobs"):
             store.put(b"y")
 
 
@@ -160,7 +162,9 @@ def test_what_has_come_of_an_upload_takes_its_place(tmp_path) -> None:
         upload.write(b"1234")
         for end in (lambda: None, upload.stop):  # its part stays for a while
             end()
-            with pytest.raises(BlobError, match="the broker holds 14 of at most 16, 2 too many"):
+            with pytest.raises(
+                BlobStoreError, match="the broker holds 14 of at most 16, 2 too many"
+            ):
                 store.begin("cd" * 32, 4, by="ann")
 
 
@@ -169,7 +173,9 @@ def test_a_disk_that_is_nearly_full_is_said_before_and_one_that_is_full_at_once(
     limits = BlobLimits(spare_bytes=20)
     with BlobStore(tmp_path, limits, free=lambda _: left[0]) as store:
         running = store.begin(name_of(b"x" * 50), 50)
-        with pytest.raises(BlobError, match="the broker's disk has room for 30 more") as caught:
+        with pytest.raises(
+            BlobStoreError, match="the broker's disk has room for 30 more"
+        ) as caught:
             store.begin(name_of(b"y" * 31), 31)
         assert caught.value.code == "RESOURCE_EXHAUSTED"
         running.write(b"x" * 40)
@@ -179,7 +185,7 @@ def test_a_disk_that_is_nearly_full_is_said_before_and_one_that_is_full_at_once(
         upload = store.begin(name_of(b"abc"), 3)
         os.close(upload._fd)
         upload._fd = os.open("/dev/full", os.O_WRONLY)
-        with pytest.raises(BlobError, match=r"disk is full: blob .* ends at byte 0 of 3"):
+        with pytest.raises(BlobStoreError, match=r"disk is full: blob .* ends at byte 0 of 3"):
             upload.write(b"abc")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 
 from shoal.broker.service.secured import Secured
-from shoal.net.identity.names import Role
+from shoal.net.identity.names import PartyRole
 
 
 def shown_at(path: Path) -> str:
@@ -34,6 +34,6 @@ async def test_both_ways_in_show_the_newest_certificate_and_none_keeps_the_old()
             for name in ("main", "door", "main"):
                 shown = await asyncio.to_thread(shown_at, secured.sockets / name)
                 assert shown == secured.credential().certificate.decode()
-            secured._own = secured._signed(Role.BROKER, "broker")
+            secured._own = secured._signed(PartyRole.BROKER, "broker")
         await server.stop(None)
         await door.stop(None)

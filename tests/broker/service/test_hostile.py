@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 
 from shoal.broker.options import BrokerOptions
-from shoal.broker.service.door.front import FrontLimits, Knocks
+from shoal.broker.service.door.front import MultiplexerLimits, RateLimiter
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.dag.ir.convert import MAX_OPERATORS
 from shoal.net.blobs.client import BlobClient
 from shoal.net.identity.authority import Authority, utc
 from shoal.net.identity.credential import Credential, new_key, request_of
 from shoal.net.identity.enroll import enroll
-from shoal.net.identity.names import DOOR_NAME, Role
+from shoal.net.identity.names import DOOR_NAME, PartyRole
 from shoal.net.identity.token import Token
 from shoal.proto import common_pb2, graph_pb2
 from shoal.proto.admission_pb2 import JoinRequest
@@ -60,7 +60,7 @@ def joining(token: Token, request: bytes, **changes: bytes | str) -> JoinRequest
 
 
 def invited(broker: Broker, ago_s: float = 0.0, uses: int = 1) -> Token:
-    return broker.secured.admission.invite(Role.PEER, uses, HOUR, "test", time.time() - ago_s)
+    return broker.secured.admission.invite(PartyRole.PEER, uses, HOUR, "test", time.time() - ago_s)
 
 
 def used(broker: Broker) -> Token:
@@ -101,7 +101,7 @@ async def test_who_replays_a_recorded_join_has_a_certificate_without_its_key(tmp
             first = await AdmissionStub(stubs).Join(recorded)
             again = await AdmissionStub(stubs).Join(recorded)
         assert again.subject == first.subject
-        thief = made(broker, Role.PEER)
+        thief = made(broker, PartyRole.PEER)
         stolen = Credential(thief.key, again.certificate, thief.authority)
         async with channel(broker, stolen) as stubs:
             code, _ = await status(BlobsStub(stubs).Have(BlobQuery(), timeout=5))
@@ -114,17 +114,17 @@ async def test_a_message_over_the_limit_ends_its_call_and_nothing_else():
             request = JoinRequest(version=1, name="x", secret=bytes(1 << 20))
             code, _ = await status(AdmissionStub(door).Join(request, timeout=10))
             assert code == "RESOURCE_EXHAUSTED"
-        async with channel(broker, made(broker, Role.SUBMITTER)) as stubs:
+        async with channel(broker, made(broker, PartyRole.SUBMITTER)) as stubs:
             code, _ = await status(
                 RunsStub(stubs).Submit(RunSpec(job="x" * (64 << 20)), timeout=20)
             )
             assert code == "RESOURCE_EXHAUSTED"
-        async with channel(broker, made(broker, Role.PEER, "a")) as stubs:
+        async with channel(broker, made(broker, PartyRole.PEER, "a")) as stubs:
             call = AttachStub(stubs).Attach()
             await call.write(PeerMessage(hello=Hello(version=1, boot="x" * (64 << 20))))
             code, _ = await status(call.read())
             assert code == "RESOURCE_EXHAUSTED"
-        async with channel(broker, made(broker, Role.OPERATOR)) as stubs:
+        async with channel(broker, made(broker, PartyRole.OPERATOR)) as stubs:
             assert await RunsStub(stubs).Describe(DescribeRequest())
 
 
@@ -150,7 +150,7 @@ async def test_a_flood_of_joins_over_tls_passes_as_often_as_the_limit_says():
     """The beginning of each is real; benchmarks/flood.py has ten thousand, with what they cost."""
     async with running() as broker:
         front = broker.secured._front
-        front.limits, front._knocks = FrontLimits(knocks=5), Knocks(5, 0.0, 100)
+        front.limits, front._knocks = MultiplexerLimits(knocks=5), RateLimiter(5, 0.0, 100)
         context = ssl.create_default_context(cadata=broker.secured.authority.pem.decode())
         host, _, port = broker.address.rpartition(":")
 
@@ -166,7 +166,7 @@ async def test_a_flood_of_joins_over_tls_passes_as_often_as_the_limit_says():
 
         assert sum(await asyncio.gather(*(knock() for _ in range(100)))) == 5
         assert front.refused["knocks"] == 95
-        async with channel(broker, made(broker, Role.OPERATOR)) as stubs:
+        async with channel(broker, made(broker, PartyRole.OPERATOR)) as stubs:
             assert await RunsStub(stubs).Describe(DescribeRequest())
 
 
@@ -176,7 +176,7 @@ async def test_a_flood_of_joins_over_tls_passes_as_often_as_the_limit_says():
 async def test_a_blob_that_is_not_what_it_is_called_is_nobodys():
     async with running() as broker:
         name = hashlib.sha256(b"what was promised").hexdigest()
-        for role in (Role.PEER, Role.SUBMITTER):
+        for role in (PartyRole.PEER, PartyRole.SUBMITTER):
             async with channel(broker, made(broker, role)) as stubs:
                 pieces = [
                     BlobPiece(ref=BlobRef(hash=name, size_bytes=17)),
@@ -254,7 +254,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
 @asynccontextmanager
 async def with_a_peer(broker: Broker) -> AsyncIterator[None]:
     """One that offers itself, so that there is somebody to plan for."""
-    async with channel(broker, made(broker, Role.PEER, "a")) as stubs:
+    async with channel(broker, made(broker, PartyRole.PEER, "a")) as stubs:
         call = AttachStub(stubs).Attach()
         profile = Profile(
             name="a", operator_set=1, device_memory_bytes=1 << 30, flops_per_s=1e9, cores=1
@@ -275,7 +275,7 @@ async def test_a_graph_made_to_harm_fails_its_own_run_and_nothing_else(what: str
         Broker(BrokerConfig(port=0, options=options)) as broker,
         with_a_peer(broker),
     ):
-        async with channel(broker, made(broker, Role.SUBMITTER, "mallory")) as stubs:
+        async with channel(broker, made(broker, PartyRole.SUBMITTER, "mallory")) as stubs:
             ask = make_spec()
             ask.graph.CopyFrom(await BlobClient(stubs).store(data))
             ask.data.CopyFrom(await BlobClient(stubs).store(b"no data"))
@@ -287,6 +287,6 @@ async def test_a_graph_made_to_harm_fails_its_own_run_and_nothing_else(what: str
             assert said in event.state.reason.text
             grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
             assert grown < 700 << 10, f"{grown} KiB for a graph of {len(data)} bytes"
-        async with channel(broker, made(broker, Role.OPERATOR)) as stubs:
+        async with channel(broker, made(broker, PartyRole.OPERATOR)) as stubs:
             described = await RunsStub(stubs).Describe(DescribeRequest())
             assert [p.peer for p in described.peers] == ["a"]

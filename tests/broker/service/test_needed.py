@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from shoal.broker.events import MakePlan, PlanReady
-from shoal.broker.service.blobs import BlobError, BlobLimits, BlobStore
+from shoal.broker.service.blobs import BlobLimits, BlobStore, BlobStoreError
 from shoal.broker.service.needed import listed, needed
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.job import Job
@@ -56,7 +56,7 @@ def test_a_manifest_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         file.truncate((64 << 20) + 1)  # zeros that take no place
     with (
         BlobStore(tmp_path) as store,
-        pytest.raises(BlobError, match=f"expected at most {64 << 20}"),
+        pytest.raises(BlobStoreError, match=f"expected at most {64 << 20}"),
     ):
         listed(store, name)
 

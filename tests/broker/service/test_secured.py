@@ -19,7 +19,7 @@ import pytest
 
 from shoal.broker.access import guard
 from shoal.broker.options import BrokerOptions
-from shoal.broker.service.door.front import FrontLimits, Knocks, source_of
+from shoal.broker.service.door.front import MultiplexerLimits, RateLimiter, source_of
 from shoal.broker.service.door.hello import ClientHello, HelloError, read_hello
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.net.identity import enroll as enrolling
@@ -33,7 +33,7 @@ from shoal.net.identity.enroll import (
     renew,
     shown_by,
 )
-from shoal.net.identity.names import DOOR_NAME, Party, Role
+from shoal.net.identity.names import DOOR_NAME, Party, PartyRole
 from shoal.net.identity.token import Token
 from shoal.proto.admission_pb2 import (
     InviteRequest,
@@ -92,7 +92,7 @@ async def channel(
         yield found
 
 
-def made(broker: Broker, role: Role, subject: str = "x", ago: timedelta = timedelta(0)):
+def made(broker: Broker, role: PartyRole, subject: str = "x", ago: timedelta = timedelta(0)):
     """A certificate that the broker's authority signed some time ago, for an hour."""
     assert broker.secured is not None
     party = Party(role, subject)
@@ -139,19 +139,25 @@ def calls(stubs: grpc.aio.Channel) -> dict[str, Any]:
 
 
 MAY = {
-    Role.PEER: {"Admission.Renew", "Attach.Attach", "Blobs.Store", "Blobs.Fetch", "Blobs.Have"},
-    Role.SUBMITTER: {
+    PartyRole.PEER: {
+        "Admission.Renew",
+        "Attach.Attach",
+        "Blobs.Store",
+        "Blobs.Fetch",
+        "Blobs.Have",
+    },
+    PartyRole.SUBMITTER: {
         *("Runs.Submit", "Runs.Watch", "Runs.Cancel", "Runs.Describe", "Runs.Preview"),
         *("Runs.Pause", "Runs.Resume", "Runs.Recall", "Runs.Resolve"),
         *("Admission.Renew", "Admission.Page"),
         *("Blobs.Store", "Blobs.Fetch", "Blobs.Have"),
     },
-    Role.BROKER: set(),
+    PartyRole.BROKER: set(),
 }
-MAY[Role.OPERATOR] = MAY[Role.SUBMITTER] | {"Admission.Invite", "Admission.Kick"}
+MAY[PartyRole.OPERATOR] = MAY[PartyRole.SUBMITTER] | {"Admission.Invite", "Admission.Kick"}
 
 
-@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("role", list(PartyRole))
 async def test_each_role_may_call_what_is_its_own_and_nothing_else(role):
     async with running() as broker, channel(broker, made(broker, role)) as stubs:
         assert set(calls(stubs)) == set(guard._MAY), "no method is left out here"
@@ -171,12 +177,12 @@ async def test_through_the_door_there_is_only_joining():
 
 async def test_no_certificate_another_authority_and_an_expired_one_get_no_connection():
     other = Authority.new(utc(time.time()))
-    party = Party(Role.OPERATOR, "x")
+    party = Party(PartyRole.OPERATOR, "x")
     async with running() as broker:
         mine = broker.secured.authority.pem
         forged = other.credential(party, utc(time.time()), HOUR)
         hostile = {
-            "expired": made(broker, Role.OPERATOR, ago=timedelta(hours=2)),
+            "expired": made(broker, PartyRole.OPERATOR, ago=timedelta(hours=2)),
             "forged": Credential(forged.key, forged.certificate, mine),
         }
         for name, credential in hostile.items():
@@ -186,14 +192,14 @@ async def test_no_certificate_another_authority_and_an_expired_one_get_no_connec
         async with channel(broker, None, "broker.shoal") as stubs:
             code, _ = await status(RunsStub(stubs).Describe(DescribeRequest(), timeout=5))
             assert code in NOT_CONNECTED
-        async with channel(broker, made(broker, Role.OPERATOR)) as stubs:
+        async with channel(broker, made(broker, PartyRole.OPERATOR)) as stubs:
             assert await RunsStub(stubs).Describe(DescribeRequest())
 
 
 async def test_a_certificate_without_its_key_is_nothing():
     async with running() as broker:
-        stolen = made(broker, Role.OPERATOR)
-        thief = made(broker, Role.PEER)
+        stolen = made(broker, PartyRole.OPERATOR)
+        thief = made(broker, PartyRole.PEER)
         wrong = Credential(thief.key, stolen.certificate, stolen.authority)
         async with channel(broker, wrong) as stubs:
             code, _ = await status(RunsStub(stubs).Describe(DescribeRequest(), timeout=5))
@@ -201,7 +207,7 @@ async def test_a_certificate_without_its_key_is_nothing():
 
 
 async def test_a_peer_says_hello_in_its_own_name_only():
-    async with running() as broker, channel(broker, made(broker, Role.PEER, "a")) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.PEER, "a")) as stubs:
         for claimed, kind in (("b", "refused"), ("a", "welcome")):
             call = AttachStub(stubs).Attach()
             profile = Profile(name=claimed, operator_set=1, device_memory_bytes=1 << 30)
@@ -245,15 +251,15 @@ async def test_a_submitter_cancels_only_runs_of_their_own():
     async with running() as broker:
         spec = make_spec()
         broker.shell.blobs.whole = lambda _: True  # what is in them does not matter here
-        async with channel(broker, made(broker, Role.SUBMITTER, "ann")) as stubs:
+        async with channel(broker, made(broker, PartyRole.SUBMITTER, "ann")) as stubs:
             run = (await RunsStub(stubs).Submit(spec)).run
-        async with channel(broker, made(broker, Role.SUBMITTER, "bob")) as stubs:
+        async with channel(broker, made(broker, PartyRole.SUBMITTER, "bob")) as stubs:
             code, why = await status(RunsStub(stubs).Cancel(RunRequest(run=run)))
             assert (code, why) == (
                 "PERMISSION_DENIED",
                 f"run {run} is ann's: only they or an operator may cancel it",
             )
-        async with channel(broker, made(broker, Role.SUBMITTER, "ann")) as stubs:
+        async with channel(broker, made(broker, PartyRole.SUBMITTER, "ann")) as stubs:
             assert (await RunsStub(stubs).Cancel(RunRequest(run=run))).phase == CANCELLED
 
 
@@ -381,7 +387,9 @@ async def test_a_hello_that_is_announced_too_large_is_not_waited_for():
         assert dict(broker.secured.refused) == {"hello": 1}
 
 
-@pytest.mark.parametrize("limits", [FrontLimits(of_an_address=2), FrontLimits(most_connections=2)])
+@pytest.mark.parametrize(
+    "limits", [MultiplexerLimits(of_an_address=2), MultiplexerLimits(most_connections=2)]
+)
 async def test_one_address_and_all_have_only_so_many_connections(limits):
     async with running() as broker:
         front = broker.secured._front
@@ -422,14 +430,14 @@ async def test_a_name_that_is_none_and_an_old_tls_are_closed():
 
 async def test_a_slow_drip_ends_in_time():
     async with running() as broker:
-        broker.secured._front.limits = FrontLimits(hello_s=0.2)
+        broker.secured._front.limits = MultiplexerLimits(hello_s=0.2)
         for beginning in (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01", b"GET / HTT"):
             assert await raw(broker, beginning) == b""
 
 
 async def test_ten_thousand_joins_from_one_address_are_turned_away_cheaply():
-    limits = FrontLimits()
-    knocks = Knocks(limits.knocks, limits.knocks_per_s, limits.most_addresses)
+    limits = MultiplexerLimits()
+    knocks = RateLimiter(limits.knocks, limits.knocks_per_s, limits.most_addresses)
     passed = sum(knocks.allowed("10.0.0.1", 0.001 * i) for i in range(10_000))
     assert passed <= limits.knocks + 10 * limits.knocks_per_s + 1
     assert knocks.allowed("10.0.0.2", 10.0)  # another address is another
@@ -441,7 +449,7 @@ async def test_ten_thousand_joins_from_one_address_are_turned_away_cheaply():
 
 async def test_an_address_that_knocks_too_often_waits_and_those_inside_do_not():
     async with running() as broker:
-        broker.secured._front._knocks = Knocks(3, 0.0, 100)
+        broker.secured._front._knocks = RateLimiter(3, 0.0, 100)
         request = JoinRequest(version=1, name="x", request=request_of(new_key()))
         codes = []
         for _ in range(6):
@@ -450,7 +458,7 @@ async def test_an_address_that_knocks_too_often_waits_and_those_inside_do_not():
                 codes.append(code)
         assert codes[:3] == ["UNAUTHENTICATED"] * 3
         assert "UNAUTHENTICATED" not in codes[3:]
-        async with channel(broker, made(broker, Role.OPERATOR)) as stubs:
+        async with channel(broker, made(broker, PartyRole.OPERATOR)) as stubs:
             assert await RunsStub(stubs).Describe(DescribeRequest())
 
 

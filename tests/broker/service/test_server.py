@@ -17,7 +17,7 @@ import grpc.aio
 import pytest
 
 from shoal.broker.options import BrokerOptions
-from shoal.broker.service.blobs import BlobError, BlobLimits
+from shoal.broker.service.blobs import BlobLimits, BlobStoreError
 from shoal.broker.service.server import Broker, BrokerConfig, BrokerConfigError
 from shoal.net.blobs.client import BlobClient, BlobTransferError, blob_ref
 from shoal.net.cap import Cap
@@ -579,7 +579,7 @@ async def test_a_download_that_breaks_goes_on_where_it_was(monkeypatch) -> None:
                 yield from pieces
             else:
                 yield next(pieces)
-                raise BlobError("ABORTED", "broken on purpose")
+                raise BlobStoreError("ABORTED", "broken on purpose")
 
         monkeypatch.setattr(broker.blobs, "read", breaks)
         assert await client.fetch(ref.hash) == data

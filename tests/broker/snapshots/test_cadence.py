@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.recovery.recovery import Blamed
-from shoal.broker.snapshots.cadence import Cadence
+from shoal.broker.recovery.recovery import SuspectTracker
+from shoal.broker.snapshots.cadence import SnapshotSchedule
 
 STEPS = 400
 
@@ -20,7 +20,7 @@ STEPS = 400
     deeds=st.lists(st.sampled_from(["commit", "copied", "missed", "late", "wait"]), max_size=120),
 )
 def test_one_set_is_pending_and_none_is_of_a_step_that_is_over(every, first, deeds) -> None:
-    cadence, committed, now, pending = Cadence(every, first), first, 0.0, None
+    cadence, committed, now, pending = SnapshotSchedule(every, first), first, 0.0, None
     for deed in deeds:
         now += 1.0
         if deed == "commit":
@@ -48,7 +48,7 @@ def test_one_set_is_pending_and_none_is_of_a_step_that_is_over(every, first, dee
 
 @given(every=st.integers(0, 40), misses=st.integers(0, 12))
 def test_after_misses_another_set_is_ordered_ever_further_ahead(every, misses) -> None:
-    cadence, committed = Cadence(every, 0), 0
+    cadence, committed = SnapshotSchedule(every, 0), 0
     leads = []
     for _ in range(misses + 1):
         for committed in range(committed, committed + 200):  # noqa: B020  # goes on from there
@@ -66,7 +66,7 @@ def test_after_misses_another_set_is_ordered_ever_further_ahead(every, misses) -
 
 @given(took=st.lists(st.floats(0.01, 100), min_size=1, max_size=20))
 def test_left_alone_copies_take_at_most_half_of_the_time(took) -> None:
-    cadence, now, committed, busy = Cadence(0, 0), 0.0, 0, 0.0
+    cadence, now, committed, busy = SnapshotSchedule(0, 0), 0.0, 0, 0.0
     began = now
     for seconds in took:
         while (due := cadence.due(committed, 10**6, now)) is None:
@@ -84,7 +84,7 @@ def test_left_alone_copies_take_at_most_half_of_the_time(took) -> None:
 
 
 def test_a_set_of_every_nth_step() -> None:
-    cadence, found = Cadence(10, 0), []
+    cadence, found = SnapshotSchedule(10, 0), []
     for committed in range(45):
         due = cadence.due(committed, 45, float(committed))
         if due is not None:
@@ -97,17 +97,17 @@ def test_a_set_of_every_nth_step() -> None:
 
 
 def test_what_was_restored_is_copied_first() -> None:
-    assert Cadence(7, 20).due(20, 100, 0.0) == 20
-    assert Cadence(0, 20).due(20, 100, 0.0) == 20
-    assert Cadence(0, 20).due(23, 100, 0.0) == 24, "in a replay the next that is new"
-    assert Cadence(0, 0).due(0, 100, 0.0) == 1
-    assert Cadence(0, 0).due(99, 100, 0.0) is None, "the end is exported"
+    assert SnapshotSchedule(7, 20).due(20, 100, 0.0) == 20
+    assert SnapshotSchedule(0, 20).due(20, 100, 0.0) == 20
+    assert SnapshotSchedule(0, 20).due(23, 100, 0.0) == 24, "in a replay the next that is new"
+    assert SnapshotSchedule(0, 0).due(0, 100, 0.0) == 1
+    assert SnapshotSchedule(0, 0).due(99, 100, 0.0) is None, "the end is exported"
 
 
 @given(took=st.floats(0, 1e3), between_s=st.floats(1e-3, 1e6))
 def test_pauses_cost_a_hundredth_of_the_time_at_most(took, between_s) -> None:
     """A loss at a random moment of a pause repeats half of it, once in `between_s`."""
-    cadence = Cadence(0, 0)
+    cadence = SnapshotSchedule(0, 0)
     cadence.ordered(1)
     cadence.taken(1, 0.0)
     cadence.copied(took, between_s)
@@ -117,7 +117,7 @@ def test_pauses_cost_a_hundredth_of_the_time_at_most(took, between_s) -> None:
 
 
 def test_losses_say_how_often_there_are_some() -> None:
-    blamed = Blamed()
+    blamed = SuspectTracker()
     assert blamed.between_s(5.0) == math.inf
     for i in range(20):
         blamed.lost(f"p{i}", 10.0 * i)

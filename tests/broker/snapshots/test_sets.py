@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.snapshots.sets import MOST_SNAPSHOTS, Sets
+from shoal.broker.snapshots.sets import MOST_SNAPSHOTS, SnapshotCatalog
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.proto.broker_pb2 import Snapshot, Span
 
@@ -40,7 +40,7 @@ DEEDS = st.lists(
 def test_the_newest_set_covers_every_operator_with_what_lies_at_peers_that_give(
     deeds, most, mute
 ) -> None:
-    sets, known = Sets(), set()
+    sets, known = SnapshotCatalog(), set()
     for what, peer, step, term, holder in deeds:
         message = snapshot(step, holder, *SPANS[holder, term], term=term)
         if what == "gone":
@@ -79,7 +79,7 @@ def test_the_newest_set_covers_every_operator_with_what_lies_at_peers_that_give(
 
 @given(spans=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5)), min_size=1, max_size=3))
 def test_overlapping_are_those_that_share_an_operator(spans) -> None:
-    sets = Sets()
+    sets = SnapshotCatalog()
     for holder in "hij":
         sets.held(PEERS[0], snapshot(1, holder, *SPANS[holder, 1]))
     found = sets.newest(OPERATORS, 1)
@@ -91,7 +91,7 @@ def test_overlapping_are_those_that_share_an_operator(spans) -> None:
 
 
 def test_a_spoilt_set_is_not_gone_on_from_and_an_older_one_is() -> None:
-    sets = Sets()
+    sets = SnapshotCatalog()
     for step in (1, 2):
         sets.held(PEERS[0], snapshot(step, "h", (0, OPERATORS)))
     sets.spoilt(sets.newest(OPERATORS, 9))
@@ -107,7 +107,7 @@ def test_it_is_copied_when_each_holder_and_its_keeper_have_it() -> None:
     slots = (StageSlot(0, 2, (PEERS[0],)), StageSlot(2, 5, (PEERS[1],)))
     plan = Plan(slots, ((Visit(0, PEERS[0]), Visit(1, PEERS[1])),), 1)
     keepers = {PEERS[0]: PEERS[2], PEERS[1]: PEERS[2]}
-    sets = Sets()
+    sets = SnapshotCatalog()
     todo = [("a", "a"), ("b", "b"), ("c", "a"), ("c", "b")]
     for peer, holder in todo:
         assert not sets.copied(1, 1, plan.peers, keepers)
@@ -119,7 +119,7 @@ def test_it_is_copied_when_each_holder_and_its_keeper_have_it() -> None:
 
 
 def test_what_one_peer_tells_is_bounded_and_crowds_nobody_out() -> None:
-    sets = Sets()
+    sets = SnapshotCatalog()
     sets.held(PEERS[1], snapshot(1, "h", (0, OPERATORS)))
     for i in range(MOST_SNAPSHOTS + 50):
         sets.held(PEERS[0], snapshot(2 + i % 7, f"x{i}", (0, 1)))
@@ -140,7 +140,7 @@ def test_whether_it_is_copied_is_found_again_whatever_changes_between_questions(
     """Against the definition, over all that was said; None: the peer is gone."""
     holders = (PEERS[0], PEERS[1])
     wanted = [{}, {PEERS[0]: PEERS[2], PEERS[1]: PEERS[2]}, {PEERS[0]: PEERS[1]}]
-    sets, known = Sets(), set()
+    sets, known = SnapshotCatalog(), set()
     for name, holder, held in said:
         peer, found = PeerId(name), snapshot(1, holder, *SPANS["h", 1])
         if held is None:

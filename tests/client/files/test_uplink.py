@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.client.files.uplink import Rate, Uplink, duration_text, starting_bytes, takes
+from shoal.client.files.uplink import Uplink, UplinkRate, duration_text, starting_bytes, takes
 from shoal.dag.ir.graph import Buffer, Graph, Parameter, TensorSpec
 from shoal.net.blobs.client import BlobClient
 from shoal.tests.broker.service.test_server import running
@@ -45,23 +45,25 @@ def test_durations_are_said_in_two_units(seconds: float, text: str) -> None:
 
 def test_a_long_upload_is_said_with_its_time_and_what_a_break_costs() -> None:
     size = 15 * 2**30
-    assert takes(size, Rate(2.5e6, known=True)).startswith(
+    assert takes(size, UplinkRate(2.5e6, known=True)).startswith(
         "15 GiB take about 1 h 47 min at the 20 Mbit/s of this uplink; "
     )
     unknown = takes(size, None)
     assert "about 3 h 35 min at 10 Mbit/s or 21 min at 100 Mbit/s or 2 min at 1 Gbit/s" in unknown
     assert "goes on from there" in unknown
-    assert takes(10 << 20, Rate(2.5e6, known=True)) == ""
-    slow = takes(starting_bytes(LARGE), Rate(1e6, known=True))
+    assert takes(10 << 20, UplinkRate(2.5e6, known=True)) == ""
+    slow = takes(starting_bytes(LARGE), UplinkRate(1e6, known=True))
     assert slow.startswith("2 GiB take about 36 min at the 8 Mbit/s")
 
 
 def test_of_a_line_that_was_too_fast_to_be_seen_no_slower_one_is_claimed() -> None:
     size = 15 * 2**30
-    at_least_20 = takes(size, Rate(2.5e6, known=False))
+    at_least_20 = takes(size, UplinkRate(2.5e6, known=False))
     assert at_least_20.startswith("15 GiB take about 21 min at 100 Mbit/s or 2 min at 1 Gbit/s; ")
-    assert takes(size, Rate(2e8, known=False)).startswith("15 GiB take about 2 min at 1 Gbit/s; ")
-    assert takes(size, Rate(4e8, known=False)) == ""  # it is seen already: within a minute
+    assert takes(size, UplinkRate(2e8, known=False)).startswith(
+        "15 GiB take about 2 min at 1 Gbit/s; "
+    )
+    assert takes(size, UplinkRate(4e8, known=False)) == ""  # it is seen already: within a minute
 
 
 def test_the_rate_is_known_once_enough_bytes_took_enough_time() -> None:
@@ -70,9 +72,9 @@ def test_the_rate_is_known_once_enough_bytes_took_enough_time() -> None:
     uplink.sent(1000, 30.0)  # the way there and back, and no more
     assert uplink.rate is None
     uplink.sent(1_000_000, 0.5)
-    assert uplink.rate == Rate(2e6, known=False)
+    assert uplink.rate == UplinkRate(2e6, known=False)
     uplink.sent(3_000_000, 1.5)
-    assert uplink.rate == Rate(2e6, known=True)
+    assert uplink.rate == UplinkRate(2e6, known=True)
 
 
 async def test_what_is_not_on_the_wire_does_not_count() -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shoal.client.files import weight_writer
-from shoal.client.files.exported import Exported
+from shoal.client.files.exported import ExportedTensors
 from shoal.client.files.shards import Pretrained
 from shoal.client.files.weight_files import WeightFilesError, find
 from shoal.client.files.weight_writer import files_of, item_of, items_of, write_files
@@ -91,7 +91,7 @@ def test_what_a_recipe_makes_is_written_some_rows_at_a_time(
     stored = find([str(folder(tmp_path / "from"))])
     draws = (Step("normal", 0, 70, (0.0, 1.0), "stream"),)
     recipe = Recipe(3, {"made": Initial((10, 7), "float32", draws)})
-    found = Exported(stored, {"a.bias": stored.entries["a.bias"]}, recipe)
+    found = ExportedTensors(stored, {"a.bias": stored.entries["a.bias"]}, recipe)
     assert {*found} == {"a.bias", "made"}
     written = read(write_files(found.items_to_write(), tmp_path / "to" / "model.safetensors"))
     assert same(written["made"], make(recipe.tensors["made"], 3))

@@ -11,7 +11,7 @@ import pytest
 
 from shoal.client.show.preview import page
 from shoal.client.show.progress import _show_wire
-from shoal.client.show.wire import Wire, planned, sentence
+from shoal.client.show.wire import CompressionSums, planned, sentence
 from shoal.proto.broker_pb2 import (
     CodecUse,
     LinkPrediction,
@@ -72,8 +72,8 @@ def measured(codec: str = "int8", role: str = "activation", error: float = 0.0) 
     )
 
 
-def wire(*events: Any, names: Mapping[str, str] = NAMES) -> Wire:
-    found = Wire(lambda: names)
+def wire(*events: Any, names: Mapping[str, str] = NAMES) -> CompressionSums:
+    found = CompressionSums(lambda: names)
     for event in events:
         found.see(event)
     return found
@@ -151,7 +151,7 @@ def test_a_run_without_codecs_has_nothing_to_show_and_asks_for_no_names() -> Non
     def never() -> Mapping[str, str]:
         raise AssertionError("asked")
 
-    found = Wire(never)
+    found = CompressionSums(never)
     assert found.rows() == []
     found.see(step(measured(codec="raw/1")))
     assert found.rows() == []

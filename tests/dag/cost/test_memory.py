@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.broker.scheduler.base.interface import PeerOffer, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share, to_plan
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.cost import cost
 from shoal.dag.cost.memory import MemoryModel
@@ -99,11 +99,11 @@ def test_kept_is_what_the_executor_keeps(cuts: list[int], recompute: bool) -> No
 
 def test_many_recomputing_stages_on_one_peer_hold_one_saved_set() -> None:
     request = PlanRequest(GRAPH, (PeerOffer(PeerId("a")), PeerOffer(PeerId("b"))), 4, 4)
-    judge = Judge(request)
+    judge = CostModel(request)
 
     def peak(parts: int) -> int:
         at = [N * k // parts for k in range(parts + 1)]
-        shares = tuple(Share(k % 2, at[k], at[k + 1], True) for k in range(parts))
+        shares = tuple(StageShare(k % 2, at[k], at[k + 1], True) for k in range(parts))
         return max(judge.device_bytes(Candidate((shares,), (4,), "interleaved")).values())
 
     assert peak(6) < peak(2)
@@ -113,9 +113,9 @@ def test_many_recomputing_stages_on_one_peer_hold_one_saved_set() -> None:
 @given(st.integers(1, 3), st.sampled_from(["gpipe", "1f1b"]), st.booleans())
 def test_one_stage_of_a_peer_is_the_peer(parts: int, schedule: str, recompute: bool) -> None:
     offers = tuple(PeerOffer(PeerId(f"p{i}")) for i in range(3))
-    judge = Judge(PlanRequest(GRAPH, offers, 4, 4, known_costs=COSTS))
+    judge = CostModel(PlanRequest(GRAPH, offers, 4, 4, known_costs=COSTS))
     at = [N * k // parts for k in range(parts + 1)]
-    shares = tuple(Share(k, at[k], at[k + 1], recompute) for k in range(parts))
+    shares = tuple(StageShare(k, at[k], at[k + 1], recompute) for k in range(parts))
     candidate = Candidate((shares,), (4,), "gpipe" if schedule == "gpipe" else "1f1b")
     to_plan(candidate, [o.peer for o in offers], 4).validate(N)
     live = judge.structure(candidate).peak_live

@@ -7,12 +7,12 @@ import random
 import numpy as np
 import pytest
 
-from shoal.broker.scheduler.cost.candidate import Candidate, Share
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.cases import random_case
 
 
-def some_candidate(rng: random.Random, judge: Judge) -> Candidate:
+def some_candidate(rng: random.Random, judge: CostModel) -> Candidate:
     """One or two pipelines over peers drawn at random, which may be in both."""
     n, peers, m = judge.operators, len(judge.offers), judge.request.microbatches
     pipelines = []
@@ -21,7 +21,7 @@ def some_candidate(rng: random.Random, judge: Judge) -> Candidate:
         cuts = [0, *sorted(rng.sample(range(1, n), stages - 1)), n]
         chosen = rng.sample(range(peers), stages)
         pipelines.append(
-            tuple(Share(p, a, b) for p, a, b in zip(chosen, cuts[:-1], cuts[1:], strict=True))
+            tuple(StageShare(p, a, b) for p, a, b in zip(chosen, cuts[:-1], cuts[1:], strict=True))
         )
     first = rng.randint(1, m - 1) if len(pipelines) == 2 else m
     counts = (first, m - first) if len(pipelines) == 2 else (m,)
@@ -31,10 +31,10 @@ def some_candidate(rng: random.Random, judge: Judge) -> Candidate:
 @pytest.mark.parametrize("seed", range(12))
 def test_the_longest_path_is_a_bound_and_exact_where_it_says_so(seed: int) -> None:
     rng = random.Random(seed)
-    judge = Judge(random_case(seed, held=False))
+    judge = CostModel(random_case(seed, held=False))
     for _ in range(6):
         candidate = some_candidate(rng, judge)
-        played = Judge(judge.request).play(candidate)[1].step_s  # nothing known from before
+        played = CostModel(judge.request).play(candidate)[1].step_s  # nothing known from before
         assert judge.play(candidate)[1].step_s == played
         bound = judge.bound(candidate)
         assert bound <= played * (1 + 1e-9)

@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.scheduler.base.interface import CodecOptions, PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.base.interface import (
+    CodecOptions,
+    PeerOffer,
+    PlannerOptions,
+    PlanRequest,
+)
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.cost.pace import IntervalWork, Vectors, action_work
 from shoal.dag.exchange import engine
 from shoal.dag.exchange.collective import Members
@@ -282,9 +287,9 @@ def test_a_collective_that_there_is_not_is_refused(chain, name):
 def test_planners_choose_rows_for_many_where_gradients_go_raw(chain, codec, name):
     graph = chain(2, 2).graph
     offers = tuple(PeerOffer(PeerId(f"p{i}"), device_memory_bytes=1 << 30) for i in range(10))
-    options = PlanOptions(codecs=CodecOptions(sync=codec))
-    candidate = Candidate(tuple((Share(i, 0, 2),) for i in range(10)), (1,) * 10)
-    judge = Judge(replace(PlanRequest(graph, offers, 10, 2), options=options))
+    options = PlannerOptions(codecs=CodecOptions(sync=codec))
+    candidate = Candidate(tuple((StageShare(i, 0, 2),) for i in range(10)), (1,) * 10)
+    judge = CostModel(replace(PlanRequest(graph, offers, 10, 2), options=options))
     plan = judge.plan(candidate)
     assert [e.collective for e in plan.exchanges] == ([name] if name else [])
     assert plan.predicted.step_s == judge.seconds(candidate) > 0

@@ -12,7 +12,7 @@ import pytest
 from shoal.broker.access import limits
 from shoal.broker.access.limits import CALLS, MOST_MESSAGE_BYTES, CallLimit
 from shoal.broker.service import services
-from shoal.net.identity.names import Role
+from shoal.net.identity.names import PartyRole
 from shoal.proto.broker_pb2 import DescribeRequest, Goodbye, PeerMessage
 from shoal.proto.broker_pb2_grpc import AttachStub, RunsStub
 from shoal.proto.common_pb2 import Reason
@@ -33,8 +33,8 @@ async def test_one_connection_has_only_so_many_calls(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(services, "MOST_STREAMS", 3)
     async with (
         running() as broker,
-        channel(broker, made(broker, Role.SUBMITTER, "eve")) as stubs,
-        channel(broker, made(broker, Role.SUBMITTER, "ann")) as others,
+        channel(broker, made(broker, PartyRole.SUBMITTER, "eve")) as stubs,
+        channel(broker, made(broker, PartyRole.SUBMITTER, "ann")) as others,
     ):
         have: Any = stubs.stream_stream("/shoal.v1.Blobs/Have")
         silent = [have() for _ in range(8)]
@@ -50,15 +50,15 @@ async def test_one_connection_has_only_so_many_calls(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("method", "role"),
     [
-        ("Attach.Attach", Role.PEER),
-        ("Runs.Watch", Role.SUBMITTER),
-        ("Runs.Describe", Role.SUBMITTER),
-        ("Blobs.Store", Role.PEER),
-        ("Blobs.Fetch", Role.PEER),
+        ("Attach.Attach", PartyRole.PEER),
+        ("Runs.Watch", PartyRole.SUBMITTER),
+        ("Runs.Describe", PartyRole.SUBMITTER),
+        ("Blobs.Store", PartyRole.PEER),
+        ("Blobs.Fetch", PartyRole.PEER),
     ],
 )
 async def test_a_call_counts_before_it_says_anything(
-    method: str, role: Role, monkeypatch: pytest.MonkeyPatch
+    method: str, role: PartyRole, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(CALLS, method, CallLimit(of_one=2))
     async with running() as broker, channel(broker, made(broker, role, "eve")) as stubs:
@@ -76,7 +76,7 @@ async def test_a_call_counts_before_it_says_anything(
 
 async def test_a_message_is_refused_that_is_longer_than_its_method_takes():
     """Most have names and numbers only: 64 KiB, of the 4 MiB that gRPC lets in."""
-    async with running() as broker, channel(broker, made(broker, Role.SUBMITTER)) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.SUBMITTER)) as stubs:
         for method, most in (("Runs/Describe", 64 << 10), ("Blobs/Have", 1 << 20)):
             send: Any = stubs.unary_unary(f"/shoal.v1.{method}")
             code, why = await outcome(send(bytes(most + 1)))
@@ -87,7 +87,7 @@ async def test_a_message_is_refused_that_is_longer_than_its_method_takes():
 
 async def test_what_is_longer_than_any_message_is_not_read_at_all():
     """gRPC ends the call by the first five bytes; what we say of a length was read before."""
-    async with running() as broker, channel(broker, made(broker, Role.SUBMITTER)) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.SUBMITTER)) as stubs:
         send: Any = stubs.unary_unary("/shoal.v1.Runs/Submit")
         code, why = await outcome(send(bytes(MOST_MESSAGE_BYTES + 1)))
         assert (code, "expected at most" in why) == ("RESOURCE_EXHAUSTED", False), why
@@ -96,8 +96,8 @@ async def test_what_is_longer_than_any_message_is_not_read_at_all():
 async def test_one_subject_has_two_messages_read_at_a_time():
     async with (
         running() as broker,
-        channel(broker, made(broker, Role.SUBMITTER, "eve")) as stubs,
-        channel(broker, made(broker, Role.SUBMITTER, "ann")) as others,
+        channel(broker, made(broker, PartyRole.SUBMITTER, "eve")) as stubs,
+        channel(broker, made(broker, PartyRole.SUBMITTER, "ann")) as others,
     ):
         reading = broker.secured.guard.shares._reading
         have: Any = stubs.stream_stream("/shoal.v1.Blobs/Have")
@@ -113,7 +113,7 @@ async def test_one_subject_has_two_messages_read_at_a_time():
 
 async def test_a_call_without_its_message_ends(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "_USUAL", limits.CallLimit(message_s=0.2))
-    async with running() as broker, channel(broker, made(broker, Role.SUBMITTER)) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.SUBMITTER)) as stubs:
         call: Any = stubs.stream_stream("/shoal.v1.Runs/Describe")()
         code, why = await status(asyncio.wait_for(call.read(), 20))
         assert (code, why) == ("DEADLINE_EXCEEDED", "no message of Runs.Describe came within 0.2 s")
@@ -125,7 +125,7 @@ async def test_a_long_word_of_a_peer_is_refused_unread(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         services, "parsed", lambda data, kind: looked_at.append(len(data)) or real(data, kind)
     )
-    async with running() as broker, channel(broker, made(broker, Role.PEER, "eve")) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.PEER, "eve")) as stubs:
         call = await welcomed(stubs, "eve")
         await call.write(PeerMessage(goodbye=Goodbye(reason=Reason(text="x" * (64 << 10)))))
         while (said := await asyncio.wait_for(call.read(), 20)).WhichOneof("kind") != "refused":
@@ -136,7 +136,7 @@ async def test_a_long_word_of_a_peer_is_refused_unread(monkeypatch: pytest.Monke
 
 async def test_of_very_many_that_are_refused_nothing_is_taken():
     """Else each would hold a message for two seconds."""
-    async with running() as broker, channel(broker, made(broker, Role.SUBMITTER)) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.SUBMITTER)) as stubs:
         broker.secured.guard.taking = asyncio.Semaphore(0)  # as many are refused now
         call = AttachStub(stubs).Attach()
         await call.write(PeerMessage())

@@ -8,13 +8,13 @@ import logging
 
 import pytest
 
-from shoal.broker.access.knocks import Knocks
+from shoal.broker.access.knocks import RateLimiter
 from shoal.broker.access.limits import MESSAGES
 from shoal.broker.events import Log, PeerSaid
 from shoal.broker.machine import _IGNORED
 from shoal.broker.service import services
 from shoal.broker.service.door import front as fronts
-from shoal.net.identity.names import DOOR_NAME, Role
+from shoal.net.identity.names import DOOR_NAME, PartyRole
 from shoal.peer.core.options import PeerOptions
 from shoal.proto.broker_pb2 import Drained, Heartbeat, PeerMessage
 from shoal.proto.broker_pb2_grpc import AttachStub
@@ -39,9 +39,9 @@ async def test_what_one_peer_says_too_often_waits_with_it_and_others_are_heard(
 
         monkeypatch.setattr(broker.shell, "post", post)
         async with (
-            channel(broker, made(broker, Role.PEER, "eve")) as evil,
-            channel(broker, made(broker, Role.PEER, "eve")) as again,
-            channel(broker, made(broker, Role.PEER, "ann")) as stubs,
+            channel(broker, made(broker, PartyRole.PEER, "eve")) as evil,
+            channel(broker, made(broker, PartyRole.PEER, "eve")) as again,
+            channel(broker, made(broker, PartyRole.PEER, "ann")) as stubs,
         ):
             call = await welcomed(evil, "eve")
             for _ in range(50):
@@ -72,7 +72,7 @@ def test_what_is_ignored_fills_no_log(world: World) -> None:  # noqa: F811
 async def test_a_stranger_who_knocks_on_fills_no_log(caplog: pytest.LogCaptureFixture):
     async with running() as broker:
         front = broker.secured._front
-        front._knocks = Knocks(0, 0.0, 100)
+        front._knocks = RateLimiter(0, 0.0, 100)
         host, port = broker.address.rsplit(":", 1)
         with caplog.at_level(logging.WARNING):
             for _ in range(30):

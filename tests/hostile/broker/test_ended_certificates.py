@@ -18,7 +18,7 @@ from shoal.broker.service import services
 from shoal.broker.service.server import Broker
 from shoal.net.blobs.client import BlobTransferError
 from shoal.net.identity.authority import Authority
-from shoal.net.identity.names import Role
+from shoal.net.identity.names import PartyRole
 from shoal.peer.blobs import sharing
 from shoal.proto.broker_pb2 import BlobPiece, BlobRange, RunEvent, WatchRequest
 from shoal.proto.broker_pb2_grpc import BlobsStub, RunsStub
@@ -67,7 +67,10 @@ async def submitted(broker: Broker, events: int) -> str:
 
 async def test_a_watcher_gets_no_event_more_in_the_middle_of_many(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(services, "_LOOK_S", 0.05)
-    async with running() as broker, channel(broker, made(broker, Role.SUBMITTER, "ann")) as stubs:
+    async with (
+        running() as broker,
+        channel(broker, made(broker, PartyRole.SUBMITTER, "ann")) as stubs,
+    ):
         run = await submitted(broker, events=8)
         ends_after(broker, looks=4)
         assert 0 < await came(RunsStub(stubs).Watch(WatchRequest(run=run))) < 8
@@ -77,7 +80,10 @@ async def test_a_watcher_of_a_run_in_which_nothing_happens_is_asked_too(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(services, "_LOOK_S", 0.05)
-    async with running() as broker, channel(broker, made(broker, Role.SUBMITTER, "ann")) as stubs:
+    async with (
+        running() as broker,
+        channel(broker, made(broker, PartyRole.SUBMITTER, "ann")) as stubs,
+    ):
         run = await submitted(broker, events=0)
         call = RunsStub(stubs).Watch(WatchRequest(run=run))
         assert (await call.read()).state.run == run
@@ -86,7 +92,7 @@ async def test_a_watcher_of_a_run_in_which_nothing_happens_is_asked_too(
 
 
 async def test_a_blob_is_given_no_further():
-    async with running() as broker, channel(broker, made(broker, Role.PEER)) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.PEER)) as stubs:
         name = broker.blobs.put(bytes(8 * MIB))
         ends_after(broker, looks=4)
         assert 0 < await came(BlobsStub(stubs).Fetch(BlobRange(hash=name))) < 8
@@ -95,7 +101,7 @@ async def test_a_blob_is_given_no_further():
 async def test_a_blob_is_taken_no_further():
     data = bytes(2 * MIB)
     ref = BlobRef(hash=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
-    async with running() as broker, channel(broker, made(broker, Role.PEER)) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.PEER)) as stubs:
         call = BlobsStub(stubs).Store()
         await call.write(BlobPiece(ref=ref))
         await call.initial_metadata()  # the broker has taken it

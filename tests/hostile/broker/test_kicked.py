@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.message import Message
 
 from shoal.broker.service.server import Broker
-from shoal.net.identity.names import Party, Role
+from shoal.net.identity.names import Party, PartyRole
 from shoal.proto.admission_pb2 import Invitation, InviteRequest, Kicked, KickRequest
 from shoal.proto.broker_pb2 import DescribeRequest, Description
 from shoal.proto.broker_pb2_grpc import RunsStub
@@ -54,7 +54,10 @@ def let_in(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 async def test_a_message_that_was_held_back_until_after_the_kick_does_nothing(
     method: str, message: Message, answer: type[Message], monkeypatch: pytest.MonkeyPatch
 ):
-    async with running() as broker, channel(broker, made(broker, Role.OPERATOR, "eve")) as stubs:
+    async with (
+        running() as broker,
+        channel(broker, made(broker, PartyRole.OPERATOR, "eve")) as stubs,
+    ):
         passed = let_in(broker, monkeypatch)
         call = await held_back(stubs, method, answer)
         await asyncio.wait_for(passed.wait(), 10)
@@ -69,7 +72,10 @@ async def test_a_message_that_was_held_back_until_after_the_kick_does_nothing(
 async def test_an_answer_that_took_long_is_not_for_who_was_kicked_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    async with running() as broker, channel(broker, made(broker, Role.SUBMITTER, "eve")) as stubs:
+    async with (
+        running() as broker,
+        channel(broker, made(broker, PartyRole.SUBMITTER, "eve")) as stubs,
+    ):
         asked, honest = asyncio.Event(), broker.shell.ask
         kicked = asyncio.Event()
 

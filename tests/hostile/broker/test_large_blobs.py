@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.broker.service.blobs import BlobError, BlobStore
+from shoal.broker.service.blobs import BlobStore, BlobStoreError
 from shoal.dag.ir.convert import MAX_GRAPH_BYTES
 from shoal.net.blobs.client import BlobClient, BlobTransferError
-from shoal.net.identity.names import Role
+from shoal.net.identity.names import PartyRole
 from shoal.peer.blobs import cache as caches
 from shoal.peer.blobs.cache import BlobCache
 from shoal.proto.broker_pb2 import RunSpec, WeightFile
@@ -43,7 +43,7 @@ def sparse(folder: Path, size: int) -> Path:
 
 
 async def test_a_run_whose_graph_or_manifest_is_too_large_is_refused_unread(tmp_path: Path):
-    async with running() as broker, channel(broker, made(broker, Role.SUBMITTER)) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.SUBMITTER)) as stubs:
         blobs, runs = BlobClient(stubs), RunsStub(stubs)
         small = await blobs.store(b"small")
         large = await blobs.store(await asyncio.to_thread(sparse, tmp_path, MAX_GRAPH_BYTES + 1))
@@ -82,7 +82,7 @@ def test_what_the_store_reads_whole_is_looked_at_first(tmp_path: Path):
         name = store.put(bytes(8 * MIB))
         tracemalloc.start()
         try:
-            with pytest.raises(BlobError, match="expected at most 1048576"):
+            with pytest.raises(BlobStoreError, match="expected at most 1048576"):
                 store.get(name, MIB)
             assert tracemalloc.get_traced_memory()[1] < MIB
         finally:

@@ -20,7 +20,7 @@ from shoal.broker.options import BrokerOptions
 from shoal.broker.service.server import Broker
 from shoal.net.identity.authority import utc
 from shoal.net.identity.credential import Credential, new_key, pem_of, request_of
-from shoal.net.identity.names import OWNER, Party, Role
+from shoal.net.identity.names import OWNER, Party, PartyRole
 from shoal.proto.admission_pb2 import RenewRequest
 from shoal.proto.admission_pb2_grpc import AdmissionStub
 from shoal.proto.broker_pb2 import (
@@ -69,7 +69,7 @@ async def test_one_peer_has_few_streams_and_others_still_come():
     """By one certificate, over connections of its own; the ones that it has go on."""
     most = CALLS["Attach.Attach"].of_one
     async with running() as broker, AsyncExitStack() as stack:
-        opened, mallory = heard_of(broker, StreamOpened), made(broker, Role.PEER, "mallory")
+        opened, mallory = heard_of(broker, StreamOpened), made(broker, PartyRole.PEER, "mallory")
         streams = []
         for _ in range(most):
             stubs = await stack.enter_async_context(channel(broker, mallory))
@@ -82,7 +82,7 @@ async def test_one_peer_has_few_streams_and_others_still_come():
             code, why = await status(call.read())
             assert (code, "the limit for one" in why) == ("RESOURCE_EXHAUSTED", True), why
         assert len(broker.shell.machine.members.streams) == most
-        async with channel(broker, made(broker, Role.PEER, "honest")) as stubs:
+        async with channel(broker, made(broker, PartyRole.PEER, "honest")) as stubs:
             await welcomed(stubs, "honest")
         await streams[0].write(hello("mallory"))
         assert (await streams[0].read()).HasField("welcome")
@@ -90,7 +90,7 @@ async def test_one_peer_has_few_streams_and_others_still_come():
 
 async def test_a_share_comes_back_when_a_call_ends():
     async with running() as broker:
-        closed, mallory = heard_of(broker, StreamClosed), made(broker, Role.PEER, "mallory")
+        closed, mallory = heard_of(broker, StreamClosed), made(broker, PartyRole.PEER, "mallory")
         for _ in range(2 * CALLS["Attach.Attach"].of_one):
             async with channel(broker, mallory) as stubs:
                 (await welcomed(stubs, "mallory")).cancel()
@@ -107,8 +107,8 @@ async def test_one_who_watches_more_than_its_share_is_refused_and_others_watch(
             await broker.shell.ask(lambda request, who=who: RunSubmitted(request, make_spec(), who))
         run, bobs = broker.shell.machine.runs
         async with (
-            channel(broker, made(broker, Role.SUBMITTER, "ann")) as stubs,
-            channel(broker, made(broker, Role.SUBMITTER, "bob")) as others,
+            channel(broker, made(broker, PartyRole.SUBMITTER, "ann")) as stubs,
+            channel(broker, made(broker, PartyRole.SUBMITTER, "bob")) as others,
         ):
             calls = [RunsStub(stubs).Watch(WatchRequest(run=run)) for _ in range(3)]
             for call in calls:
@@ -120,7 +120,7 @@ async def test_one_who_watches_more_than_its_share_is_refused_and_others_watch(
 
 def test_calls_too_often_are_refused_until_time_has_passed():
     shares = Shares({"Runs.Preview": CallLimit(in_a_row=2, per_s=0.5)})
-    ann = Party(Role.SUBMITTER, "ann")
+    ann = Party(PartyRole.SUBMITTER, "ann")
 
     def call(now: float, who: Party | None = ann) -> None:
         with shares.taken("Runs.Preview", who, now):
@@ -131,8 +131,8 @@ def test_calls_too_often_are_refused_until_time_has_passed():
     with pytest.raises(AdmissionError, match=r"ann calls Runs[.]Preview too often"):
         call(1.0)
     call(3.0)
-    call(3.0, Party(Role.SUBMITTER, "bob"))
-    for who in (None, Party(Role.OPERATOR, OWNER)):
+    call(3.0, Party(PartyRole.SUBMITTER, "bob"))
+    for who in (None, Party(PartyRole.OPERATOR, OWNER)):
         for _ in range(5):
             call(3.0, who)
 
@@ -141,19 +141,19 @@ def test_what_all_together_may_do_is_bounded_too():
     shares = Shares({"Runs.Watch": CallLimit(of_one=2, of_all=3)})
     with ExitStack() as open_calls:
         for who in ("a", "a", "b"):
-            open_calls.enter_context(shares.taken("Runs.Watch", Party(Role.PEER, who), 0.0))
+            open_calls.enter_context(shares.taken("Runs.Watch", Party(PartyRole.PEER, who), 0.0))
         with (
             pytest.raises(AdmissionError, match=r"3 calls of Runs[.]Watch are open"),
-            shares.taken("Runs.Watch", Party(Role.PEER, "c"), 0.0),
+            shares.taken("Runs.Watch", Party(PartyRole.PEER, "c"), 0.0),
         ):
             pass
 
 
 async def test_messages_of_one_subject_are_read_in_turns():
-    shares, ann = Shares(), Party(Role.SUBMITTER, "ann")
+    shares, ann = Shares(), Party(PartyRole.SUBMITTER, "ann")
     async with shares.reading(ann), shares.reading(ann):
         third = asyncio.create_task(shares.reading(ann).__aenter__())
-        async with shares.reading(Party(Role.SUBMITTER, "bob")):
+        async with shares.reading(Party(PartyRole.SUBMITTER, "bob")):
             await asyncio.to_thread(lambda: None)  # a turn of the loop, in which it could begin
             assert not third.done()
     await asyncio.wait_for(third, 20)
@@ -194,14 +194,14 @@ async def test_a_stream_ends_with_its_certificate_unless_that_was_renewed():
     """The clock is the broker's: both certificates were made for an hour."""
     async with running() as broker:
         admission, guard = broker.secured.admission, broker.secured.guard
-        token = admission.invite(Role.PEER, 2, timedelta(hours=1), "test", time.time())
+        token = admission.invite(PartyRole.PEER, 2, timedelta(hours=1), "test", time.time())
         parts = {}
         for name in ("late", "honest"):
             key = new_key()
             admitted = admission.join(joining(token, request_of(key), name=name), time.time())
             short = admission.authority.sign(
                 request_of(key),
-                Party(Role.PEER, admitted.subject),
+                Party(PartyRole.PEER, admitted.subject),
                 utc(time.time()),
                 timedelta(hours=1),
             )

@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.service.wire import LEAST_BYTES, PLAIN_BYTES, CrowdedError, check_elements
-from shoal.net.identity.names import Role
+from shoal.broker.service.wire import LEAST_BYTES, PLAIN_BYTES, TooManyElementsError, check_elements
+from shoal.net.identity.names import PartyRole
 from shoal.proto.broker_pb2 import (
     BlobQuery,
     DescribeRequest,
@@ -48,9 +48,9 @@ def crowd(size: int) -> bytes:
 
 async def still_serves(broker: BrokerProcess) -> None:
     """It answers an honest operator, and lets an honest peer in."""
-    async with broker.channel(broker.made(Role.OPERATOR, "honest")) as stubs:
+    async with broker.channel(broker.made(PartyRole.OPERATOR, "honest")) as stubs:
         assert await RunsStub(stubs).Describe(DescribeRequest(), timeout=20)
-    async with broker.channel(broker.made(Role.PEER, "honest-1")) as stubs:
+    async with broker.channel(broker.made(PartyRole.PEER, "honest-1")) as stubs:
         await welcomed(stubs, "honest-1")
 
 
@@ -70,7 +70,7 @@ async def test_messages_made_to_fill_memory_cost_the_broker_little(
     broker = start_broker("--no-page")
     await still_serves(broker)
     before = broker.memory_bytes()
-    async with attackers(broker, broker.made(Role.SUBMITTER, "mallory"), 24) as stubs:
+    async with attackers(broker, broker.made(PartyRole.SUBMITTER, "mallory"), 24) as stubs:
         data = crowd(size)
         calls = [s.unary_unary("/shoal.v1.Runs/Submit")(data, timeout=60) for s in stubs]
         said = await asyncio.gather(*map(status, calls))
@@ -88,7 +88,7 @@ async def test_who_may_not_call_costs_nothing_whatever_it_sends(
     await still_serves(broker)
     before = broker.memory_bytes()
     data = crowd(4 * MIB - 1024)
-    async with attackers(broker, broker.made(Role.PEER, "mallory"), 8) as stubs:
+    async with attackers(broker, broker.made(PartyRole.PEER, "mallory"), 8) as stubs:
         calls = [
             s.unary_unary("/shoal.v1.Runs/Submit")(data, timeout=60)
             for s in stubs
@@ -108,13 +108,13 @@ async def test_who_was_kicked_is_refused_before_its_message_is_read(
         "shoal.broker.service.calls.check_elements", lambda data, kind: looked_at.append(len(data))
     )
     async with running() as broker:
-        mallory = made(broker, Role.SUBMITTER, "mallory")
+        mallory = made(broker, PartyRole.SUBMITTER, "mallory")
         broker.secured.admission._kicked.add("mallory")
         async with channel(broker, mallory) as stubs:
             send = stubs.unary_unary("/shoal.v1.Runs/Submit")
             assert await status(send(crowd(MIB))) == ("PERMISSION_DENIED", "mallory was kicked")
         assert looked_at == []
-        async with channel(broker, made(broker, Role.SUBMITTER, "ann")) as stubs:
+        async with channel(broker, made(broker, PartyRole.SUBMITTER, "ann")) as stubs:
             await status(stubs.unary_unary("/shoal.v1.Runs/Submit")(crowd(MIB)))
         assert looked_at == [MIB]
 
@@ -128,7 +128,7 @@ async def test_long_honest_messages_pass():
     plan = Plan(stages=stages, routes=[Route(visits=visits)] * 32_768, microbatch_size=2)
     spec.plan.CopyFrom(plan)
     assert 2.5 * MIB < spec.ByteSize() < 4 * MIB
-    async with running() as broker, channel(broker, made(broker, Role.SUBMITTER)) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.SUBMITTER)) as stubs:
         code, why = await outcome(RunsStub(stubs).Submit(spec))
         assert (code, "blobs of the run are not here" in why) == ("NOT_FOUND", True), why
         names = [BlobRef(hash=f"{i:064x}", size_bytes=1 << 40) for i in range(10_000)]
@@ -140,7 +140,7 @@ def test_elements_are_counted_along_the_description():
     much = RunSpec(plan=plan, job="j" * (LEAST_BYTES * 60_000)).SerializeToString()
     check_elements(much, RunSpec.DESCRIPTOR)  # a long text weighs what it weighs
     for data in (RunSpec(plan=plan).SerializeToString(), crowd(MIB)):
-        with pytest.raises(CrowdedError, match="of a RunSpec with more than"):
+        with pytest.raises(TooManyElementsError, match="of a RunSpec with more than"):
             check_elements(data, RunSpec.DESCRIPTOR)
 
 
@@ -211,14 +211,14 @@ def test_a_message_is_refused_for_one_element_more_than_its_bytes_are_worth(
         data = spec.SerializeToString()
         data += b"\x98\x7f\x01" * ((LEAST_BYTES * worth - PLAIN_BYTES + 7 - len(data)) // 3)
         assert (len(data) + PLAIN_BYTES) // LEAST_BYTES == worth
-        with pytest.raises(CrowdedError) if refused else nullcontext():
+        with pytest.raises(TooManyElementsError) if refused else nullcontext():
             check_elements(data, RunSpec.DESCRIPTOR)
 
 
 @pytest.mark.parametrize("field", [b"\x08\x01", b"\x12\x00", b"\xf8\x7f\x01", b"\xfa\x7f\x00"])
 def test_few_fields_are_looked_at_whatever_they_are(field: bytes):
     """Numbers and texts that come again cost no memory, and time: so many are no message."""
-    with pytest.raises(CrowdedError, match="or 500000 fields"):
+    with pytest.raises(TooManyElementsError, match="or 500000 fields"):
         check_elements(field * 600_000, RunSpec.DESCRIPTOR)
 
 
@@ -226,10 +226,10 @@ def test_numbers_that_come_one_by_one_are_elements():
     number = RunSpec.DESCRIPTOR.fields_by_name["microbatch_sizes"].number
     for wire, value in ((0, b"\x01"), (5, bytes(4))):
         tag = (number << 3 | wire).to_bytes()
-        with pytest.raises(CrowdedError, match="of a RunSpec with more than"):
+        with pytest.raises(TooManyElementsError, match="of a RunSpec with more than"):
             check_elements((tag + value) * 60_000, RunSpec.DESCRIPTOR)
 
 
 def test_what_hides_in_a_group_is_no_message():
-    with pytest.raises(CrowdedError, match="a group"):
+    with pytest.raises(TooManyElementsError, match="a group"):
         check_elements(b"\x0b" + crowd(MIB), RunSpec.DESCRIPTOR)

@@ -13,7 +13,7 @@ from shoal.broker.planning.planner import PlannerLimits
 from shoal.broker.service import blobs_service, services
 from shoal.broker.service.blobs import BlobLimits
 from shoal.broker.service.door import reach
-from shoal.broker.service.door.front import FrontLimits
+from shoal.broker.service.door.front import MultiplexerLimits
 from shoal.broker.service.door.relay import RelayLimits
 from shoal.broker.service.wire import LEAST_BYTES
 from shoal.broker.wish import MOST_JOB_BYTES, MOST_SPEC_BYTES
@@ -28,7 +28,7 @@ OPTIONS, BLOBS, RELAY, FRONT, PLANNER = (
     BrokerOptions(),
     BlobLimits(),
     RelayLimits(),
-    FrontLimits(),
+    MultiplexerLimits(),
     PlannerLimits(),
 )
 

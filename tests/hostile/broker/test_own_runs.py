@@ -17,13 +17,13 @@ import pytest
 
 from shoal.broker.events import RunId
 from shoal.broker.options import BrokerOptions
-from shoal.broker.service.page.digest import Digest, Totals
+from shoal.broker.service.page.digest import Digest, MetricTotals
 from shoal.broker.service.page.seen import Seen
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.net.blobs.client import BlobClient
 from shoal.net.identity.authority import utc
 from shoal.net.identity.enroll import channel_options
-from shoal.net.identity.names import Party, Role
+from shoal.net.identity.names import Party, PartyRole
 from shoal.proto.broker_pb2 import (
     Checkpoint,
     CheckpointFile,
@@ -53,7 +53,7 @@ JOB = {
 
 
 @asynccontextmanager
-async def calling(broker: Broker, role: Role, subject: str) -> AsyncIterator[grpc.aio.Channel]:
+async def calling(broker: Broker, role: PartyRole, subject: str) -> AsyncIterator[grpc.aio.Channel]:
     assert broker.secured is not None
     party = Party(role, subject)
     credential = broker.secured.authority.credential(party, utc(time.time()), timedelta(hours=1))
@@ -109,9 +109,9 @@ async def everything(channel: grpc.aio.Channel, run: str) -> dict[str, tuple[str
 
 async def test_nobody_else_learns_of_a_runs_weights_or_changes_it(broker: Broker) -> None:
     async with (
-        calling(broker, Role.SUBMITTER, "ann") as ann,
-        calling(broker, Role.SUBMITTER, "bob") as bob,
-        calling(broker, Role.OPERATOR, "eve") as operator,
+        calling(broker, PartyRole.SUBMITTER, "ann") as ann,
+        calling(broker, PartyRole.SUBMITTER, "bob") as bob,
+        calling(broker, PartyRole.OPERATOR, "eve") as operator,
     ):
         run, weights = await submitted(broker, ann)
         found = await everything(bob, run)
@@ -129,8 +129,8 @@ async def test_nobody_else_learns_of_a_runs_weights_or_changes_it(broker: Broker
 async def test_who_is_refused_does_not_keep_news_from_who_waits(broker: Broker) -> None:
     """The two wait for the same run."""
     async with (
-        calling(broker, Role.SUBMITTER, "ann") as ann,
-        calling(broker, Role.SUBMITTER, "bob") as bob,
+        calling(broker, PartyRole.SUBMITTER, "ann") as ann,
+        calling(broker, PartyRole.SUBMITTER, "bob") as bob,
     ):
         run, _ = await submitted(broker, ann)
         watch = RunsStub(ann).Watch(WatchRequest(run=run, from_event=3))
@@ -158,16 +158,16 @@ def first_state(broker: Broker, key: str) -> bytes:
 
 
 async def test_a_key_of_the_page_opens_what_its_owner_may_see(broker: Broker) -> None:
-    async with calling(broker, Role.SUBMITTER, "ann") as ann:
+    async with calling(broker, PartyRole.SUBMITTER, "ann") as ann:
         run, _ = await submitted(broker, ann)
     history = broker.shell.machine.runs[RunId(run)].history
     history.add(RunEvent(note="ann's alone"))
     history.add(RunEvent(step=StepDone(step=0, outcome=Outcome(loss=12.34375))))
     for role, subject, shown in (
-        (Role.SUBMITTER, "bob", False),
-        (Role.SUBMITTER, "ann", True),
-        (Role.OPERATOR, "eve", True),
-        (Role.SUBMITTER, "carl", False),  # also when others have looked
+        (PartyRole.SUBMITTER, "bob", False),
+        (PartyRole.SUBMITTER, "ann", True),
+        (PartyRole.OPERATOR, "eve", True),
+        (PartyRole.SUBMITTER, "carl", False),  # also when others have looked
     ):
         key = key_of(broker, Party(role, subject))
         for path, secret in (("/state.json", b"ann's alone"), ("/metrics", b"12.34375")):
@@ -179,7 +179,7 @@ async def test_a_key_of_the_page_opens_what_its_owner_may_see(broker: Broker) ->
 
 
 def test_the_page_shows_what_happens_in_a_run_to_whose_it_is() -> None:
-    digest = Digest(1, Totals(), 0.0)
+    digest = Digest(1, MetricTotals(), 0.0)
     digest.add(RunEvent(number=0, step=StepDone(step=0)))
     digest.add(RunEvent(number=1, note="something about it"))
     states = [RunState(run=run, name=run, phase="RUNNING") for run in ("r-1", "r-2")]

@@ -17,7 +17,7 @@ from shoal.broker.service import services
 from shoal.broker.service.door import reach as reaching
 from shoal.net.identity.credential import server_credentials
 from shoal.net.identity.enroll import channel_options
-from shoal.net.identity.names import Role
+from shoal.net.identity.names import PartyRole
 from shoal.net.local import joined
 from shoal.net.web.pump import close, join
 from shoal.proto.broker_pb2 import BrokerMessage, Hello, PeerMessage, Profile, Way
@@ -75,7 +75,7 @@ async def test_a_peer_from_elsewhere_has_nothing_on_the_brokers_host_dialled(
     async with (
         listening("::1" if host == "[::1]" else "127.0.0.1") as (port, dialled),
         running() as broker,
-        channel(broker, made(broker, Role.PEER, "eve")) as stubs,
+        channel(broker, made(broker, PartyRole.PEER, "eve")) as stubs,
     ):
         with caplog.at_level(logging.WARNING):
             said = await says(stubs, "eve", f"{host}:{port}")
@@ -88,7 +88,7 @@ async def test_a_peer_from_here_is_dialled_here_and_known_by_the_front():
     async with (
         listening() as (port, dialled),
         running() as broker,
-        channel(broker, made(broker, Role.PEER, "ann")) as stubs,
+        channel(broker, made(broker, PartyRole.PEER, "ann")) as stubs,
     ):
         assert (await says(stubs, "ann", f"127.0.0.1:{port}")).HasField("welcome")
         assert dialled
@@ -120,8 +120,8 @@ async def test_a_hello_in_anothers_name_is_refused_and_the_other_is_still_dialle
     async with (
         listening() as (port, dialled),
         running() as broker,
-        channel(broker, made(broker, Role.PEER, "eve")) as evil,
-        channel(broker, made(broker, Role.PEER, "victim")) as stubs,
+        channel(broker, made(broker, PartyRole.PEER, "eve")) as evil,
+        channel(broker, made(broker, PartyRole.PEER, "victim")) as stubs,
     ):
         said = await says(evil, "victim", f"127.0.0.1:{port}")
         assert said.HasField("refused")
@@ -133,7 +133,7 @@ async def test_a_hello_in_anothers_name_is_refused_and_the_other_is_still_dialle
 async def test_one_peer_has_the_broker_dial_so_often(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(reaching, "_IN_A_ROW", 3)
     async with listening() as (port, dialled), running() as broker:
-        async with channel(broker, made(broker, Role.PEER, "eve")) as stubs:
+        async with channel(broker, made(broker, PartyRole.PEER, "eve")) as stubs:
             for i in range(6):
                 await says(stubs, "eve", f"127.0.0.1:{port}", boot=f"b{i}")
         assert 1 <= len(dialled) <= 3
@@ -151,7 +151,7 @@ async def test_a_way_into_the_swarm_is_no_other_way_to_have_something_dialled(
     async with (
         listening() as (port, dialled),
         running() as broker,
-        channel(broker, made(broker, Role.PEER, "eve")) as stubs,
+        channel(broker, made(broker, PartyRole.PEER, "eve")) as stubs,
     ):
         call = AttachStub(stubs).Attach()
         way = f"/ip4/127.0.0.1/tcp/{port}/p2p/{NODE}"
@@ -170,7 +170,7 @@ async def test_the_address_that_was_found_is_dialled_and_not_the_name(
     async with (
         listening() as (port, dialled),
         running() as broker,
-        channel(broker, made(broker, Role.PEER, "eve")) as stubs,
+        channel(broker, made(broker, PartyRole.PEER, "eve")) as stubs,
     ):
         asked = looked_up(monkeypatch)
         assert (await says(stubs, "eve", f"evil.example:{port}")).HasField("welcome")
@@ -182,7 +182,7 @@ async def test_the_address_that_was_found_is_dialled_and_not_the_name(
     "address", ["unix:/run/broker:7077", "dns://8.8.8.8/a:7077", "ipv4:1.2.3.4:7077", "a\x00b:7077"]
 )
 async def test_what_is_no_name_is_not_even_looked_up(address: str, monkeypatch: pytest.MonkeyPatch):
-    async with running() as broker, channel(broker, made(broker, Role.PEER, "eve")) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.PEER, "eve")) as stubs:
         asked = looked_up(monkeypatch)
         await says(stubs, "eve", address)
         assert asked == []
@@ -197,7 +197,7 @@ async def test_a_peer_is_tried_once_at_a_time_and_few_are_tried_at_once(
         reach = broker.secured.reach
         for name, tried, slots in (("eve", {"eve"}, 1), ("ann", set(), 0), ("bob", {"eve"}, 1)):
             reach._checking, reach._slots = set(tried), asyncio.Semaphore(slots)
-            async with channel(broker, made(broker, Role.PEER, name)) as stubs:
+            async with channel(broker, made(broker, PartyRole.PEER, name)) as stubs:
                 assert (await says(stubs, name, f"127.0.0.1:{port}")).HasField("welcome")
             assert bool(dialled) == (name == "bob")
 
@@ -205,7 +205,7 @@ async def test_a_peer_is_tried_once_at_a_time_and_few_are_tried_at_once(
 async def test_an_address_where_another_peer_answers_leads_to_that_one_alone():
     async with running() as broker:
         server = grpc.aio.server()
-        victim = made(broker, Role.PEER, "victim")
+        victim = made(broker, PartyRole.PEER, "victim")
         shown = server_credentials(lambda: victim)
         address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', shown)}"
         await server.start()
@@ -254,7 +254,7 @@ async def test_the_broker_knows_where_a_call_behind_its_front_came_from(
             close(near)
 
         async with await asyncio.start_server(passed_on, "127.0.0.1", 0) as server:
-            eve = made(broker, Role.PEER, "eve")
+            eve = made(broker, PartyRole.PEER, "eve")
             there = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
             options = channel_options(there)
             async with grpc.aio.secure_channel(there, eve.for_channel(), options=options) as stubs:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from shoal.broker.service.door.relay import RelayLimits
-from shoal.net.identity.names import Role, dns_name
+from shoal.net.identity.names import PartyRole, dns_name
 from shoal.tests.broker.service.door.test_relay import network
 
 from ..peer.test_links import client_hello, ended, gone, silent
@@ -16,7 +16,7 @@ SOON_S = 5.0
 
 
 def hello_for(peer: str) -> bytes:
-    return client_hello(dns_name(Role.PEER, peer))
+    return client_hello(dns_name(PartyRole.PEER, peer))
 
 
 async def test_who_has_most_young_ones_at_the_relay_gives_way_and_its_oldest_first():

@@ -17,7 +17,7 @@ from shoal.broker.options import BrokerOptions
 from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.broker.wish import MOST_SPEC_BYTES
 from shoal.net.blobs.client import BlobClient
-from shoal.net.identity.names import Role
+from shoal.net.identity.names import PartyRole
 from shoal.proto.broker_pb2 import (
     DescribeRequest,
     Opening,
@@ -46,7 +46,7 @@ async def broker(state: Path, **options: int) -> AsyncIterator[Broker]:
 @asynccontextmanager
 async def submitter(broker: Broker, name: str = "eve") -> AsyncIterator[tuple[RunsStub, BlobRef]]:
     """A submitter's calls, and a blob that is there."""
-    async with channel(broker, made(broker, Role.SUBMITTER, name)) as stubs:
+    async with channel(broker, made(broker, PartyRole.SUBMITTER, name)) as stubs:
         yield RunsStub(stubs), await BlobClient(stubs).store(b"a graph, or so it says")
 
 
@@ -176,7 +176,7 @@ async def test_a_broker_that_waits_too_long_for_a_full_disk_ends_and_goes_on_whe
         while found.shell._barrier.full is None:  # else what the peer says may be kept before
             await asyncio.wait({lost}, timeout=0.01)
             assert not lost.done()
-        async with channel(found, made(found, Role.PEER, "eve")) as stubs:
+        async with channel(found, made(found, PartyRole.PEER, "eve")) as stubs:
             call = AttachStub(stubs).Attach()
             await call.write(hello("eve"))
             for i in range(40):

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shoal.client.show.progress import note_of, print_table
-from shoal.net.identity.names import Role
+from shoal.net.identity.names import PartyRole
 from shoal.net.printable import SafeFormatter
 from shoal.proto.broker_pb2 import (
     DataSet,
@@ -51,7 +51,7 @@ def hello(**profile: object) -> PeerMessage:
     ],
 )
 async def test_a_peer_with_a_name_that_acts_is_refused_in_one_plain_line(field: str, value: object):
-    async with running() as broker, channel(broker, made(broker, Role.PEER, "a")) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.PEER, "a")) as stubs:
         call = AttachStub(stubs).Attach()
         await call.write(hello(**{field: value}))
         said = await asyncio.wait_for(call.read(), 10)
@@ -68,7 +68,7 @@ async def test_what_a_peer_says_makes_one_line_of_the_brokers_log():
     log.addHandler(handler)
     level, log.level = log.level, logging.INFO
     try:
-        async with running() as broker, channel(broker, made(broker, Role.PEER, "a")) as stubs:
+        async with running() as broker, channel(broker, made(broker, PartyRole.PEER, "a")) as stubs:
             call = AttachStub(stubs).Attach()
             await call.write(hello())
             while (await call.read()).WhichOneof("kind") != "welcome":

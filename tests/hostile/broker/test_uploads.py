@@ -15,7 +15,7 @@ import pytest
 from shoal.broker.service import blobs_service
 from shoal.broker.service.blobs import BlobLimits
 from shoal.net.blobs.client import BlobClient
-from shoal.net.identity.names import Role
+from shoal.net.identity.names import PartyRole
 from shoal.proto.broker_pb2 import BlobPiece, BlobQuery
 from shoal.proto.broker_pb2_grpc import BlobsStub
 from shoal.proto.common_pb2 import BlobRef
@@ -46,8 +46,8 @@ async def test_what_one_announces_and_does_not_bring_leaves_room_for_others():
     limits = BlobLimits(total_bytes=64 * MIB, blob_bytes=64 * MIB)
     async with (
         running(limits=limits) as broker,
-        channel(broker, made(broker, Role.SUBMITTER, "eve")) as eve,
-        channel(broker, made(broker, Role.PEER, "ann")) as ann,
+        channel(broker, made(broker, PartyRole.SUBMITTER, "eve")) as eve,
+        channel(broker, made(broker, PartyRole.PEER, "ann")) as ann,
         announced(BlobsStub(eve), never(1, 10 * MIB)),
         announced(BlobsStub(eve), never(2, 6 * MIB)),
     ):
@@ -64,8 +64,8 @@ async def test_of_the_last_room_an_announcement_keeps_a_quarter_from_others():
     limits = BlobLimits(total_bytes=16 * MIB)
     async with (
         running(limits=limits) as broker,
-        channel(broker, made(broker, Role.SUBMITTER, "eve")) as eve,
-        channel(broker, made(broker, Role.PEER, "ann")) as ann,
+        channel(broker, made(broker, PartyRole.SUBMITTER, "eve")) as eve,
+        channel(broker, made(broker, PartyRole.PEER, "ann")) as ann,
     ):
         broker.blobs.put(bytes(12 * MIB))
         async with announced(BlobsStub(eve), never(1, 4 * MIB)):
@@ -80,7 +80,7 @@ async def test_one_that_falls_silent_ends_and_goes_on_later(monkeypatch: pytest.
     monkeypatch.setattr(blobs_service, "SILENCE_S", 0.5)
     data = bytes(range(256)) * 4096
     ref = BlobRef(hash=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
-    async with running() as broker, channel(broker, made(broker, Role.PEER, "ann")) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.PEER, "ann")) as stubs:
         blobs = BlobsStub(stubs)
         async with announced(blobs, ref, data[:300_000]) as call:
             code, why = await status(call)
@@ -104,7 +104,7 @@ async def test_one_that_drips_ends_too(monkeypatch: pytest.MonkeyPatch):
             at += 1
             await asyncio.wait({ended}, timeout=0.05)
 
-    async with running() as broker, channel(broker, made(broker, Role.PEER, "ann")) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.PEER, "ann")) as stubs:
         call = BlobsStub(stubs).Store(drip())
         ended = asyncio.ensure_future(call)
         code, why = await status(ended)
@@ -115,7 +115,7 @@ async def test_one_that_drips_ends_too(monkeypatch: pytest.MonkeyPatch):
 
 async def test_one_whose_caller_goes_while_it_begins_is_over():
     begins, may_go_on, begun = (threading.Event() for _ in range(3))
-    async with running() as broker, channel(broker, made(broker, Role.PEER, "eve")) as stubs:
+    async with running() as broker, channel(broker, made(broker, PartyRole.PEER, "eve")) as stubs:
         real = broker.blobs.begin
 
         def slow(*announced: Any) -> Any:

@@ -28,7 +28,7 @@ from shoal.dag.ir.infer import results_of
 from shoal.dag.ir.rules.rules import MAX_GRAPH_STEPS, MAX_RESULTS, MAX_STEPS, check, check_graph
 from shoal.dag.ir.rules.table import RESULTS
 from shoal.net.blobs.client import BlobClient
-from shoal.net.identity.names import Role
+from shoal.net.identity.names import PartyRole
 from shoal.proto.broker_pb2 import FAILED, WatchRequest
 from shoal.proto.broker_pb2_grpc import RunsStub
 
@@ -210,7 +210,7 @@ async def test_millions_of_results_fail_their_run_and_cost_nothing() -> None:
     async with (
         Broker(BrokerConfig(port=0, options=options)) as broker,
         with_a_peer(broker),
-        channel(broker, made(broker, Role.SUBMITTER, "mallory")) as stubs,
+        channel(broker, made(broker, PartyRole.SUBMITTER, "mallory")) as stubs,
     ):
         ask = make_spec()
         ask.graph.CopyFrom(await BlobClient(stubs).store(data))

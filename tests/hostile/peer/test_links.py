@@ -22,8 +22,7 @@ from shoal.dag.schedule.flow import Role
 from shoal.net.identity.authority import utc
 from shoal.net.identity.credential import Credential
 from shoal.net.identity.enroll import channel_options
-from shoal.net.identity.names import Party, dns_name
-from shoal.net.identity.names import Role as PartyRole
+from shoal.net.identity.names import Party, PartyRole, dns_name
 from shoal.net.links.frame import FrameKey
 from shoal.net.links.transport import FrameAcknowledged, LinkDown, LinkRefused, LinkUp
 from shoal.net.transports.grpc_transport import SERVER_OPTIONS, GrpcTransport

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.plan.plan import PeerId, Plan
 from shoal.dag.transforms.vocabulary import planned_graph
 from shoal.peer.compute.build import build_work
@@ -48,12 +48,12 @@ def judged(case: Any, plan: Plan) -> dict[PeerId, int]:
     """What the broker counts for each peer."""
     size = plan.microbatch_size
     graph = planned_graph(case.captured.graph.bind(size), plan)
-    slots = PlanOptions(
+    slots = PlannerOptions(
         optimizer_slots=case.train.optimizer_slots, state_bytes=case.train.state_bytes
     )
     offers = tuple(PeerOffer(p, device_memory_bytes=2**30) for p in plan.peers)
     request = PlanRequest(graph, offers, len(plan.routes), size, options=slots)
-    return Judge(request).plan_bytes(plan)
+    return CostModel(request).plan_bytes(plan)
 
 
 class Unread(dict[str, Any]):

@@ -25,7 +25,7 @@ from shoal.broker.service.server import Broker, BrokerConfig
 from shoal.net.blobs.client import BlobClient, BlobTransferError
 from shoal.net.identity.authority import utc
 from shoal.net.identity.enroll import channel_options
-from shoal.net.identity.names import Party, Role
+from shoal.net.identity.names import Party, PartyRole
 from shoal.peer.blobs.cache import BlobCache
 from shoal.peer.data.manifest import Manifest
 from shoal.peer.entry.start import work
@@ -238,7 +238,7 @@ async def lab(owned: Owned, tmp_path: Path) -> AsyncIterator[Lab]:
         made = Lab(broker)
         assert broker.secured is not None
         hour = timedelta(hours=1)
-        token = broker.secured.admission.invite(Role.PEER, 1, hour, "test", time.time())
+        token = broker.secured.admission.invite(PartyRole.PEER, 1, hour, "test", time.time())
         config = PeerConfig(
             broker=broker.address,
             state=tmp_path / "clinic",
@@ -259,7 +259,7 @@ async def lab(owned: Owned, tmp_path: Path) -> AsyncIterator[Lab]:
 async def test_a_hostile_submitter_gets_no_byte_over_tls(lab: Lab, owned: Owned) -> None:
     broker = lab.broker
     assert broker.secured is not None
-    party = Party(Role.SUBMITTER, "mallory")
+    party = Party(PartyRole.SUBMITTER, "mallory")
     authority = broker.secured.authority
     credential = authority.credential(party, utc(time.time()), timedelta(hours=1))
     tables: list[tuple[str, dict[str, Any]]] = [

@@ -14,7 +14,7 @@ import pytest
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.credential import Credential
 from shoal.net.identity.enroll import channel_options
-from shoal.net.identity.names import Role, dns_name
+from shoal.net.identity.names import PartyRole, dns_name
 from shoal.peer.blobs import sharing
 from shoal.tests.broker.service.door.test_relay import network
 from shoal.tests.peer.blobs.test_sharing import DATA, NAME, fellows, holding, party, serving
@@ -30,7 +30,7 @@ async def silent_calls(
     async with AsyncExitStack() as stack:
         codes: Codes = []
         for credential in callers:
-            options = channel_options(address, dns_name(Role.PEER, to))
+            options = channel_options(address, dns_name(PartyRole.PEER, to))
             made = grpc.aio.secure_channel(address, credential.for_channel(), options=options)
             call = (await stack.enter_async_context(made)).stream_stream(method)()
             codes.append(asyncio.create_task(call.code()))

@@ -25,7 +25,7 @@ from shoal.broker.planning.children import (
     _Child,
     _readable,
 )
-from shoal.broker.planning.planner import CrowdedError, Planner, PlannerLimits
+from shoal.broker.planning.planner import Planner, PlannerBusyError, PlannerLimits
 from shoal.broker.planning.process import FAILED as FAILED_STATUS
 from shoal.broker.planning.process import MOST_ANSWER_BYTES, OVER_ANSWER, OVER_MEMORY
 from shoal.broker.scheduler.base.interface import PeerOffer
@@ -178,7 +178,7 @@ async def test_one_subject_has_only_so_many_requests_that_wait() -> None:
         planner.close()
     assert [type(end) for end in ends] == [
         *[EndedError] * 2,
-        *[CrowdedError] * 2,
+        *[PlannerBusyError] * 2,
         EndedError,
     ]
     assert order == ["h0", "a", "h1"]

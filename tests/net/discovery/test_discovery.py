@@ -19,7 +19,7 @@ from shoal.net.discovery.record import (
     MOST_NODES,
     YOUNG_S,
     Claim,
-    RecordError,
+    DiscoveryRecordError,
     check_multiaddr,
     check_swarm,
     endpoint_of,
@@ -64,13 +64,13 @@ def test_a_record_with_one_byte_changed_is_none_or_says_the_same(data: st.DataOb
     record = bytearray(sign(a_record(), OURS))
     at = data.draw(st.integers(0, len(record) - 1))
     record[at] ^= data.draw(st.integers(1, 255))
-    with contextlib.suppress(RecordError):
+    with contextlib.suppress(DiscoveryRecordError):
         assert read(bytes(record), "fish", OURS.fingerprint, NOW) == a_record()
 
 
 @given(st.binary(max_size=MOST_BYTES + 10) | st.builds(bytes, st.just(MOST_BYTES * 2)))
 def test_garbage_is_no_record(data: bytes) -> None:
-    with pytest.raises(RecordError):
+    with pytest.raises(DiscoveryRecordError):
         read(data, "fish", OURS.fingerprint, NOW)
 
 
@@ -99,7 +99,7 @@ def forged() -> list[bytes]:
 
 @pytest.mark.parametrize("data", forged())
 def test_a_forged_record_is_none(data: bytes) -> None:
-    with pytest.raises(RecordError):
+    with pytest.raises(DiscoveryRecordError):
         read(data, "fish", OURS.fingerprint, NOW)
 
 
@@ -123,7 +123,7 @@ def test_not_even_the_authority_may_say_everything(fields: dict[str, object]) ->
     for name, value in fields.items():
         said.ClearField(name)  # type: ignore[arg-type]
         said.MergeFrom(Whereabouts(**{name: value}))  # type: ignore[arg-type]
-    with pytest.raises(RecordError):
+    with pytest.raises(DiscoveryRecordError):
         read(sign(said, OURS), "fish", OURS.fingerprint, NOW)
 
 

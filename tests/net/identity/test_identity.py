@@ -23,12 +23,12 @@ from shoal.net.identity.credential import (
     new_key,
     request_of,
 )
-from shoal.net.identity.names import Party, Role, dns_name, party_of, uri_of
+from shoal.net.identity.names import Party, PartyRole, dns_name, party_of, uri_of
 from shoal.net.identity.token import Token, TokenError
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
-PEER = Party(Role.PEER, "home-1")
+PEER = Party(PartyRole.PEER, "home-1")
 SUBJECTS = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,99}\Z")
 AUTHORITY = Authority.new(NOW)
 
@@ -85,12 +85,12 @@ def test_a_wrong_token_says_which_part(change, said):
 
 @given(SUBJECTS, SUBJECTS)
 def test_two_subjects_never_prove_the_same_name(a, b):
-    assert (dns_name(Role.PEER, a) == dns_name(Role.PEER, b)) == (a == b)
-    assert dns_name(Role.PEER, a) != dns_name(Role.SUBMITTER, a)
-    assert all(len(label) <= 63 for label in dns_name(Role.PEER, a).split("."))
+    assert (dns_name(PartyRole.PEER, a) == dns_name(PartyRole.PEER, b)) == (a == b)
+    assert dns_name(PartyRole.PEER, a) != dns_name(PartyRole.SUBMITTER, a)
+    assert all(len(label) <= 63 for label in dns_name(PartyRole.PEER, a).split("."))
 
 
-@given(st.sampled_from(Role), SUBJECTS)
+@given(st.sampled_from(PartyRole), SUBJECTS)
 def test_who_is_written_is_read(role, subject):
     party = Party(role, subject)
     assert party_of({"peer_uri": [uri_of(party).encode()]}) == party

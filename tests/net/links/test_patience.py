@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.dag.schedule.flow import Role
-from shoal.net.links.patience import LEAST_BYTES, Patience
+from shoal.net.links.patience import LEAST_BYTES, SendWindow
 from shoal.net.transports.carrier import Timed
 
 WAIT_S = 0.025
@@ -45,7 +45,7 @@ class Path:
     def ahead(self) -> int:
         return 65536 * sum(at > self.now for at in self.bursts[-50:])
 
-    def run(self, window: Patience, until: float, others: float = 0.0) -> None:
+    def run(self, window: SendWindow, until: float, others: float = 0.0) -> None:
         """All the time there is something that can wait; `others` of the rate goes to what cannot,
         a burst of 64 KiB at a time."""
         while True:
@@ -86,7 +86,7 @@ def warm_up_s(path: Path) -> float:
 @settings(max_examples=60)
 @given(rates, latencies)
 def test_a_path_is_filled_and_its_buffer_is_not(rate, latency_s):
-    path, window = Path(rate, latency_s), Patience(WAIT_S, MOST)
+    path, window = Path(rate, latency_s), SendWindow(WAIT_S, MOST)
     begin = warm_up_s(path)
     path.run(window, begin)
     before = path.carried
@@ -101,7 +101,7 @@ def test_a_path_is_filled_and_its_buffer_is_not(rate, latency_s):
 @settings(max_examples=40)
 @given(rates, latencies, st.floats(0.05, 20.0))
 def test_a_path_that_changes_its_rate_is_learned_anew(rate, latency_s, factor):
-    path, window = Path(rate, latency_s), Patience(WAIT_S, MOST)
+    path, window = Path(rate, latency_s), SendWindow(WAIT_S, MOST)
     path.run(window, warm_up_s(path))
     path.rate = min(max(rate * factor, 0.25e6), 125e6)
     begin = path.now + warm_up_s(path) + 3.0 * max(1.0, 1.0 / factor)
@@ -116,7 +116,7 @@ def test_a_path_that_changes_its_rate_is_learned_anew(rate, latency_s, factor):
 @settings(max_examples=20)
 @given(rates, st.floats(0.005, 0.1), st.floats(0.2, 5.0))
 def test_a_path_that_becomes_longer_or_shorter_is_learned_anew(rate, latency_s, factor):
-    path, window = Path(rate, latency_s), Patience(WAIT_S, MOST)
+    path, window = Path(rate, latency_s), SendWindow(WAIT_S, MOST)
     path.run(window, warm_up_s(path))
     path.latency_s = latency_s * factor
     begin = path.now + 60.0 + warm_up_s(path)  # by then it has looked
@@ -129,7 +129,7 @@ def test_a_path_that_becomes_longer_or_shorter_is_learned_anew(rate, latency_s, 
 @settings(max_examples=60, derandomize=True)  # bounds of what was found, not of what is known
 @given(rates, latencies, st.floats(0.1, 0.8))
 def test_what_cannot_wait_has_its_share_and_the_rest_is_used(rate, latency_s, others):
-    path, window = Path(rate, latency_s), Patience(WAIT_S, MOST)
+    path, window = Path(rate, latency_s), SendWindow(WAIT_S, MOST)
     begin = warm_up_s(path)
     path.run(window, begin, others)
     before = path.carried
@@ -142,7 +142,7 @@ def test_what_cannot_wait_has_its_share_and_the_rest_is_used(rate, latency_s, ot
 
 
 def test_a_little_now_and_then_says_nothing_of_the_path():
-    path, window = Path(12.5e6, 0.04), Patience(WAIT_S, MOST)
+    path, window = Path(12.5e6, 0.04), SendWindow(WAIT_S, MOST)
     path.run(window, 5.0)
     while path.acks:
         path.now, end, _ = heapq.heappop(path.acks)
@@ -156,7 +156,7 @@ def test_a_little_now_and_then_says_nothing_of_the_path():
 
 
 def test_one_piece_is_on_its_way_however_slow_the_path_is():
-    window = Patience(WAIT_S, MOST)
+    window = SendWindow(WAIT_S, MOST)
     now = 0.0
     for number in range(1, 200):
         assert not window.full
@@ -166,7 +166,7 @@ def test_one_piece_is_on_its_way_however_slow_the_path_is():
 
 
 def test_what_a_broken_connection_lost_is_not_waited_for():
-    window = Patience(WAIT_S, MOST)
+    window = SendWindow(WAIT_S, MOST)
     end = 0
     while not window.full:
         end += window.piece_bytes(0.0)
@@ -180,7 +180,7 @@ def test_what_a_broken_connection_lost_is_not_waited_for():
 @pytest.mark.parametrize("late", [0.3, 1.0])
 def test_one_late_answer_does_not_make_the_window_small(late):
     """A core was not free for so long: what had arrived meanwhile is told at once."""
-    path, window = Path(12.5e6, 0.04), Patience(WAIT_S, MOST)
+    path, window = Path(12.5e6, 0.04), SendWindow(WAIT_S, MOST)
     path.run(window, 10.0)
     path.acks = sorted((max(at, path.now + late), end, size) for at, end, size in path.acks)
     path.run(window, 12.0)
@@ -228,7 +228,7 @@ async def test_a_frame_overtakes_a_snapshot_in_spite_of_the_kernels_buffers(
 def test_pieces_grow_with_the_rest_of_the_link_and_not_beyond(rate, latency_s, frame):
     """Where each piece leaves behind the one before, as in a modelled network, and the last piece
     of a frame is a small one."""
-    window, share, pieces, carried = Patience(WAIT_S, 1 << 40, 0.05), 0.05, 0, 0
+    window, share, pieces, carried = SendWindow(WAIT_S, 1 << 40, 0.05), 0.05, 0, 0
     acks: list[tuple[float, int, int]] = []
     now = free = 0.0
     number, end, half = 1, 0, 30.0 + warm_up_s(Path(rate, latency_s))

@@ -7,7 +7,7 @@ import pytest
 
 from shoal.dag.ir.graph import TensorSpec
 from shoal.dag.schedule.flow import Role
-from shoal.net.identity.names import Role as PartyRole
+from shoal.net.identity.names import PartyRole
 from shoal.net.links.frame import FrameHeader, FrameKey
 from shoal.net.links.messages import Hello, Refusal, record, seal
 

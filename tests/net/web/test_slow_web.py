@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal.net.web.dial import Pace, TooSlowError
+from shoal.net.web.dial import AnswerDeadline, TooSlowError
 from shoal.net.web.web import Web, WebError, WebFile
 
 from .dripping import dripping
@@ -87,7 +87,7 @@ def test_whoever_is_slow_and_comes_is_read() -> None:
 
 def test_a_pace_is_of_the_mean_and_gives_no_time_for_more_than_was_asked_for() -> None:
     now = 0.0
-    pace = Pace(10.0, 60.0, 100.0, lambda: now)
+    pace = AnswerDeadline(10.0, 60.0, 100.0, lambda: now)
     assert pace.left_s() == 10.0  # of silence
     now = 55.0
     assert pace.left_s() == 5.0

@@ -20,7 +20,7 @@ from shoal.net.blobs.gather import RANGE_BYTES
 from shoal.net.cap import Cap, Meter
 from shoal.net.identity.authority import Authority
 from shoal.net.identity.credential import Credential, server_credentials
-from shoal.net.identity.names import Party, Role
+from shoal.net.identity.names import Party, PartyRole
 from shoal.peer.blobs.cache import BlobCache
 from shoal.peer.blobs.fetching import Fetching
 from shoal.peer.blobs.sharing import Fellows, serve_blobs
@@ -110,7 +110,7 @@ async def test_fetches_that_are_given_up_leave_no_file_open(tmp_path: Path) -> N
     gc.collect()  # what nobody closed would warn now, and a warning fails
 
 
-def party(authority: Authority, subject: str, role: Role = Role.PEER) -> Credential:
+def party(authority: Authority, subject: str, role: PartyRole = PartyRole.PEER) -> Credential:
     return authority.credential(Party(role, subject), datetime.now(UTC), timedelta(days=1))
 
 
@@ -121,9 +121,9 @@ async def test_only_peers_of_the_run_get_anything_and_only_from_the_very_peer(
     mine, may = party(authority, "a"), lambda who: who == "b"
     async with serving(holding(tmp_path / "a"), may, mine) as address:
         for who, role, says in (
-            ("b", Role.PEER, ""),
-            ("c", Role.PEER, "only peers of a run share blobs"),
-            ("b", Role.SUBMITTER, "only peers of a run share blobs"),
+            ("b", PartyRole.PEER, ""),
+            ("c", PartyRole.PEER, "only peers of a run share blobs"),
+            ("b", PartyRole.SUBMITTER, "only peers of a run share blobs"),
         ):
             credential = party(authority, who, role)
             async with fellows({"a": address}, credential) as found:

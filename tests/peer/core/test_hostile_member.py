@@ -20,7 +20,7 @@ from shoal.client import connect
 from shoal.client.access import remember
 from shoal.job import Job
 from shoal.net.identity.authority import utc
-from shoal.net.identity.names import Party, Role
+from shoal.net.identity.names import Party, PartyRole
 from shoal.net.links.frame import FrameKey, Payload
 from shoal.peer.entry.start import work
 from shoal.peer.host.config import PeerConfig
@@ -52,7 +52,7 @@ class Lab:
     ends: dict[str, asyncio.Task[int]] = field(default_factory=dict)
 
     async def join(self, name: str) -> None:
-        token = self.broker.secured.admission.invite(Role.PEER, 1, HOUR, "test", time.time())
+        token = self.broker.secured.admission.invite(PartyRole.PEER, 1, HOUR, "test", time.time())
         config = PeerConfig(
             broker=self.broker.address,
             state=self.folder / name,
@@ -97,7 +97,7 @@ async def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     async with Broker(BrokerConfig(port=0, options=options)) as broker:
         made = Lab(broker, tmp_path)
         authority = broker.secured.authority
-        operator = authority.credential(Party(Role.OPERATOR, "me"), utc(time.time()), HOUR)
+        operator = authority.credential(Party(PartyRole.OPERATOR, "me"), utc(time.time()), HOUR)
         remember(broker.address, operator)
         yield made
         for worker in made.workers:

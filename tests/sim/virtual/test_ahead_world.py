@@ -11,11 +11,11 @@ import pytest
 from shoal.broker.scheduler.base.interface import (
     CodecOptions,
     PeerOffer,
-    PlanOptions,
+    PlannerOptions,
     PlanRequest,
 )
-from shoal.broker.scheduler.cost.candidate import Candidate, Share
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.plan.plan import CodecChoice, PeerId, Plan, StageExchange, StageSlot, Visit
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.job import Job
@@ -125,12 +125,12 @@ def test_a_plan_that_cannot_step_ahead_says_so(laboratory: Any) -> None:
         PeerOffer(PeerId(p.name), p.name, device_memory_bytes=p.memory_bytes, speeds=p.speeds)
         for p in specs
     )
-    options = PlanOptions(codecs=CodecOptions(sync="topk:ratio=20", feedback="ahead"))
-    judge = Judge(PlanRequest(graph, offers, 2, 2, options=options))
+    options = PlannerOptions(codecs=CodecOptions(sync="topk:ratio=20", feedback="ahead"))
+    judge = CostModel(PlanRequest(graph, offers, 2, 2, options=options))
     n = judge.operators
     for last, can in ((3, True), (2, False)):  # pipelines of their own; both end at one peer
-        first = (Share(0, 0, n // 2), Share(2, n // 2, n))
-        second = (Share(1, 0, n // 2), Share(last, n // 2, n))
+        first = (StageShare(0, 0, n // 2), StageShare(2, n // 2, n))
+        second = (StageShare(1, 0, n // 2), StageShare(last, n // 2, n))
         plan = judge.plan(Candidate((first, second), (1, 1)))
         assert [e.ahead for e in plan.exchanges] == [True, True] * can
         assert any("no stepping ahead" in reason for reason in plan.reasons) != can

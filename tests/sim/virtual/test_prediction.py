@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share, chain, to_plan
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, chain, to_plan
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.planners import plan as make_plan
 from shoal.dag.cost.network import uniform
 from shoal.dag.plan.plan import PeerId, Plan
@@ -64,16 +64,16 @@ def test_a_step_of_the_world_takes_what_the_plan_predicts(
         offers,
         8,
         2,
-        options=PlanOptions(),
+        options=PlannerOptions(),
         links=uniform([PeerId(p.name) for p in peers], latency_s, bandwidth),
     )
-    judge = Judge(request)
+    judge = CostModel(request)
     n = judge.operators
     thirds = [0, n // 3, 2 * n // 3, n]
     candidate = chain([0, 1, 2], thirds, 8, schedule)
     if schedule == "interleaved":
         cuts = [int(x) for x in np.linspace(0, n, 7)]
-        shares = tuple(Share(i % 3, a, b) for i, (a, b) in enumerate(pairwise(cuts)))
+        shares = tuple(StageShare(i % 3, a, b) for i, (a, b) in enumerate(pairwise(cuts)))
         candidate = Candidate((shares,), (8,), schedule)
     found = to_plan(candidate, [o.peer for o in offers], 2)
     assert judge.seconds(candidate) == pytest.approx(measured(gpt, world, found), rel=0.05)
@@ -91,7 +91,7 @@ def test_a_step_in_which_stages_change_places_takes_what_the_plan_predicts(
         for p in peers
     )
     links = uniform([PeerId(p.name) for p in peers], 0.01, bandwidth)
-    options = PlanOptions(swaps=True, scheduler="uniform")
+    options = PlannerOptions(swaps=True, scheduler="uniform")
     request = PlanRequest(lab.graph.bind(2), offers, 8, 2, options=options, links=links)
     found = make_plan(request)
     world = lab.world(peers, carry=steady(0.01, bandwidth))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shoal.broker.scheduler.base.interface import PeerOffer, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.dag.cost.network import uniform
 from shoal.dag.exchange.rows import even_rows
 from shoal.dag.plan.cut import cut, tied_groups
@@ -124,8 +124,8 @@ def test_a_step_takes_what_the_plan_predicts(laboratory, latency_s, bandwidth):
         for p in specs
     )
     links = uniform([PeerId(p.name) for p in specs], latency_s, bandwidth)
-    judge = Judge(PlanRequest(lab.graph.bind(2), offers, 12, 2, links=links))
-    lines = tuple((Share(i, 0, judge.operators),) for i in range(HOLDERS))
+    judge = CostModel(PlanRequest(lab.graph.bind(2), offers, 12, 2, links=links))
+    lines = tuple((StageShare(i, 0, judge.operators),) for i in range(HOLDERS))
     candidate = Candidate(lines, (2, 2, *(1,) * (HOLDERS - 2)))
     plan = judge.plan(candidate)
     assert [e.collective for e in plan.exchanges] == ["two-level"]

@@ -10,12 +10,12 @@ from shoal.broker.scheduler.base.interface import (
     NoPlan,
     PeerOffer,
     Planner,
-    PlanOptions,
+    PlannerOptions,
     PlanRequest,
 )
 from shoal.broker.scheduler.baselines.baselines import SLACK, equal_compute, uniform
-from shoal.broker.scheduler.cost.judge import Judge
-from shoal.broker.scheduler.cost.partition import Chain
+from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.partition import OperatorChain
 from shoal.dag.cost.cost import cost
 from shoal.dag.ir.graph import Graph, Input, Operator, Output, Parameter, Ref, TensorSpec
 
@@ -61,7 +61,7 @@ def offers(*memory: int, speed: float = 0.0) -> tuple[PeerOffer, ...]:
 
 
 def request(graph: Graph, peers: tuple[PeerOffer, ...], **options: object) -> PlanRequest:
-    return PlanRequest(graph, peers, 4, 4, 2, PlanOptions(**options))
+    return PlanRequest(graph, peers, 4, 4, 2, PlannerOptions(**options))
 
 
 def test_uniform_gives_every_peer_equally_many_operators_in_the_order_of_joining() -> None:
@@ -93,7 +93,7 @@ def test_compute_is_shared_in_proportion_to_speed() -> None:
         for o, s in zip(offers(GIB, GIB, GIB), (1e9, 3e9, 6e9), strict=True)
     )
     plan = equal_compute(request(graph, peers))
-    chain = Chain(graph, cost(graph))
+    chain = OperatorChain(graph, cost(graph))
     shares = [chain.flops(s.start, s.stop) / chain.flops(0, 81) for s in plan.stages]
     assert shares == pytest.approx([0.1, 0.3, 0.6], abs=0.05)
 
@@ -114,7 +114,7 @@ def test_options_are_kept(planner: Planner) -> None:
 @pytest.mark.parametrize("planner", [uniform, equal_compute])
 def test_forwards_are_computed_again_only_where_nothing_fits_without(planner: Planner) -> None:
     graph = chain_graph(8, width=64)
-    judge = Judge(request(graph, offers(GIB)))
+    judge = CostModel(request(graph, offers(GIB)))
     with_everything, least = (judge.stage_bytes(0, 17, 4, recompute=r) for r in (False, True))
     one = request(graph, offers(with_everything), schedule="gpipe")
     assert not planner(one).stages[0].recompute
@@ -132,7 +132,7 @@ def test_every_peer_gets_about_the_same_flops_in_the_order_of_joining() -> None:
     graph = chain_graph(16, width=32)
     plan = equal_compute(request(graph, offers(GIB, GIB, GIB, GIB)))
     assert plan.validate(len(graph.operators)).peers == ("p0", "p1", "p2", "p3")
-    chain = Chain(graph, cost(graph))
+    chain = OperatorChain(graph, cost(graph))
     shares = [chain.flops(s.start, s.stop) / chain.flops(0, 33) for s in plan.stages]
     assert max(shares) < 0.25 * (1 + SLACK) + 0.02
     assert len(plan.routes) == 4
@@ -167,7 +167,7 @@ def test_predictions_come_from_the_judge() -> None:
 
 def test_memory_moves_the_cut_away_from_equal_compute() -> None:
     graph = chain_graph(8, width=64)
-    small = Judge(request(graph, offers(GIB))).stage_bytes(0, 4, 2)
+    small = CostModel(request(graph, offers(GIB))).stage_bytes(0, 4, 2)
     plan = equal_compute(request(graph, offers(small, GIB)))
     assert plan.stages[0].stop <= 5
     assert plan.predicted.peers[0].device_bytes <= small
@@ -223,6 +223,6 @@ def test_a_frozen_parameter_costs_its_weight_only() -> None:
     graph = chain_graph(2, width=64)
     frozen = tuple(dataclasses.replace(p, trainable=False) for p in graph.parameters[:1])
     cold = dataclasses.replace(graph, parameters=frozen + graph.parameters[1:])
-    warm, less = (Judge(request(g, offers(GIB))).stage_bytes(0, 1, 1) for g in (graph, cold))
+    warm, less = (CostModel(request(g, offers(GIB))).stage_bytes(0, 1, 1) for g in (graph, cold))
     less = warm - less
     assert less >= 3 * 64 * 64 * 4

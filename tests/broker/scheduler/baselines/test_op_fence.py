@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanOptions, PlanRequest
+from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.baselines.op_fence import MOST_JUDGED, candidates, op_fence
 from shoal.broker.scheduler.cost.candidate import chain
-from shoal.broker.scheduler.cost.judge import Judge
-from shoal.broker.scheduler.cost.rows import Rows
+from shoal.broker.scheduler.cost.judge import CostModel
+from shoal.broker.scheduler.cost.rows import RowBuilder
 from shoal.broker.scheduler.network.pathcut import (
     Path,
     PathCut,
@@ -85,7 +85,7 @@ def ask(
         ),
         microbatches,
         4,
-        options=PlanOptions(**options),
+        options=PlannerOptions(**options),
         links=Network(names, latency, bandwidth, free, free.copy()),
         known_costs=costs_of(layers),
     )
@@ -175,7 +175,7 @@ def test_what_is_on_its_way_bounds_the_pace() -> None:
 @settings(max_examples=12)
 def test_candidates_are_different_and_valid(seed: int, peers: int) -> None:
     request = ask(seed, peers)
-    judge = Judge(request)
+    judge = CostModel(request)
     found = list(itertools.islice(candidates(judge), 30))
     assert len(set(found)) == len(found) > 0
     for candidate in found:
@@ -225,7 +225,7 @@ def test_the_slow_crossing_between_two_islands_is_passed_once() -> None:
 
 
 def test_memory_is_kept() -> None:
-    whole = Judge(ask(1, 4, layers=6)).stage_bytes(0, 13, 1)
+    whole = CostModel(ask(1, 4, layers=6)).stage_bytes(0, 13, 1)
     request = ask(1, 4, layers=6, memory=whole // 2)
     plan = op_fence(request)
     assert len(plan.peers) > 1
@@ -275,7 +275,7 @@ def test_other_microbatch_sizes_are_tried() -> None:
 
 def test_the_best_of_the_judged_is_taken() -> None:
     request = ask(4, 4)
-    judge = Judge(request)
+    judge = CostModel(request)
     first = list(itertools.islice(candidates(judge), MOST_JUDGED))
     plan = op_fence(request)
     assert plan.predicted.step_s == pytest.approx(min(judge.seconds(c) for c in first))
@@ -295,7 +295,7 @@ def test_a_row_keeps_its_cuts_where_fewer_peers_have_none(monkeypatch: pytest.Mo
         dataclasses.replace(offer, device_memory_bytes=size)
         for offer, size in zip(request.offers, sizes, strict=True)
     )
-    rows = Rows(Judge(dataclasses.replace(request, offers=offers)))
+    rows = RowBuilder(CostModel(dataclasses.replace(request, offers=offers)))
 
     def only_once(path: Path, microbatches: int, *, bound: bool) -> PathCut | None:
         nonlocal without

@@ -15,12 +15,12 @@ from shoal.broker.scheduler.codecs import carried as carried_module
 from shoal.broker.scheduler.codecs import codec_costs as costs
 from shoal.broker.scheduler.codecs import codecs
 from shoal.broker.scheduler.codecs.adatopk import support_text, topk_text
-from shoal.broker.scheduler.codecs.carried import Carried
+from shoal.broker.scheduler.codecs.carried import CodedStepCost
 from shoal.broker.scheduler.codecs.codec_costs import COSTS, cost_of, typical_error
 from shoal.broker.scheduler.codecs.codec_table import Rung
 from shoal.broker.scheduler.codecs.codecs import choose, codec_of, ladder
-from shoal.broker.scheduler.cost.candidate import Candidate, Share
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners import coded
 from shoal.broker.scheduler.planners.cases import random_case, random_graph
 from shoal.broker.scheduler.planners.coded import with_codecs
@@ -48,7 +48,7 @@ def small_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coded, "table", lambda: known)
 
 
-def random_plan(seed: int, operators: int = 6) -> tuple[Judge, Plan, random.Random]:
+def random_plan(seed: int, operators: int = 6) -> tuple[CostModel, Plan, random.Random]:
     """A plan that nobody would choose: one or two pipelines over peers in any order, over links
     that may be slow."""
     for again in itertools.count():
@@ -58,17 +58,19 @@ def random_plan(seed: int, operators: int = 6) -> tuple[Judge, Plan, random.Rand
             dataclasses.replace(o, device_memory_bytes=2**40, threads=rng.choice([0, 1]))
             for o in request.offers
         )
-        judge = Judge(dataclasses.replace(request, offers=offers))
+        judge = CostModel(dataclasses.replace(request, offers=offers))
         m, n = request.microbatches, judge.operators
         count = 2 if m > 1 and rng.random() < 0.5 else 1
 
-        def line(rng: random.Random = rng, n: int = n, k: int = len(offers)) -> Iterator[Share]:
+        def line(
+            rng: random.Random = rng, n: int = n, k: int = len(offers)
+        ) -> Iterator[StageShare]:
             size = rng.randint(2, min(3, k, n))
             cuts = [0, *sorted(rng.sample(range(1, n), size - 1)), n]
             for peer, (a, b) in zip(
                 rng.sample(range(k), size), itertools.pairwise(cuts), strict=True
             ):
-                yield Share(peer, a, b)
+                yield StageShare(peer, a, b)
 
         candidate = Candidate(
             tuple(tuple(line()) for _ in range(count)),
@@ -84,16 +86,16 @@ def everywhere(text: str, **changed: object) -> CodecOptions:
     return CodecOptions(activation=text, activation_grad=text, sync=text, **changed)
 
 
-def replicas(memory: int = 2**40) -> Carried:
+def replicas(memory: int = 2**40) -> CodedStepCost:
     """Two equal peers that hold the whole model each, over a slow link."""
     graph, costs = random_graph(random.Random(1), 4)
     names = (PeerId("a"), PeerId("b"))
     offers = tuple(PeerOffer(p, device_memory_bytes=memory, flops_per_s=1e10) for p in names)
-    judge = Judge(
+    judge = CostModel(
         PlanRequest(graph, offers, 2, 1, links=uniform(names, 0.0, 1e5), known_costs=costs)
     )
-    both = Candidate(((Share(0, 0, 4),), (Share(1, 0, 4),)), (1, 1))
-    return Carried(judge, judge.plan(both))
+    both = Candidate(((StageShare(0, 0, 4),), (StageShare(1, 0, 4),)), (1, 1))
+    return CodedStepCost(judge, judge.plan(both))
 
 
 # ---------------------------------------------------------------- what is there without codecs
@@ -102,7 +104,7 @@ def replicas(memory: int = 2**40) -> Carried:
 @pytest.mark.parametrize("seed", range(12))
 def test_without_codecs_the_step_is_the_judges(seed: int) -> None:
     judge, plan, _ = random_plan(seed)
-    carried = Carried(judge, plan)
+    carried = CodedStepCost(judge, plan)
     assert carried.seconds({}) == pytest.approx(plan.predicted.step_s, rel=1e-12)
     alone = dataclasses.replace(carried.prediction({}, {}), alternatives=())
     assert [dataclasses.replace(x, codecs=()) for x in alone.links] == list(plan.predicted.links)
@@ -151,7 +153,7 @@ def test_a_text_is_on_every_link_of_its_role_and_gradients_get_feedback() -> Non
     judge, plan, _ = random_plan(5)
     for feedback in ("ef", "ahead", "none"):
         options = CodecOptions(activation="int8", sync="int8", feedback=feedback)
-        carried = Carried(judge, plan)
+        carried = CodedStepCost(judge, plan)
         chosen = choose(carried, options)
         for number, lane in carried.lanes.items():
             wanted = {
@@ -171,7 +173,7 @@ def test_lossless_is_taken_for_what_it_typically_makes() -> None:
     assert 0.75 < costs.typical_share("lossless", "float32") < 0.95
     assert costs.typical_share("lossless", "int64") == 1.0
     judge, plan, _ = random_plan(3)
-    carried = Carried(judge, plan)
+    carried = CodedStepCost(judge, plan)
     chosen = choose(carried, everywhere("lossless"))
     assert set(chosen.choice.values()) == {"lossless"}
     for number, lane in carried.lanes.items():
@@ -191,7 +193,7 @@ def test_codecs_of_a_gpu_run_beside_its_compute(monkeypatch: pytest.MonkeyPatch)
     shorter = 0
     for seed in range(10):
         judge, plan, _ = random_plan(seed)
-        carried = Carried(judge, plan)
+        carried = CodedStepCost(judge, plan)
         choice = {
             n: "int8" for n, x in carried.lanes.items() if _shrinks(carried, x.number, "int8")
         }
@@ -205,7 +207,7 @@ def test_codecs_of_a_gpu_run_beside_its_compute(monkeypatch: pytest.MonkeyPatch)
     assert shorter
 
 
-def _shrinks(carried: Carried, lane: int, text: str) -> bool:
+def _shrinks(carried: CodedStepCost, lane: int, text: str) -> bool:
     return carried.load(lane, text).bytes < carried.lanes[lane].dense_bytes
 
 
@@ -222,7 +224,7 @@ def test_rule_a_equalises_times(seed: int, ratio: float) -> None:
     than t_max / ratio, and each keeps as much as that allows. The gradient of a sparse value comes
     back on its support."""
     judge, plan, _ = random_plan(seed)
-    carried = Carried(judge, plan)
+    carried = CodedStepCost(judge, plan)
     chosen = choose(carried, everywhere("adatopk", ratio=ratio)).choice
     ends = {(x.source, x.destination, x.role): x.number for x in carried.lanes.values()}
     for role in CODED_ROLES:
@@ -267,7 +269,7 @@ def test_a_gradient_on_its_support_keeps_positions_only(seed: int) -> None:
     """Eight bytes for each number that is sent, at both ends, until the gradient is back: no copy
     of the tensor, which a peer may have no room for."""
     judge, plan, _ = random_plan(seed)
-    carried = Carried(judge, plan)
+    carried = CodedStepCost(judge, plan)
     chosen = choose(carried, CodecOptions(activation="adatopk", activation_grad="adatopk"))
     on_support = {n: t for n, t in chosen.choice.items() if t.startswith("support")}
     assert on_support
@@ -283,7 +285,7 @@ def test_a_gradient_on_its_support_keeps_positions_only(seed: int) -> None:
 
 def test_rule_a_with_ratio_1_leaves_everything_as_it_is() -> None:
     judge, plan, _ = random_plan(3)
-    chosen = choose(Carried(judge, plan), everywhere("adatopk", ratio=1.0))
+    chosen = choose(CodedStepCost(judge, plan), everywhere("adatopk", ratio=1.0))
     assert chosen.choice == {}
     assert chosen.seconds == chosen.dense_s
     assert any("its ratio is 1" in reason for reason in chosen.reasons)
@@ -299,7 +301,7 @@ def budget(rng: random.Random) -> float:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_auto_is_close_to_all_assignments_and_within_the_budget(seed: int) -> None:
     judge, plan, rng = random_plan(seed, operators=4)
-    carried = Carried(judge, plan)
+    carried = CodedStepCost(judge, plan)
     options = everywhere("auto", error_budget=budget(rng))
     chosen = choose(carried, options)
     assert chosen.seconds <= chosen.dense_s
@@ -319,7 +321,7 @@ def test_auto_is_close_to_all_assignments_and_within_the_budget(seed: int) -> No
 @pytest.mark.parametrize("seed", range(10))
 def test_auto_compresses_nothing_that_the_step_does_not_need(seed: int) -> None:
     judge, plan, rng = random_plan(seed)
-    carried = Carried(judge, plan)
+    carried = CodedStepCost(judge, plan)
     chosen = choose(carried, everywhere("auto", error_budget=budget(rng)))
     for number in chosen.choice:
         without = {n: text for n, text in chosen.choice.items() if n != number}
@@ -328,7 +330,7 @@ def test_auto_compresses_nothing_that_the_step_does_not_need(seed: int) -> None:
 
 def test_auto_without_a_budget_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     judge, plan, _ = random_plan(0)
-    chosen = choose(Carried(judge, plan), everywhere("auto"))
+    chosen = choose(CodedStepCost(judge, plan), everywhere("auto"))
     assert chosen.choice == {}
     assert any("an error of at most 0 %" in reason for reason in chosen.reasons)
 
@@ -379,7 +381,7 @@ def test_what_feedback_keeps_counts_and_must_fit() -> None:
 
 def test_the_reasons_name_links_codecs_and_what_they_save() -> None:
     judge, plan, _ = random_plan(0)
-    chosen = choose(Carried(judge, plan), everywhere("auto", error_budget=0.01))
+    chosen = choose(CodedStepCost(judge, plan), everywhere("auto", error_budget=0.01))
     assert chosen.choice
     first, *links = chosen.reasons
     assert f"{chosen.dense_s:.4g} s without" in first

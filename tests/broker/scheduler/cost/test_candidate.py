@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.scheduler.cost.candidate import Candidate, Share, to_plan
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
 from shoal.dag.plan.plan import PeerId
 
 
@@ -19,7 +19,7 @@ def candidates(draw: st.DrawFn) -> Candidate:
     for _ in range(draw(st.integers(1, 3))):
         inner = draw(st.sets(st.integers(1, operators - 1), max_size=3))
         at = [0, *sorted(inner), operators]
-        pipelines.append(tuple(Share(next(peers), a, b) for a, b in itertools.pairwise(at)))
+        pipelines.append(tuple(StageShare(next(peers), a, b) for a, b in itertools.pairwise(at)))
     return Candidate(tuple(pipelines), (1,) * len(pipelines))
 
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from shoal.broker.scheduler.base.interface import NoPlan
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.cost.shortage import fitting, shortage
 from shoal.broker.scheduler.planners.auto import auto, space_of
 from shoal.broker.scheduler.planners.cases import random_case
@@ -19,7 +19,7 @@ from shoal.job.words import size_text
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("recompute", [False, True])
 def test_an_interval_fits_where_the_judge_says_so(seed: int, recompute: bool) -> None:
-    judge = Judge(random_case(seed, operators=12))
+    judge = CostModel(random_case(seed, operators=12))
     needs = judge.needs(512)
     at = needs.positions.tolist()
     for shared in (False, True):
@@ -41,7 +41,7 @@ def test_an_interval_fits_where_the_judge_says_so(seed: int, recompute: bool) ->
 @pytest.mark.parametrize("seed", range(6))
 def test_the_operator_that_fits_nowhere_is_short_by_what_the_judge_says(seed: int) -> None:
     request = random_case(seed)
-    judge = Judge(request)
+    judge = CostModel(request)
     n = judge.operators
     least = [
         min(
@@ -53,7 +53,7 @@ def test_the_operator_that_fits_nowhere_is_short_by_what_the_judge_says(seed: in
     ]
     room = max(least) - 1
     offers = tuple(dataclasses.replace(o, device_memory_bytes=room) for o in request.offers)
-    text = shortage(Judge(dataclasses.replace(request, offers=offers))).reason
+    text = shortage(CostModel(dataclasses.replace(request, offers=offers))).reason
     name = request.graph.operators[least.index(max(least))].name
     assert f"operator {name}" in text
     assert f"it needs {size_text(max(least))} " in text
@@ -68,7 +68,7 @@ def test_more_memory_that_is_said_to_help_helps(seed: int) -> None:
         for o in request.offers
     ]
     tight = dataclasses.replace(request, offers=tuple(small))
-    judge = Judge(tight)
+    judge = CostModel(tight)
     assert all(fitting(judge, [o.device_memory_bytes for o in small], r) is None for r in (0, 1))
     with pytest.raises(NoPlan) as caught:
         auto(tight)
@@ -89,7 +89,7 @@ def test_what_is_told_not_to_fit_without_compiling_it_does_not(seed: int, share:
         dataclasses.replace(o, device_memory_bytes=o.device_memory_bytes // share)
         for o in request.offers
     )
-    judge = Judge(dataclasses.replace(request, offers=offers))
+    judge = CostModel(dataclasses.replace(request, offers=offers))
     for candidate in Seeds(judge, space_of(request)).all():
         if judge.cuttable(candidate):
             needed = judge.device_bytes(candidate)

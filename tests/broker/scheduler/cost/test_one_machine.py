@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.events import DescribeAsked
-from shoal.broker.scheduler.base.interface import PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.base.interface import PeerOffer, PlannerOptions, PlanRequest
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import auto
 from shoal.broker.scheduler.planners.cases import random_graph
 from shoal.dag.cost.network import uniform
@@ -27,16 +27,18 @@ def offer(
     )  # fmt: skip
 
 
-def judge(*offers: PeerOffer) -> Judge:
+def judge(*offers: PeerOffer) -> CostModel:
     graph, costs = random_graph(random.Random(1), 6)
-    options = PlanOptions(scheduler="auto")
+    options = PlannerOptions(scheduler="auto")
     links = uniform([o.peer for o in offers], 1e-6, 1e12)
-    return Judge(PlanRequest(graph, offers, 4, 1, options=options, links=links, known_costs=costs))
+    return CostModel(
+        PlanRequest(graph, offers, 4, 1, options=options, links=links, known_costs=costs)
+    )
 
 
 def replicas(count: int, operators: int) -> Candidate:
     """Whole replicas on the first peers, with two microbatches each."""
-    whole = [(Share(p, 0, operators),) for p in range(count)]
+    whole = [(StageShare(p, 0, operators),) for p in range(count)]
     return Candidate(tuple(whole), (4 // count,) * count)
 
 

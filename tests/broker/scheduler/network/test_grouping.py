@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.scheduler.base.interface import PlanOptions
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.base.interface import PlannerOptions
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.network import grouping
 from shoal.broker.scheduler.network.grouping import Objective, group
 from shoal.broker.scheduler.network.groups import divisions, every_division, starts
@@ -228,7 +228,7 @@ def test_one_microbatch_takes_the_sum(published: ModuleType) -> None:
 def test_candidates_of_requests(seed: int) -> None:
     request = random_case(seed, operators=12, peers=9, held=False)
     request = replace(request, microbatches=8)
-    judge = Judge(request)
+    judge = CostModel(request)
     found = list(candidates_in(judge))
     assert bool(found) <= bool(shapes(judge))
     for guess in found:
@@ -236,11 +236,11 @@ def test_candidates_of_requests(seed: int) -> None:
         assert sum(candidate.microbatches) == 8
         assert all(p[0].start == 0 and p[-1].stop == judge.operators for p in candidate.pipelines)
         assert len(candidate.peers) == sum(map(len, candidate.pipelines))
-    assert [g.candidate for g in candidates_in(Judge(request))] == [g.candidate for g in found]
+    assert [g.candidate for g in candidates_in(CostModel(request))] == [g.candidate for g in found]
 
 
 def test_shapes_keep_to_the_options() -> None:
     request = random_case(0, operators=12, peers=5, held=False)
-    asked = replace(request, microbatches=8, options=PlanOptions(pipelines=2, stages=2))
-    assert shapes(Judge(asked)) in ([(2, 2)], [])
-    assert not list(candidates_in(Judge(replace(asked, microbatches=1))))
+    asked = replace(request, microbatches=8, options=PlannerOptions(pipelines=2, stages=2))
+    assert shapes(CostModel(asked)) in ([(2, 2)], [])
+    assert not list(candidates_in(CostModel(replace(asked, microbatches=1))))

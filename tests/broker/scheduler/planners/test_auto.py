@@ -9,14 +9,14 @@ import re
 import numpy as np
 import pytest
 
-from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share, to_plan
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare, to_plan
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import BASELINES, auto, choose
 from shoal.broker.scheduler.planners.cases import random_case, random_graph
 from shoal.broker.scheduler.planners.exact import prove
 from shoal.broker.scheduler.planners.planners import PLANNERS, plan
-from shoal.broker.scheduler.search.search import Space
+from shoal.broker.scheduler.search.search import SearchSpace
 from shoal.broker.scheduler.search.seeds import from_plan
 from shoal.dag.cost.network import Network, uniform
 from shoal.dag.plan.plan import PeerId
@@ -48,9 +48,9 @@ def test_held_to_the_space_of_exact_it_is_close_to_the_optimum(seed: int) -> Non
     request = random_case(seed)
     schedule = request.options.schedule
     assert schedule != "auto"
-    space = Space(pipelines=1, schedules=(schedule,), recompute=(False,), repeats=False)
-    chosen = choose(Judge(request), space)
-    proof = prove(Judge(request), schedule)
+    space = SearchSpace(pipelines=1, schedules=(schedule,), recompute=(False,), repeats=False)
+    chosen = choose(CostModel(request), space)
+    proof = prove(CostModel(request), schedule)
     if proof.best is None:
         assert chosen.best is None or not chosen.best.fits
         return
@@ -168,9 +168,9 @@ def test_weak_peers_become_one_pipeline_beside_a_strong_one() -> None:
     """Four weak peers, none of which can hold the model, beside one that is as fast as all."""
     graph, costs = random_graph(random.Random(5), 8)
     names, net = islands((5,), 1e9, 1e9, 1e-5)
-    whole = Judge(PlanRequest(graph, (PeerOffer(names[0]),), 1, 1, known_costs=costs)).stage_bytes(
-        0, 8, 1
-    )
+    whole = CostModel(
+        PlanRequest(graph, (PeerOffer(names[0]),), 1, 1, known_costs=costs)
+    ).stage_bytes(0, 8, 1)
     offers = tuple(
         PeerOffer(
             p,
@@ -242,10 +242,10 @@ def test_the_memory_that_it_asks_for_is_enough() -> None:
 
 def test_a_plan_and_its_candidate_are_the_same_thing() -> None:
     request = dataclasses.replace(random_case(0, held=False), microbatches=4)
-    judge = Judge(request)
+    judge = CostModel(request)
     n = judge.operators
     candidate = Candidate(
-        ((Share(0, 0, 4), Share(1, 4, n, True)), (Share(2, 0, n),)), (3, 1), "gpipe"
+        ((StageShare(0, 0, 4), StageShare(1, 4, n, True)), (StageShare(2, 0, n),)), (3, 1), "gpipe"
     )
     made = to_plan(candidate, [o.peer for o in request.offers], 1)
     back = from_plan(made, judge)
@@ -293,4 +293,4 @@ def test_rates_without_a_limit_are_no_trouble() -> None:
     bare = dataclasses.replace(request, links=None)
     found = auto(bare)
     assert np.isfinite(found.predicted.step_s)
-    assert PlanOptions().scheduler == "auto"
+    assert PlannerOptions().scheduler == "auto"

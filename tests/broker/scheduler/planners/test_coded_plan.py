@@ -13,11 +13,11 @@ from shoal.broker.scheduler.base.interface import (
     CodecOptions,
     NoPlan,
     PeerOffer,
-    PlanOptions,
+    PlannerOptions,
     PlanRequest,
 )
 from shoal.broker.scheduler.codecs.codec_table import CLASSES, read, table
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import auto
 from shoal.broker.scheduler.planners.cases import random_case, random_graph
 from shoal.broker.scheduler.planners.coded import UNCOMPRESSED, relaxed
@@ -62,7 +62,7 @@ def test_compressed_links_bring_peers_in_that_were_too_far_away() -> None:
         1,
         links=uniform(names, 0.0, 1e3),
         known_costs=costs,
-        options=PlanOptions(pipelines=1),
+        options=PlannerOptions(pipelines=1),
     )
     dense = plan(request)
     assert len(dense.peers) == 1
@@ -78,7 +78,7 @@ def test_links_are_as_fast_as_codecs_make_them() -> None:
     now = request.network
 
     def then(text: str, **changed: object):
-        return relaxed(Judge(asking(request, text, **changed)))
+        return relaxed(CostModel(asking(request, text, **changed)))
 
     off = ~np.eye(len(now), dtype=bool)
     assert then("none") is None

@@ -11,13 +11,13 @@ import pytest
 
 from shoal.broker.scheduler.base.interface import NoPlan, PlanRequest
 from shoal.broker.scheduler.cost.candidate import Candidate, chain
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.planners.exact import MOST_OPERATORS, exact, prove
 from shoal.dag.cost.network import Network
 
 
-def brute_force(judge: Judge, schedule: str) -> tuple[float, Candidate | None]:
+def brute_force(judge: CostModel, schedule: str) -> tuple[float, Candidate | None]:
     """Every order of every subset, every cut, played without any bound."""
     n, m = judge.operators, judge.request.microbatches
     best: tuple[float, Candidate | None] = (float("inf"), None)
@@ -39,16 +39,16 @@ def schedule_of(request: PlanRequest) -> str:
 @pytest.mark.parametrize("seed", range(24))
 def test_it_finds_what_the_unpruned_enumeration_finds(seed: int) -> None:
     request = random_case(seed, operators=5, peers=3)
-    judge = Judge(request)
+    judge = CostModel(request)
     seconds, candidate = brute_force(judge, schedule_of(request))
-    proof = prove(Judge(request), schedule_of(request))  # type: ignore[arg-type]
+    proof = prove(CostModel(request), schedule_of(request))  # type: ignore[arg-type]
     assert (proof.best is None) == (candidate is None)
     assert proof.seconds == pytest.approx(seconds, rel=1e-9)
 
 
 def test_most_candidates_fall_to_the_bounds() -> None:
     request = random_case(0)
-    proof = prove(Judge(request), "1f1b")
+    proof = prove(CostModel(request), "1f1b")
     assert proof.candidates > 10_000
     assert proof.played < 300
 
@@ -64,8 +64,8 @@ def test_other_numbers_of_the_peers_give_the_same_seconds(seed: int) -> None:
         offers=tuple(request.offers[i] for i in order),
         links=request.links.part(order),
     )
-    one = prove(Judge(request), "1f1b")
-    assert prove(Judge(other), "1f1b").seconds == pytest.approx(one.seconds, rel=1e-9)
+    one = prove(CostModel(request), "1f1b")
+    assert prove(CostModel(other), "1f1b").seconds == pytest.approx(one.seconds, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -77,13 +77,13 @@ def test_a_faster_pair_never_makes_the_optimum_slower(seed: int) -> None:
     assert request.links is not None
     free = np.full(n, np.inf)
     net = Network(request.links.peers, request.links.latency_s, request.links.bandwidth, free, free)
-    before = prove(Judge(dataclasses.replace(request, links=net)), "1f1b").seconds
+    before = prove(CostModel(dataclasses.replace(request, links=net)), "1f1b").seconds
     for _ in range(3):
         i, j = rng.sample(range(n), 2)
         faster = net.bandwidth.copy()
         faster[i, j] *= rng.uniform(1, 50)
         net = dataclasses.replace(net, bandwidth=faster)
-        after = prove(Judge(dataclasses.replace(request, links=net)), "1f1b").seconds
+        after = prove(CostModel(dataclasses.replace(request, links=net)), "1f1b").seconds
         assert after <= before * (1 + 1e-9)
         before = after
 

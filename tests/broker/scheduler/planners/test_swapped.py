@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanOptions, PlanRequest
+from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlannerOptions, PlanRequest
 from shoal.broker.scheduler.cost.candidate import from_plan
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.planners import plan
 from shoal.dag.analysis.blocks import blocks
 from shoal.dag.capture.capture import capture
@@ -40,7 +40,7 @@ def request_of(
         PeerOffer(PeerId(f"p{i}"), f"h{i}", device_memory_bytes=memory, flops_per_s=s)
         for i, s in enumerate(speeds)
     )
-    asked = PlanOptions(swaps=True, scheduler="uniform", **options)  # type: ignore[arg-type]
+    asked = PlannerOptions(swaps=True, scheduler="uniform", **options)  # type: ignore[arg-type]
     return PlanRequest(graph.bind(2), offers, 5, 2, 1, asked)
 
 
@@ -49,7 +49,7 @@ def test_no_other_way_with_equal_pairs_is_much_faster(speeds: list[float]) -> No
     """The oracle judges every way to share the blocks out, with the peers in this order. Of nine
     over four peers no way gives both pairs equal numbers: then they differ by one."""
     request = request_of(speeds)
-    found, judge = plan(request), Judge(request)
+    found, judge = plan(request), CostModel(request)
     starts = [b.start for b in blocks(request.graph) if b.name.startswith("blocks.")]
     stop = next(b.stop for b in blocks(request.graph) if b.name == f"blocks.{LAYERS - 1}")
     candidate = from_plan(found, {o.peer: i for i, o in enumerate(request.offers)})
@@ -95,7 +95,7 @@ def test_who_has_what_and_which_way_microbatches_go() -> None:
     place = {o.peer: i for i, o in enumerate(request.offers)}
     candidate = from_plan(found, place)
     assert candidate.swaps
-    assert Judge(request).seconds(candidate) == pytest.approx(found.predicted.step_s)
+    assert CostModel(request).seconds(candidate) == pytest.approx(found.predicted.step_s)
 
 
 def test_a_smaller_pool_is_refused_so_that_more_peers_heal_it() -> None:

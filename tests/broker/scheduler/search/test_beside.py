@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from shoal.broker.events import MakePlan, RunId
 from shoal.broker.planning.planning import make_plan
 from shoal.broker.scheduler.base.interface import NoPlan, PeerOffer, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.candidate import Candidate, StageShare
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.cases import random_case
 from shoal.broker.scheduler.planners.planners import PLANNERS, plan
 from shoal.dag.analysis.beside import beside_data
@@ -89,14 +89,14 @@ def test_no_planner_gives_the_data_to_anybody_else(
     assert readers(request, made) <= request.holders
 
 
-def best_of_all(judge: Judge) -> float:
+def best_of_all(judge: CostModel) -> float:
     """Every way to give each operator to a peer, in one pipeline."""
     best, m = math.inf, judge.request.microbatches
     for given_to in itertools.product(range(len(judge.offers)), repeat=judge.operators):
         shares, start = [], 0
         for stop in range(1, judge.operators + 1):
             if stop == judge.operators or given_to[stop] != given_to[start]:
-                shares.append(Share(given_to[start], start, stop))
+                shares.append(StageShare(given_to[start], start, stop))
                 start = stop
         best = min(best, judge.seconds(Candidate((tuple(shares),), (m,), "gpipe")))
     return best
@@ -110,7 +110,7 @@ def test_auto_finds_a_plan_where_there_is_one_and_a_good_one(
     request = request_of(seed, local, operators=5, peers=3)
     options = replace(request.options, pipelines=1, schedule="gpipe", recompute=False)
     request = replace(request, options=options)
-    best = best_of_all(Judge(request))
+    best = best_of_all(CostModel(request))
     if best == math.inf:
         with pytest.raises(NoPlan):
             plan(request)

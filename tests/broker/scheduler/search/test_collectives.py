@@ -10,9 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.broker.scheduler.base.interface import CodecOptions, PeerOffer, PlanOptions, PlanRequest
-from shoal.broker.scheduler.cost.candidate import Candidate, Share, Sum
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.base.interface import (
+    CodecOptions,
+    PeerOffer,
+    PlannerOptions,
+    PlanRequest,
+)
+from shoal.broker.scheduler.cost.candidate import Candidate, GradientSum, StageShare
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.planners.auto import auto
 from shoal.broker.scheduler.search.collectives import FINE, shares, with_collectives
 from shoal.dag.cost.network import Network
@@ -53,13 +58,13 @@ def network(up: list[float], latency_s: float = 1e-4, places: list[int] | None =
 
 def replicas(
     links: Network, elements: int = 2_000_000, **options: object
-) -> tuple[Judge, Candidate]:
+) -> tuple[CostModel, Candidate]:
     """Every peer holds the whole graph."""
     n = len(links.peers)
     offers = tuple(PeerOffer(p, device_memory_bytes=1 << 34, speeds=FAST) for p in links.peers)
-    asked = PlanOptions(**options)  # type: ignore[arg-type]
-    judge = Judge(PlanRequest(graph_of(elements), offers, n, 2, options=asked, links=links))
-    whole = tuple((Share(i, 0, judge.operators),) for i in range(n))
+    asked = PlannerOptions(**options)  # type: ignore[arg-type]
+    judge = CostModel(PlanRequest(graph_of(elements), offers, n, 2, options=asked, links=links))
+    whole = tuple((StageShare(i, 0, judge.operators),) for i in range(n))
     return judge, Candidate(whole, (1,) * n)
 
 
@@ -117,7 +122,9 @@ def test_rows_that_are_places_cross_less_than_mixed_ones():
     judge, candidate = replicas(links)
     places, mixed = ((0, 2, 4), (1, 3, 5)), ((0, 1, 2), (3, 4, 5))
     by_place, by_number = (
-        judge.seconds(replace(candidate, sums=(Sum(tuple(range(6)), "hierarchical", groups),)))
+        judge.seconds(
+            replace(candidate, sums=(GradientSum(tuple(range(6)), "hierarchical", groups),))
+        )
         for groups in (places, mixed)
     )
     assert by_place < 0.8 * by_number

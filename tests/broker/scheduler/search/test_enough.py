@@ -6,7 +6,7 @@ import dataclasses
 import re
 
 from shoal.broker.scheduler.base.interface import PlanRequest
-from shoal.broker.scheduler.cost.judge import Judge
+from shoal.broker.scheduler.cost.judge import CostModel
 from shoal.broker.scheduler.cost.shortage import fitting
 from shoal.broker.scheduler.planners.auto import auto
 from shoal.broker.scheduler.planners.cases import random_case
@@ -27,11 +27,11 @@ def test_as_many_more_peers_as_are_said_to_be_enough_are_and_one_less_is_not() -
     held = 0
     for seed in range(8):
         request = random_case(seed, operators=8, peers=2, held=False)
-        judge = Judge(request)
+        judge = CostModel(request)
         room = max(judge.stage_bytes(i, i + 1, 1) for i in range(judge.operators)) * 5 // 4
         offers = tuple(dataclasses.replace(o, device_memory_bytes=room) for o in request.offers)
         request = dataclasses.replace(request, offers=offers, links=None)
-        judge = Judge(request)
+        judge = CostModel(request)
         found = re.search(r"(\d+) more peers? with the", no_plan(judge).reason)
         if found is None or any(fitting(judge, [room] * len(offers), r) for r in (False, True)):
             continue
@@ -51,7 +51,7 @@ def test_an_optimizer_without_state_is_enough_where_it_is_said_to_be() -> None:
     for seed in range(8):
         request = tight(seed, 5)
         plain = dataclasses.replace(request.options, optimizer_slots=0, state_bytes=0)
-        if 'optimizer = "sgd"' in str(no_plan(Judge(request)).reason):
+        if 'optimizer = "sgd"' in str(no_plan(CostModel(request)).reason):
             held += 1
             auto(dataclasses.replace(request, options=plain))  # has a plan
     assert held
@@ -61,7 +61,7 @@ def test_training_a_small_part_is_enough_where_it_is_said_to_be() -> None:
     held = 0
     for seed in range(8):
         request = tight(seed, 5)
-        if "LoRA" in no_plan(Judge(request)).reason:
+        if "LoRA" in no_plan(CostModel(request)).reason:
             held += 1
             frozen = (dataclasses.replace(p, trainable=False) for p in request.graph.parameters)
             graph = dataclasses.replace(request.graph, parameters=tuple(frozen))

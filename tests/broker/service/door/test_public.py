@@ -20,7 +20,7 @@ from shoal.cli.status import public_line
 from shoal.net.identity.authority import Authority, utc
 from shoal.net.identity.credential import Credential
 from shoal.net.identity.enroll import channel_options
-from shoal.net.identity.names import Party, Role
+from shoal.net.identity.names import Party, PartyRole
 from shoal.net.local import split
 from shoal.net.web.pump import close, join
 from shoal.peer.entry.start import work
@@ -62,7 +62,7 @@ def test_the_first_who_reached_it_from_another_host_confirms_it(
 
 
 def a_peer(authority: Authority) -> Credential:
-    return authority.credential(Party(Role.PEER, "home"), utc(time.time()), timedelta(hours=1))
+    return authority.credential(Party(PartyRole.PEER, "home"), utc(time.time()), timedelta(hours=1))
 
 
 async def test_who_answers_must_be_the_broker_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from shoal.broker.options import BrokerOptions
-from shoal.broker.service.door.front import FrontLimits
+from shoal.broker.service.door.front import MultiplexerLimits
 from shoal.broker.service.page import serving
 from shoal.broker.service.page.certificate import own_certificate
 from shoal.broker.service.server import Broker, BrokerConfig, BrokerConfigError
@@ -29,7 +29,7 @@ from shoal.cli import app
 from shoal.client.access import remember
 from shoal.net.identity.authority import utc
 from shoal.net.identity.enroll import channel_options
-from shoal.net.identity.names import Party, Role
+from shoal.net.identity.names import Party, PartyRole
 from shoal.net.local import local_address
 from shoal.proto.admission_pb2 import PageRequest
 from shoal.proto.admission_pb2_grpc import AdmissionStub
@@ -38,7 +38,7 @@ from shoal.proto.broker_pb2_grpc import AttachStub, RunsStub
 
 from ...conftest import make_spec
 
-ANN = Party(Role.SUBMITTER, "ann")
+ANN = Party(PartyRole.SUBMITTER, "ann")
 GUARDED = ("/enter", "/live", "/state.json", "/metrics")
 
 
@@ -85,7 +85,7 @@ async def asked(*arguments: Any, **more: Any) -> tuple[http.client.HTTPResponse,
 
 
 @asynccontextmanager
-async def calling(broker: Broker, role: Role, subject: str) -> AsyncIterator[grpc.aio.Channel]:
+async def calling(broker: Broker, role: PartyRole, subject: str) -> AsyncIterator[grpc.aio.Channel]:
     assert broker.secured is not None
     credential = broker.secured._signed(role, subject)
     options = channel_options(broker.address)
@@ -181,7 +181,7 @@ async def test_people_get_keys_by_their_certificates_and_a_link_by_the_verb(
 ):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     async with running() as broker:
-        async with calling(broker, Role.SUBMITTER, "ann") as stubs:
+        async with calling(broker, PartyRole.SUBMITTER, "ann") as stubs:
             made = await AdmissionStub(stubs).Page(PageRequest(lasts_s=60.0))
         assert made.address == broker.address
         assert made.key.split(".")[2:4] == ["submitter", "ann"]
@@ -218,12 +218,12 @@ async def test_what_changes_is_seen_at_once_and_names_stay_text():
 
         await seen(lambda state: state["peers"] == [] and state["runs"] == [])
         broker.shell.blobs.whole = lambda _: True  # what is in them does not matter here
-        async with calling(broker, Role.SUBMITTER, "ann") as stubs:
+        async with calling(broker, PartyRole.SUBMITTER, "ann") as stubs:
             run = (await RunsStub(stubs).Submit(make_spec())).run
         state = await seen(lambda state: bool(state["runs"]))
         assert (state["runs"][0]["run"], state["runs"][0]["phase"]) == (run, "waiting")
         assert "shoal join" in state["runs"][0]["reason"]
-        async with calling(broker, Role.PEER, "a") as stubs:
+        async with calling(broker, PartyRole.PEER, "a") as stubs:
             call = await join(stubs, "a", evil)
             state = await seen(lambda state: bool(state["peers"]))
             assert state["peers"][0]["name"] == evil
@@ -247,8 +247,8 @@ async def test_prometheus_gets_what_the_broker_knows():
     async with running() as broker:
         broker.shell.blobs.whole = lambda _: True
         async with (
-            calling(broker, Role.SUBMITTER, "ann") as person,
-            calling(broker, Role.PEER, "a") as stubs,
+            calling(broker, PartyRole.SUBMITTER, "ann") as person,
+            calling(broker, PartyRole.PEER, "a") as stubs,
         ):
             await RunsStub(person).Submit(make_spec())
             call = await join(stubs, "a", "home-1")
@@ -285,7 +285,7 @@ async def test_slow_drips_end_in_time(monkeypatch: pytest.MonkeyPatch):
         for tls in (True, False):
             for said in (b"", b"GET / HTTP/1.1\r\nHo", b"GET / HTTP/1.1\r\nHost: x\r\nX: "):
                 if not tls and said[-4:] != b"\r\n\r\n":
-                    broker.secured._front.limits = FrontLimits(hello_s=0.2)
+                    broker.secured._front.limits = MultiplexerLimits(hello_s=0.2)
                 with closing(await asyncio.to_thread(connected, broker, tls=tls)) as drip:
                     drip.sendall(said)
                     assert await asyncio.to_thread(drip.recv, 1) == b"", (tls, said)
@@ -338,7 +338,7 @@ async def test_a_connection_is_one_request():
 async def test_an_address_has_so_many_connections_and_the_rest_of_the_port_goes_on():
     async with running() as broker:
         front = broker.secured._front
-        front.limits = FrontLimits(page_of_an_address=2)
+        front.limits = MultiplexerLimits(page_of_an_address=2)
         held = []
         for _ in range(2):
             looks = await asyncio.to_thread(connected, broker)
@@ -349,7 +349,7 @@ async def test_an_address_has_so_many_connections_and_the_rest_of_the_port_goes_
         with pytest.raises(OSError, match=r".*"):
             await asked(broker, "/")
         assert front.refused["page_connections"] == 1
-        async with calling(broker, Role.SUBMITTER, "ann") as stubs:
+        async with calling(broker, PartyRole.SUBMITTER, "ann") as stubs:
             assert await RunsStub(stubs).Describe(DescribeRequest())
         for looks in held:
             looks.close()
@@ -378,7 +378,7 @@ async def test_without_a_page_the_broker_says_so(monkeypatch: pytest.MonkeyPatch
         ({"page": False}, "it was started with --no-page"),
         ({}, r"uvicorn is missing: pip install 'shoal\[page\]'"),
     ):
-        async with running(**config) as broker, calling(broker, Role.OPERATOR, "x") as stubs:
+        async with running(**config) as broker, calling(broker, PartyRole.OPERATOR, "x") as stubs:
             with pytest.raises(grpc.aio.AioRpcError, match=why) as caught:
                 await AdmissionStub(stubs).Page(PageRequest(lasts_s=60.0))
             assert caught.value.code().name == "FAILED_PRECONDITION"

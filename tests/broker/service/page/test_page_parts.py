@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from shoal.broker.access.admission import Admission, AdmissionError
 from shoal.broker.service.page.certificate import fingerprint, own_certificate, owners_certificate
-from shoal.broker.service.page.digest import MOST_MOMENTS, MOST_POINTS, Digest, Totals
+from shoal.broker.service.page.digest import MOST_MOMENTS, MOST_POINTS, Digest, MetricTotals
 from shoal.broker.service.page.keys import LONGEST_S, PageKeys
 from shoal.broker.service.page.seen import tokens_per_step
 from shoal.job import Job
 from shoal.net.identity.authority import Authority, utc
 from shoal.net.identity.credential import new_key, request_of
-from shoal.net.identity.names import Party, Role
+from shoal.net.identity.names import Party, PartyRole
 from shoal.proto.admission_pb2 import JoinRequest
 from shoal.proto.broker_pb2 import (
     BUILDING,
@@ -40,7 +40,7 @@ from shoal.proto.broker_pb2 import (
 from shoal.proto.common_pb2 import Reason
 
 NOW = time.time()
-ANN = Party(Role.SUBMITTER, "ann-k3xq4vde")
+ANN = Party(PartyRole.SUBMITTER, "ann-k3xq4vde")
 
 
 def keys() -> PageKeys:
@@ -96,7 +96,7 @@ def test_no_text_opens_anything_and_none_breaks_it(text: str):
 def test_who_is_kicked_cannot_look_any_more():
     admission = Admission(Authority.new(utc(NOW)), None)
     found = PageKeys(admission)
-    token = admission.invite(Role.SUBMITTER, 1, timedelta(hours=1), "test", NOW)
+    token = admission.invite(PartyRole.SUBMITTER, 1, timedelta(hours=1), "test", NOW)
     request = JoinRequest(
         version=1,
         invitation=token.id,
@@ -105,7 +105,7 @@ def test_who_is_kicked_cannot_look_any_more():
         request=request_of(new_key()),
     )
     subject = admission.join(request, NOW).subject
-    key = found.issue(Party(Role.SUBMITTER, subject), 3600.0, NOW)[0]
+    key = found.issue(Party(PartyRole.SUBMITTER, subject), 3600.0, NOW)[0]
     assert found.check(key, NOW) is not None
     admission.kick(subject, NOW)
     assert found.check(key, NOW) is None
@@ -119,7 +119,7 @@ def test_times_that_cannot_be(lasts_s):
 
 def test_a_peer_gets_no_key():
     with pytest.raises(AdmissionError, match="may not look"):
-        keys().issue(Party(Role.PEER, "home-1"), 3600.0, NOW)
+        keys().issue(Party(PartyRole.PEER, "home-1"), 3600.0, NOW)
 
 
 # ---------------------------------------------------------------- certificates
@@ -149,7 +149,7 @@ class Story:
     """Events of one run, numbered."""
 
     def __init__(self, since_s: float = -1.0, tokens: int = 10) -> None:
-        self.totals = Totals()
+        self.totals = MetricTotals()
         self.digest = Digest(tokens, self.totals, since_s)
         self._number = 0
 
