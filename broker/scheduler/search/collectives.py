@@ -5,9 +5,10 @@ the event calculation, of
 - rows of about √n; rows that are places, by groups of fast links;
 - a ring and a tree, along a path of fast links.
 
-Gradients that are to be compressed stay with all-to-all: in any other, what a codec loses would be
-lost several times on the way. A plan is searched with a fixed one (`CostModel.exchange`), and the
-choice is made for what was found.
+Gradients that may be compressed stay with all-to-all: in any other what a codec loses would be lost
+several times on the way; and in equal shares, whole, where a codec is named, for in chunks it would
+choose among less. A plan is searched with a fixed collective (`CostModel.exchange`), and the choice
+is made for what was found.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ BETTER = 0.999
 
 def with_collectives(judge: CostModel, candidate: Candidate) -> Candidate:
     """The candidate with the collective that makes its step shortest, one for all stages of the
-    same holders; itself where none does, where the job names one, or where holders step ahead."""
-    if judge.request.options.collective != "auto" or judge.ahead:
+    same holders; itself where none does, where the job names one, or a codec."""
+    options = judge.request.options
+    if options.collective != "auto" or options.codecs.sync not in ("none", "auto"):
         return candidate
     best, least = candidate, judge.seconds(candidate)
     groups = {holders for _, _, holders, _ in candidate.slots() if 1 < len(holders) <= MOST_HOLDERS}

@@ -132,7 +132,7 @@ def test_what_a_killed_simulation_started_ends_by_itself(sim) -> None:
     process, mark = sim
     lines_until(process, "^step 0")
     children = [pid for pid in alive(mark) if pid != process.pid]
-    assert len(children) == 5, "a broker, two supervisors, two workers"
+    assert len(children) >= 5, "a broker and its planning processes, two supervisors, two workers"
     process.kill()
     wait_for_end(children)
 
