@@ -43,6 +43,10 @@ MOST_CHUNKS = 64
 """The most chunks of an exchange: each is a frame of its own."""
 
 
+MOST_CHUNKED = 1 << 18
+"""Chunks of an exchange times pairs of its holders, if it has several: all peers list them."""
+
+
 class PlanError(ValueError):
     """A plan that breaks a rule; the message names the stage, route or peer and the rule."""
 
@@ -361,6 +365,12 @@ class Plan:
                 raise PlanError(
                     f"the exchange of stage {e.stage} has {e.chunks} chunks: expected 1 to "
                     f"{MOST_CHUNKS}"
+                )
+            if e.chunks > 1 and e.chunks * len(holders) ** 2 > MOST_CHUNKED:
+                raise PlanError(
+                    f"the exchange of stage {e.stage} has {e.chunks} chunks among "
+                    f"{len(holders)} holders: expected at most "
+                    f"{max(1, MOST_CHUNKED // len(holders) ** 2)}"
                 )
             if e.ahead and (e.groups or e.weights):
                 raise PlanError(

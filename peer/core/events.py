@@ -208,8 +208,8 @@ class DataFailed:
 @immutable
 class Result:
     """What an action came to: seconds spent computing, peak device bytes so far (0: unknown), at
-    the hub, from `N+` and `V+`, what the step and the evaluation came to, and from `U` what frames
-    took since the last one."""
+    the hub what the step or the evaluation came to, and from an update what frames took since the
+    last one."""
 
     seconds: float = 0.0
     peak_bytes: int = 0

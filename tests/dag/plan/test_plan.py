@@ -7,6 +7,7 @@ import pytest
 from shoal.dag.plan.plan import (
     CodecChoice,
     PeerId,
+    Plan,
     PlanError,
     Spare,
     StageExchange,
@@ -67,3 +68,12 @@ def test_a_plan_knows_its_peers_and_their_stages(chain):
 def test_a_plan_that_breaks_a_rule_is_refused_with_the_rule(chain, changes, message):
     with pytest.raises(PlanError, match=message):
         replace(chain(2, 1).plan(), **changes).validate(2)
+
+
+def test_many_holders_have_few_chunks():
+    peers = tuple(PeerId(f"p{i}") for i in range(65))
+    route = (Visit(0, peers[0]),)
+    plan = Plan((StageSlot(0, 1, peers),), (route,), 1, exchanges=(StageExchange(0, chunks=64),))
+    with pytest.raises(PlanError, match="64 chunks among 65 holders: expected at most 62"):
+        plan.validate(1)
+    replace(plan, exchanges=(StageExchange(0, chunks=62),)).validate(1)
