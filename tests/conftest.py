@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 # Workers are as many as cores, and tensors are tiny: a second thread of a worker only waits for the
 # others' (before the first import of torch, which reads it).
@@ -15,7 +16,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # commit gives the same result. "long" looks for new examples instead.
 settings.register_profile("automation", derandomize=True, deadline=None)
 settings.register_profile("long", max_examples=2000, deadline=None, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "automation"))
+_PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "automation")
+settings.load_profile(_PROFILE)
+if _PROFILE == "automation" and hasattr(providers, "is_local_module_file"):
+    # Hypothesis draws numbers that it finds in the source of local modules, of all that happen to
+    # be imported by then: examples would follow from which tests ran before in the same worker.
+    providers.is_local_module_file = lambda path: False
 
 # A shell's background job ignores SIGINT, its children do too, and our daemons respect that: the
 # processes that tests interrupt must not inherit it.

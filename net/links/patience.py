@@ -131,8 +131,10 @@ class SendWindow:
         window = rate * (self._round_trip_s + self._wait_s)
         behind_s = took_s * piece.ahead / (arrived + piece.ahead)
         late_s = took_s - self._round_trip_s
+        # Two of the least pieces that left together are late by one of them, which is no queue.
+        together_s = max(self._wait_s / 2, 0.9 * LEAST_BYTES / max(self._rate, rate))
         self._least = max(self._least, (arrived - piece.first) / took_s)
-        if late_s < self._wait_s / 2:
+        if late_s < together_s:
             if piece.full:
                 self._window += size_bytes / 2
                 self._rate = max(self._rate, rate)
