@@ -24,8 +24,8 @@ from shoal.broker.events import (
     PeerSaid,
     Persist,
     PlanReady,
+    ReplicaId,
     RequestId,
-    RunId,
     RunSubmitted,
     Started,
     StreamId,
@@ -86,20 +86,20 @@ def played() -> tuple[list[Record], float]:
     ask = next(i for i in out if isinstance(i, MakePlan))
     slots = tuple(StageSlot(i, i + 1, (p,)) for i, p in enumerate(peers))
     route = tuple(Visit(i, p) for i, p in enumerate(peers))
-    handle(PlanReady(ask.run, ask.version, Plan(slots, (route,) * 4, 1)))
+    handle(PlanReady(ask.replica, ask.version, Plan(slots, (route,) * 4, 1)))
     for peer in peers:
-        ready = PeerMessage(ready=Ready(run=ask.run, term=1))
+        ready = PeerMessage(ready=Ready(run=ask.replica, term=1))
         handle(PeerSaid(StreamId(peer), ready))
     spent = 0.0
     for step in range(STEPS):
         now += 1.0
         for peer in peers:
-            said = PeerMessage(step=_report(ask.run, step, peer, peers))
+            said = PeerMessage(step=_report(ask.replica, step, peer, peers))
             handle(PeerSaid(StreamId(peer), said))
     return records, 1e6 * spent / STEPS
 
 
-def _report(run: RunId, step: int, peer: PeerId, peers: list[PeerId]) -> StepReport:
+def _report(run: ReplicaId, step: int, peer: PeerId, peers: list[PeerId]) -> StepReport:
     at = peers.index(peer)
     neighbours = (*peers[max(0, at - 1) : at], *peers[at + 1 : at + 2])
     links = [

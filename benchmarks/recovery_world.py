@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from shoal.broker.events import RunId
 from shoal.broker.options import BrokerOptions
 from shoal.dag.capture.capture import capture
 from shoal.dag.cost.speed import Speeds
@@ -228,8 +227,9 @@ class Played:
         self.world.after(after_s, what)
 
     def _holders(self) -> list[str]:
-        run = self.world.broker.machine.runs[RunId(self.run)]
-        return [p for p in run.peers if self.world.peers[p].alive]
+        replica = self.world.broker.machine.replica(self.run)
+        holders = replica.record.peers if replica else ()
+        return [p for p in holders if self.world.peers[p].alive]
 
     def _fail_one(self) -> None:
         self._fail(self._rng.choice(self._holders()))

@@ -207,7 +207,7 @@ def one(pipelines: int, microbatches: int, steps: int, count: int = 1) -> dict[s
         )
         submitted = [world.submit(spec) for spec in specs]
         last = RunId(submitted[-1])
-        world.until(lambda: world.broker.machine.runs[last].committed > 0)
+        world.until(lambda: world.broker.machine.runs[last].state.step > 0)
         ready, events = time.process_time(), world.calls
         ended = [world.finish(run) for run in submitted]
         cpu_s, wall_s = time.process_time() - began, time.perf_counter() - wall

@@ -11,6 +11,7 @@ __all__ = [
     "options",
     "placement",
     "planning",
+    "records",
     "recovery",
     "runs",
     "scheduler",

@@ -63,6 +63,7 @@ __all__ = [
     "PreviewWanted",
     "Publish",
     "Reject",
+    "ReplicaId",
     "RequestId",
     "RunAsked",
     "RunId",
@@ -82,6 +83,8 @@ __all__ = [
 ]
 
 RunId = NewType("RunId", str)
+ReplicaId = NewType("ReplicaId", str)
+"""Under which peers and planners know a replica, as their run; the run's id and a number."""
 StreamId = NewType("StreamId", str)
 """One Attach stream; never used again after it closed."""
 RequestId = NewType("RequestId", str)
@@ -200,7 +203,7 @@ class PlanReady:
     """`pairs`: who exchanges frames with whom; empty: every pair of the plan's peers. `local`:
     inputs of the model that only peers with the data read."""
 
-    run: RunId
+    replica: ReplicaId
     version: int
     plan: Plan
     pairs: tuple[tuple[PeerId, PeerId], ...] = ()
@@ -213,7 +216,7 @@ class PlanFailed:
     planning itself had to be ended.
     `short_bytes`: of device memory; 0: not known, or another thing is short."""
 
-    run: RunId
+    replica: ReplicaId
     version: int
     reason: str
     code: str = "plan"
@@ -225,7 +228,7 @@ class PlanConsidered:
     """Seconds per step of the running plan and of the best one (`plan`; None: there is none), and
     of moving from one to the other; pairs that exchange frames under the best one."""
 
-    run: RunId
+    replica: ReplicaId
     version: int
     running_s: float = 0.0
     candidate_s: float = 0.0
@@ -355,7 +358,7 @@ class Publish:
 class MakePlan:
     """Plan the run over these peers; the answer is PlanReady or PlanFailed with this version."""
 
-    run: RunId
+    replica: ReplicaId
     version: int
     spec: RunSpec
     peers: tuple[PeerOffer, ...]
@@ -369,7 +372,7 @@ class MakePlan:
 class ConsiderPlan:
     """Compare the running plan with the best over these peers; the answer is PlanConsidered."""
 
-    run: RunId
+    replica: ReplicaId
     version: int
     spec: RunSpec
     plan: Plan

@@ -4,10 +4,12 @@ Rules.
 
 - Nothing happens outside of an event. The same events at the same times give the same instructions,
   byte for byte (I6); only dictionaries and lists are iterated over, in order of insertion.
-- Membership knows peers (`broker/membership/membership.py`), a Run knows itself
-  (`broker/runs/runs.py`), and they meet only here: a run goes on without a lost member; an ended
-  run gives its members back; the pool is offered to the runs that wait
+- Membership knows peers (`broker/membership/membership.py`), a Run knows itself and its replicas
+  (`broker/runs/`), and they meet only here: a replica goes on without a lost member; an ended run
+  gives its members back; the pool is offered to the replicas that wait
   (`broker/placement/placing.py`); links are measured beside all that (`broker/links/probing.py`).
+- An event is followed up for the replicas that it changed; for all only when a member came, went,
+  or changed its part.
 - Whoever speaks nonsense on a stream loses that stream, and nobody else notices.
 - Every client request is answered once, in the same call; one about data of peers, once these have
   looked at it (`broker/placement/datasets.py`).
@@ -23,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..dag.plan.plan import PeerId
 from ..net.identity.names import OWNER
@@ -63,6 +65,7 @@ from .events import (
     PreviewAsked,
     PreviewWanted,
     Reject,
+    ReplicaId,
     RequestId,
     RunAsked,
     RunId,
@@ -85,9 +88,11 @@ from .options import BrokerOptions
 from .placement.datasets import DataSets
 from .placement.placing import PoolScheduler
 from .placement.reconsider import Replanner
-from .runs.runs import Run
-from .runs.space import make_room, outnumbered
-from .runs.terms import NEVER
+from .records.space import make_room, outnumbered
+from .records.submitted import run_of
+from .runs.replica import Replica
+from .runs.run import Run
+from .runs.snapshots import NEVER
 from .snapshots.sets import MOST_SNAPSHOTS
 from .wish import RunSpecError, read_spec
 
@@ -107,6 +112,7 @@ MOST_INTERRUPTED = 2
 
 class BrokerMachine:
     """members: who is here. runs: by id, in order of submission, the newest ended ones included.
+    changed: replicas that the present event may have changed.
     ignored: number of messages without effect, by kind. boot: differs between two starts of one
     broker without a journal, and so do its runs' ids. decided: what a journal holds.
     """
@@ -126,7 +132,9 @@ class BrokerMachine:
         self.members.goes_on_with = self._goes_on_with
         self.members.lease_of = self._lease_of
         self.decided = decided or DurableState(self.options)
-        self.runs = self.decided.runs
+        self.runs = {name: Run(kept, self.members) for name, kept in self.decided.runs.items()}
+        self.changed: dict[ReplicaId, Replica] = {}
+        self._seen = -1  # The members' version, as of the last event.
         self.probing = Probing(self.options)
         self.data = DataSets(self.members, self.options)
         self.placing = PoolScheduler(self.members, self.probing)
@@ -142,18 +150,41 @@ class BrokerMachine:
             f"{runs} run{'' if runs == 1 else 's'}>"
         )
 
+    def replica(self, name: str | None) -> Replica | None:
+        """The one that peers know by this id; None: there is none."""
+        run, number = run_of(name or "")
+        found = self.runs.get(run)
+        known = found is not None and 0 <= number < len(found.replicas)
+        return found.replicas[number] if found is not None and known else None
+
+    def _changing(self, name: str | None) -> Replica | None:
+        """The same, as something is about to happen to it."""
+        found = self.replica(name)
+        if found is not None:
+            self.changed[found.id] = found
+        return found
+
+    def replicas(self) -> list[Replica]:
+        """All of them, those of ended runs too."""
+        return [replica for run in self.runs.values() for replica in run.replicas]
+
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """What to do about an event. Never raises for anything that came from outside."""
+        self.changed = {}
         out = self._decide(event, now)
-        for run in self.runs.values():
-            if run.handing or run.on_hold:
-                out += run.hand_over(self.members, self.placing.next_generation, now)
-        out += self.data.advance(self.runs.values(), now)
-        out += self.probing.advance(self.members, self.placing.next_generation, now)
-        out += self.placing.place(self.runs.values(), now)
-        out += self.reconsidering.look(self.runs.values(), now)
-        for run in self.runs.values():
-            out += run.arm()
+        if self.members.version != self._seen:
+            self.changed |= {replica.id: replica for replica in self.replicas()}
+            self._seen = self.members.version
+        for replica in self.changed.values():
+            out += replica.losses.hand_over(now)
+        out += self.data.advance(self.changed.values(), now)
+        out += self.probing.advance(self.members, now)
+        out += self.placing.place(self.replicas, now)
+        out += self.reconsidering.look(self.changed.values(), now)
+        for name in self.decided.happened:  # also those that `place` planned for
+            self._changed(self.runs[RunId(name)].replicas)
+        for replica in self.changed.values():
+            out += replica.lifecycle.deadline.arm()
         out = [i for i in out if not (isinstance(i, Log) and self._is_one_too_many(i, now))]
         if self.placing.draining and not any(run.active for run in self.runs.values()):
             out.append(StopServing("no run is active"))
@@ -196,11 +227,11 @@ class BrokerMachine:
                     return [refused]
                 return [Answer(request, self.runs[run].watched(start))]
             case PlanReady():
-                return self.placing.planned(self.runs.get(event.run), event, now)
+                return self.placing.planned(self._changing(event.replica), event, now)
             case PlanFailed():
-                return self.placing.unplanned(self.runs.get(event.run), event, now)
+                return self.placing.unplanned(self._changing(event.replica), event, now)
             case PlanConsidered():
-                return self.reconsidering.answered(self.runs.get(event.run), event, now)
+                return self.reconsidering.answered(self._changing(event.replica), event, now)
             case TimerFired(name):
                 return self._timer(name, now)
             case WasAway(seconds):
@@ -217,25 +248,33 @@ class BrokerMachine:
         to be planned for peers that attach again."""
         self.decided.start(now)
         starts = self.decided.starts
+        self.members.started(starts)
         self.placing.started(starts, now)
         self.probing.started(starts)
         self.data.started(starts)
         out: list[Instruction] = []
-        for run in self.runs.values():
-            if run.interrupted >= MOST_INTERRUPTED and not run.ended:
+        for replica in self._changed(self.replicas()):
+            record = replica.record
+            if record.interrupted >= MOST_INTERRUPTED and not record.ended:
                 text = (
-                    f"the broker ended {run.interrupted} times while it planned this run, and does "
-                    "not plan it again: submit it again, in parts that need less memory"
+                    f"the broker ended {record.interrupted} times while it planned this run, and "
+                    "does not plan it again: submit it again, in parts that need less memory"
                 )
-                out += run.fail(PLANNER, text, self.members, now)
-            out += run.resume(now)
-            for peer in run.returning.away:
-                self.members.expected[peer] = self._holding(run)
-        for run in self.runs.values():  # a plan may name a keeper that has another part by now
-            for peer in run.welcome:
-                self.members.expected.setdefault(peer, self._holding(run))
+                out += replica.lifecycle.fail(PLANNER, text, now)
+            out += replica.lifecycle.resume(now)
+            for peer in replica.context.away.peers:
+                self.members.expected[peer] = self._holding(replica)
+        for replica in self.replicas():  # a plan may name a keeper that has another part by now
+            for peer in replica.context.welcome:
+                self.members.expected.setdefault(peer, self._holding(replica))
         fields = (("start", starts), ("runs", len(self.runs)))
         return [Log("broker_started", fields), *out]
+
+    def _changed(self, replicas: Iterable[Replica]) -> list[Replica]:
+        """The same, as something is about to happen to all of them."""
+        found = list(replicas)
+        self.changed |= {replica.id: replica for replica in found}
+        return found
 
     # ------------------------------------------------------------ peers
 
@@ -279,9 +318,9 @@ class BrokerMachine:
     def _snapshot_said(
         self, member: Member, report: SnapshotReport, now: float
     ) -> list[Instruction]:
-        run = self.runs.get(RunId(report.snapshot.run))
-        if run is not None and not run.ended:
-            return run.snapshot_reported(member, report, self.members, now)
+        replica = self._changing(report.snapshot.run)
+        if replica is not None and not replica.record.ended:
+            return replica.snapshot_reported(member, report, now)
         if not report.held:
             return []
         # Nobody goes on from it any more.
@@ -290,33 +329,36 @@ class BrokerMachine:
 
     def _goes_on_with(self, member: Member) -> Holding | None:
         """What a member may come back with, when its stream broke."""
-        run = self.runs.get(member.run) if member.run else None
-        if run is None or not run.may_return(member.id):
+        replica = self._changing(member.run)
+        if replica is None or not replica.losses.may_return(member.id):
             return None
-        return self._holding(run)
+        return self._holding(replica)
 
-    def _holding(self, run: Run) -> Holding:
-        return Holding(run=run.id, term=run.term, step=run.committed)
+    def _holding(self, replica: Replica) -> Holding:
+        record = replica.record
+        return Holding(run=replica.id, term=record.term, step=record.committed)
 
-    def _lease_of(self, run_id: RunId) -> float:
-        run = self.runs.get(run_id)
-        return self.options.lease_s if run is None else run.lease_s
+    def _lease_of(self, name: ReplicaId) -> float:
+        run = self.runs.get(run_of(name)[0])
+        return self.options.lease_s if run is None else run.submitted.lease_s
 
     def _returned(self, member: Member, now: float) -> list[Instruction]:
-        for run in self.runs.values():
-            mine = member.run == run.id and member.state == "assigned"
-            if member.id not in run.returning:
-                if mine:
-                    return run.keeper_back(self.members, now)
+        """A member joined, perhaps with the part that it had."""
+        for replica in self.replicas():
+            mine = member.run == replica.id and member.state == "assigned"
+            awaited = member.id in replica.context.away
+            if not (mine or awaited):
                 continue
+            self.changed[replica.id] = replica
             if mine:
-                return run.back(member, self.members, now)
+                return (replica.losses.back if awaited else replica.losses.keeper_back)(member, now)
             lost = Lost(member, "it came back without the run", "lost")
-            return run.lost(lost, self.members, self.placing.next_generation, now)
+            return replica.losses.lost(lost, now)
         return []
 
     def _member_said(self, member: Member, message: PeerMessage, now: float) -> list[Instruction]:
         kind = message.WhichOneof("kind")
+        its = self._changing(member.run)
         if kind == "heartbeat":
             return []
         if kind == "goodbye":
@@ -326,8 +368,8 @@ class BrokerMachine:
             return self.data.resolved(member, message.resolved)
         if kind == "opening":
             out = self.members.opening(member, message.opening)
-            if member.state == "assigned" and member.run in self.runs:
-                self.runs[member.run].owner_says(member)
+            if its is not None and member.state == "assigned":
+                its.losses.owner_says(member)
             return out
         if kind == "link":
             return self.probing.reported(member.id, message.link, now)
@@ -340,24 +382,12 @@ class BrokerMachine:
                 return [free, self.members.timer_of(member)]  # the run's lease may have been longer
             text = f"the peer is {member.state} for {member.run or 'no run'}"
             return [Log("message_ignored", (("message", kind), ("peer", member.id), ("why", text)))]
-        run = self.runs.get(RunId(about))
-        if run is None:
+        replica = self._changing(about)
+        if replica is None:
             text = f"the run {clean(about, 60)!r} is not known"
             fields = (("message", str(kind)), ("peer", member.id), ("why", text))
             return [Log("message_ignored", fields)]
-        if kind == "ready":
-            return run.ready(member, message.ready, self.members, now)
-        if kind == "step":
-            return run.reported(member, message.step, self.members, now)
-        if kind == "saved":
-            return run.saved(member, message.saved, self.members, now)
-        if kind == "exported":
-            return run.exported(member, message.exported, self.members, now)
-        if kind == "heard":
-            generation = self.placing.next_generation
-            return run.heard(member, message.heard, self.members, generation, now)
-        assert kind == "fault", kind
-        return run.fault(member, message.fault, self.members, self.placing.next_generation, now)
+        return replica.said(str(kind), member, message, now)
 
     def _losing(
         self, out: list[Instruction], lost: Sequence[Lost], now: float
@@ -365,11 +395,11 @@ class BrokerMachine:
         """Instructions about members that are gone, and what that means for their runs."""
         out = list(out)
         for gone in lost:
-            for open_run in self.runs.values():
-                open_run.sets.gone(gone.member.id)
-            run = self.runs.get(gone.member.run) if gone.member.run else None
-            if run is not None and gone.member.state == "assigned":
-                out += run.lost(gone, self.members, self.placing.next_generation, now)
+            for other in self.replicas():
+                other.snapshots.sets.gone(gone.member.id)
+            replica = self._changing(gone.member.run)
+            if replica is not None and gone.member.state == "assigned":
+                out += replica.losses.lost(gone, now)
         return out
 
     def _kick(self, peer: PeerId, now: float) -> list[Instruction]:
@@ -381,8 +411,8 @@ class BrokerMachine:
 
     def _timer(self, name: str, now: float) -> list[Instruction]:
         kind, _, who = name.partition(":")
-        if kind == "run" and RunId(who) in self.runs:
-            return self.runs[RunId(who)].timer(self.members, self.placing.next_generation, now)
+        if kind == "run" and (replica := self._changing(who)) is not None:
+            return replica.losses.timer(now)
         if kind == "data":
             return self.data.timer(who)
         return self._losing(*self.members.timer(name, now), now)
@@ -413,13 +443,14 @@ class BrokerMachine:
             )
             return [Reject(event.request, "INVALID_ARGUMENT", text)]
         size = event.spec.ByteSize()
-        full, why = make_room(self.runs.values(), event.by, size, event.free, self.options)
+        full, why = make_room(self.decided.runs.values(), event.by, size, event.free, self.options)
         if why:
             return [Reject(event.request, "RESOURCE_EXHAUSTED", why)]
-        for ended in full:
-            self.decided.forget(ended)
+        self._forget(full)
         run_id = self._new_id()
-        self.decided.add(run_id, event.spec, event.by)
+        added = self.decided.add(run_id, event.spec, event.by)
+        self.runs[run_id] = Run(added, self.members)
+        self._changed(self.runs[run_id].replicas)
         self.placing.changed()
         self._forget_old_runs()
         fields = (("run", run_id), ("name", event.spec.name), ("steps", event.spec.steps))
@@ -434,9 +465,13 @@ class BrokerMachine:
         return RunId(f"r-{digest[:length]}")
 
     def _forget_old_runs(self) -> None:
-        ended = [run for run in self.runs.values() if run.ended]
-        for run in outnumbered(ended, self.options.kept_runs):
+        ended = [run for run in self.decided.runs.values() if run.ended]
+        self._forget(outnumbered(ended, self.options.kept_runs))
+
+    def _forget(self, runs: Iterable[RunId]) -> None:
+        for run in runs:
             self.decided.forget(run)
+            del self.runs[run]
 
     def _asked(self, event: RunAsked, now: float) -> list[Instruction]:
         request, wanted = event.request, event.wanted
@@ -444,20 +479,21 @@ class BrokerMachine:
             return [refused]
         run = self.runs[event.run]
         if wanted == "recall":
-            found = Recalled(spec=run.spec, checkpoint=run.checkpoints.newest())
+            found = Recalled(spec=run.submitted.spec, checkpoint=run.checkpoint)
             return [Answer(request, found)]
         out: list[Instruction] = []
+        self._changed(run.replicas)
         try:
             if wanted == "pause":
-                out += run.pause(self.members, now)
+                out += run.pause(now)
             elif wanted == "resume":
                 out += run.unpause(now)
             elif not run.ended:
-                out += run.cancel(self.members, now)
+                out += run.cancel(now)
         except ValueError as error:
             return [Reject(request, "FAILED_PRECONDITION", str(error))]
         if not run.active:
-            self.placing.closed(run)
+            self.placing.closed(run.replicas)
         return [*out, Answer(request, run.state)]
 
     def _refused(self, request: RequestId, run_id: RunId, by: str, wanted: str) -> Reject | None:
@@ -499,9 +535,9 @@ class BrokerMachine:
     def _was_away(self, seconds: float, now: float) -> list[Instruction]:
         """What peers said meanwhile is still to be read: nobody is lost for our own silence."""
         self.members.begin_anew(now)
-        for run in self.runs.values():
-            if not run.ended:
-                run.allow(seconds, now)
+        for replica in self._changed(self.replicas()):
+            if not replica.record.ended:
+                replica.lifecycle.deadline.allow(seconds, now)
         return [Log("broker_was_away", (("seconds", round(seconds, 1)),), "warning")]
 
     def _stop(self, now: float) -> list[Instruction]:
@@ -510,10 +546,8 @@ class BrokerMachine:
         out: list[Instruction] = []
         for run in self.runs.values():
             if not run.ended:
-                out += run.fail(
-                    "broker", f"{text}: submit the run again when it is back", self.members, now
-                )
-                self.placing.closed(run)
+                out += run.fail("broker", f"{text}: submit the run again when it is back", now)
+                self.placing.closed(run.replicas)
         refused = Refused(reason=Reason(code="leaving", text=text), again=True)
         for stream in list(self.members.streams):
             out += [Tell(stream, BrokerMessage(refused=refused)), CloseStream(stream, text)]

@@ -334,7 +334,7 @@ class Sync(Settings):
 class Recovery(Settings):
     """[recovery]: what may be done when a peer is lost."""
 
-    ladder: tuple[str, ...] = ("replica", "snapshot", "checkpoint")
+    ladder: tuple[str, ...] = ("sibling", "snapshot", "checkpoint")
     """The allowed rungs, best first."""
     snapshot_every: int | Literal["auto"] = "auto"
     """Steps between snapshots."""
@@ -357,7 +357,7 @@ class Recovery(Settings):
         return "neighbour+" in self.ladder
 
     def check(self) -> None:
-        known = ("replica", "snapshot", "neighbour", "neighbour+", "checkpoint")
+        known = ("sibling", "snapshot", "neighbour", "neighbour+", "checkpoint")
         for rung in self.ladder:
             if rung not in known:
                 raise SettingsError("ladder", f"has {rung!r}: expected some of {', '.join(known)}")

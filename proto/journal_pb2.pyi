@@ -66,26 +66,32 @@ class RunForgotten(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class RunKept(_message.Message):
-    __slots__ = ("added", "state", "plan", "events", "numbered", "peaks", "checkpoints", "renamed", "interrupted")
+    __slots__ = ("added", "replicas", "events", "numbered")
     ADDED_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
-    PLAN_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     NUMBERED_FIELD_NUMBER: _ClassVar[int]
+    added: RunAdded
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaKept]
+    events: _containers.RepeatedCompositeFieldContainer[_broker_pb2.RunEvent]
+    numbered: int
+    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaKept, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ...) -> None: ...
+
+class ReplicaKept(_message.Message):
+    __slots__ = ("state", "plan", "peaks", "checkpoints", "renamed", "interrupted")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     PEAKS_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
     INTERRUPTED_FIELD_NUMBER: _ClassVar[int]
-    added: RunAdded
-    state: _broker_pb2.RunState
+    state: _broker_pb2.ReplicaState
     plan: _broker_pb2.Plan
-    events: _containers.RepeatedCompositeFieldContainer[_broker_pb2.RunEvent]
-    numbered: int
     peaks: _containers.RepeatedCompositeFieldContainer[_broker_pb2.PeerPeak]
     checkpoints: _containers.RepeatedCompositeFieldContainer[_broker_pb2.Checkpoint]
     renamed: _containers.RepeatedCompositeFieldContainer[RenamedSince]
     interrupted: int
-    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., state: _Optional[_Union[_broker_pb2.RunState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ..., interrupted: _Optional[int] = ...) -> None: ...
+    def __init__(self, state: _Optional[_Union[_broker_pb2.ReplicaState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ..., interrupted: _Optional[int] = ...) -> None: ...
 
 class RenamedSince(_message.Message):
     __slots__ = ("term", "holders")

@@ -29,8 +29,8 @@ FORBIDDEN = {"broker": {"peer"}, "peer": {"broker"}, "compression": {"dag"}, "da
 
 ORDER = {
     "broker": """
-        access options scheduler < events wish < membership < links snapshots < recovery < runs
-        < journal placement < machine planning < service validate""",
+        access options scheduler < events wish < membership < links snapshots < records < recovery
+        < runs < journal placement < machine planning < service validate""",
     "broker/scheduler": "base < network < cost < baselines codecs search < planners",
     "broker/service": """
         blobs door wire < needed secured < shell < calls page < admitting blobs_service < services
@@ -55,10 +55,7 @@ ORDER = {
 """By room that has rooms inside: these and its own files, from the ground up. What stands between
 two `<` imports nothing of one another."""
 
-ONLY_TYPES = {
-    # A decision about a run reads the run, which asks for the decision.
-    ("broker", "recovery", "runs"),
-}
+ONLY_TYPES: set[tuple[str, str, str]] = set()
 """(room, lower, higher): the lower one names types of the higher one, for type checkers alone."""
 
 MOST_FILES = 15

@@ -11,23 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from ...dag.plan.plan import PeerId
-from ...dag.schedule.convert_plan import plan_from_proto, plan_to_proto
-from ...proto.broker_pb2 import Renamed, RunSpec
+from ...proto.broker_pb2 import RunSpec
 from ...proto.journal_pb2 import (
     BrokerStarted,
     Decision,
     Record,
-    RenamedSince,
     RunAdded,
     RunForgotten,
-    RunKept,
     RunPast,
 )
 from ..events import RunId
 from ..options import BrokerOptions
-from ..runs.runs import Run
-from ..runs.space import share
+from ..records.run import RunRecord
+from ..records.space import share
+from ..records.submitted import SubmittedRun
 from ..wish import read_spec
 
 __all__ = ["DurableState"]
@@ -44,7 +41,7 @@ class DurableState:
         self.starts = 0
         self.submitted = 0
         self.clock_s = 0.0
-        self.runs: dict[RunId, Run] = {}
+        self.runs: dict[RunId, RunRecord] = {}
         self._new: list[Decision] = []
         for record in records:
             for decision in record.decisions:
@@ -62,11 +59,17 @@ class DurableState:
         started = BrokerStarted(number=number, submitted=self.submitted, at_s=now)
         self._decide(Decision(started=started))
 
-    def add(self, run: RunId, spec: RunSpec, owner: str = "") -> None:
+    @property
+    def happened(self) -> list[str]:
+        """Runs of which something was decided since the last record."""
+        return [d.happened.run for d in self._new if d.HasField("happened")]
+
+    def add(self, run: RunId, spec: RunSpec, owner: str = "") -> RunRecord:
         """A run was submitted; raises RunSpecError."""
         added = RunAdded(run=run, number=self.submitted + 1, spec=spec, owner=owner)
         self._decide(Decision(added=added))
         share(self.runs.values(), self.options)
+        return self.runs[run]
 
     def forget(self, run: RunId) -> None:
         """An ended run is no longer kept."""
@@ -102,55 +105,41 @@ class DurableState:
                 self._add(decision.added)
             case "happened":
                 event = decision.happened.event
-                self._known(decision.happened.run).happened(event)
+                self._known(decision.happened.run).apply(event)
                 self.clock_s = max(self.clock_s, event.at_s)
             case "forgotten":
                 del self.runs[self._known(decision.forgotten.run).id]
             case "kept":
-                self._restore(decision.kept)
+                self._add(decision.kept.added).restore(decision.kept)
             case "past":
                 past = decision.past
                 self._known(past.run).history.restore_past(past.first, past.packed)
             case _:
                 raise ValueError("a decision of no known kind: is it of a newer version of shoal?")
 
-    def _known(self, run: str) -> Run:
+    def _known(self, run: str) -> RunRecord:
         found = self.runs.get(RunId(run))
         if found is None:
             raise ValueError(f"a decision about run {run!r}, which was never submitted")
         return found
 
-    def _add(self, added: RunAdded) -> Run:
+    def _add(self, added: RunAdded) -> RunRecord:
         if RunId(added.run) in self.runs:
             raise ValueError(f"run {added.run} is submitted twice")
-        spec, options = RunSpec(), self.options
+        spec = RunSpec()
         spec.CopyFrom(added.spec)
-        run = Run(
-            *(RunId(added.run), added.number, spec, read_spec(spec), options, self._new),
-            owner=added.owner,
-        )
-        self.runs[run.id] = run
+        wanted = read_spec(spec)
+        run = SubmittedRun(RunId(added.run), added.number, added.owner, spec, wanted, self.options)
+        record = self.runs[run.id] = RunRecord(run, self._new)
         self.submitted = max(self.submitted, added.number)
-        return run
-
-    def _restore(self, kept: RunKept) -> None:
-        run = self._add(kept.added)
-        run.history.restore(kept.events, kept.numbered)
-        plan = plan_from_proto(kept.plan) if kept.HasField("plan") else None
-        run.plan_bytes = kept.plan.ByteSize()
-        names = {
-            since.term: {PeerId(r.old): PeerId(r.to) for r in since.holders}
-            for since in kept.renamed
-        }
-        run.restored(kept.state, plan, kept.peaks, kept.checkpoints, names)
-        run.interrupted = kept.interrupted
+        return record
 
     def snapshot(self) -> Iterator[Record]:
         """Records that give this state when they are applied to an empty one: one with the
         counters, one for each run, then what is packed of their past, a block in each. Of the state
         as it is now, whatever happens until they are read, and in whatever thread they are."""
         started = BrokerStarted(number=self.starts, submitted=self.submitted, at_s=self.clock_s)
-        kept = [Decision(started=started), *(Decision(kept=_kept(r)) for r in self.runs.values())]
+        kept = [Decision(started=started), *(Decision(kept=r.kept()) for r in self.runs.values())]
         past = [(run.id, run.history.past) for run in self.runs.values()]
         blocks = (
             Decision(past=RunPast(run=run, first=first, packed=packed))
@@ -158,20 +147,3 @@ class DurableState:
             for first, packed in packs
         )
         return (Record(decisions=[decision]) for decision in chain(kept, blocks))
-
-
-def _kept(run: Run) -> RunKept:
-    return RunKept(
-        added=RunAdded(run=run.id, number=run.number, spec=run.spec, owner=run.owner),
-        state=run.state,
-        plan=plan_to_proto(run.plan) if run.plan is not None else None,
-        events=run.history.unpacked,
-        numbered=run.history.numbered,
-        peaks=run.ledger.peaks if run.ledger is not None else (),
-        checkpoints=run.checkpoints.kept,
-        interrupted=run.interrupted,
-        renamed=[
-            RenamedSince(term=term, holders=[Renamed(old=a, to=b) for a, b in names.items()])
-            for term, names in run.names.items()
-        ],
-    )

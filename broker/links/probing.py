@@ -19,7 +19,7 @@ Rules.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -177,9 +177,7 @@ class Probing:
 
     # ------------------------------------------------------------ what to do next
 
-    def advance(
-        self, members: Membership, generation: Callable[[], int], now: float
-    ) -> list[Instruction]:
+    def advance(self, members: Membership, now: float) -> list[Instruction]:
         """Starts what can be started, ends what took too long. After every event."""
         if not self.on:
             return []
@@ -192,8 +190,8 @@ class Probing:
             out += self._overdue(now)
         if self._stale:
             self._stale = False
-            out += self._start_wanted(members, generation, now)
-            out += self._start_short(members, generation, now)
+            out += self._start_wanted(members, now)
+            out += self._start_short(members, now)
         due = min((a.until for a in self._active.values()), default=math.inf)
         due = min(due, *self._wanted.values(), self._refresh_at) if self._peers else math.inf
         if due < self._timer_at:
@@ -260,9 +258,7 @@ class Probing:
             self.landmarks.changed()
         return out
 
-    def _start_wanted(
-        self, members: Membership, generation: Callable[[], int], now: float
-    ) -> list[Instruction]:
+    def _start_wanted(self, members: Membership, now: float) -> list[Instruction]:
         out: list[Instruction] = []
         for a, b in list(self._wanted):
             one, other = members.members[a], members.members[b]
@@ -274,7 +270,7 @@ class Probing:
             most = SMALLEST_BYTES if trains else PROBE_BYTES
             if together or not all(self._may_send(m, most, now) for m in (one, other)):
                 continue
-            out += self._start(one, other, most, generation, now)
+            out += self._start(one, other, most, members, now)
         return out
 
     def _may_send(self, member: Member, size_bytes: int, now: float) -> bool:
@@ -290,9 +286,7 @@ class Probing:
         most = min(self.options.probe_bytes, int(hourly))
         return self._peers[peer].affords(size_bytes, most, now)
 
-    def _start_short(
-        self, members: Membership, generation: Callable[[], int], now: float
-    ) -> list[Instruction]:
+    def _start_short(self, members: Membership, now: float) -> list[Instruction]:
         out: list[Instruction] = []
         pool = [m.id for m in members.pool]
         self.landmarks.count(pool, self._reach)
@@ -314,7 +308,7 @@ class Probing:
             other = self.landmarks.partner(peer, chain(idle, pool), self._busy, open_to, now)
             if other is not None:
                 one, two = members.members[peer], members.members[other]
-                out += self._start(one, two, PROBE_BYTES, generation, now)
+                out += self._start(one, two, PROBE_BYTES, members, now)
         return out
 
     def _reach(self, a: PeerId, b: PeerId) -> bool:
@@ -325,7 +319,7 @@ class Probing:
         one: Member,
         other: Member,
         most_bytes: int,
-        generation: Callable[[], int],
+        members: Membership,
         now: float,
     ) -> list[Instruction]:
         way = dial(one, other, self.options.relays)
@@ -339,7 +333,7 @@ class Probing:
         for peer in pair:
             self._busy[peer] = number
             self._peers[peer].reserve(most_bytes, now)
-        attempt = generation()
+        attempt = members.next_dial()
 
         def order(peer: PeerId, address: str) -> BrokerMessage:
             probe = Probe(

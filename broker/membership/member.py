@@ -14,7 +14,7 @@ from ...net.printable import printable
 from ...proto.broker_pb2 import Hello, Profile, Resolved
 from ...proto.common_pb2 import Reason
 from ...proto.graph_pb2 import CORE, FULL
-from ..events import RunId, StreamId
+from ..events import ReplicaId, StreamId
 from ..scheduler.base.interface import PeerOffer
 from .speeds import Correction, speeds_of
 
@@ -47,7 +47,7 @@ class Member:
     joined: int  # Counts joins of this broker; the order of joining.
     heard_at: float  # When its last message came.
     state: State = "pool"
-    run: RunId | None = None  # Set exactly while it is assigned or draining.
+    run: ReplicaId | None = None  # Set exactly while it is assigned or draining.
     draining_since: float = 0.0
     stays_until: float = math.inf  # When it means to leave.
     closed: Reason | None = None  # Why its owner keeps it out of runs; None: it takes part.

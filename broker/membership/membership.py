@@ -40,7 +40,7 @@ from ...proto.broker_pb2 import (
     Welcome,
 )
 from ...proto.common_pb2 import Reason
-from ..events import CloseStream, Instruction, Log, RunId, SetTimer, StreamId, Tell
+from ..events import CloseStream, Instruction, Log, ReplicaId, SetTimer, StreamId, Tell
 from ..options import BrokerOptions
 from .bounds import sound
 from .member import Member, clean, problem_of
@@ -86,11 +86,21 @@ class Membership:
         """What holders that a run waits for come back with."""
         self.goes_on_with: Callable[[Member], Holding | None] = lambda member: None
         """What a member may come back with whose stream broke; None: it is lost."""
-        self.lease_of: Callable[[RunId], float] = lambda run: options.lease_s
+        self.lease_of: Callable[[ReplicaId], float] = lambda run: options.lease_s
         """Seconds of silence after which a peer of a run is lost."""
+        self._dials = 0
         self._claims: dict[PeerId, _Claims] = {}
         self._proven: dict[StreamId, PeerId] = {}
         self._joins = 0
+
+    def started(self, starts: int) -> None:
+        """The broker was started for so manieth time."""
+        self._dials = (starts - 1) << 32
+
+    def next_dial(self) -> int:
+        """A new generation of a link: they only grow, over all runs, probes and starts."""
+        self._dials += 1
+        return self._dials
 
     # ------------------------------------------------------------ streams
 
@@ -257,14 +267,14 @@ class Membership:
         expected = self.expected.pop(member.id, None)
         if expected is None or (expected.run, expected.term) != (holding.run, holding.term):
             return None
-        member.state, member.run = "assigned", RunId(holding.run)
+        member.state, member.run = "assigned", ReplicaId(holding.run)
         return expected
 
     def _free_of(self, member: Member, holding: Holding, now: float) -> list[Instruction]:
         """It joined while it still has a part in a run, which went on without it when its stream
         ended, or which an earlier start of this broker began: it is free once it has given that
         up."""
-        member.state, member.run, member.draining_since = "draining", RunId(holding.run), now
+        member.state, member.run, member.draining_since = "draining", ReplicaId(holding.run), now
         text = "the run went on without this peer when it lost its stream to the broker"
         reason = Reason(code="lost", text=text)
         leave = Leave(run=holding.run, term=holding.term, reason=reason, goes_on=True)
@@ -297,14 +307,14 @@ class Membership:
         """Free peers in order of joining."""
         return tuple(m for m in self.members.values() if m.state == "pool")
 
-    def mine(self, peer: PeerId, run: RunId) -> Member | None:
+    def mine(self, peer: PeerId, run: ReplicaId) -> Member | None:
         """A peer that has a part in a run now; None for any other."""
         member = self.members.get(peer)
         if member is None or member.state != "assigned" or member.run != run:
             return None
         return member
 
-    def assign(self, member: Member, run: RunId) -> list[Instruction]:
+    def assign(self, member: Member, run: ReplicaId) -> list[Instruction]:
         assert member.state == "pool", f"{member.id} is {member.state} for {member.run}"
         member.state, member.run = "assigned", run
         self.version += 1

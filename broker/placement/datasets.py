@@ -29,7 +29,7 @@ from ..events import Answer, DataAsked, Instruction, Log, Reject, RequestId, Set
 from ..membership.member import Member, clean
 from ..membership.membership import Membership
 from ..options import BrokerOptions
-from ..runs.runs import Run
+from ..runs.replica import Replica
 from ..wish import HASH, MOST_LOCAL
 from .waiting import WaitReason, suited
 
@@ -53,17 +53,17 @@ def may_use(member: Member, name: str, submitter: str) -> bool:
     return any(not d.users or submitter in d.users for d in found)
 
 
-def lacks_data(run: Run, members: Membership, now: float) -> WaitReason | None:
+def lacks_data(replica: Replica, members: Membership, now: float) -> WaitReason | None:
     """Why a run waits whose data stays with peers; None: a free one has it, or it needs none."""
-    wish = run.wish
+    wish = replica.run.requirements
     if not wish.local or wish.wanted:
         return None
-    able = suited(run, members, now)
-    has = [m for m in able if (run.owner, run.spec.data.hash) in m.manifests]
+    able = suited(replica, members, now)
+    has = [m for m in able if (replica.run.owner, replica.run.spec.data.hash) in m.manifests]
     if any(m.state == "pool" for m in has):
         return None
-    name, way = wish.data, _way(run)
-    here = [m for m in able if may_use(m, name, run.owner)]
+    name, way = wish.data, _way(replica)
+    here = [m for m in able if may_use(m, name, replica.run.owner)]
     working = [m for m in here if m.run is not None and (m in has or way not in m.answers)]
     if working:
         text = f"waits for its data {name!r}, which stays with {_labels(working)}"
@@ -160,16 +160,16 @@ class DataSets:
 
     # ------------------------------------------------------------ peers
 
-    def advance(self, runs: Iterable[Run], now: float) -> list[Instruction]:
+    def advance(self, replicas: Iterable[Replica], now: float) -> list[Instruction]:
         """Asks for what open runs need; answers who waited for a peer that is gone."""
         out: list[Instruction] = []
-        for run in runs:
-            if run.ended or not run.wish.local:
+        for replica in replicas:
+            if replica.record.ended or not replica.run.requirements.local:
                 continue
-            way = _way(run)
+            way = _way(replica)
             for member in list(self.members.members.values()):
-                free = member.state == "pool" or member.run == run.id
-                if free and may_use(member, run.wish.data, run.owner):
+                free = member.state == "pool" or member.run == replica.id
+                if free and may_use(member, replica.run.requirements.data, replica.run.owner):
                     out += self._ask(member, way, now)
         return out + self._answers()
 
@@ -241,8 +241,8 @@ def _answer(request: RequestId, answers: list[tuple[Member, Resolved]]) -> Answe
     return Answer(request, DataAnswer(manifest=chosen.manifest, local=chosen.local, peers=peers))
 
 
-def _way(run: Run) -> Way:
-    return run.wish.data, run.wish.data_options, run.owner
+def _way(replica: Replica) -> Way:
+    return replica.run.requirements.data, replica.run.requirements.data_options, replica.run.owner
 
 
 def _labels(members: Iterable[Member]) -> str:

@@ -13,23 +13,23 @@ Rules.
   nobody measured has them measured, once, and is made again.
 - When planning a run had to be ended (it crashed its process, or passed a limit), its owner's
   runs come behind those of all others for LAST_S, whatever their priority.
-- Dial generations only grow, over all runs, probes and starts of the broker.
 - After a restart nothing is planned for one lease: peers that attach again shall be planned with.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 
 from ...dag.plan.plan import PeerId, Plan, PlanError
 from ...dag.schedule.convert_plan import plan_from_proto, plan_to_proto
-from ..events import PLANNER, Instruction, Log, MakePlan, PlanFailed, PlanReady, RunId, SetTimer
+from ...proto.broker_pb2 import WAITING
+from ..events import PLANNER, Instruction, Log, MakePlan, PlanFailed, PlanReady, ReplicaId, SetTimer
 from ..links.probing import Probing
 from ..membership.member import Member, dial
 from ..membership.membership import Membership
-from ..runs.runs import Run
+from ..runs.replica import Replica
 from .datasets import lacks_data
 from .lacking import PlanShortage
 from .waiting import Offered, WaitReason, by_hand, consider, in_order, suited
@@ -47,22 +47,20 @@ class PoolScheduler:
     def __init__(self, members: Membership, probing: Probing) -> None:
         self.members = members
         self.probing = probing
-        self.planning: RunId | None = None
+        self.planning: ReplicaId | None = None
         self.draining = False
         self._versions = 0
-        self._generations = 0
         self._changes = 0  # Grows with everything besides the members that `place` depends on.
         self._placed = (-1, -1, -1)  # What `place` saw last.
-        self._patience: dict[RunId, float] = {}  # Until when a run waits for probes.
-        self._refined: dict[RunId, None] = {}  # Runs whose plan asked for exact links already.
+        self._patience: dict[ReplicaId, float] = {}  # Until when a run waits for probes.
+        self._refined: dict[ReplicaId, None] = {}  # Runs whose plan asked for exact links already.
         self._last: dict[str, float] = {}  # Owners whose runs come last, until when.
-        self._lacks: dict[RunId, PlanShortage] = {}  # Runs that no plan was found for, and why.
+        self._lacks: dict[ReplicaId, PlanShortage] = {}  # Runs that no plan was found for, and why.
         self._wake_at = math.inf  # When the first such wait is over.
         self._begins_at = -math.inf  # When the first plan may be made.
 
     def started(self, starts: int, now: float) -> None:
         """The broker was started for so manieth time."""
-        self._generations = (starts - 1) << 32
         if starts > 1:
             self._begins_at = now + self.members.options.lease_s
 
@@ -70,141 +68,144 @@ class PoolScheduler:
         """A run came, or the broker began to drain."""
         self._changes += 1
 
-    def closed(self, run: Run) -> None:
-        """A run ended that may have waited for peers or for its plan."""
+    def closed(self, replicas: Iterable[Replica]) -> None:
+        """These ended, and may have waited for peers or for their plans."""
         self._changes += 1
-        if self.planning == run.id:
-            self.planning = None
-        self._patience.pop(run.id, None)
-        self._refined.pop(run.id, None)
-        self._lacks.pop(run.id, None)
+        for replica in replicas:
+            if self.planning == replica.id:
+                self.planning = None
+            self._patience.pop(replica.id, None)
+            self._refined.pop(replica.id, None)
+            self._lacks.pop(replica.id, None)
 
-    def place(self, runs: Iterable[Run], now: float) -> list[Instruction]:
+    def place(self, everybody: Callable[[], list[Replica]], now: float) -> list[Instruction]:
         """Asks for the next plan, and shows every waiting run why it waits."""
         seen = (self.members.version, self._changes, self.probing.version)
         if seen == self._placed and now < self._wake_at:
             return []
         self._wake_at = math.inf
-        self._placed = seen
-        runs = list(runs)
+        self._placed, replicas = seen, everybody()
         out: list[Instruction] = []
-        ahead: Run | None = None  # A run that nobody behind it may overtake.
+        ahead: Replica | None = None  # A run that nobody behind it may overtake.
         last = {owner for owner, until in self._last.items() if now < until}
-        for run in in_order((r for r in runs if not r.ended and not r.active), last):
-            if run.paused:
+        for replica in in_order((r for r in replicas if r.record.phase == WAITING), last):
+            life = replica.lifecycle
+            if replica.record.paused:
                 continue
             if self.draining:
-                out += run.waits("broker", "the broker is leaving and starts nothing new", now)
-            elif run.id == self.planning:
-                ahead = ahead or run
-            elif self._comes_free(run):
-                text = f"{run.reason.text.partition(' (waits')[0]} (waits for its peers to be free)"
-                out += run.waits(run.reason.code or "lost", text, now)
-                ahead = run
+                out += life.waits("broker", "the broker is leaving and starts nothing new", now)
+            elif replica.id == self.planning:
+                ahead = ahead or replica
+            elif self._comes_free(replica):
+                why = replica.record.reason
+                text = f"{why.text.partition(' (waits')[0]} (waits for its peers to be free)"
+                out += life.waits(why.code or "lost", text, now)
+                ahead = replica
             elif now < self._begins_at:
                 text = "waits for peers to attach again: the broker was started anew"
-                out += [*run.waits("restart", text, now), SetTimer("plan", self._begins_at)]
+                out += [*life.waits("restart", text, now), SetTimer("plan", self._begins_at)]
                 self._wake_at = self._begins_at
             elif ahead is not None:
-                text = f"waits behind run {ahead.id} (priority {ahead.wish.priority})"
-                out += run.waits("queue", text, now)
-            elif isinstance(verdict := self._consider(run, now), WaitReason):
-                out += run.waits(verdict.code, verdict.reason, now)
-                out += [*self._wakes(run, now), *self._reclaimed(runs, now)]
-                ahead = run if verdict.blocks else None
-            elif (lack := self._lacks.get(run.id)) and not lack.open_to(verdict.members):
-                waits = lack.waits(suited(run, self.members, now))
-                out += run.waits(waits.code, waits.reason, now)
-                out += [*self._wakes(run, now), *self._reclaimed(runs, now)]
-                ahead = run if waits.blocks else None
+                text = f"waits behind run {ahead.id} (priority {ahead.run.requirements.priority})"
+                out += life.waits("queue", text, now)
+            elif isinstance(verdict := self._consider(replica, now), WaitReason):
+                out += life.waits(verdict.code, verdict.reason, now)
+                out += [*self._wakes(replica, now), *self._reclaimed(replicas, now)]
+                ahead = replica if verdict.blocks else None
+            elif (lack := self._lacks.get(replica.id)) and not lack.open_to(verdict.members):
+                waits = lack.waits(suited(replica, self.members, now))
+                out += life.waits(waits.code, waits.reason, now)
+                out += [*self._wakes(replica, now), *self._reclaimed(replicas, now)]
+                ahead = replica if waits.blocks else None
             elif self.planning is not None:
-                out += run.waits("queue", f"waits for the plan of run {self.planning}", now)
-                ahead = run
-            elif (until := self._measured_at(run, verdict.members, now)) > now:
+                out += life.waits("queue", f"waits for the plan of run {self.planning}", now)
+                ahead = replica
+            elif (until := self._measured_at(replica, verdict.members, now)) > now:
                 text = f"waits for the links of {len(verdict.members)} peers to be measured"
-                out += [*run.waits("probing", text, now), SetTimer("plan", until)]
-                self._wake_at, ahead = until, run
+                out += [*life.waits("probing", text, now), SetTimer("plan", until)]
+                self._wake_at, ahead = until, replica
             else:
-                out += self._ask(run, verdict.members, now)
-                ahead = run
+                out += self._ask(replica, verdict.members, now)
+                ahead = replica
         return out
 
-    def _wakes(self, run: Run, now: float) -> list[Instruction]:
+    def _wakes(self, replica: Replica, now: float) -> list[Instruction]:
         """Looks again when a peer that is left out for a fault may be asked."""
-        until = run.blamed.first_back(now)
+        until = replica.context.suspects.first_back(now)
         if until is None:
             return []
         self._wake_at = min(self._wake_at, until)
         return [SetTimer("plan", self._wake_at)]
 
-    def _reclaimed(self, runs: Iterable[Run], now: float) -> list[Instruction]:
+    def _reclaimed(self, replicas: Iterable[Replica], now: float) -> list[Instruction]:
         """Peers that only keep snapshots for other runs come back to the pool."""
-        return [i for run in runs if run.active for i in run.give_up_warm(self.members, now)]
+        return [i for r in replicas if r.record.active for i in r.give_up_warm(now)]
 
-    def _comes_free(self, run: Run) -> bool:
+    def _comes_free(self, replica: Replica) -> bool:
         """Whether peers that had a part in it are about to be back in the pool."""
         everybody = self.members.members.values()
-        return any(m.state == "draining" and m.run == run.id for m in everybody)
+        return any(m.state == "draining" and m.run == replica.id for m in everybody)
 
-    def _consider(self, run: Run, now: float) -> Offered | WaitReason:
-        verdict = consider(run, self.members, now)
+    def _consider(self, replica: Replica, now: float) -> Offered | WaitReason:
+        verdict = consider(replica, self.members, now)
         if isinstance(verdict, WaitReason):
             return verdict
-        return lacks_data(run, self.members, now) or verdict
+        return lacks_data(replica, self.members, now) or verdict
 
-    def _measured_at(self, run: Run, members: Sequence[Member], now: float) -> float:
+    def _measured_at(self, replica: Replica, members: Sequence[Member], now: float) -> float:
         """Until when the run's plan waits for probes, at most; `now`: no longer."""
         peers = [m.id for m in members]
-        if not self.probing.on or run.wish.wanted or self.probing.settled(peers):
+        if not self.probing.on or replica.run.requirements.wanted or self.probing.settled(peers):
             return now
         longest = self.probing.options.probe_s
-        until = self._patience.setdefault(run.id, now + longest)
-        if run.id not in self._refined:
+        until = self._patience.setdefault(replica.id, now + longest)
+        if replica.id not in self._refined:
             until = min(until, self.probing.last_join(peers) + longest)
         return max(now, until)
 
-    def next_generation(self) -> int:
-        """A new generation number, for a dial outside of any run."""
-        self._generations += 1
-        return self._generations
-
-    def _ask(self, run: Run, members: Sequence[Member], now: float) -> list[Instruction]:
+    def _ask(self, replica: Replica, members: Sequence[Member], now: float) -> list[Instruction]:
         self._versions += 1
-        self.planning, run.asked = run.id, self._versions
-        self._lacks.pop(run.id, None)
-        run.offered = {m.id: (m.boot, m.counter) for m in members}
+        life, run = replica.lifecycle, replica.run
+        self.planning, life.asked = replica.id, self._versions
+        self._lacks.pop(replica.id, None)
+        life.offered = {m.id: (m.boot, m.counter) for m in members}
         text = f"is planned over {len(members)} peer{'' if len(members) == 1 else 's'}"
-        out = run.waits("planning", text, now)
+        out = life.waits("planning", text, now)
         offers = tuple(m.offer_to(run.owner) for m in members)
         network = self.probing.network([m.id for m in members], now)
-        named = bool(run.wish.wanted) and isinstance(by_hand(run, self.members), Offered)
-        before = run.plan if run.term and not named else None
-        return [*out, MakePlan(run.id, self._versions, run.spec, offers, network, before)]
+        named = bool(run.requirements.wanted) and isinstance(
+            by_hand(replica, self.members), Offered
+        )
+        before = replica.record.plan if replica.record.term and not named else None
+        return [*out, MakePlan(replica.id, self._versions, run.spec, offers, network, before)]
 
-    def _answered(self, run: Run | None, event: PlanReady | PlanFailed) -> Run | None:
+    def _answered(self, replica: Replica | None, event: PlanReady | PlanFailed) -> Replica | None:
         """The run that this answers, no longer asked for; None for an answer nobody waits for."""
-        if run is None or run.id != self.planning or run.asked != event.version:
+        if replica is None or replica.id != self.planning:
             return None
-        self.planning, run.asked = None, None
+        if replica.lifecycle.asked != event.version:
+            return None
+        self.planning = replica.lifecycle.asked = None
         self._changes += 1
-        return run
+        return replica
 
-    def planned(self, found: Run | None, event: PlanReady, now: float) -> list[Instruction]:
-        run = self._answered(found, event)
-        if run is None:
+    def planned(self, found: Replica | None, event: PlanReady, now: float) -> list[Instruction]:
+        replica = self._answered(found, event)
+        if replica is None:
             return [_dropped(event, "nobody waits for it")]
+        life = replica.lifecycle
         if self.draining:
             return [_dropped(event, "the broker is leaving")]
         plan = event.plan
-        gone = [p for p in plan.peers if not self._still_free(run, p)]
-        foreign = [p for p in gone if p not in run.offered]
+        gone = [p for p in plan.peers if not self._still_free(replica, p)]
+        foreign = [p for p in gone if p not in life.offered]
         pairs = event.pairs or tuple(
             (a, b) for i, a in enumerate(plan.peers) for b in plan.peers[i + 1 :]
         )
         problem = f"the plan names peers that were not offered: {foreign}" if foreign else ""
         problem = problem or bad_plan(plan, pairs)
         if problem:
-            return run.fail("plan", f"the plan cannot be used: {problem}", self.members, now)
+            return life.fail("plan", f"the plan cannot be used: {problem}", now)
         if gone:
             # `place` runs behind every event and asks again over the peers that are there now.
             return [_dropped(event, f"{', '.join(gone)} left the pool meanwhile")]
@@ -215,39 +216,45 @@ class PoolScheduler:
                 f"no side of {mute[0]} can be dialled: neither announced an address, and this "
                 "broker relays nothing"
             )
-            return run.fail("address", text, self.members, now)
-        unknown = () if run.wish.wanted else self.probing.unmeasured(pairs, now)
-        if unknown and run.id not in self._refined:
-            self._refined[run.id] = None
-            self._patience[run.id] = now + self.probing.options.probe_s
+            return life.fail("address", text, now)
+        unknown = () if replica.run.requirements.wanted else self.probing.unmeasured(pairs, now)
+        if unknown and replica.id not in self._refined:
+            self._refined[replica.id] = None
+            self._patience[replica.id] = now + self.probing.options.probe_s
             self.probing.wanted(unknown, now)
             return [_dropped(event, f"{len(unknown)} of its links are measured first")]
-        run.local = event.local
-        fields = (("run", run.id), ("stages", len(plan.stages)), ("why", "; ".join(plan.reasons)))
+        fields = (
+            ("run", replica.id),
+            ("stages", len(plan.stages)),
+            ("why", "; ".join(plan.reasons)),
+        )
         return [
             Log("run_planned", fields),
-            *run.planned(plan, pairs, self.members, self.next_generation, now),
+            *life.planned(plan, pairs, event.local, now),
         ]
 
-    def _still_free(self, run: Run, peer: PeerId) -> bool:
+    def _still_free(self, replica: Replica, peer: PeerId) -> bool:
         member = self.members.members.get(peer)
         if member is None or member.state != "pool":
             return False
-        return run.offered.get(peer) == (member.boot, member.counter)
+        return replica.lifecycle.offered.get(peer) == (member.boot, member.counter)
 
-    def unplanned(self, found: Run | None, event: PlanFailed, now: float) -> list[Instruction]:
-        run = self._answered(found, event)
-        if run is None:
+    def unplanned(self, found: Replica | None, event: PlanFailed, now: float) -> list[Instruction]:
+        replica = self._answered(found, event)
+        if replica is None:
             return [_dropped(event, "nobody waits for it")]
+        life = replica.lifecycle
         heals = event.code in ("peers", "memory")
-        others = any(m.id not in run.offered for m in suited(run, self.members, now))
-        gives_up = run.wish.recovery.when_short == "fail" and not others
+        others = any(m.id not in life.offered for m in suited(replica, self.members, now))
+        gives_up = replica.run.requirements.recovery.when_short == "fail" and not others
         if event.code == PLANNER:
-            self._last[run.owner] = now + LAST_S
-        if not heals or gives_up or (run.wish.wanted and not run.term):
-            return run.fail(event.code, event.reason, self.members, now)
-        self._lacks[run.id] = PlanShortage(run.offered, event.code, event.reason, event.short_bytes)
-        self._patience.pop(run.id, None)  # the next plan is over other peers, with new links
+            self._last[replica.run.owner] = now + LAST_S
+        if not heals or gives_up or (replica.run.requirements.wanted and not replica.record.term):
+            return life.fail(event.code, event.reason, now)
+        self._lacks[replica.id] = PlanShortage(
+            life.offered, event.code, event.reason, event.short_bytes
+        )
+        self._patience.pop(replica.id, None)  # the next plan is over other peers, with new links
         return []  # `place` runs behind every event, and says why it waits
 
 
@@ -273,5 +280,5 @@ def bad_plan(plan: Plan, pairs: Sequence[tuple[PeerId, PeerId]]) -> str:
 
 
 def _dropped(event: PlanReady | PlanFailed, why: str) -> Log:
-    fields = (("message", "plan"), ("run", event.run), ("version", event.version), ("why", why))
+    fields = (("message", "plan"), ("run", event.replica), ("version", event.version), ("why", why))
     return Log("message_ignored", fields)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...dag.cost.network import Network
 from ...dag.plan.plan import PeerId
-from ..runs.steps import LATELY
+from ..records.steps import LATELY
 from ..scheduler.base.interface import PeerOffer
 
 __all__ = ["BROKEN", "Promise"]

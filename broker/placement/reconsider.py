@@ -28,12 +28,12 @@ import numpy as np
 from ...dag.cost.network import Network
 from ...dag.cost.speed import Speeds
 from ...dag.plan.plan import PeerId, Plan
-from ..events import ConsiderPlan, Instruction, Log, PlanConsidered, RunId
+from ..events import ConsiderPlan, Instruction, Log, PlanConsidered, ReplicaId
 from ..links.probing import Probing
 from ..membership.member import Member
 from ..membership.membership import Membership
-from ..recovery.handing import PlannedStop
-from ..runs.runs import Run
+from ..runs.handover import PlannedStop
+from ..runs.replica import Replica
 from ..scheduler.base.interface import PeerOffer
 from ..scheduler.planners.replan import Hysteresis, in_parts
 from .placing import bad_plan
@@ -77,137 +77,153 @@ class Replanner:
 
     def __init__(self, members: Membership, probing: Probing) -> None:
         self.members, self.probing = members, probing
-        self._runs: dict[RunId, _Run] = {}
+        self._runs: dict[ReplicaId, _Run] = {}
         self._versions = 0
-        self._busy: RunId | None = None
+        self._busy: ReplicaId | None = None
 
-    def look(self, runs: Iterable[Run], now: float) -> list[Instruction]:
+    def look(self, replicas: Iterable[Replica], now: float) -> list[Instruction]:
         """Asks about the next run that is due."""
-        for run in runs:
-            if run.plan is None or not run.running:
-                if self._busy == run.id:
+        for replica in replicas:
+            if replica.record.plan is None or not replica.record.running:
+                if self._busy == replica.id:
                     self._busy = None
-                if run.ended:
-                    self._runs.pop(run.id, None)
+                if replica.record.ended:
+                    self._runs.pop(replica.id, None)
                 continue
-            if self._busy is None and self._due(run, now):
-                return self._look(run, now)
+            if self._busy is None and self._due(replica, now):
+                return self._look(replica, now)
         return []
 
-    def _due(self, run: Run, now: float) -> bool:
-        if run.wish.wanted or not run.wish.replan:
+    def _due(self, replica: Replica, now: float) -> bool:
+        record = replica.record
+        if replica.run.requirements.wanted or not replica.run.requirements.replan:
             return False
-        known = self._runs.get(run.id)
-        if known is None or known.term != run.term:
+        known = self._runs.get(replica.id)
+        if known is None or known.term != record.term:
             # Moves are rare over the whole run, whatever else changes its plan.
             hysteresis, off = (known.hysteresis, known.off) if known else (Hysteresis(), False)
-            promise = self._promise(run, now)
-            known = _Run(run.term, promise, hysteresis, run.committed, now, off=off)
-            self._runs[run.id] = known
+            promise = self._promise(replica, now)
+            known = _Run(record.term, promise, hysteresis, record.committed, now, off=off)
+            self._runs[replica.id] = known
         known.broken_s = 0.0
         if known.off:
             return False
-        lately_s = run.ledger.lately_s if run.ledger else None
-        if known.promise.broken(lately_s, run.committed):
+        lately_s = record.ledger.lately_s if record.ledger else None
+        if known.promise.broken(lately_s, record.committed):
             assert lately_s is not None
             known.broken_s = lately_s
-            known.promise.looked(run.committed)
+            known.promise.looked(record.committed)
             return True
-        return run.committed - known.looked_step >= EVERY and now - known.looked_at >= EVERY_S
+        return record.committed - known.looked_step >= EVERY and now - known.looked_at >= EVERY_S
 
-    def _promise(self, run: Run, now: float) -> Promise:
-        assert run.plan is not None
-        offers = self._offers(run)
+    def _promise(self, replica: Replica, now: float) -> Promise:
+        record = replica.record
+        assert record.plan is not None
+        offers = self._offers(replica)
         network = self.probing.network(tuple(offers), now)
-        return Promise(run.plan.predicted.step_s, network, offers)
+        return Promise(record.plan.predicted.step_s, network, offers)
 
-    def _offers(self, run: Run) -> dict[PeerId, PeerOffer]:
+    def _offers(self, replica: Replica) -> dict[PeerId, PeerOffer]:
         """The offers of the run's holders, as they are known now."""
         here = self.members.members
-        return {p: here[p].offer for p in run.parts if p in here}
+        return {p: here[p].offer for p in replica.record.parts if p in here}
 
-    def _look(self, run: Run, now: float) -> list[Instruction]:
-        known = self._runs[run.id]
-        known.looked_step, known.looked_at = run.committed, now
-        facts = self._facts(run, now)
+    def _look(self, replica: Replica, now: float) -> list[Instruction]:
+        record = replica.record
+        known = self._runs[replica.id]
+        known.looked_step, known.looked_at = record.committed, now
+        facts = self._facts(replica, now)
         if known.found and known.facts and alike(known.facts, facts):
-            return self._weigh(run, known, known.found, now)
+            return self._weigh(replica, known, known.found, now)
         self._versions += 1
         known.asked, known.found = self._versions, None
         known.facts = replace(facts, version=self._versions)
-        self._busy = run.id
+        self._busy = replica.id
         return [known.facts]
 
-    def _facts(self, run: Run, now: float) -> ConsiderPlan:
-        assert run.plan is not None
-        mine = [self.members.members[p] for p in run.parts if p in self.members.members]
+    def _facts(self, replica: Replica, now: float) -> ConsiderPlan:
+        record = replica.record
+        assert record.plan is not None
+        mine = [self.members.members[p] for p in record.parts if p in self.members.members]
         free = [
-            m for m in suited(run, self.members, now) if m.state == "pool" and run.steady(m, now)
+            m
+            for m in suited(replica, self.members, now)
+            if m.state == "pool" and replica.steady(m, now)
         ]
         offered: dict[str, Member] = {m.id: m for m in (*mine, *free)}
         peers = [m.id for m in offered.values()]
         return ConsiderPlan(
-            run.id,
+            replica.id,
             0,
-            run.spec,
-            run.plan,
-            tuple(m.offer_to(run.owner) for m in offered.values()),
+            replica.run.spec,
+            record.plan,
+            tuple(m.offer_to(replica.run.owner) for m in offered.values()),
             self.probing.network(peers, now),
         )
 
-    def answered(self, run: Run | None, event: PlanConsidered, now: float) -> list[Instruction]:
+    def answered(
+        self, replica: Replica | None, event: PlanConsidered, now: float
+    ) -> list[Instruction]:
         """What a look has found."""
-        if self._busy == event.run:
+        if self._busy == event.replica:
             self._busy = None
-        known = self._runs.get(event.run)
-        if run is None or run.plan is None or known is None or known.asked != event.version:
+        known = self._runs.get(event.replica)
+        if replica is None or known is None or known.asked != event.version:
+            return []
+        record = replica.record
+        if record.plan is None:
             return []
         known.asked = None
-        if known.term != run.term or not run.running:
+        if known.term != record.term or not record.running:
             return []  # it was about a plan that is no longer the run's
         told = (event.running_s, event.candidate_s)
         if event.given_up:
             known.off = True
-            return run.note(f"no better plan is looked for any more: {event.given_up}", now)
+            return replica.context.note(
+                f"no better plan is looked for any more: {event.given_up}", now
+            )
         if event.plan is None or not all(0 < s < math.inf for s in told):
             return []
         if problem := bad_plan(event.plan, event.pairs):
-            fields = (("run", run.id), ("why", f"the plan cannot be used: {problem}"))
+            fields = (("run", replica.id), ("why", f"the plan cannot be used: {problem}"))
             return [Log("plan_dropped", fields, "warning")]
         known.found = event
-        return self._weigh(run, known, event, now)
+        return self._weigh(replica, known, event, now)
 
-    def _weigh(self, run: Run, known: _Run, event: PlanConsidered, now: float) -> list[Instruction]:
-        assert run.plan is not None
+    def _weigh(
+        self, replica: Replica, known: _Run, event: PlanConsidered, now: float
+    ) -> list[Instruction]:
+        record = replica.record
+        assert record.plan is not None
         assert event.plan is not None
-        step, remaining = run.committed, max(0, run.spec.steps - run.committed)
+        step, remaining = record.committed, max(0, replica.run.spec.steps - record.committed)
         seconds = (event.running_s, event.candidate_s, event.migration_s)
         move, why = known.hysteresis.observe(step, *seconds, remaining), ""
         late_s, known.broken_s = known.broken_s, 0.0
         if move is None and late_s and known.promise.explains(event.running_s, late_s):
             move = known.hysteresis.at_once(step, *seconds, remaining)
         if late_s:
-            offers = self._offers(run)
+            offers = self._offers(replica)
             network = self.probing.network(tuple(offers), now)
-            why = known.promise.why(late_s, run.pairs, network, offers)
-        if move is None or run.handing.errand is not None:  # it may be to pause
-            late = (("run", run.id), ("step", step), ("why", why))
+            why = known.promise.why(late_s, replica.context.term.pairs, network, offers)
+        if move is None or replica.handover.errand is not None:  # it may be to pause
+            late = (("run", replica.id), ("step", step), ("why", why))
             return [Log("plan_late", late)] if why else []
         known.hysteresis.moved(step, at_once=not move.lasted)
         had, plan = known.said, event.plan
         known.said = plan
         reason = f"{why}; {move}" if why else str(move)
-        fields = (("run", run.id), ("step", step), ("gain", move.gain), ("why", reason))
+        fields = (("run", replica.id), ("step", step), ("gain", move.gain), ("why", reason))
         log = Log("plan_prepared", fields)
-        changes = _changes(run.plan, plan)
-        if run.snapshots:
+        changes = _changes(record.plan, plan)
+        if replica.run.takes_snapshots:
             text = f"{reason}: {changes}"
-            run.handing.stop_for(PlannedStop(text, plan, event.pairs))
-            return [log, *run.note(f"{text}, between two steps", now)]
+            replica.handover.stop_for(PlannedStop(text, plan, event.pairs))
+            return [log, *replica.context.note(f"{text}, between two steps", now)]
         if had is not None and (had.stages, had.codecs) == (plan.stages, plan.codecs):
             return []  # said before
         text = f"{reason}; it would {changes}. Moving needs snapshots (recovery.ladder)"
-        return [log, *run.note(text, now)]
+        return [log, *replica.context.note(text, now)]
 
 
 def alike(a: ConsiderPlan, b: ConsiderPlan) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...dag.plan.plan import PeerId
 from ..membership.member import Member
 from ..membership.membership import Membership
-from ..runs.runs import Run
+from ..runs.replica import Replica
 
 __all__ = ["Offered", "WaitReason", "by_hand", "consider", "in_order", "resolve", "suited"]
 
@@ -34,45 +34,52 @@ class WaitReason:
     blocks: bool
 
 
-def in_order(runs: Iterable[Run], last: Container[str] = ()) -> list[Run]:
+def in_order(replicas: Iterable[Replica], last: Container[str] = ()) -> list[Replica]:
     """Runs in the order in which they get peers; `last`: owners whose runs come behind all
     others."""
-    return sorted(runs, key=lambda run: (run.owner in last, -run.wish.priority, run.number))
+    return sorted(
+        replicas,
+        key=lambda replica: (
+            replica.run.owner in last,
+            -replica.run.requirements.priority,
+            replica.run.number,
+        ),
+    )
 
 
-def consider(run: Run, members: Membership, now: float) -> Offered | WaitReason:
+def consider(replica: Replica, members: Membership, now: float) -> Offered | WaitReason:
     """Whether the pool has what a run needs."""
-    if (short := _without_spares(run, members, now)) is not None:
+    if (short := _without_spares(replica, members, now)) is not None:
         return short
-    if run.wish.wanted:
-        verdict = by_hand(run, members)
+    if replica.run.requirements.wanted:
+        verdict = by_hand(replica, members)
         # Once it has begun, a peer that is gone is not waited for.
-        if not run.term or isinstance(verdict, Offered) or verdict.blocks:
+        if not replica.record.term or isinstance(verdict, Offered) or verdict.blocks:
             return verdict
-    able = suited(run, members, now)
+    able = suited(replica, members, now)
     free = tuple(m for m in able if m.state == "pool")
     resting = [m for m in able if m.state == "resting"]
-    need, joined = run.wish.least, len(members.members)
-    steady = tuple(m for m in free if run.steady(m, now))
+    need, joined = replica.run.requirements.least, len(members.members)
+    steady = tuple(m for m in free if replica.steady(m, now))
     if len(free) >= need:
         return Offered(steady if len(steady) >= need else free)
     words = f"needs {need} peer{'s' if need > 1 else ''}"
-    if run.wish.options.stages or need > 1:
-        stages = run.wish.options.stages or 1
+    if replica.run.requirements.options.stages or need > 1:
+        stages = replica.run.requirements.options.stages or 1
         words += f" ({stages} stages"
-        pipelines = run.wish.options.pipelines or 1
+        pipelines = replica.run.requirements.options.pipelines or 1
         words += f" × {pipelines})" if pipelines > 1 else ")"
     text = f"{words}, has {len(free)} in the pool"
     busy = len(able) - len(free) - len(resting)
     if busy:
         text += f"; {busy} more work{'s' if busy == 1 else ''} for another run"
     text += _rest(resting)
-    unsuited = [m for m in members.members.values() if not run.suits(m)]
-    web = sum(not run.reads(m) for m in unsuited)
+    unsuited = [m for m in members.members.values() if not replica.run.suits(m)]
+    web = sum(not replica.run.reads(m) for m in unsuited)
     if web:
         text += (
-            f"; {web} may not read {run.wish.origins[0]}: its owner has to list the host (`web` in "
-            "peer.toml), or the weights are uploaded (without model.where)"
+            f"; {web} may not read {replica.run.requirements.origins[0]}: its owner has to list "
+            "the host (`web` in peer.toml), or the weights are uploaded (without model.where)"
         )
     if core := len(unsuited) - web:
         text += (
@@ -87,14 +94,14 @@ def consider(run: Run, members: Membership, now: float) -> Offered | WaitReason:
     return WaitReason("peers", text, blocks=len(free) + busy >= need)
 
 
-def _without_spares(run: Run, members: Membership, now: float) -> WaitReason | None:
+def _without_spares(replica: Replica, members: Membership, now: float) -> WaitReason | None:
     """Why it waits when it asks for more warm spares than there are peers beside those that it
     needs; once it has begun, it goes on with fewer."""
-    spares = run.wish.recovery.warm_spares
-    if run.term or spares == "auto" or not spares:
+    spares = replica.run.requirements.recovery.warm_spares
+    if replica.record.term or spares == "auto" or not spares:
         return None
-    need = max(run.wish.least, len(run.wish.wanted))
-    able = suited(run, members, now)
+    need = max(replica.run.requirements.least, len(replica.run.requirements.wanted))
+    able = suited(replica, members, now)
     if len(able) >= need + spares or len(able) < need:
         return None
     text = (
@@ -111,11 +118,13 @@ def _rest(resting: Sequence[Member]) -> str:
     return f"; {len(resting)} more rest, kept out by their owners" if resting else ""
 
 
-def suited(run: Run, members: Membership, now: float) -> list[Member]:
+def suited(replica: Replica, members: Membership, now: float) -> list[Member]:
     """Members that could take part if they were free, in order of joining; without those that are
     left out for a fault."""
     everybody = members.members.values()
-    return [m for m in everybody if run.suits(m) and not run.blamed.out(m.id, now)]
+    return [
+        m for m in everybody if replica.run.suits(m) and not replica.context.suspects.out(m.id, now)
+    ]
 
 
 def resolve(wanted: PeerId, members: Membership) -> list[Member]:
@@ -126,14 +135,14 @@ def resolve(wanted: PeerId, members: Membership) -> list[Member]:
     return [m for m in members.members.values() if m.profile.name == wanted]
 
 
-def by_hand(run: Run, members: Membership) -> Offered | WaitReason:
+def by_hand(replica: Replica, members: Membership) -> Offered | WaitReason:
     """Whether the pool has the peers that a hand-written plan names."""
     found: list[Member] = []
     problems: list[str] = []
     blocks = True
-    for wanted in run.wish.wanted:
+    for wanted in replica.run.requirements.wanted:
         named = resolve(wanted, members)
-        if len(named) == 1 and run.suits(named[0]) and named[0] not in found:
+        if len(named) == 1 and replica.run.suits(named[0]) and named[0] not in found:
             found.append(named[0])
             if named[0].run is not None:
                 problems.append(f"{wanted} works for run {named[0].run}")
@@ -150,11 +159,12 @@ def by_hand(run: Run, members: Membership) -> Offered | WaitReason:
             problems.append(f"{wanted} is a peer that the plan names twice, by id and by name")
         else:
             why = "has the core operator set and the run brings no core graph"
-            if not run.reads(named[0]):
-                why = f"may not read {run.wish.origins[0]} (`web` in its owner's peer.toml)"
+            if not replica.run.reads(named[0]):
+                origin = replica.run.requirements.origins[0]
+                why = f"may not read {origin} (`web` in its owner's peer.toml)"
             problems.append(f"{wanted} {why}")
     if not problems:
         return Offered(tuple(found))
-    need = len(run.wish.wanted)
+    need = len(replica.run.requirements.wanted)
     text = f"its plan needs {need} peers, has {need - len(problems)} of them: {'; '.join(problems)}"
     return WaitReason("peers", text, blocks)

@@ -60,17 +60,17 @@ def answer(ask: MakePlan, graph_bytes: bytes, planner: Planner = by_name) -> Pla
         ready, left = without_culprits(make, ask.peers, ask.network)
         return replace(ready, plan=with_left_out(ready.plan, left)) if left else ready
     except NoPlan as error:
-        return PlanFailed(ask.run, ask.version, error.reason, error.code, error.short_bytes)
+        return PlanFailed(ask.replica, ask.version, error.reason, error.code, error.short_bytes)
     except PlanError as error:
-        return PlanFailed(ask.run, ask.version, f"the plan of the run: {error}", "plan")
+        return PlanFailed(ask.replica, ask.version, f"the plan of the run: {error}", "plan")
     except GraphError as error:
-        return PlanFailed(ask.run, ask.version, f"the graph of the run: {error}", "graph")
+        return PlanFailed(ask.replica, ask.version, f"the graph of the run: {error}", "graph")
     except MemoryError:
         raise
     except Exception as error:  # a planner's bug must not leave a run waiting forever
-        log.exception("plan_crashed run=%s", ask.run)
+        log.exception("plan_crashed run=%s", ask.replica)
         text = f"planning crashed: {type(error).__name__}: {error}"
-        return PlanFailed(ask.run, ask.version, text, "internal")
+        return PlanFailed(ask.replica, ask.version, text, "internal")
 
 
 def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanReady:
@@ -101,7 +101,7 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
             f"the head is in {plan.head_parts} parts, and {', '.join(core)} has the core operator "
             "set only: expected peers with the full set, or head_parts 0"
         )
-    return PlanReady(ask.run, ask.version, plan, frame_pairs(form, plan), local)
+    return PlanReady(ask.replica, ask.version, plan, frame_pairs(form, plan), local)
 
 
 def _form(ask: MakePlan) -> tuple[int, int] | None:
@@ -195,8 +195,8 @@ def consider(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner = by_name) 
     except MemoryError:
         raise
     except Exception:  # the run goes on under its plan
-        log.exception("plan_not_considered run=%s", ask.run)
-        return PlanConsidered(ask.run, ask.version)
+        log.exception("plan_not_considered run=%s", ask.replica)
+        return PlanConsidered(ask.replica, ask.version)
 
 
 def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> PlanConsidered:
@@ -204,24 +204,24 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
     wish = read_spec(ask.spec)
     offered = {o.peer for o in ask.peers}
     if any(p not in offered for p in ask.plan.peers):
-        return PlanConsidered(ask.run, ask.version)  # a holder is gone: not a matter of speed
+        return PlanConsidered(ask.replica, ask.version)  # a holder is gone: not a matter of speed
     try:
         whole = plan_request(ask.spec, wish, graph, ask.peers, ask.network)
     except NoPlan:  # after a restart, nobody has said yet that it has the data
-        return PlanConsidered(ask.run, ask.version)
+        return PlanConsidered(ask.replica, ask.version)
     # A running plan keeps its microbatches and its graph.
     had = (ask.plan.microbatch_size, ask.plan.head_parts)
     forms = (whole, *whole.others)
     kept = [r for r in forms if (r.microbatch_size, r.head_parts) == had]
     if not kept:
-        return PlanConsidered(ask.run, ask.version)
+        return PlanConsidered(ask.replica, ask.version)
     request = replace(kept[0], others=())
     running = CodedStepCost(CostModel(request), ask.plan)
     running_s = running.seconds(running.of_plan(ask.plan.codecs))
     try:
         found = planner(request)
     except NoPlan:
-        return PlanConsidered(ask.run, ask.version, running_s)
+        return PlanConsidered(ask.replica, ask.version, running_s)
     seconds, _ = migration(
         ask.plan,
         found,
@@ -230,7 +230,7 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
         state_bytes=request.options.state_bytes,
     )
     step_s, pairs = found.predicted.step_s, frame_pairs(request.graph, found)
-    return PlanConsidered(ask.run, ask.version, running_s, step_s, seconds, found, pairs)
+    return PlanConsidered(ask.replica, ask.version, running_s, step_s, seconds, found, pairs)
 
 
 def frame_pairs(graph: Graph, plan: Plan) -> tuple[tuple[PeerId, PeerId], ...]:

@@ -38,7 +38,7 @@ from ..events import (
     PlanFailed,
     PlanReady,
     PreviewWanted,
-    RunId,
+    ReplicaId,
 )
 from ..scheduler.base.interface import PeerOffer
 
@@ -84,11 +84,11 @@ def ask_to_bytes(ask: Asked, graph: bytes) -> bytes:
     offers: Sequence[PeerOffer]
     match ask:
         case MakePlan():
-            message.wanted, message.run, offers = PlanningAsked.MAKE, ask.run, ask.peers
+            message.wanted, message.run, offers = PlanningAsked.MAKE, ask.replica, ask.peers
             if ask.before is not None:
                 message.plan.CopyFrom(plan_to_proto(ask.before))
         case ConsiderPlan():
-            message.wanted, message.run, offers = PlanningAsked.CONSIDER, ask.run, ask.peers
+            message.wanted, message.run, offers = PlanningAsked.CONSIDER, ask.replica, ask.peers
             message.plan.CopyFrom(plan_to_proto(ask.plan))
         case PreviewWanted():
             message.wanted, offers = PlanningAsked.PREVIEW, ask.offers
@@ -105,7 +105,7 @@ def ask_from_proto(message: PlanningAsked) -> Asked:
     peers = tuple(o.peer for o in offers)
     links = _links_from_proto(message.links, peers) if message.HasField("links") else None
     plan = plan_from_proto(message.plan) if message.HasField("plan") else None
-    run, spec = RunId(message.run), message.spec
+    run, spec = ReplicaId(message.run), message.spec
     if message.wanted == PlanningAsked.PREVIEW:
         return PreviewWanted(spec, (), offers, links, tuple(message.notes))
     if message.wanted == PlanningAsked.CONSIDER:
@@ -204,11 +204,11 @@ def answer_from_bytes(ask: Asked, data: bytes) -> Told:
             case MakePlan(), "made":
                 plan = plan_from_proto(message.made.plan)
                 pairs = _pairs(plan, message.made.pairs)
-                return PlanReady(ask.run, ask.version, plan, pairs, tuple(message.made.local))
+                return PlanReady(ask.replica, ask.version, plan, pairs, tuple(message.made.local))
             case MakePlan(), "refused":
                 found = message.refused
                 why, short = found.reason, int(found.short_bytes)
-                return PlanFailed(ask.run, ask.version, why.text, why.code, short)
+                return PlanFailed(ask.replica, ask.version, why.text, why.code, short)
             case ConsiderPlan(), "considered":
                 return _considered(ask, message.considered)
             case PreviewWanted(), "preview":
@@ -222,9 +222,9 @@ def answer_from_bytes(ask: Asked, data: bytes) -> Told:
 def _considered(ask: ConsiderPlan, found: Considered) -> PlanConsidered:
     times = found.running_s, found.candidate_s, found.migration_s
     if not found.HasField("plan"):
-        return PlanConsidered(ask.run, ask.version, *times)
+        return PlanConsidered(ask.replica, ask.version, *times)
     plan = plan_from_proto(found.plan)
-    return PlanConsidered(ask.run, ask.version, *times, plan, _pairs(plan, found.pairs))
+    return PlanConsidered(ask.replica, ask.version, *times, plan, _pairs(plan, found.pairs))
 
 
 def _places(plan: Plan, pairs: Iterable[tuple[PeerId, PeerId]]) -> list[int]:

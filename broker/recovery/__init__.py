@@ -1,10 +1,12 @@
-"""What follows when a holder is lost or leaves: who takes its part, and from which step the run
-goes on."""
+"""What follows when a holder is lost or leaves: who takes its part, and from which step its replica
+goes on. Pure functions of a view; whoever carries them out is in `runs/`."""
 
 __all__ = [
-    "handing",
-    "recovery",
-    "replica",
+    "recover",
+    "replacements",
     "resume",
     "returning",
+    "sibling",
+    "suspects",
+    "view",
 ]

@@ -1,12 +1,13 @@
-"""Holders that a run waits for, since the broker was started again or their stream broke.
+"""Holders that a replica waits for, since the broker was started again or their stream broke.
 
-A holder counts as back when it attaches and says that it holds the run in its present term. One
+A holder counts as back when it attaches and says that it holds the replica in its present term. One
 that comes without it, or not within its lease, is lost. Peers that only keep copies may come back
 in the same way, and nobody waits for them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from ...dag.plan.plan import PeerId
@@ -15,32 +16,39 @@ __all__ = ["ReattachWindow"]
 
 
 class ReattachWindow:
-    """The holders that one run waits for. `until`: when patience ends, on the broker's clock."""
+    """The holders that are awaited. `until`: when their lease ends, on the broker's clock."""
 
-    def __init__(self, peers: Iterable[PeerId], until: float) -> None:
+    def __init__(self, peers: Iterable[PeerId] = (), until: float = math.inf) -> None:
         self.until = until
-        self._away = dict.fromkeys(peers)
+        self._why = dict.fromkeys(peers, "")
 
     def __repr__(self) -> str:
-        return f"<ReattachWindow: {', '.join(self._away)} until {self.until:g} s>"
+        return f"<ReattachWindow: {', '.join(self._why)} until {self.until:g} s>"
 
     def __bool__(self) -> bool:
         """Whether somebody is awaited."""
-        return bool(self._away)
+        return bool(self._why)
 
     def __contains__(self, peer: PeerId) -> bool:
-        return peer in self._away
+        return peer in self._why
 
     @property
-    def away(self) -> tuple[PeerId, ...]:
+    def peers(self) -> tuple[PeerId, ...]:
         """Who is not back yet."""
-        return tuple(self._away)
+        return tuple(self._why)
 
-    def wait_for(self, peer: PeerId, until: float) -> None:
-        """For this one too."""
-        self.until = min(until, self.until) if self._away else until
-        self._away[peer] = None
+    @property
+    def broken(self) -> dict[PeerId, str]:
+        """Those of them whose stream broke, and how."""
+        return {peer: why for peer, why in self._why.items() if why}
+
+    def wait_for(self, peer: PeerId, until: float, why: str) -> None:
+        """For this one too, whose stream broke."""
+        self.until = min(until, self.until)
+        self._why[peer] = why
 
     def back(self, peer: PeerId) -> None:
-        """It came, with the run or without it."""
-        del self._away[peer]
+        """It came, with the replica or without it."""
+        del self._why[peer]
+        if not self._why:
+            self.until = math.inf

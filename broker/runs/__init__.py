@@ -1,11 +1,14 @@
-"""One run from its submission to its end: its phases, terms, steps and history."""
+"""Runs and their replicas: what they do about what happens to them."""
 
 __all__ = [
-    "durable",
-    "history",
-    "phases",
-    "runs",
-    "space",
-    "steps",
-    "terms",
+    "context",
+    "deadline",
+    "handover",
+    "lifecycle",
+    "losses",
+    "replays",
+    "replica",
+    "run",
+    "snapshots",
+    "term",
 ]

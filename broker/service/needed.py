@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
 from ...job import MOST_MANIFEST_BYTES
-from ..runs.runs import Run
+from ..records.run import RunRecord
 from ..wish import HASH
 from .blobs import BlobStore, BlobStoreError
 
@@ -27,21 +27,22 @@ SWEEP_S = 600.0
 """Between two looks at what may go."""
 
 
-def needed(runs: Iterable[Run]) -> tuple[set[str], set[str]]:
+def needed(runs: Iterable[RunRecord]) -> tuple[set[str], set[str]]:
     """(blobs, and which of them are manifests, of data or weights, whose shards are needed
     too)."""
     blobs: set[str] = set()
     manifests: set[str] = set()
     for run in runs:
-        spec = run.spec
+        spec = run.run.spec
+        kept = [c for replica in run.replicas for c in replica.checkpoints.kept]
         manifests.add(spec.data.hash)
-        if not run.ended or run.checkpoints.kept:
+        if not run.ended or kept:
             blobs |= {spec.graph.hash, spec.core_graph.hash}
             blobs |= {spec.recipe.hash} if spec.HasField("recipe") else set()
             blobs.update(file.blob.hash for file in spec.weights)
             manifests.update(file.blob.hash for file in spec.weights if file.sharded)
             blobs.update(file.blob.hash for file in spec.resumed.files)
-        for checkpoint in run.checkpoints.kept:
+        for checkpoint in kept:
             blobs.update(file.blob.hash for file in checkpoint.files)
         for event in run.history.recent:  # an export is among the last things that happen
             found = event.weights
@@ -69,7 +70,9 @@ class Sweeper:
     """Removes from a store what the runs do not need. Used in one event loop; the disk is in
     `disk`'s threads."""
 
-    def __init__(self, store: BlobStore, runs: Callable[[], Iterable[Run]], disk: Executor) -> None:
+    def __init__(
+        self, store: BlobStore, runs: Callable[[], Iterable[RunRecord]], disk: Executor
+    ) -> None:
         self._store, self._runs, self._disk = store, runs, disk
         self._shards: dict[str, frozenset[str]] = {}  # by manifest
         self._lock = asyncio.Lock()

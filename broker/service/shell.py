@@ -38,6 +38,7 @@ from ..events import (
     PreviewWanted,
     Publish,
     Reject,
+    ReplicaId,
     RequestId,
     RunId,
     SetTimer,
@@ -149,7 +150,7 @@ class Shell:
         self._alive: asyncio.TimerHandle = self._loop.call_later(ALIVE_S, self._tick)
         self._warm = False
         self.disk = ThreadPoolExecutor(4, "shoal-broker-disk")
-        self.sweeper = Sweeper(blobs, machine.runs.values, self.disk)
+        self.sweeper = Sweeper(blobs, machine.decided.runs.values, self.disk)
         self._sweeping = self._loop.create_task(self.sweeper.keep())
         self._planner = Planner(limits)
         self.post(Started())
@@ -305,34 +306,34 @@ class Shell:
         began = time.monotonic()
 
         def wanted() -> bool:
-            run = self.machine.runs.get(ask.run)
-            return run is not None and run.asked == ask.version
+            found = self.machine.replica(ask.replica)
+            return found is not None and found.lifecycle.asked == ask.version
 
         try:
-            answer = await self._told(ask, self._owner(ask.run), wanted)
+            answer = await self._told(ask, self._owner(ask.replica), wanted)
         except BlobStoreError as error:
             text = f"the graph of the run: {error.reason}: upload it before the run is submitted"
-            answer = PlanFailed(ask.run, ask.version, text, "graph")
+            answer = PlanFailed(ask.replica, ask.version, text, "graph")
         except EndedError as error:
-            answer = PlanFailed(ask.run, ask.version, str(error), PLANNER)
+            answer = PlanFailed(ask.replica, ask.version, str(error), PLANNER)
         except Exception as error:  # a bug of ours must not leave a run waiting forever
-            log.exception("plan_crashed run=%s", ask.run)
+            log.exception("plan_crashed run=%s", ask.replica)
             text = f"planning crashed: {type(error).__name__}: {error}"
-            answer = PlanFailed(ask.run, ask.version, text, "internal")
+            answer = PlanFailed(ask.replica, ask.version, text, "internal")
         if isinstance(answer, PlanReady | PlanFailed):  # else nobody waits for it any more
-            log.info("plan_made run=%s seconds=%.2f", ask.run, time.monotonic() - began)
+            log.info("plan_made run=%s seconds=%.2f", ask.replica, time.monotonic() - began)
             self.post(answer)
 
     async def _consider(self, ask: ConsiderPlan) -> None:
         answer: Told | None = None
         try:
-            answer = await self._told(ask, self._owner(ask.run))
+            answer = await self._told(ask, self._owner(ask.replica))
         except EndedError as error:
-            answer = PlanConsidered(ask.run, ask.version, given_up=str(error))
+            answer = PlanConsidered(ask.replica, ask.version, given_up=str(error))
         except Exception:  # the run goes on under its plan
-            log.exception("plan_not_considered run=%s", ask.run)
+            log.exception("plan_not_considered run=%s", ask.replica)
         if not isinstance(answer, PlanConsidered):
-            answer = PlanConsidered(ask.run, ask.version)
+            answer = PlanConsidered(ask.replica, ask.version)
         self.post(answer)
 
     async def preview(self, wanted: PreviewWanted, by: str = "") -> PreviewAnswer:
@@ -363,9 +364,9 @@ class Shell:
         answer = await self._planner.ask(by, graph, request, wanted)
         return None if answer is None else answer_from_bytes(ask, answer)
 
-    def _owner(self, run: RunId) -> str:
-        found = self.machine.runs.get(run)
-        return "" if found is None else found.owner
+    def _owner(self, replica: ReplicaId) -> str:
+        found = self.machine.replica(replica)
+        return "" if found is None else found.run.owner
 
     def close(self) -> None:
         """Ends timers, threads and planning processes; a plan that is being made is dropped."""

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from ...broker import events as b
 from ...broker.journal.decided import DurableState
 from ...broker.options import BrokerOptions
-from ...broker.runs.runs import Run
+from ...broker.records.replica import ReplicaRecord
+from ...broker.records.run import RunRecord
+from ...broker.records.submitted import run_of
 from ...proto import broker_pb2, journal_pb2
 from ..virtual.clock import Observed
 from .violation import Broken, Check
@@ -50,7 +52,7 @@ class JournalCheck(Check):
                 self._known(run, "is told to whoever submitted it")
             case b.Answer(_, broker_pb2.RunState() as state):
                 known = self._known(state.run, "has its state told")
-                if known.phase != state.phase:
+                if known.state.phase != state.phase:
                     raise _lost(state.run, f"is told to be {_name(state.phase)}", known)
 
     def _catch_up(self) -> None:
@@ -81,13 +83,14 @@ class JournalCheck(Check):
         if kind not in ("assign", "start", "committed", "leave"):
             return
         about = getattr(message, kind)
-        known = self._disk.runs.get(b.RunId(about.run))
+        known = self._replica(about.run)
         if kind == "leave":  # of an older term, or of a run that nobody remembers, always
             over = not about.goes_on
             if over and known is not None and known.active and known.term == about.term:
                 raise _lost(about.run, "is over for a holder", known)
             return
-        known = self._known(about.run, f"has its {kind} told")
+        if known is None:
+            raise Broken("I10", f"{about.run} has its {kind} told, and no journal has it")
         phase = broker_pb2.BUILDING if kind == "assign" else broker_pb2.RUNNING
         late = kind != "assign" and known.phase == broker_pb2.EXPORTING
         if known.term != about.term or (known.phase != phase and not late):
@@ -95,14 +98,19 @@ class JournalCheck(Check):
         if kind == "committed" and known.committed < about.step:
             raise _lost(about.run, f"is told to have {about.step} committed steps", known)
 
-    def _known(self, run: str, what: str) -> Run:
+    def _replica(self, name: str) -> ReplicaRecord | None:
+        run, number = run_of(name)
+        found = self._disk.runs.get(run)
+        return found.replicas[number] if found is not None else None
+
+    def _known(self, run: str, what: str) -> RunRecord:
         known = self._disk.runs.get(b.RunId(run))
         if known is None:
             raise Broken("I10", f"{run} {what}, and the journal does not have it")
         return known
 
 
-def _lost(run: str, what: str, known: Run) -> Broken:
+def _lost(run: str, what: str, known: RunRecord | ReplicaRecord) -> Broken:
     return Broken("I10", f"{run} {what}, and by the journal it is {known!r}")
 
 

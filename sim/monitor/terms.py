@@ -125,12 +125,13 @@ class TermCheck(Check):
             return False
         machine = self.world.broker.machine
         about = getattr(record.message, kind)
-        run = machine.runs.get(b.RunId(about.run))
+        replica = machine.replica(about.run)
         peer = machine.members.streams.get(record.stream)
         member = machine.members.members.get(peer) if peer is not None else None
-        if run is None or member is None:
-            return run is not None or member is not None
-        return run.ended or about.term != run.term or member.run != run.id
+        if replica is None or member is None:
+            return replica is not None or member is not None
+        known = replica.record
+        return known.ended or about.term != known.term or member.run != replica.id
 
     # ------------------------------------------------------------ what must not change
 
@@ -138,10 +139,11 @@ class TermCheck(Check):
         if who != BROKER:
             return _peer_state(self.world.peers[who].machine)
         found = []
-        for run in self.world.broker.machine.runs.values():
-            ledger = run.ledger
+        for replica in self.world.broker.machine.replicas():
+            known, ledger = replica.record, replica.record.ledger
             reported = tuple(ledger.next_of(p) for p in ledger.peers) if ledger else ()
-            found.append((run.id, run.phase, run.term, run.reason.text, run.committed, reported))
+            stands = (known.phase, known.term, known.reason.text, known.committed)
+            found.append((replica.id, *stands, reported))
         return tuple(found)
 
 

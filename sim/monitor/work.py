@@ -163,7 +163,7 @@ class WorkCheck(Check):
                 self._reported.setdefault((message.step.run, message.step.step), set()).add(peer)
             case b.Publish(run, event) if event.HasField("plan"):
                 if event.term > self.most_terms:
-                    why = self.world.broker.machine.runs[b.RunId(run)].reason.text
+                    why = self.world.broker.machine.runs[b.RunId(run)].state.reason.text
                     raise Broken("I9", f"{run} needs plan {event.term}, and nobody was lost: {why}")
             case b.Publish(run, event) if event.HasField("step"):
                 self._commit(run, event)
@@ -199,13 +199,13 @@ class WorkCheck(Check):
     def _restarted(self) -> None:
         """Steps that an earlier process wrote down and did not come to publish."""
         for run, known in self.world.broker.machine.runs.items():
-            for event in known.history.events:
+            for event in known.record.history.events:
                 if event.HasField("step") and event.step.step >= self._done(run):
                     self._commit(run, event)
 
     def _done(self, run: str) -> int:
         """Steps that were committed before, those of a checkpoint that it goes on from included."""
-        first = self.world.broker.machine.runs[b.RunId(run)].spec.resumed.step
+        first = self.world.broker.machine.runs[b.RunId(run)].submitted.spec.resumed.step
         return self._committed.get(run, first)
 
     def _commit(self, run: str, event: broker_pb2.RunEvent) -> None:

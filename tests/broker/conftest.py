@@ -161,10 +161,10 @@ class World:
     def close(self, peer: str, why: str = "connection reset") -> list[Instruction]:
         """Its process ends: those that have links with it see them break, too."""
         member = self.machine.members.members.get(PeerId(peer))
-        run = self.machine.runs.get(member.run) if member and member.run else None
-        for other in run.parts if run else ():
+        known = self.machine.replica(member.run) if member else None
+        for other in known.record.parts if known else ():
             if other != peer and other in self.machine.members.members:
-                self.say(other, heard=Heard(run=run.id, term=run.term, peer=peer))
+                self.say(other, heard=Heard(run=known.id, term=known.record.term, peer=peer))
         return self.break_stream(peer, why)
 
     def break_stream(self, peer: str, why: str = "connection reset") -> list[Instruction]:

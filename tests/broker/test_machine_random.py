@@ -151,11 +151,12 @@ class Driver:
             return PeerSaid(stream, self.hello())
         member = self.machine.members.members.get(peer) if peer else None
         mine = (member and member.run) or self.run()
-        run = self.machine.runs.get(mine)
+        known = self.machine.replica(mine)
+        run = known.record if known else None
         term = self.often(run.term if run else 1, 0, 1, 2)
         step = self.often(self.next_step(run, peer), 0, 1, 7)
         report = PeerMessage(step=StepReport(run=mine, term=term, step=step))
-        steps = run.spec.steps if run else 1
+        steps = run.run.spec.steps if run else 1
         weights = Exported(run=mine, term=term, step=self.often(steps, 0, 1), weights=REF)
         likely = self.pick(
             PeerMessage(heartbeat=Heartbeat()),
@@ -188,7 +189,7 @@ class Driver:
     def snapshot(self, run: Any, mine: str, term: int, peer: Any) -> PeerMessage:
         """Most often of the set that is ordered, of its own stages or of those that it keeps."""
         plan = run.plan if run else None
-        pending = run.cadence.pending if run else None
+        pending = self.machine.replica(mine).snapshots.cadence.pending if run else None
         whose = self.often(self.pick(peer, *(plan.kept_by(peer) if plan else ())), *PEERS)
         found = Snapshot(
             run=mine, term=term, step=self.often(pending or 0, 0, 1, 2**64 - 1), holder=whose
@@ -231,12 +232,12 @@ class Driver:
         ask = self.often(self.asked[-1], *self.asked[-3:])
         if self.rng.random() < 0.15:
             code = self.pick("memory", "peers", "model")
-            return PlanFailed(ask.run, ask.version, "no", code)
+            return PlanFailed(ask.replica, ask.version, "no", code)
         offered = [o.peer for o in ask.peers]
         some = self.rng.sample(offered, self.rng.randrange(len(offered) + 1))
         peers = self.often(offered, some, ["z"], [])
         pairs = self.often((), ((self.pick(*PEERS), self.pick(*PEERS)),))
-        return PlanReady(ask.run, ask.version, make_plan(peers), pairs)
+        return PlanReady(ask.replica, ask.version, make_plan(peers), pairs)
 
     def event(self) -> Any:
         rng = self.rng
@@ -270,9 +271,10 @@ class Driver:
         validate(self.machine)
         self.asked += [i for i in out if isinstance(i, MakePlan)]
         self.timers += [i.name for i in out if isinstance(i, SetTimer)]
-        self.seen |= {Phase.Name(run.phase) for run in self.machine.runs.values()}
-        later = [run for run in self.machine.runs.values() if run.term > 1 and run.active]
-        self.seen |= {"resumed" if run.begun_from else "replay" for run in later}
+        replicas = self.machine.replicas()
+        self.seen |= {Phase.Name(replica.record.phase) for replica in replicas}
+        later = [r for r in replicas if r.record.term > 1 and r.record.active]
+        self.seen |= {"resumed" if r.context.term.begun_from else "replay" for r in later}
         self.seen |= {member.state for member in self.machine.members.members.values()}
         answers = [i for i in out if isinstance(i, Answer | Reject)]
         assert [i.request for i in answers] == (

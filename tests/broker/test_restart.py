@@ -24,7 +24,7 @@ from shoal.broker.journal.decided import DurableState
 from shoal.broker.journal.journal import Journal, JournalError, open_journal
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
-from shoal.broker.runs.phases import COMMITTED_EVERY
+from shoal.broker.runs.lifecycle import COMMITTED_EVERY
 from shoal.broker.validate import validate
 from shoal.proto.broker_pb2 import (
     BUILDING,
@@ -117,7 +117,7 @@ def test_a_snapshot_of_a_long_run_is_of_the_moment_and_no_record_of_it_is_long(t
 
     def happen(count: int) -> None:
         for _ in range(count):
-            step = StepDone(step=run.committed, seconds=1.0, links=links)
+            step = StepDone(step=run.replicas[0].committed, seconds=1.0, links=links)
             run.history.add(RunEvent(step=step, at_s=float(run.history.numbered)))
 
     happen(3000)

@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 from shoal.broker.events import Persist
 from shoal.broker.machine import BrokerMachine
-from shoal.broker.runs.runs import Run
-from shoal.broker.runs.steps import StepLedger
+from shoal.broker.records.steps import StepLedger
+from shoal.broker.runs.run import Run
 from shoal.compression.stateful.feedback import Feedback
 from shoal.dag.exchange import engine
 from shoal.dag.execute.execute import StageExecutor

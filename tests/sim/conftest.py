@@ -171,7 +171,7 @@ def plans_once() -> Iterator[None]:
         answer = broker_shell.plan_answer
 
         def once(ask: MakePlan, graph: bytes) -> Any:
-            key = ask.run, ask.version, ask.peers, ask.before
+            key = ask.replica, ask.version, ask.peers, ask.before
             if key not in known:
                 known[key] = answer(ask, graph)
             return known[key]

@@ -88,7 +88,7 @@ class Watcher:
         digest = self._digests.get(run)
         if digest is None:
             found = self._shell.machine.runs.get(RunId(run))
-            tokens = tokens_per_step(found.spec) if found is not None else 0
+            tokens = tokens_per_step(found.submitted.spec) if found is not None else 0
             digest = self._digests[run] = Digest(tokens, self.totals, self._since_s)
         while True:
             try:

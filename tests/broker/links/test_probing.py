@@ -331,7 +331,7 @@ def test_a_plan_waits_no_longer_than_it_must(world):
     out = world.wait(2.9)
     assert not [i for i in out if isinstance(i, MakePlan)]
     ask = world.only(world.wait(0.2), MakePlan)
-    assert ask.run == run
+    assert ask.replica == run
     assert not ask.network.measured[0, 1]
     assert np.isfinite(ask.network.bandwidth[0, 1])
 
@@ -371,7 +371,7 @@ def test_a_plan_over_pairs_that_nobody_measured_has_them_measured_first_and_once
     again = world.only(serve(world, out), MakePlan)
     assert again.network.measured[at]
     out = world.handle(PlanReady(run, again.version, world.plan(a, b)))
-    assert world.machine.runs[run].active
+    assert world.machine.replica(run).record.active
 
 
 def test_a_plan_is_not_refused_when_its_pairs_cannot_be_measured(world):
@@ -390,7 +390,7 @@ def test_a_plan_is_not_refused_when_its_pairs_cannot_be_measured(world):
     out = world.handle(PlanReady(run, ask.version, world.plan(a, b)))
     again = world.only(serve(world, out, failed), MakePlan)
     world.handle(PlanReady(run, again.version, world.plan(a, b)))
-    assert world.machine.runs[run].active
+    assert world.machine.replica(run).record.active
 
 
 def test_an_assigned_peer_is_not_probed_and_its_report_of_that_is_no_failure(world):
@@ -403,14 +403,14 @@ def test_an_assigned_peer_is_not_probed_and_its_report_of_that_is_no_failure(wor
             PeerId(peer), failed(order.number, other, "assigned"), world.now
         )
     probing = world.machine.probing
-    probing.advance(world.machine.members, lambda: 1, world.now)
+    probing.advance(world.machine.members, world.now)
     assert not probing._busy
     members = world.machine.members
     members.drain(members.members[PeerId("a")], world.now)
     members.drained(members.members[PeerId("a")], "r-x")
-    assert not orders(probing.advance(members, lambda: 2, world.now)), "not at once"
-    assert orders(probing.advance(members, lambda: 2, world.now + 31)) or orders(
-        probing.advance(members, lambda: 2, world.now + 31)
+    assert not orders(probing.advance(members, world.now)), "not at once"
+    assert orders(probing.advance(members, world.now + 31)) or orders(
+        probing.advance(members, world.now + 31)
     )
 
 
@@ -453,7 +453,7 @@ def test_wanted_pairs_of_a_training_peer_take_the_smallest_probe_and_wait_their_
         for known in probing._peers.values():
             known.tried.clear()
         probing.wanted([pair], now)
-        out = probing.advance(members, lambda: 1, now)
+        out = probing.advance(members, now)
         told = orders(out)
         started += [(now, o.most_bytes) for s, o in told if s == world.streams["a"]]
         for stream, order in told:

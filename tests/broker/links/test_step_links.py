@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.broker.links.links import FAR, Links
-from shoal.broker.runs.steps import MOST_LINKS, StepLedger
+from shoal.broker.records.steps import MOST_LINKS, StepLedger
 from shoal.proto.broker_pb2 import LinkUse, StepReport
 
 

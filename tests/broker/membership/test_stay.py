@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.broker.events import MakePlan
-from shoal.broker.runs.terms import LEAST_STAY_S
+from shoal.broker.runs.replica import LEAST_STAY_S
 
 from ..conftest import make_spec
 
@@ -38,14 +38,14 @@ def test_with_too_few_others_it_is(world: Any) -> None:
 
 
 def test_a_run_that_ends_before_counts_on_it_like_on_anybody(world: Any) -> None:
-    run = world.machine.runs[world.start("a", steps=100)]
+    run = world.machine.replica(world.start("a", steps=100))
     world.join("brief", stay_s=LEAST_STAY_S - 1)
     brief = world.machine.members.members["brief"]
-    assert run.step_s is None
+    assert run.record.step_s is None
     assert not run.steady(brief, world.now)
     for step in range(10):  # of two seconds each
         world.wait(2)
         world.report("a", run.id, step)
         world.say("brief", heartbeat={})
-    assert run.ends_at(world.now) == pytest.approx(200, rel=0.2)
+    assert run.record.ends_at(world.now) == pytest.approx(200, rel=0.2)
     assert run.steady(brief, world.now)

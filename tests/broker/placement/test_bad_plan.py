@@ -68,7 +68,7 @@ def test_a_takeover_of_very_many_stages_can_be_told(world: Any) -> None:
     world.handle(PlanReady(run, world.only(out, MakePlan).version, make_plan(*peers)))
     assert world.state(run).phase == BUILDING
     world.close("a")
-    plan = world.machine.runs[run].plan
+    plan = world.machine.replica(run).record.plan
     assert world.state(run).term == 2
     assert "c (" in plan.reasons[0] or len(plan.reasons[0]) == MAX_TEXT
     assert bad_plan(plan, ()) == ""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.broker.events import ConsiderPlan, Log, MakePlan, PlanConsidered, PlanReady
 from shoal.broker.placement.promise import BROKEN, Promise
-from shoal.broker.runs.steps import LATELY
+from shoal.broker.records.steps import LATELY
 from shoal.broker.scheduler.base.interface import PeerOffer
 from shoal.dag.cost.network import uniform
 from shoal.dag.plan.plan import PeerId
@@ -113,7 +113,7 @@ def test_it_moves_where_what_is_known_now_explains_the_steps(world, running_s, m
     out = world.handle(PlanConsidered(run, ask.version, running_s, running_s / 2, 1.0, better))
     logs = {i.name: dict(i.fields) for i in out if isinstance(i, Log)}
     assert ("plan_prepared" in logs) == moves
-    assert (world.machine.runs[run].handing.errand is not None) == moves
+    assert (world.machine.replica(run).handover.errand is not None) == moves
     why = logs["plan_prepared" if moves else "plan_late"]["why"]
     assert why.startswith("step 4 s, promised 1 s")
 

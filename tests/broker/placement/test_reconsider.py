@@ -39,7 +39,7 @@ def test_a_running_plan_is_compared_now_and_then_with_the_pool_included(world):
     asked = asks(out)
     assert len(asked) == 1  # one at a time: it is not answered
     assert [o.peer for o in asked[0].peers] == ["a", "b", "c"]
-    assert asked[0].plan is world.machine.runs[run].plan
+    assert asked[0].plan is world.machine.replica(run).record.plan
 
 
 def test_without_snapshots_a_lasting_gain_is_announced_once(world):
@@ -57,8 +57,8 @@ def test_without_snapshots_a_lasting_gain_is_announced_once(world):
     assert "30% faster" in notes[0]
     assert "b and a" in notes[0]
     assert "needs snapshots" in notes[0]
-    assert world.machine.runs[run].running
-    assert world.machine.runs[run].term == 1
+    assert world.machine.replica(run).record.running
+    assert world.machine.replica(run).record.term == 1
 
 
 def test_a_run_stops_between_two_steps_to_move(world):
@@ -76,14 +76,14 @@ def test_a_run_stops_between_two_steps_to_move(world):
     advance(world, run, held - step, step)
     out = []
     for peer in ("a", "b"):
-        [slot] = [s for s in world.machine.runs[run].plan.stages if peer in s.holders]
+        [slot] = [s for s in world.machine.replica(run).record.plan.stages if peer in s.holders]
         snapshot = Snapshot(run=run, term=1, step=held, holder=peer)
         snapshot.spans.add(start=slot.start, stop=slot.stop)
         out += world.say(peer, snapshot={"snapshot": snapshot, "held": True})
     assigned = [m.assign for m in world.told(out, "a") if m.HasField("assign")]
     assert [a.first_step for a in assigned] == [held]
     assert [tuple(s.holders) for s in assigned[0].plan.stages] == [("b",), ("a",)]
-    assert "30% faster" in world.machine.runs[run].reason.text
+    assert "30% faster" in world.machine.replica(run).record.reason.text
 
 
 def test_an_answer_about_an_earlier_plan_decides_nothing(world):
@@ -96,8 +96,7 @@ def test_an_answer_about_an_earlier_plan_decides_nothing(world):
     world.join("d")
     [ask] = asks(advance(world, run, 15, 55))
     world.close("b")
-    known = world.machine.runs[run]
-    assert not known.running
+    assert not world.machine.replica(run).record.running
     out = world.handle(PlanConsidered(run, ask.version, 1.0, 0.5, 0.0, better))
     assert not [i for i in out if isinstance(i, Log) and i.name == "plan_prepared"]
 
@@ -107,14 +106,14 @@ def test_a_run_that_is_to_pause_is_not_moved_instead(world):
     world.join("c")
     [ask] = asks(advance(world, run, 20, 0))
     world.handle(PlanConsidered(run, ask.version, 1.0, 0.5, 0.0, world.plan("b", "a")))
-    known = world.machine.runs[run]
-    known.pause(world.machine.members, world.now)
-    errand = known.handing.errand
+    known = world.machine.replica(run)
+    known.lifecycle.pause(world.now)
+    errand = known.handover.errand
     assert errand is not None
     assert errand.plan is None
     for step in range(20, 120):  # a gain that has lasted for 50 steps would move it
         advance(world, run, 1, step)
-        assert known.handing.errand is errand
+        assert known.handover.errand is errand
 
 
 def test_one_who_comes_or_goes_asks_for_another_search(world):
@@ -163,7 +162,7 @@ def test_a_number_has_changed_when_it_has_by_a_twentieth(share, name):
 
 def test_other_codecs_alone_are_announced_too(world):
     run = world.start("a", "b", steps=2000, recovery={"ladder": ["checkpoint"]})
-    running = world.machine.runs[run].plan
+    running = world.machine.replica(run).record.plan
     coded = replace(
         running, codecs=(CodecChoice(PeerId("a"), PeerId("b"), "activation", "int8/1"),)
     )

@@ -32,7 +32,7 @@ def test_runs_get_peers_by_priority_then_first_come(world) -> None:
     second, _ = world.submit(world.spec(priority=1))
     third, _ = world.submit(world.spec(priority=1))
     ask = world.only(world.join("a"), MakePlan)
-    assert ask.run == second
+    assert ask.replica == second
     assert world.state(third).reason.text == f"waits behind run {second} (priority 1)"
     assert world.state(first).reason.text == f"waits behind run {second} (priority 1)"
 
@@ -42,7 +42,7 @@ def test_a_run_that_lacks_peers_altogether_is_overtaken_and_one_that_waits_is_no
     world.join("b")
     big, _ = world.submit(world.spec(plan={"stages": 3}))
     small, out = world.submit()
-    assert world.only(out, MakePlan).run == small  # there are no three peers: nobody knows when
+    assert world.only(out, MakePlan).replica == small  # there are no three peers: nobody knows when
     world.cancel(small)
     world.cancel(big)
     middle, _ = world.submit(world.spec(plan={"stages": 2}))
@@ -138,7 +138,7 @@ def test_a_run_that_lacks_memory_waits_for_peers_that_work_elsewhere(world) -> N
     assert not [i for i in world.cancel(busy) if isinstance(i, MakePlan)], "not free yet"
     out = world.drained("a", busy)
     ask = world.only(out, MakePlan)
-    assert (ask.run, [o.peer for o in ask.peers]) == (run, ["a", "c"])
+    assert (ask.replica, [o.peer for o in ask.peers]) == (run, ["a", "c"])
 
 
 def test_a_run_that_lacks_more_memory_than_there_is_is_overtaken(world) -> None:
@@ -148,7 +148,7 @@ def test_a_run_that_lacks_more_memory_than_there_is_is_overtaken(world) -> None:
     small, _ = world.submit()
     assert "waits behind" in world.state(small).reason.text
     out = lacking(world, run, out, short_bytes=9 << 30)
-    assert world.only(out, MakePlan).run == small
+    assert world.only(out, MakePlan).replica == small
     assert world.state(run).reason.text.startswith(NEEDS)
 
 

@@ -62,7 +62,7 @@ def test_a_plan_is_made_with_the_pairs_that_exchange_frames(world) -> None:
     ask = MakePlan(RunId("r"), 7, spec, offers("one", "two"))
     ready = answer(ask, graph_to_bytes(make_graph()))
     assert isinstance(ready, PlanReady)
-    assert (ready.run, ready.version) == ("r", 7)
+    assert (ready.replica, ready.version) == ("r", 7)
     assert ready.plan.peers == ("id-one", "id-two")
     assert ready.pairs == (("id-one", "id-two"),)
     assert ready.plan.evaluation_routes == ()

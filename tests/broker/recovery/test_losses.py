@@ -9,7 +9,7 @@ from shoal.broker.events import (
     PlanReady,
     RunId,
 )
-from shoal.broker.recovery.recovery import SuspectTracker
+from shoal.broker.recovery.suspects import SuspectTracker
 from shoal.proto.broker_pb2 import (
     BUILDING,
     DONE,
@@ -180,10 +180,10 @@ def test_one_word_removes_nobody_but_who_spoke_it(world) -> None:
     text = world.state(run).reason.text
     assert text.startswith("peer evil reports a fault at step 2 about peer honest: no frame came")
     assert "stage 2 -> c (from the pool)" in text
-    assert world.machine.runs[run].peers == ("a", "honest", "c")
+    assert world.machine.replica(run).record.peers == ("a", "honest", "c")
     world.drained("evil", run)
     blame(world, run, "evil", "honest", term=2)  # from outside of the run, and once more
-    assert world.machine.runs[run].peers == ("a", "honest", "c")
+    assert world.machine.replica(run).record.peers == ("a", "honest", "c")
 
 
 def test_who_two_others_do_not_hear_goes_at_once(world) -> None:
@@ -193,7 +193,7 @@ def test_who_two_others_do_not_hear_goes_at_once(world) -> None:
         world.join(peer)
     blame(world, run, "a", "dead", term=1)
     blame(world, run, "b", "dead", term=1)
-    assert "dead" not in world.machine.runs[run].peers
+    assert "dead" not in world.machine.replica(run).record.peers
 
 
 def test_who_is_not_in_a_run_says_nothing_about_it(world) -> None:
@@ -201,7 +201,7 @@ def test_who_is_not_in_a_run_says_nothing_about_it(world) -> None:
     world.join("accomplice")
     blame(world, run, "accomplice", "honest", term=1)
     blame(world, run, "evil", "honest", term=1)
-    assert world.machine.runs[run].peers == ("a", "honest", "accomplice")
+    assert world.machine.replica(run).record.peers == ("a", "honest", "accomplice")
 
 
 def test_the_same_one_counts_once_however_often_it_says_so() -> None:
@@ -259,7 +259,7 @@ def test_a_step_that_fails_with_one_peer_after_the_other_ends_the_run(world) -> 
     for peer in names:
         world.join(peer)
     while world.state(run).phase == BUILDING or world.state(run).term == 1:
-        term, (holder,) = world.state(run).term, world.machine.runs[run].peers
+        term, (holder,) = world.state(run).term, world.machine.replica(run).record.peers
         fault = Fault(run=run, term=term, reason=Reason(code="compute", text="no kernel"))
         world.say(holder, fault=fault)
         assert world.state(run).term == term + 1 or world.state(run).phase == FAILED

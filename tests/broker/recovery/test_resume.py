@@ -124,16 +124,16 @@ def test_the_next_set_hurries_after_losses_where_the_pool_keeps_copies(world, wa
     if warm:
         world.join("c")
     run = world.start("a", "b", steps=9)
-    known = world.machine.runs[run]
+    known = world.machine.replica(run)
     for _ in range(losses):
-        known.blamed.lost(PeerId("gone"), world.now)
+        known.context.suspects.lost(PeerId("gone"), world.now)
     for peer in "ab":
         world.report(peer, run, 0)
     for at, holder in enumerate("ab"):
         held(world, holder, snapshot(run, 1, holder, at))
         held(world, "c" if warm else "ba"[at], snapshot(run, 1, holder, at))
-    assert known.cadence.whole == 1
-    assert (known.cadence.pending is not None) == bool(warm and losses)
+    assert known.snapshots.cadence.whole == 1
+    assert (known.snapshots.cadence.pending is not None) == bool(warm and losses)
 
 
 @pytest.mark.parametrize("restart", [None, "journal", "snapshot"])
@@ -199,13 +199,13 @@ def test_who_gives_a_snapshot_is_missed_while_others_wait_for_it(world) -> None:
     """Nobody but c has what d needs."""
     run = with_a_set(world)
     world.join("d")
-    keeps = [k for k in world.machine.runs[run].plan.keepers if k.peer == "c"]
+    keeps = [k for k in world.machine.replica(run).record.plan.keepers if k.peer == "c"]
     assert len(keeps) == 2
     world.close("b")
     assert "stage 1 -> c (warm)" in world.state(run).reason.text
     world.close("a")  # c and d are left, and d has nothing
-    assign = world.machine.runs[run]
-    assert [(g.holder, g.source, g.destination) for g in assign.gifts] == [("a", "c", "d")]
+    given = world.machine.replica(run).context.term.gifts
+    assert [(g.holder, g.source, g.destination) for g in given] == [("a", "c", "d")]
     world.close("c")
     assert world.state(run).phase == WAITING
 
@@ -215,8 +215,7 @@ def test_a_warm_peer_that_is_lost_ends_nothing_unless_it_gives(world) -> None:
     world.close("c")
     assert world.state(run).phase == RUNNING
     assert world.state(run).term == 1
-    run = world.machine.runs[run]
-    assert run.goes_on_from(world.machine.members) is not None, "their own are enough"
+    assert world.machine.replica(run).snapshots.found() is not None, "their own are enough"
 
 
 @pytest.mark.parametrize("ready", [False, True])
@@ -228,9 +227,10 @@ def test_a_warm_peer_that_is_lost_while_it_gives_begins_another_term(world, read
     run = with_a_set(world)
     world.join("d", flops_per_s=1e12)
     world.close("a")
-    found = world.machine.runs[run]
-    assert found.plan.warm == ("c",)
-    assert [(g.holder, g.source, g.destination) for g in found.gifts] == [("a", "c", "d")]
+    found = world.machine.replica(run)
+    assert found.record.plan.warm == ("c",)
+    given = found.context.term.gifts
+    assert [(g.holder, g.source, g.destination) for g in given] == [("a", "c", "d")]
     if ready:
         world.say("d", ready=Ready(run=run, term=2))
     world.close("c")
@@ -247,10 +247,10 @@ def test_only_peers_of_the_run_and_of_the_pool_are_asked_for_snapshots(world) ->
     out = world.close("a")
     assert world.kinds(out, "b") == ["leave"]
     assert world.state(run).phase == WAITING
-    found = world.machine.runs[run]
-    assert found.goes_on_from(world.machine.members) is None, "b is about to leave"
+    found = world.machine.replica(run).snapshots
+    assert found.found() is None, "b is about to leave"
     ask = world.only([*world.drained("b", run), *world.join("d")][-1:], MakePlan)
-    assert found.goes_on_from(world.machine.members) is not None
+    assert found.found() is not None
     out = world.handle(PlanReady(run, ask.version, world.plan("b", "d")))
     assign = world.told(out, "d")[0].assign
     assert assign.first_step == 1
@@ -289,10 +289,10 @@ def test_what_cannot_be_a_snapshot_is_not_remembered(world, change) -> None:
     run = world.start("a", "b", steps=9)
     fields = {"run": run, "term": 1, "step": 1, "holder": "a", "spans": [Span(start=0, stop=1)]}
     held(world, "a", Snapshot(**fields | change))
-    assert not world.machine.runs[run].sets.peers
+    assert not world.machine.replica(run).snapshots.sets.peers
     assert world.machine.ignored == {"snapshot": 1}
     held(world, "a", Snapshot(**fields))
-    assert world.machine.runs[run].sets.peers == ("a",)
+    assert world.machine.replica(run).snapshots.sets.peers == ("a",)
 
 
 def test_who_keeps_snapshots_of_a_run_that_has_ended_may_drop_them(world) -> None:
@@ -313,7 +313,7 @@ def test_a_keeper_that_refuses_copies_is_replaced_and_the_user_hears_of_it(world
     run = world.start("a", "b", steps=9)
     for peer in "ab":
         world.report(peer, run, 0)
-    step = world.machine.runs[run].cadence.pending
+    step = world.machine.replica(run).snapshots.cadence.pending
     held(world, "a", snapshot(run, step, "a", 0))
     reason = Reason(code="snapshot", text="the disk is full")
     refused = SnapshotReport(snapshot=snapshot(run, step, "a", 0), reason=reason)
@@ -331,7 +331,7 @@ def test_a_keeper_that_refuses_copies_is_replaced_and_the_user_hears_of_it(world
 def test_a_keeper_that_refuses_and_has_no_substitute_is_told_of_too(world) -> None:
     world.join("c")
     run = world.start("a", steps=9)
-    step = world.machine.runs[run].cadence.pending
+    step = world.machine.replica(run).snapshots.cadence.pending
     held(world, "a", snapshot(run, step, "a", 0))
     reason = Reason(code="snapshot", text="the disk is full")
     out = world.say(

@@ -68,7 +68,7 @@ def asked(world: Any) -> tuple[Any, str]:
     """A run on a and b, with c beside them that keeps copies; one step is done."""
     world.join("c")
     run = world.start("a", "b", steps=STEPS)
-    assert world.machine.runs[run].plan.warm == ("c",)
+    assert world.machine.replica(run).record.plan.warm == ("c",)
     step(world, run, 0, "a", "b")
     state = ask(world, run, "pause")
     assert (state.phase, state.pausing, state.reason.code) == (RUNNING, True, "pausing")
@@ -77,7 +77,7 @@ def asked(world: Any) -> tuple[Any, str]:
 
 def test_it_waits_for_the_copies_so_that_a_loss_costs_no_step(asked: Any) -> None:
     world, run = asked
-    hold = world.machine.runs[run].on_hold
+    hold = world.machine.replica(run).snapshots.on_hold
     assert hold > 1
     for number in range(1, hold):
         step(world, run, number, "a", "b")
@@ -93,14 +93,14 @@ def test_it_waits_for_the_copies_so_that_a_loss_costs_no_step(asked: Any) -> Non
         world.drained(peer, run)
     world.close("a")
     world.join("d")
-    found = world.machine.runs[run].goes_on_from(world.machine.members)
+    found = world.machine.replica(run).snapshots.found()
     assert found is not None
     assert found.step == hold
 
 
 def test_without_copies_it_is_put_aside_after_the_deadline_and_says_so(asked: Any) -> None:
     world, run = asked
-    hold, number = world.machine.runs[run].on_hold, 1
+    hold, number = world.machine.replica(run).snapshots.on_hold, 1
     for number in range(1, hold):
         step(world, run, number, "a", "b")
     for holder in "ab":
@@ -121,14 +121,14 @@ def test_after_the_deadline_it_is_tried_again_until_a_set_is_whole(asked: Any) -
     world, run = asked
     number = 1
     for _ in range(4):  # no snapshot comes at all
-        hold = world.machine.runs[run].on_hold
+        hold = world.machine.replica(run).snapshots.on_hold
         while number < hold:
             step(world, run, number, "a", "b")
             number += 1
         beat(world, 310, "a", "b", "c")
         assert world.state(run).phase == RUNNING
         assert world.state(run).pausing
-        assert world.machine.runs[run].on_hold > hold
+        assert world.machine.replica(run).snapshots.on_hold > hold
 
 
 def test_it_outlives_the_broker(asked: Any) -> None:
@@ -137,7 +137,7 @@ def test_it_outlives_the_broker(asked: Any) -> None:
     assert world.state(run).pausing
     for peer in "abc":
         world.join(peer, holding=Holding(run=run, term=1, step=1))
-    hold = world.machine.runs[run].on_hold
+    hold = world.machine.replica(run).snapshots.on_hold
     assert hold > 1
     for number in range(1, hold):
         step(world, run, number, "a", "b")
@@ -177,15 +177,15 @@ def test_after_a_loss_that_is_mended_it_is_still_to_pause(asked: Any) -> None:
     for peer in "cb":
         world.say(peer, ready=Ready(run=run, term=2))
     assert (world.state(run).phase, world.state(run).pausing) == (RUNNING, True)
-    assert world.machine.runs[run].on_hold
+    assert world.machine.replica(run).snapshots.on_hold
 
 
 def test_it_can_be_taken_back(asked: Any) -> None:
     world, run = asked
-    hold = world.machine.runs[run].on_hold
+    hold = world.machine.replica(run).snapshots.on_hold
     state = ask(world, run, "resume")
     assert (state.phase, state.pausing) == (RUNNING, False)
-    assert not world.machine.runs[run].on_hold
+    assert not world.machine.replica(run).snapshots.on_hold
     for number in range(1, hold + 5):
         step(world, run, number, "a", "b")
     world.restart()
@@ -207,6 +207,6 @@ def test_a_run_that_ends_before_it_can_stop_is_done(world: Any) -> None:
 
 def test_asked_twice_is_asked_once(asked: Any) -> None:
     world, run = asked
-    before = world.machine.runs[run].history.numbered
+    before = world.machine.runs[run].record.history.numbered
     assert ask(world, run, "pause").pausing
-    assert world.machine.runs[run].history.numbered == before
+    assert world.machine.runs[run].record.history.numbered == before

@@ -42,7 +42,7 @@ def test_a_cancelled_run_gives_its_turn_to_the_next(world) -> None:
     first, out = world.submit()
     version = world.only(out, MakePlan).version
     second, _ = world.submit()
-    assert world.only(world.cancel(first), MakePlan).run == second
+    assert world.only(world.cancel(first), MakePlan).replica == second
     world.handle(PlanReady(first, version, world.plan("a")))
     assert world.state(first).phase == CANCELLED
 
@@ -170,4 +170,4 @@ def test_a_run_that_asks_for_more_warm_spares_than_there_are_says_so(world) -> N
     text = world.state(run).reason.text
     assert "needs 2 peers and 2 more as warm spares (recovery.warm_spares), has 3" in text
     out = world.join("d")
-    assert world.only(out, MakePlan).run == run
+    assert world.only(out, MakePlan).replica == run

@@ -253,8 +253,10 @@ def test_a_step_without_progress_is_given_up_by_the_measured_speed(make_world) -
 def test_a_long_evaluation_is_progress(make_world) -> None:
     world = make_world(step_floor_s=10.0, step_factor=5.0)
     run = world.start("a", "b", steps=50)
-    found = world.machine.runs[run]
-    found.plan = replace(found.plan, evaluation_routes=20 * found.plan.routes)
+    found = world.machine.replica(run)
+    plan = found.record.plan
+    plan = replace(plan, evaluation_routes=20 * plan.routes)
+    found.record.plan = found.context.term.plan = plan
     for step in range(5):
         beat(world, 3, "a", "b")
         world.report("a", run, step)

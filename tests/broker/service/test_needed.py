@@ -36,7 +36,7 @@ def make_spec(world: Any) -> RunSpec:
 def test_an_open_run_needs_what_it_was_submitted_with_an_ended_one_what_is_left(world) -> None:
     world.join("a")
     run, out = world.submit(make_spec(world))
-    assert needed(world.machine.runs.values()) == (
+    assert needed(world.machine.decided.runs.values()) == (
         {GRAPH, CORE, DATA, WEIGHTS, RECIPE},
         {DATA},
     )
@@ -46,7 +46,7 @@ def test_an_open_run_needs_what_it_was_submitted_with_an_ended_one_what_is_left(
     world.say("a", step=StepReport(run=run, term=1, step=0))
     world.export("a", run, 1)
     assert world.machine.runs[run].ended
-    assert needed(world.machine.runs.values()) == ({DATA, EXPORTED}, {DATA})
+    assert needed(world.machine.decided.runs.values()) == ({DATA, EXPORTED}, {DATA})
 
 
 def test_a_manifest_that_is_too_large_is_not_read(tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_a_run_that_is_no_longer_kept_needs_nothing(make_world) -> None:
     world = make_world(kept_runs=1)
     for _ in range(3):
         world.cancel(world.submit(make_spec(world))[0])
-    assert needed(world.machine.runs.values()) == ({DATA}, {DATA})
+    assert needed(world.machine.decided.runs.values()) == ({DATA}, {DATA})
     world.submit(world.spec())
-    assert DATA in needed(world.machine.runs.values())[0], "the newest ended one is kept"
+    assert DATA in needed(world.machine.decided.runs.values())[0], "the newest ended one is kept"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.recovery.recovery import SuspectTracker
+from shoal.broker.recovery.suspects import SuspectTracker
 from shoal.broker.snapshots.cadence import SnapshotSchedule
 
 STEPS = 400

@@ -11,7 +11,7 @@ from shoal.broker.events import MakePlan, PlanReady
 from shoal.broker.membership.member import Member
 from shoal.broker.membership.membership import Membership
 from shoal.broker.options import BrokerOptions
-from shoal.broker.runs import terms
+from shoal.broker.runs import snapshots
 from shoal.broker.snapshots.keepers import instead
 from shoal.dag.plan.plan import PeerId, Plan, SnapshotKeeper, StageSlot, Visit
 from shoal.proto.broker_pb2 import Profile, Ready, StepReport
@@ -64,7 +64,7 @@ def test_reports_find_keepers_anew_only_when_members_change(world, monkeypatch) 
         asked.append(instead(*facts))
         return asked[-1]
 
-    monkeypatch.setattr(terms, "instead", counted)
+    monkeypatch.setattr(snapshots, "instead", counted)
     for peer in ("a", "b", "c"):
         world.join(peer)
     run, out = world.submit(world.spec(steps=9))

@@ -61,7 +61,7 @@ async def submitted(broker: Broker, events: int) -> str:
     await broker.shell.ask(lambda request: RunSubmitted(request, make_spec(), "ann"))
     (run,) = broker.shell.machine.runs.values()
     for _ in range(events):
-        run.history.add(RunEvent(note="something"))
+        run.record.history.add(RunEvent(note="something"))
     return run.id
 
 

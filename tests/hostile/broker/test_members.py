@@ -96,4 +96,4 @@ async def test_who_accuses_another_goes_itself() -> None:
         await evil.say(fault=Fault(run=run, term=1, step=0, reason=reason, about="honest"))
         assert (await said(evil, "leave")).run == run
         assert (await said(honest, "assign")).term == (await said(spare, "assign")).term == 2
-        assert set(broker.shell.machine.runs[run].peers) == {"honest", "spare"}
+        assert set(broker.shell.machine.replica(run).record.peers) == {"honest", "spare"}

@@ -80,10 +80,10 @@ async def submitted(broker: Broker, channel: grpc.aio.Channel) -> tuple[str, str
     spec.weights.append(WeightFile(blob=ref))
     run = (await RunsStub(channel).Submit(spec)).run
     weights = await blobs.store(b"what ann has trained")
-    made = broker.shell.machine.runs[run]
+    made = broker.shell.machine.runs[run].record
     made.history.add(RunEvent(weights=Weights(step=3, files=[WeightFile(blob=weights)])))
     made.history.add(RunEvent(checkpoint=Checkpoint(files=[CheckpointFile(blob=weights)])))
-    made.reason.CopyFrom(Reason(code="export", text=f"blob {weights.hash} came late"))
+    made.replicas[0].reason.CopyFrom(Reason(code="export", text=f"blob {weights.hash} came late"))
     return run, weights.hash
 
 
@@ -160,7 +160,7 @@ def first_state(broker: Broker, key: str) -> bytes:
 async def test_a_key_of_the_page_opens_what_its_owner_may_see(broker: Broker) -> None:
     async with calling(broker, PartyRole.SUBMITTER, "ann") as ann:
         run, _ = await submitted(broker, ann)
-    history = broker.shell.machine.runs[RunId(run)].history
+    history = broker.shell.machine.runs[RunId(run)].record.history
     history.add(RunEvent(note="ann's alone"))
     history.add(RunEvent(step=StepDone(step=0, outcome=Outcome(loss=12.34375))))
     for role, subject, shown in (

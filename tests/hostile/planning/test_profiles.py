@@ -118,7 +118,7 @@ def test_no_report_of_a_step_makes_a_peer_one_that_cannot_be_planned_with(
         told = {**report, "run": run, "term": 1, "step": step}
         found.say("a", step=StepReport(**told, stages=[StageTime(**{**stage, "stage": 0})]))
         found.report("b", run, step)
-    assert found.machine.runs[run].committed == again
+    assert found.machine.replica(run).record.committed == again
     assert all(math.isfinite(m.offer.pace.product) for m in found.machine.members.members.values())
     spec = make_spec(plan={"scheduler": "op-fence"})
     peers = tuple(m.offer for m in found.machine.members.members.values())

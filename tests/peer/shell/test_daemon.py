@@ -211,7 +211,7 @@ async def test_a_holder_that_is_stopped_hands_its_part_to_a_warm_peer(cluster: C
         if event.WhichOneof("kind") == "step":
             steps.append(event.step.step)
             if event.step.step == 2:
-                holders = cluster.broker.shell.machine.runs[RunId(run)].peers
+                holders = cluster.broker.shell.machine.replica(RunId(run)).record.peers
                 stopped = next(w for w in cluster.workers if w.me.peer == holders[0])
                 stopped.waits = lambda what, within_s: waits.append(what)
                 stopped.stop()

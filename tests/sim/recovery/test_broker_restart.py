@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from shoal.broker.events import RunId
 from shoal.broker.validate import validate
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.schedule.convert_plan import plan_to_proto
@@ -191,15 +190,18 @@ def test_who_kept_copies_keeps_them_and_takes_over(lab: Lab) -> None:
         member = machine.members.members.get("p2")
         return member is not None and member.state == "assigned" and run in machine.runs
 
-    monitor.until(lambda: keeps() and world.broker.machine.runs[run].committed > 2)
+    monitor.until(lambda: keeps() and world.broker.machine.replica(run).record.committed > 2)
     world.restart_broker(0.1)
     monitor.until(lambda: world.broker.machine.decided.starts == 2)
     monitor.until(lambda: len(world.broker.machine.members.members) == 3)
     assert keeps(), "it is in the pool"
-    assert world.broker.machine.runs[run].term == 1
-    back = world.broker.machine.runs[run]
-    at = back.committed
-    monitor.until(lambda: (back.cadence.whole or 0) > at)  # a set that was taken since then
+    assert world.broker.machine.replica(run).record.term == 1
+    back = world.broker.machine.replica(run)
+    assert back is not None
+    at = back.record.committed
+    monitor.until(
+        lambda: (back.snapshots.cadence.whole or 0) > at
+    )  # a set that was taken since then
     world.kill("p0")
     monitor.finish(run)
     text = "\n".join(e.state.reason.text for e in world.events(run))
@@ -219,7 +221,7 @@ def test_a_peer_comes_back_with_what_it_does_and_not_with_what_it_kept_before(la
         return spec
 
     def stepped(run: str) -> bool:
-        known = world.broker.machine.runs[RunId(run)]
+        known = world.broker.machine.replica(run).record
         return known.running and known.committed > 2
 
     world = lab.laboratory.world(3, log=False)
@@ -233,11 +235,11 @@ def test_a_peer_comes_back_with_what_it_does_and_not_with_what_it_kept_before(la
     world.until(lambda: len(world.broker.machine.members.pool) == 3)
     kept = world.submit(spec_of(900, "kept"))
     world.until(lambda: stepped(kept))
-    assert world.broker.machine.runs[RunId(kept)].plan.warm == ("p2",)
+    assert world.broker.machine.replica(kept).record.plan.warm == ("p2",)
     ask(world, own, "resume")
     world.until(lambda: stepped(own))
-    assert world.broker.machine.runs[RunId(kept)].plan.warm == ("p2",), "the plan still names it"
-    term = world.broker.machine.runs[RunId(own)].term
+    assert world.broker.machine.replica(kept).record.plan.warm == ("p2",), "the plan still names it"
+    term = world.broker.machine.replica(own).record.term
     world.restart_broker(0.1)
     world.until(lambda: world.broker.machine.decided.starts == 2)
     world.until(lambda: len(world.broker.machine.members.members) == 3)

@@ -205,7 +205,7 @@ def test_without_any_snapshot_left_it_goes_back_to_the_last_one(lab: Lab, calm: 
     run = world.submit(lab.spec())
     monitor = Monitor(world)
     world.until(lambda: len(checkpoints(world.events(run))) == 2)
-    world.until(lambda: world.broker.machine.runs[run].committed >= 4)
+    world.until(lambda: world.broker.machine.replica(run).record.committed >= 4)
     for name in ("p0", "p1", "p2"):
         world.kill(name)
     world.disks.clear()
@@ -228,7 +228,7 @@ def test_a_holder_that_dies_beside_it_leaves_no_half_checkpoint(lab: Lab, calm: 
     run = world.submit(lab.spec())
     monitor = Monitor(world)
     machine = world.broker.machine
-    world.until(lambda: run in machine.runs and machine.runs[run].checkpoints.coming == 2)
+    world.until(lambda: run in machine.runs and machine.replica(run).record.checkpoints.coming == 2)
     world.kill("p1")
     events = monitor.finish(run, 3600.0)
     assert events[-1].state.phase == DONE
@@ -242,15 +242,15 @@ def test_checkpoints_outlive_the_broker(lab: Lab) -> None:
     run = world.submit(lab.spec())
     world.until(lambda: len(checkpoints(world.events(run))) == 2)
     world.restart_broker()
-    assert [c.step for c in world.broker.machine.runs[run].checkpoints.kept] == [2, 4]
+    assert [c.step for c in world.broker.machine.replica(run).record.checkpoints.kept] == [2, 4]
 
 
 def test_the_newest_are_kept(lab: Lab) -> None:
     world = lab.world()
     run = world.submit(lab.spec(output={"every": 1, "keep": 2}))
     world.finish(run)
-    assert [c.step for c in world.broker.machine.runs[run].checkpoints.kept][-1] == STEPS
-    assert len(world.broker.machine.runs[run].checkpoints.kept) == 2
+    assert [c.step for c in world.broker.machine.replica(run).record.checkpoints.kept][-1] == STEPS
+    assert len(world.broker.machine.replica(run).record.checkpoints.kept) == 2
 
 
 def test_without_snapshots_there_are_checkpoints(lab: Lab) -> None:
@@ -258,7 +258,7 @@ def test_without_snapshots_there_are_checkpoints(lab: Lab) -> None:
     run = world.submit(lab.spec(recovery={"ladder": ["checkpoint"]}))
     monitor = Monitor(world)
     world.until(lambda: len(checkpoints(world.events(run))) == 1)
-    world.until(lambda: world.broker.machine.runs[run].committed >= 2)
+    world.until(lambda: world.broker.machine.replica(run).record.committed >= 2)
     world.kill("p0")
     events = monitor.finish(run, 3600.0)
     assert [a.first_step for a in assigned(world)] == [2, 2]
@@ -303,7 +303,7 @@ def test_a_paused_run_frees_its_peers_and_goes_on(lab: Lab, restart: bool) -> No
     monitor = Monitor(world)
     world.until(lambda: len(steps(world.events(run))) == 2)
     assert isinstance(ask(world, run, "pause"), b.Answer)
-    world.until(lambda: world.broker.machine.runs[run].paused)
+    world.until(lambda: world.broker.machine.replica(run).record.paused)
     world.until(lambda: len(world.broker.machine.members.pool) == 3)
     if restart:
         world.restart_broker()
@@ -330,18 +330,18 @@ def test_who_dies_as_soon_as_it_is_paused_or_before_costs_no_step(lab: Lab, who:
     monitor = Monitor(world)
     world.until(lambda: len(steps(world.events(run))) == 2)
     assert isinstance(ask(world, run, "pause"), b.Answer)
-    assert not world.broker.machine.runs[run].paused
+    assert not world.broker.machine.replica(run).record.paused
     if who == "broker":
         world.restart_broker(1.0)
-    world.until(lambda: world.broker.alive and world.broker.machine.runs[run].paused)
-    done = world.broker.machine.runs[run].committed
+    world.until(lambda: world.broker.alive and world.broker.machine.replica(run).record.paused)
+    done = world.broker.machine.replica(run).record.committed
     assert 2 < done < 60
     if who != "broker":
         world.kill(who)
         world.join(PeerSpec(name="p9"))
     later = world.now + 60.0
     world.until(lambda: world.now > later)
-    assert world.broker.machine.runs[run].paused
+    assert world.broker.machine.replica(run).record.paused
     assert isinstance(ask(world, run, "resume"), b.Answer)
     events = monitor.finish(run, 3600.0)
     assert assigned(world)[-1].first_step == done
@@ -360,4 +360,4 @@ def test_what_cannot_be_paused_or_resumed_says_so(lab: Lab, calm: World) -> None
     answer = ask(world, run, "pause")
     assert isinstance(answer, b.Reject)
     assert "recovery.ladder" in answer.reason
-    assert world.broker.machine.runs[run].phase == RUNNING != FAILED
+    assert world.broker.machine.replica(run).record.phase == RUNNING != FAILED

@@ -62,7 +62,7 @@ def test_a_faster_peer_that_joins_gets_the_work(laboratory: Callable[..., Any]) 
     world, events, begun = play(peer("slow", 3e6), peer("fast", 3e7, joins_s=5.0))
     assert events[-1].state.phase == DONE
     assert losses(events) == losses(calm)
-    assert world.broker.machine.runs[next(iter(world.broker.ended))].peers == ("fast",)
+    assert world.broker.machine.replica(next(iter(world.broker.ended))).record.peers == ("fast",)
     reasons = [e.state.reason.text for e in events if e.HasField("state")]
     assert any("faster for" in text and "going on at step" in text for text in reasons)
     last = max(step for who, step in begun if who == "slow")

@@ -107,9 +107,9 @@ class Played:
             also(seen)
             if isinstance(seen.record, p.Compute):
                 self.computed.append((seen.who, seen.record.term, seen.record.step))
-            known = self.world.broker.machine.runs.get(self.run)  # type: ignore[call-overload]
+            known = self.world.broker.machine.replica(self.run)
             for name, step in list(waits.items()):
-                if known is not None and known.committed >= step and at(seen):
+                if known is not None and known.record.committed >= step and at(seen):
                     del waits[name]
                     self.world.kill(name)
 

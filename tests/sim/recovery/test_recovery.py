@@ -102,7 +102,7 @@ class Lab:
             if run not in world.broker.ended:
                 played.records += 1
                 if not played.begun and world.broker.alive:
-                    played.begun = played.records * world.broker.machine.runs[run].term
+                    played.begun = played.records * world.broker.machine.replica(run).record.term
                 played.moments.append((seen.who, type(seen.record).__name__))
                 if (name := (deaths or {}).get(played.records)) and world.peers[name].alive:
                     world.kill(name)
@@ -214,8 +214,8 @@ def test_without_enough_peers_it_pauses_and_goes_on_when_one_joins(lab: Lab) -> 
 
     world.observe = observe
     broker = world.broker.machine
-    monitor.until(lambda: broker.runs[run].phase == RUNNING)
-    monitor.until(lambda: broker.runs[run].phase == WAITING)
+    monitor.until(lambda: broker.runs[run].state.phase == RUNNING)
+    monitor.until(lambda: broker.runs[run].state.phase == WAITING)
     world.after(60.0, lambda: world.join(PeerSpec(name="p9")))
     monitor.finish(run)
     played = Recovered(world, run)

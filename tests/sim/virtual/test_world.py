@@ -80,7 +80,7 @@ def test_a_run_that_loses_a_peer_goes_on_with_the_others_to_the_same_weights(gpt
     world.kill("p1")
     equal_training(gpt.finish(world, run), gpt.plain())
     assert "peer p1 was lost at step 1: its stream ended" in reasons(world, run)
-    assert world.broker.machine.runs[run].term == 2
+    assert world.broker.machine.replica(run).record.term == 2
     world.until(lambda: len(world.broker.machine.members.pool) == 2)
 
 
@@ -114,8 +114,8 @@ def test_a_peer_with_too_little_memory_is_left_in_the_pool_with_the_reason(gpt):
 def test_a_run_that_nobody_has_the_memory_for_says_how_much_until_somebody_joins(gpt):
     world = gpt.world([PeerSpec(name="tiny", memory_bytes=1000)])
     run = world.submit(gpt.spec)
-    world.until(lambda: world.broker.machine.runs[run].reason.code == "memory")
-    assert "short by" in world.broker.machine.runs[run].reason.text
+    world.until(lambda: world.broker.machine.replica(run).record.reason.code == "memory")
+    assert "short by" in world.broker.machine.replica(run).record.reason.text
     world.join(PeerSpec(name="big"))
     assert world.finish(run)[-1].state.phase == broker_pb2.DONE
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from shoal.broker.events import RunId, RunSubmitted
 from shoal.broker.machine import BrokerMachine
 from shoal.broker.options import BrokerOptions
-from shoal.broker.runs.durable import DurableRun
-from shoal.broker.runs.runs import Run
-from shoal.broker.runs.space import JOURNAL_SHARE, make_room, outnumbered, share
+from shoal.broker.records.run import RunRecord
+from shoal.broker.records.space import JOURNAL_SHARE, make_room, outnumbered, share
+from shoal.broker.records.submitted import SubmittedRun
 from shoal.broker.wish import read_spec
-from shoal.proto.broker_pb2 import CANCELLED, RunEvent, RunState
+from shoal.proto.broker_pb2 import CANCELLED, ReplicaState, RunEvent, RunState
 
 from ..conftest import World, make_spec
 
@@ -17,15 +17,16 @@ EACH = make_spec().ByteSize()
 OPTIONS = BrokerOptions(subject_bytes=10 * EACH, kept_bytes=20 * EACH)
 
 
-def run(name: str, owner: str, *, ended: bool = False) -> Run:
+def run(name: str, owner: str, *, ended: bool = False) -> RunRecord:
     spec = make_spec()
-    made = Run(RunId(name), 1, spec, read_spec(spec), OPTIONS, [], owner)
+    made = RunRecord(SubmittedRun(RunId(name), 1, owner, spec, read_spec(spec), OPTIONS), [])
     if ended:
-        made.happened(RunEvent(state=RunState(run=name, phase=CANCELLED)))
+        stands = ReplicaState(replica=name, phase=CANCELLED)
+        made.apply(RunEvent(state=RunState(run=name, replicas=[stands])))
     return made
 
 
-def runs(owner: str, count: int, *, ended: bool = False) -> list[Run]:
+def runs(owner: str, count: int, *, ended: bool = False) -> list[RunRecord]:
     return [
         run(f"{owner}-{i}{'-ended' if ended else ''}", owner, ended=ended) for i in range(count)
     ]
@@ -75,7 +76,7 @@ def test_of_too_many_ended_runs_those_of_whoever_has_most_go() -> None:
 
 def test_histories_share_half_of_what_may_be_kept() -> None:
     options = BrokerOptions(subject_bytes=8 << 20, kept_bytes=1 << 30)
-    kept: list[DurableRun] = [*runs("eve", 4), *runs("ann", 1)]
+    kept: list[RunRecord] = [*runs("eve", 4), *runs("ann", 1)]
     share(kept, options)
     assert [r.history.most_bytes for r in kept] == [1 << 20] * 4 + [4 << 20]
 
@@ -85,7 +86,7 @@ def test_shares_of_histories_follow_the_runs_that_there_are() -> None:
     world = World(BrokerMachine("broker-1", options))
 
     def shares() -> list[int]:
-        return [run.history.most_bytes for run in world.machine.runs.values()]
+        return [run.record.history.most_bytes for run in world.machine.runs.values()]
 
     for count in (1, 2, 3):
         world.handle(RunSubmitted(world.request(), make_spec(), "eve"))

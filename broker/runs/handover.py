@@ -11,27 +11,25 @@
 - A run that moves to a better plan, or is put aside, stops between two steps in the same way. Put
   aside, it waits for the copies of its set too, until the deadline; its holders are free then.
 
-Decisions only; whoever takes the part is chosen in `recovery.py`.
+Whoever takes the part is chosen in `broker/recovery/replacements.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ...dag.plan.plan import PeerId, Plan
 from ...proto.broker_pb2 import RUNNING, BrokerMessage, Stay
 from ...proto.common_pb2 import Reason
 from ..events import Instruction, Tell
 from ..membership.member import Member
-from ..membership.membership import Membership
+from ..recovery.replacements import able_left, replacements
+from ..recovery.view import View
 from ..snapshots.keepers import instead
-from .recovery import able_left, replacements
-
-if TYPE_CHECKING:
-    from ..runs.terms import TermBuilder
+from .context import ReplicaContext
+from .snapshots import ReplicaSnapshots
 
 __all__ = ["PAUSE", "Handover", "HandoverResult", "PlannedStop"]
 
@@ -77,11 +75,10 @@ class _UnderWay:
 
 
 class Handover:
-    """Moves the parts of leaving holders of one run to other peers. `leaving`: holders that shall
-    not be counted on, and why, in words."""
+    """Moves the parts of leaving holders of one replica to other peers."""
 
-    def __init__(self) -> None:
-        self.leaving: dict[PeerId, str] = {}
+    def __init__(self, context: ReplicaContext, snapshots: ReplicaSnapshots) -> None:
+        self._context, self._record, self._snapshots = context, context.record, snapshots
         self.errand: PlannedStop | None = None
         self._under_way: _UnderWay | None = None
         self._waited = False
@@ -90,6 +87,10 @@ class Handover:
         """Those whose part nobody takes, in this term."""
         self._stays: dict[PeerId, float] = {}
         """Of the present holders that said it: until when they mean to stay."""
+
+    @property
+    def leaving(self) -> dict[PeerId, str]:
+        return self._context.term.leaving
 
     def __bool__(self) -> bool:
         """Whether `look` may have something to do."""
@@ -123,11 +124,11 @@ class Handover:
         if self.leaving.pop(peer, None) is not None:
             self._under_way = None
 
-    def begin_term(self, holders: Iterable[Member]) -> None:
+    def begin_term(self) -> None:
         """The plan is new."""
-        self.leaving, self._stays = {}, {}
-        for member in holders:
-            self.holds(member)
+        self._stays = {}
+        for peer in self._record.peers:
+            self.holds(self._context.members.members[peer])
 
     def holds(self, member: Member) -> None:
         """It has a part, be it again."""
@@ -138,21 +139,26 @@ class Handover:
 
     # ------------------------------------------------------------ time
 
-    def due(self, run: TermBuilder) -> float:
+    def due(self) -> float:
         """When something is to be done without an event."""
         if self._under_way is not None:
             return self._under_way.until
-        return min((t for t, _ in self._ends(run)), default=math.inf) if self._stays else math.inf
+        return min((t for t, _ in self._ends()), default=math.inf) if self._stays else math.inf
 
-    def _ends(self, run: TermBuilder) -> list[tuple[float, PeerId]]:
+    def _ends(self) -> list[tuple[float, PeerId]]:
         """By when the parts of those that mean to leave later should be handed over, if the run is
         not over before they do."""
-        if run.step_s is None:  # nor is it known when the run ends
+        if self._record.step_s is None:  # nor is it known when the run ends
             return []
-        margin = _patience(run, run.cadence.next_step(run.committed) - run.committed)
+        margin = self._within_s(self._next_step - self._record.committed)
         return [(t - margin, p) for p, t in self._stays.items() if p not in self.leaving]
 
-    def timed(self, run: TermBuilder, members: Membership, now: float) -> HandoverResult | None:
+    @property
+    def _next_step(self) -> int:
+        """The first step of which a set can be had."""
+        return self._snapshots.cadence.next_step(self._record.committed)
+
+    def timed(self, now: float) -> HandoverResult | None:
         """A deadline may have come: theirs, who leave now; or that of a stay, which is handed over
         from here on."""
         under = self._under_way
@@ -166,76 +172,72 @@ class Handover:
             if under.to_end or not under.leavers:
                 return None
             text = (
-                f"{_who(under.leavers, members)} did not hand over within "
+                f"{self._who(under.leavers)} did not hand over within "
                 f"{now - under.began:.0f} s: {self._why(under.leavers)}"
             )
             return HandoverResult(under.leavers, text)
-        for at, peer in self._ends(run):
+        for at, peer in self._ends():
             if now >= at:
                 until = self._stays.pop(peer)
-                if run.ends_at(now) > until:
+                if self._record.ends_at(now) > until:
                     self.leaving[peer] = f"it means to stay for {max(0.0, until - now):.0f} s more"
         return None
 
     # ------------------------------------------------------------ deciding
 
-    def look(
-        self, run: TermBuilder, members: Membership, now: float
-    ) -> tuple[list[Instruction], HandoverResult | None]:
+    def look(self, now: float) -> tuple[list[Instruction], HandoverResult | None]:
         """What is to be done about those that leave, now."""
-        self.leaving = {p: why for p, why in self.leaving.items() if p in run.peers}
-        if run.phase != RUNNING:
+        for peer in [p for p in self.leaving if p not in self._record.peers]:
+            del self.leaving[peer]
+        if self._record.phase != RUNNING:
             return [], None
-        here = [p for p in self.leaving if members.mine(p, run.id) and p not in self._refused]
+        here = [p for p in self.leaving if self._context.mine(p) and p not in self._refused]
         if not here and self.errand is None:
-            return run.release(members), None
+            return self._snapshots.let_go(), None
         if self._under_way is None:
-            return self._begin(run, here, members, now), None
-        return self._go_on(run, self._under_way, members, now)
+            return self._begin(here, self._snapshots.view(now)), None
+        return self._go_on(self._under_way)
 
-    def _begin(
-        self, run: TermBuilder, here: Sequence[PeerId], members: Membership, now: float
-    ) -> list[Instruction]:
+    def _begin(self, here: Sequence[PeerId], view: View) -> list[Instruction]:
         out: list[Instruction] = []
-        step = run.cadence.next_step(run.committed)
-        within_s = _patience(run, step - run.committed)
+        step, steps, members = self._next_step, self._record.run.spec.steps, view.members.members
+        within_s = self._within_s(step - self._record.committed)
         chosen: tuple[PeerId, ...] = ()
-        takes = f"the run, which ends with step {run.spec.steps}"
-        to_end = step >= run.spec.steps
+        takes = f"the run, which ends with step {steps}"
+        to_end = step >= steps
         for peer in here:
-            why = "" if to_end else _why_not(run, (*chosen, peer), members, now)
+            why = "" if to_end else self._why_not(view, (*chosen, peer))
             if not why:
                 chosen = (*chosen, peer)
                 continue
             self._refused[peer] = None
-            out += self._told(run, peer, 0.0, why, members)
-            if members.members[peer].closed is None:  # it goes on, and was not asked
+            out += self._told(peer, 0.0, why)
+            if members[peer].closed is None:  # it goes on, and was not asked
                 del self.leaving[peer]
         if to_end and self.errand is not None and self.errand.plan is not None:
             self.errand = None
         if not chosen and self.errand is None:
-            return [*out, *run.release(members)]
+            return [*out, *self._snapshots.let_go()]
         if to_end:
-            out += run.release(members)
+            out += self._snapshots.let_go()
         else:
-            found = replacements(run, chosen, members, now) if chosen else None
-            names = _who(tuple(found.values()), members) if found else "a new plan"
+            found = replacements(view, chosen) if chosen else None
+            names = self._who(tuple(found.values())) if found else "a new plan"
             takes = f"{names} to take its part at step {step}"
-            out += run.hold(step, members)
-        self._under_way = _UnderWay(chosen, now, now + within_s, to_end)
+            out += self._snapshots.hold(step)
+        self._under_way = _UnderWay(chosen, view.now, view.now + within_s, to_end)
         for peer in chosen:
-            out += self._told(run, peer, within_s, takes, members)
+            out += self._told(peer, within_s, takes)
         return out
 
-    def _go_on(
-        self, run: TermBuilder, under: _UnderWay, members: Membership, now: float
-    ) -> tuple[list[Instruction], HandoverResult | None]:
+    def _go_on(self, under: _UnderWay) -> tuple[list[Instruction], HandoverResult | None]:
         if under.to_end:
             return [], None
-        found, held = run.goes_on_from(members), run.on_hold
-        ready = found is not None and found.step == run.committed == held
+        snapshots, cadence = self._snapshots, self._snapshots.cadence
+        found, held = snapshots.found(), snapshots.on_hold
+        ready = found is not None and found.step == self._record.committed == held
         lacks = ""
-        if self.errand is not None and self.errand.plan is None and run.cadence.whole != held:
+        if self.errand is not None and self.errand.plan is None and cadence.whole != held:
             # Its peers are free then: without copies the next that is lost would cost its steps.
             ready = ready and self._waited
             lacks = ", whose snapshots not everybody has a copy of"
@@ -245,60 +247,54 @@ class Handover:
         if ready and errand is not None and not under.leavers:
             return [], HandoverResult((), f"{errand.text} at step {held}", errand)
         if ready and found is not None and found.without(under.leavers):
-            text = f"{_who(under.leavers, members)} hands over at step {held}"
+            text = f"{self._who(under.leavers)} hands over at step {held}"
             return [], HandoverResult(under.leavers, f"{text}: {self._why(under.leavers)}")
-        if run.cadence.pending is not None or run.cadence.whole == held:
+        if cadence.pending is not None or cadence.whole == held:
             return [], None
         # Somebody was past that step already, or a copy was lost.
-        step = run.cadence.next_step(run.committed)
-        if step < run.spec.steps:
-            return run.hold(step, members), None
+        if self._next_step < self._record.run.spec.steps:
+            return snapshots.hold(self._next_step), None
         self._under_way = _UnderWay(under.leavers, under.began, under.until, True)
-        return run.release(members), None
+        return snapshots.let_go(), None
 
-    def _told(
-        self, run: TermBuilder, peer: PeerId, within_s: float, why: str, members: Membership
-    ) -> list[Instruction]:
+    def _within_s(self, steps: int) -> float:
+        """Seconds in which so many steps and the copies of a set should well be over."""
+        step_s, took_s = self._record.step_s, self._snapshots.cadence.took
+        if step_s is None or took_s is None:
+            return _UNMEASURED_S
+        return max(_LEAST_S, _FACTOR * (steps * step_s + took_s))
+
+    def _why_not(self, view: View, leavers: tuple[PeerId, ...]) -> str:
+        """Why these cannot hand over, the last of them, say; empty: they can."""
+        if not view.run.takes_snapshots:
+            return "its run takes no snapshots (recovery.ladder)"
+        keepers = instead(view.plan, view.members, self._snapshots.unreliable)
+        if any(keepers.get(p) in (None, *leavers) for p in leavers):
+            return "nobody who stays can keep its snapshot"
+        found, here = replacements(view, leavers), view.members.members
+        asked = all(here[p].closed is not None for p in leavers)
+        if found is not None:
+            longer = all(here[b].stays_until > here[a].stays_until for a, b in found.items())
+            return "" if asked or longer else "no other peer means to stay longer"
+        if not asked:
+            return "no other peer can take its part as it is"
+        left = [m for m in able_left(view) if m.id not in leavers]
+        least = view.run.requirements.least
+        return "" if len(left) >= least else "no other peer can take its part"
+
+    # ------------------------------------------------------------ words
+
+    def _told(self, peer: PeerId, within_s: float, why: str) -> list[Instruction]:
         """The answer to one that asked."""
-        member = members.members[peer]
+        member, record = self._context.members.members[peer], self._record
         if member.closed is None:
             return []
-        stay = Stay(run=run.id, term=run.term, within_s=within_s)
+        stay = Stay(run=record.id, term=record.term, within_s=within_s)
         stay.reason.CopyFrom(Reason(code="hand-over", text=why))
         return [Tell(member.stream, BrokerMessage(stay=stay))]
 
+    def _who(self, peers: Sequence[PeerId]) -> str:
+        return ("peer " if len(peers) == 1 else "peers ") + self._context.labels(peers)
+
     def _why(self, leavers: Sequence[PeerId]) -> str:
         return "; ".join(dict.fromkeys(self.leaving[p] for p in leavers if p in self.leaving))
-
-
-def _patience(run: TermBuilder, steps: int) -> float:
-    """Seconds in which so many steps and the copies of a set should well be over."""
-    step_s, took_s = run.step_s, run.cadence.took
-    if step_s is None or took_s is None:
-        return _UNMEASURED_S
-    return max(_LEAST_S, _FACTOR * (steps * step_s + took_s))
-
-
-def _why_not(run: TermBuilder, leavers: tuple[PeerId, ...], members: Membership, now: float) -> str:
-    """Why these cannot hand over, the last of them, say; empty: they can."""
-    assert run.plan is not None, run
-    if not run.snapshots:
-        return "its run takes no snapshots (recovery.ladder)"
-    keepers = instead(run.plan, members, run.unreliable)
-    if any(keepers.get(p) in (None, *leavers) for p in leavers):
-        return "nobody who stays can keep its snapshot"
-    found = replacements(run, leavers, members, now)
-    here = members.members
-    asked = all(here[p].closed is not None for p in leavers)
-    if found is not None:
-        longer = all(here[b].stays_until > here[a].stays_until for a, b in found.items())
-        return "" if asked or longer else "no other peer means to stay longer"
-    if not asked:
-        return "no other peer can take its part as it is"
-    left = [m for m in able_left(run, members, now) if m.id not in leavers]
-    return "" if len(left) >= run.wish.least else "no other peer can take its part"
-
-
-def _who(peers: Sequence[PeerId], members: Membership) -> str:
-    labels = [members.members[p].label if p in members.members else p for p in peers]
-    return ("peer " if len(labels) == 1 else "peers ") + ", ".join(labels)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from ..events import RunId
 from ..options import BrokerOptions
 from .history import MOST_BYTES
-from .runs import Run
+from .run import RunRecord
 
 __all__ = ["JOURNAL_SHARE", "make_room", "outnumbered", "share"]
 
@@ -26,7 +26,7 @@ _LEAST_HISTORY = 64 << 10
 
 
 def make_room(
-    runs: Iterable[Run], owner: str, size: int, free: int | None, options: BrokerOptions
+    runs: Iterable[RunRecord], owner: str, size: int, free: int | None, options: BrokerOptions
 ) -> tuple[list[RunId], str]:
     """(ended runs to forget, so that a spec of `size` bytes has its place; why there is none).
 
@@ -47,7 +47,7 @@ def make_room(
     mine = [run for run in kept if run.ended and run.owner == owner]
     gone: list[RunId] = []
 
-    def forget(run: Run) -> None:
+    def forget(run: RunRecord) -> None:
         taken[run.owner] -= run.kept_bytes
         gone.append(run.id)
 
@@ -71,7 +71,7 @@ def make_room(
     return gone, ""
 
 
-def outnumbered(ended: Sequence[Run], most: int) -> list[RunId]:
+def outnumbered(ended: Sequence[RunRecord], most: int) -> list[RunId]:
     """Which of the ended runs go, so that so many stay: the oldest of whoever has most of them."""
     left, gone = list(ended), list[RunId]()
     counts = Counter(run.owner for run in left)
@@ -83,7 +83,7 @@ def outnumbered(ended: Sequence[Run], most: int) -> list[RunId]:
     return gone
 
 
-def share(runs: Collection[Run], options: BrokerOptions) -> None:
+def share(runs: Collection[RunRecord], options: BrokerOptions) -> None:
     """Gives the history of each run its part of half of what its subject, and all, may take."""
     counts = Counter(run.owner for run in runs)
     of_all = options.kept_bytes // 2 // max(1, len(runs))

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shoal.broker.runs.history import BLOCK, FEW, LEAST, History
+from shoal.broker.records.history import BLOCK, FEW, LEAST, History
 from shoal.proto.broker_pb2 import RunEvent
 
 

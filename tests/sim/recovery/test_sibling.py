@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.broker.recovery.replica import rerouted, rerouted_pairs
+from shoal.broker.recovery.sibling import rerouted, rerouted_pairs
 from shoal.dag.plan.plan import PeerId, Plan, StageSlot, Visit
 from shoal.dag.schedule.convert_plan import plan_to_proto
 from shoal.job import Job
@@ -29,7 +29,7 @@ from shoal.sim.virtual.world import World
 STEPS = 6
 JOB: dict[str, Any] = {
     "version": 1,
-    "name": "replica",
+    "name": "sibling",
     "model": {
         "factory": "shoal.examples.gpt:gpt",
         "args": {"layers": 1, "width": 8, "heads": 1, "length": 8, "dropout": 0.1},
@@ -146,19 +146,19 @@ def _dies_at(lab: Lab, name: str, records: Any) -> None:
     for at in records:
         played = lab.play(at, name)
         lab.assert_same(played, (name, at))
-        if "replicas do" in played.reasons and "has other updates" not in played.reasons:
+        if "siblings do" in played.reasons and "has other updates" not in played.reasons:
             live += 1
             again = {step for _, term, step in played.computed if term > 1}
             before = [e.step.step for e in played.events if e.HasField("step") and e.term == 1]
             assert not again & set(before), f"{at}: a committed step is done again"
-    assert live, "nobody was replaced by a replica"
+    assert live, "nobody was replaced by a sibling"
 
 
 def test_without_the_rung_it_goes_back_to_a_snapshot(lab: Lab) -> None:
     at = (lab.calm.begun + lab.calm.records) // 2
     played = lab.play(at, "p1", recovery={"ladder": ["snapshot", "checkpoint"]})
     lab.assert_same(played, at)
-    assert "replicas do" not in played.reasons
+    assert "siblings do" not in played.reasons
 
 
 # ---------------------------------------------------------------- plans

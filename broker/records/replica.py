@@ -1,0 +1,215 @@
+"""What of a replica outlives the broker: its phase, its plan, its steps and its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...dag.plan.plan import PeerId, Plan
+from ...dag.schedule.convert_plan import plan_from_proto, plan_to_proto
+from ...proto.broker_pb2 import (
+    CANCELLED,
+    DONE,
+    EXPORTING,
+    FAILED,
+    RUNNING,
+    WAITING,
+    Phase,
+    Renamed,
+    ReplicaState,
+    RunEvent,
+    StepDone,
+)
+from ...proto.common_pb2 import Reason
+from ...proto.journal_pb2 import RenamedSince, ReplicaKept
+from ..membership.member import Member
+from ..snapshots.checkpoints import Checkpoints
+from .steps import StepLedger
+from .submitted import SubmittedRun, replica_id
+
+__all__ = ["ReplicaRecord"]
+
+_ENDED = (DONE, FAILED, CANCELLED)
+
+
+class ReplicaRecord:
+    """A replica as the journal has it: `apply` takes an event over, now or when it is replayed.
+
+    plan, peers: of the present term, from BUILDING on. pausing: whether it is to stop between two
+    steps and be put aside until somebody resumes it. interrupted: starts of the broker that found
+    it being planned, since it last got a plan.
+    """
+
+    def __init__(self, run: SubmittedRun, number: int = 0) -> None:
+        self.run, self.number = run, number
+        self.id = replica_id(run.id, number)
+        self.phase: Phase = WAITING
+        self.reason = Reason()
+        self.term = 0
+        self.plan: Plan | None = None
+        self.plan_bytes = 0
+        self.peers: tuple[PeerId, ...] = ()
+        self.inexact_from = run.spec.resumed.inexact_from
+        """The first step after a lost stage was made anew from its neighbours, or other ones than
+        before began to change places; 0: neither."""
+        self.pausing = False
+        self.interrupted = 0
+        self.ledger: StepLedger | None = None  # Of the newest term that was RUNNING.
+        output = run.requirements.output
+        self.checkpoints = Checkpoints(output.every, output.keep)
+        self.names: dict[int, dict[PeerId, PeerId]] = {}
+        """By term, who took whose place since then."""
+
+    def __repr__(self) -> str:
+        phase, steps = Phase.Name(self.phase), self.run.spec.steps
+        return f"<Replica {self.id} {phase} term {self.term}, {self.committed}/{steps} steps>"
+
+    # ------------------------------------------------------------ what holds
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in _ENDED
+
+    @property
+    def running(self) -> bool:
+        return self.phase == RUNNING
+
+    @property
+    def active(self) -> bool:
+        """Whether peers are assigned to it."""
+        return not self.ended and self.phase != WAITING
+
+    @property
+    def paused(self) -> bool:
+        return self.phase == WAITING and self.reason.code == "paused"
+
+    @property
+    def committed(self) -> int:
+        """Number of committed steps."""
+        return self.ledger.committed if self.ledger else self.run.spec.resumed.step
+
+    @property
+    def parts(self) -> tuple[PeerId, ...]:
+        """Everybody with a part in the present plan, holders first."""
+        return () if self.plan is None else (*self.plan.peers, *self.plan.warm)
+
+    @property
+    def exporters(self) -> tuple[PeerId, ...]:
+        """Who uploads weights at the end: the first holder of each stage."""
+        stages = self.plan.stages if self.plan else ()
+        return tuple(dict.fromkeys(s.holders[0] for s in stages))
+
+    @property
+    def where(self) -> str:
+        """How far it is, behind "was lost", say."""
+        if self.phase == RUNNING:
+            return f"at step {self.committed}"
+        return {WAITING: "before it began", EXPORTING: "while its weights were exported"}.get(
+            self.phase, "while it was built"
+        )
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a step, measured or predicted; None: not known."""
+        measured = self.ledger.median_s if self.ledger else None
+        predicted = self.plan.predicted.step_s if self.plan else 0.0
+        return measured or predicted or None
+
+    def ends_at(self, now: float) -> float:
+        """When its last step is done, as far as that can be told."""
+        return now + (self.run.spec.steps - self.committed) * (self.step_s or 0.0)
+
+    def lacks_s(self, member: Member, now: float) -> float:
+        """How long before the end of its steps a peer means to leave, seconds."""
+        return max(0.0, self.ends_at(now) - member.stays_until)
+
+    # ------------------------------------------------------------ what happened
+
+    @property
+    def state(self) -> ReplicaState:
+        return ReplicaState(
+            replica=self.id,
+            phase=self.phase,
+            reason=self.reason if self.reason.code else None,
+            term=self.term,
+            step=self.committed,
+            inexact_from=self.inexact_from,
+            pausing=self.pausing,
+        )
+
+    def apply(self, event: RunEvent, plan: Plan | None = None) -> None:
+        """`plan` is the event's, where that is at hand. Raises ValueError, PlanError for what
+        cannot have been."""
+        match event.WhichOneof("kind"):
+            case "plan":
+                for renamed in event.renamed:
+                    self._took_over(PeerId(renamed.old), PeerId(renamed.to))
+                self.term, self.plan = event.term, plan or plan_from_proto(event.plan)
+                self.interrupted = 0
+                self.peers = self.plan.peers
+                self.plan_bytes = event.plan.ByteSize()
+            case "state":
+                state = event.state.replicas[self.number]
+                begins = state.phase == RUNNING != self.phase
+                self._stands(state)
+                if begins:
+                    self.ledger = self._ledger(self.committed, event.at_s)
+            case "step":
+                if self.ledger is None or event.step.step != self.committed:
+                    raise ValueError(
+                        f"step {event.step.step} of {self.id}: expected step {self.committed} of a "
+                        "replica that has begun"
+                    )
+                self.ledger.commit(event.step, event.at_s)
+            case "checkpoint":
+                self.checkpoints.add((event.checkpoint,))
+
+    def _stands(self, state: ReplicaState) -> None:
+        self.phase, self.reason = state.phase, Reason()
+        self.reason.CopyFrom(state.reason)
+        self.inexact_from, self.pausing = state.inexact_from, state.pausing
+
+    def _took_over(self, old: PeerId, new: PeerId) -> None:
+        """States of codecs name both ends: who has the part of whom since a snapshot was taken."""
+        self.names.setdefault(self.term, {})
+        for names in self.names.values():
+            before = [k for k, v in names.items() if v == old] or [old]
+            names.update(dict.fromkeys(before, new))
+
+    def _ledger(self, committed: int, at_s: float) -> StepLedger:
+        run = self.run
+        return StepLedger(self.peers, run.spec.steps, run.options.most_lead, at_s, committed)
+
+    # ------------------------------------------------------------ the journal's snapshots
+
+    def kept(self) -> ReplicaKept:
+        """Everything, for `restore`."""
+        names = [
+            RenamedSince(term=term, holders=[Renamed(old=a, to=b) for a, b in names.items()])
+            for term, names in self.names.items()
+        ]
+        return ReplicaKept(
+            state=self.state,
+            plan=plan_to_proto(self.plan) if self.plan is not None else None,
+            peaks=self.ledger.peaks if self.ledger is not None else (),
+            checkpoints=self.checkpoints.kept,
+            interrupted=self.interrupted,
+            renamed=names,
+        )
+
+    def restore(self, kept: ReplicaKept, steps: Iterable[tuple[StepDone, float]]) -> None:
+        """`steps`: the newest, each with when it was committed, in seconds."""
+        self.checkpoints.add(kept.checkpoints)
+        self.interrupted = kept.interrupted
+        for since in kept.renamed:
+            self.names[since.term] = {PeerId(r.old): PeerId(r.to) for r in since.holders}
+        self.term = kept.state.term
+        self._stands(kept.state)
+        if not kept.HasField("plan"):
+            return
+        self.plan = plan_from_proto(kept.plan)
+        self.peers, self.plan_bytes = self.plan.peers, kept.plan.ByteSize()
+        if self.phase in (RUNNING, EXPORTING) or kept.state.step:
+            self.ledger = self._ledger(kept.state.step, 0.0)
+            self.ledger.held(kept.peaks)
+            for step, at_s in steps:
+                self.ledger.seen(step.seconds, at_s)

@@ -1,0 +1,136 @@
+"""What of a run outlives the broker: what was submitted, its replicas, and its numbered events.
+
+`publish` makes an event happen, which is a decision for the journal; `apply` is the same when a
+journal is replayed.
+"""
+
+from __future__ import annotations
+
+from ...dag.plan.plan import Plan
+from ...proto.broker_pb2 import WAITING, ReplicaState, RunEvent, RunState
+from ...proto.journal_pb2 import Decision, RunAdded, RunHappened, RunKept
+from ..events import Publish, Watched
+from .history import History
+from .replica import ReplicaRecord
+from .submitted import SubmittedRun
+
+__all__ = ["RunRecord"]
+
+
+class RunRecord:
+    """A run as the journal has it. Every decision is added to `decisions`. So far a run has exactly
+    one replica."""
+
+    def __init__(self, run: SubmittedRun, decisions: list[Decision]) -> None:
+        self.run = run
+        self.id, self.owner = run.id, run.owner
+        self.history = History(run.options.kept_events)
+        self.replicas = (ReplicaRecord(run),)
+        self._spec_bytes = run.spec.ByteSize()
+        self._decisions = decisions
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id}: {', '.join(map(repr, self.replicas))}>"
+
+    @property
+    def ended(self) -> bool:
+        return all(replica.ended for replica in self.replicas)
+
+    @property
+    def active(self) -> bool:
+        """Whether peers are assigned to it."""
+        return any(replica.active for replica in self.replicas)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What of it is kept: its spec, its plans, and its history, as they would be on disk."""
+        plans = sum(replica.plan_bytes for replica in self.replicas)
+        return self._spec_bytes + plans + self.history.size_bytes
+
+    @property
+    def state(self) -> RunState:
+        return self._state([replica.state for replica in self.replicas])
+
+    def _state(self, replicas: list[ReplicaState]) -> RunState:
+        """A run of one replica stands where that does."""
+        (only,) = replicas
+        return RunState(
+            run=self.id,
+            phase=only.phase,
+            reason=only.reason if only.HasField("reason") else None,
+            step=only.step,
+            steps=self.run.spec.steps,
+            name=self.run.spec.name,
+            term=only.term,
+            inexact_from=only.inexact_from,
+            pausing=only.pausing,
+            replicas=replicas,
+        )
+
+    def watched(self, start: int) -> Watched:
+        """Events for somebody who has those before `start`."""
+        first, events = self.history.read(start)
+        numbered = self.history.numbered
+        over = self.ended and first + len(events) == numbered
+        return Watched(self.id, first, events, over, numbered)
+
+    # ------------------------------------------------------------ what happens
+
+    def changes(self, state: ReplicaState, now: float) -> Publish:
+        """One of its replicas stands like this from now on."""
+        states = [state if r.id == state.replica else r.state for r in self.replicas]
+        number = next(r.number for r in self.replicas if r.id == state.replica)
+        return self.publish(RunEvent(state=self._state(states)), number, now)
+
+    def publish(
+        self, event: RunEvent, replica: int, now: float, plan: Plan | None = None
+    ) -> Publish:
+        """Something happens in a replica. `plan`: the event's, where it has one: it begins the
+        next term."""
+        event.at_s, event.replica = now, replica
+        event.term = self.replicas[replica].term + event.HasField("plan")
+        event.number = self.history.numbered
+        self.apply(event, plan)
+        decision = Decision(happened=RunHappened(run=self.id))
+        decision.happened.event.CopyFrom(event)
+        self._decisions.append(decision)
+        return Publish(self.id, event)
+
+    def apply(self, event: RunEvent, plan: Plan | None = None) -> None:
+        """Takes an event over; `plan` is the event's, where that is at hand. Raises ValueError,
+        PlanError for what cannot have been."""
+        if event.number != self.history.numbered:
+            raise ValueError(f"event {event.number} of {self.id}: expected {self.history.numbered}")
+        if event.replica >= len(self.replicas):
+            raise ValueError(f"an event of replica {event.replica} of {self.id}: it has none")
+        self.replicas[event.replica].apply(event, plan)
+        self.history.add(event)
+        if self.ended:
+            self.history.rest()
+
+    def broker_started(self) -> None:
+        """Another process of the broker has begun."""
+        for replica in self.replicas:
+            waits = replica.phase == WAITING and replica.reason.code == "planning"
+            replica.interrupted += waits
+
+    # ------------------------------------------------------------ the journal's snapshots
+
+    def kept(self) -> RunKept:
+        """Everything but its past, for `restore`."""
+        run = self.run
+        return RunKept(
+            added=RunAdded(run=run.id, number=run.number, spec=run.spec, owner=run.owner),
+            replicas=[replica.kept() for replica in self.replicas],
+            events=self.history.unpacked,
+            numbered=self.history.numbered,
+        )
+
+    def restore(self, kept: RunKept) -> None:
+        """As an earlier start of the broker left it."""
+        self.history.restore(kept.events, kept.numbered)
+        for replica, its in zip(self.replicas, kept.replicas, strict=True):
+            events = (e for e in self.history.recent if e.replica == replica.number)
+            replica.restore(its, ((e.step, e.at_s) for e in events if e.HasField("step")))
+        if self.ended:
+            self.history.rest()

@@ -1,0 +1,145 @@
+"""What the parts of one replica share, and the present term, as far as no journal has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+
+from ...dag.plan.plan import PeerId, PeerPrediction, Plan
+from ...proto.broker_pb2 import BrokerMessage, Exported, Gift, Leave, Ready, ReplicaState, RunEvent
+from ...proto.common_pb2 import Reason
+from ..events import Instruction, Log, Publish, Tell
+from ..membership.member import Member
+from ..membership.membership import Membership
+from ..records.replica import ReplicaRecord
+from ..records.run import RunRecord
+from ..recovery.returning import ReattachWindow
+from ..recovery.suspects import SuspectTracker
+from ..recovery.view import Pair
+from ..snapshots.sets import SnapshotSet
+
+__all__ = ["ReplicaContext", "Term"]
+
+
+@dataclass
+class Term:
+    """The present term, which begins with a plan.
+
+    pairs: of holders that exchange frames. local: inputs of the model that only peers with the data
+    read. begun_from: the set that it goes on from; None: the starting weights. gifts: who gives
+    what of it to whom. speed_of: FLOP/s of the holders, as they were when it began. leaving:
+    holders that shall not be counted on, and why, in words. finished: who has reported the last
+    step, be it in a replay. down: to whom links are broken, and who says so.
+    """
+
+    plan: Plan | None = None
+    pairs: tuple[Pair, ...] = ()
+    local: tuple[str, ...] = ()
+    begun_from: SnapshotSet | None = None
+    gifts: tuple[Gift, ...] = ()
+    speed_of: dict[PeerId, float] = field(default_factory=dict)
+    leaving: dict[PeerId, str] = field(default_factory=dict)
+    ready: dict[PeerId, Ready] = field(default_factory=dict)
+    exports: dict[PeerId, Exported] = field(default_factory=dict)
+    finished: dict[PeerId, None] = field(default_factory=dict)
+    down: dict[PeerId, dict[PeerId, None]] = field(default_factory=dict)
+
+    @cached_property
+    def spans(self) -> dict[PeerId, list[tuple[int, int]]]:
+        """By holder, those of its stages."""
+        found: dict[PeerId, list[tuple[int, int]]] = {}
+        for stage in self.plan.stages if self.plan else ():
+            for holder in stage.holders:
+                found.setdefault(holder, []).append((stage.start, stage.stop))
+        return found
+
+    @cached_property
+    def expected(self) -> dict[PeerId, PeerPrediction]:
+        """By holder, what the plan predicts of it."""
+        return {p.peer: p for p in self.plan.predicted.peers} if self.plan else {}
+
+    @cached_property
+    def most_compute_s(self) -> float:
+        """Of the busiest holder, as predicted."""
+        return max((p.compute_s for p in self.expected.values()), default=0.0)
+
+
+class ReplicaContext:
+    """record: what outlives the broker. suspects: peers that did not do their part. away: holders
+    that are awaited, since the broker was started again or their stream broke."""
+
+    def __init__(self, run: RunRecord, record: ReplicaRecord, members: Membership) -> None:
+        self.record = record
+        self.run = record.run
+        self.members = members
+        self.suspects = SuspectTracker()
+        self.away = ReattachWindow()
+        self.term = Term(record.plan, local=record.run.requirements.local)
+        self._events = run
+
+    def publish(self, event: RunEvent, now: float, plan: Plan | None = None) -> Publish:
+        return self._events.publish(event, self.record.number, now, plan)
+
+    def changes(self, state: ReplicaState, now: float) -> Publish:
+        return self._events.changes(state, now)
+
+    def note(self, text: str, now: float) -> list[Instruction]:
+        return [self.publish(RunEvent(note=text), now)]
+
+    def mine(self, peer: PeerId) -> Member | None:
+        """A peer that has a part in it now; None for any other."""
+        return self.members.mine(peer, self.record.id)
+
+    def holders(self) -> list[Member]:
+        """The holders that are still members and assigned to it, in the plan's order."""
+        return [m for p in self.record.peers if (m := self.mine(p))]
+
+    def labels(self, peers: Iterable[PeerId]) -> str:
+        found = ((p, self.members.members.get(p)) for p in peers)
+        return ", ".join(m.label if m else p for p, m in found) or "nobody"
+
+    def ignored(self, what: str, member: Member, text: str) -> Log:
+        fields = (("message", what), ("peer", member.id), ("run", self.record.id), ("why", text))
+        return Log("message_ignored", fields)
+
+    # ------------------------------------------------------------ peers that leave it
+
+    def release(
+        self, peers: Iterable[PeerId], reason: Reason, now: float, goes_on: bool = True
+    ) -> list[Instruction]:
+        """These leave the replica, whether or not it goes on."""
+        out: list[Instruction] = []
+        for member in (m for p in peers if (m := self.mine(p))):
+            leave = Leave(run=self.record.id, term=self.record.term, goes_on=goes_on, reason=reason)
+            out.append(Tell(member.stream, BrokerMessage(leave=leave)))
+            out += self.members.drain(member, now)
+        return out
+
+    @property
+    def welcome(self) -> tuple[PeerId, ...]:
+        """Who may come back with its part: holders that are waited for, and those that only keep
+        copies, for which nobody waits."""
+        plan = self.record.plan if self.record.active else None
+        return (*self.away.peers, *(plan.warm if plan else ()))
+
+    def welcomes_nobody(self) -> None:
+        """A new term begins, or none."""
+        for peer in self.welcome:
+            holding = self.members.expected.get(peer)
+            if holding is not None and holding.run == self.record.id:
+                del self.members.expected[peer]
+
+    def waits_no_longer(self) -> tuple[PeerId, ...]:
+        """For those that may come back; returns them."""
+        away = self.away.peers
+        self.welcomes_nobody()
+        self.away = ReattachWindow()
+        return away
+
+    def taken_up(self, now: float) -> None:
+        """An earlier start of the broker began the term: its holders are awaited for a lease."""
+        pairs = tuple(combinations(self.record.peers, 2))
+        self.term = Term(self.record.plan, pairs, self.run.requirements.local)
+        self.away = ReattachWindow(self.record.peers, now + self.run.lease_s)

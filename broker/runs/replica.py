@@ -1,0 +1,88 @@
+"""A replica: peers that hold the model once and step as one. It has one plan, in one term; one
+ledger of steps; its own snapshots and recovery."""
+
+from __future__ import annotations
+
+from ...proto.broker_pb2 import RUNNING, PeerMessage, SnapshotReport
+from ...proto.common_pb2 import Reason
+from ..events import Instruction, ReplicaId
+from ..membership.member import Member
+from ..membership.membership import Membership
+from ..records.replica import ReplicaRecord
+from ..records.run import RunRecord
+from .context import ReplicaContext
+from .handover import Handover
+from .lifecycle import Lifecycle
+from .losses import Losses
+from .snapshots import ReplicaSnapshots
+
+__all__ = ["Replica"]
+
+LEAST_STAY_S = 300.0
+"""Who means to leave sooner than that is asked after all others: handing its part over takes some
+seconds of everybody's time (docs/recovery.md), which is one percent then."""
+
+
+class Replica:
+    """What is known of it, and its parts, each with one job. record: what outlives the broker."""
+
+    def __init__(self, run: RunRecord, record: ReplicaRecord, members: Membership) -> None:
+        self.record, self.run = record, record.run
+        self.context = ReplicaContext(run, record, members)
+        self.snapshots = ReplicaSnapshots(self.context)
+        self.handover = Handover(self.context, self.snapshots)
+        self.lifecycle = Lifecycle(self.context, self.snapshots, self.handover)
+        self.losses = Losses(self.lifecycle)
+
+    def __repr__(self) -> str:
+        return repr(self.record)
+
+    @property
+    def id(self) -> ReplicaId:
+        return self.record.id
+
+    def said(
+        self, kind: str, member: Member, message: PeerMessage, now: float
+    ) -> list[Instruction]:
+        """A peer told it something."""
+        match kind:
+            case "ready":
+                return self.lifecycle.ready(member, message.ready, now)
+            case "step":
+                return self.lifecycle.reported(member, message.step, now)
+            case "saved":
+                return self.lifecycle.saved(member, message.saved, now)
+            case "exported":
+                return self.lifecycle.exported(member, message.exported, now)
+            case "heard":
+                return self.losses.heard(member, message.heard, now)
+            case "fault":
+                return self.losses.fault(member, message.fault, now)
+        raise AssertionError(f"{kind} is no message to a replica")
+
+    def snapshot_reported(
+        self, member: Member, report: SnapshotReport, now: float
+    ) -> list[Instruction]:
+        """The end may have waited for a checkpoint that will not be."""
+        out = self.snapshots.reported(member, report, now)
+        return out + self.lifecycle.finish_export(now)
+
+    def give_up_warm(self, now: float) -> list[Instruction]:
+        """Another run has work for its keepers. Holders keep each other's snapshots from here
+        on."""
+        if self.record.plan is None or self.record.phase != RUNNING:
+            return []
+        reason = Reason(code="released", text="another run has work for it")
+        out = self.context.release(self.record.plan.warm, reason, now)
+        return out + self.snapshots.order(now) if out else out
+
+    def out(self, member: Member, now: float) -> bool:
+        """Whether a peer is left out for a while, for a fault."""
+        return self.context.suspects.out(member.id, now)
+
+    def steady(self, member: Member, now: float) -> bool:
+        """Whether it is asked first: not lost again and again of late, and not about to leave."""
+        stays = member.stays_until - now >= LEAST_STAY_S
+        known = self.record.step_s is not None
+        ends = known and self.record.ends_at(now) <= member.stays_until
+        return (stays or ends) and not self.context.suspects.shaky(member.id, now)

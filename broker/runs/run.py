@@ -1,0 +1,74 @@
+"""A run, which faces the client and owns its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+
+from ...proto.broker_pb2 import Checkpoint, RunState
+from ..events import Instruction, RunId, Watched
+from ..membership.membership import Membership
+from ..records.run import RunRecord
+from .lifecycle import Lifecycle
+from .replica import Replica
+
+__all__ = ["Run"]
+
+
+class Run:
+    """Wishes of a client go to all of its replicas. record: what outlives the broker."""
+
+    def __init__(self, record: RunRecord, members: Membership) -> None:
+        self.record, self.submitted = record, record.run
+        self.replicas = tuple(Replica(record, r, members) for r in record.replicas)
+
+    def __repr__(self) -> str:
+        return repr(self.record)
+
+    @property
+    def id(self) -> RunId:
+        return self.record.id
+
+    @property
+    def owner(self) -> str:
+        return self.record.owner
+
+    @property
+    def ended(self) -> bool:
+        return self.record.ended
+
+    @property
+    def active(self) -> bool:
+        return self.record.active
+
+    @property
+    def state(self) -> RunState:
+        return self.record.state
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest complete one."""
+        found = (r.record.checkpoints.newest() for r in self.replicas)
+        return max((c for c in found if c), key=lambda c: c.step, default=None)
+
+    def watched(self, start: int) -> Watched:
+        return self.record.watched(start)
+
+    def pause(self, now: float) -> list[Instruction]:
+        """Raises ValueError when it cannot be paused."""
+        return self._all(lambda life: life.pause(now))
+
+    def unpause(self, now: float) -> list[Instruction]:
+        """Raises ValueError when it is not paused."""
+        return self._all(lambda life: life.unpause(now))
+
+    def cancel(self, now: float) -> list[Instruction]:
+        return self._all(lambda life: life.cancel(now))
+
+    def fail(self, code: str, text: str, now: float) -> list[Instruction]:
+        return self._all(lambda life: life.fail(code, text, now))
+
+    def _all(self, what: Callable[[Lifecycle], list[Instruction]]) -> list[Instruction]:
+        still_open = [r for r in self.replicas if not r.record.ended]
+        told = still_open or self.replicas
+        return list(chain.from_iterable(what(r.lifecycle) for r in told))

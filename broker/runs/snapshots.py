@@ -1,0 +1,289 @@
+"""The snapshots of a replica: when they are taken, where they lie, and what could be gone on from.
+
+They are ordered by `broker/snapshots/cadence.py`; a set is whole when each holder and its keeper
+have theirs. Older ones go then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from ...dag.plan.plan import PeerId, Plan
+from ...proto.broker_pb2 import (
+    EXPORTING,
+    RUNNING,
+    BrokerMessage,
+    Snapshot,
+    SnapshotOrder,
+    SnapshotReport,
+)
+from ..events import Instruction, Log, Tell
+from ..membership.member import Member, clean
+from ..recovery.view import View
+from ..snapshots.cadence import SnapshotSchedule
+from ..snapshots.checkpoints import as_set
+from ..snapshots.keepers import instead
+from ..snapshots.sets import SnapshotCatalog, SnapshotSet
+from .context import ReplicaContext
+
+__all__ = ["NEVER", "ReplicaSnapshots"]
+
+NEVER = 2**64 - 1
+"""As the step that is needed: nothing is."""
+
+
+class ReplicaSnapshots:
+    """sets: which lie where. on_hold: the step that nobody begins, since parts are handed over
+    there; 0: none."""
+
+    def __init__(self, context: ReplicaContext) -> None:
+        self._context, self._record = context, context.record
+        self.sets = SnapshotCatalog()
+        self.cadence = SnapshotSchedule(0, 0)
+        self.on_hold = 0
+        self._needed = 0
+        """Snapshots of fewer steps may go, as peers were told."""
+        self._keepers: dict[PeerId, PeerId] = {}
+        """By holder, as peers were told."""
+        self._instead: tuple[object, dict[PeerId, PeerId]] = (None, {})
+        """By holder, as it was found, and what that was found by."""
+        self._refuse: dict[PeerId, None] = {}
+        """Keepers that did not take a copy."""
+
+    @property
+    def unreliable(self) -> tuple[PeerId, ...]:
+        """Peers with a part in it that nothing is to be left with."""
+        return (*self._context.term.leaving, *self._refuse)
+
+    # ------------------------------------------------------------ what to go on from
+
+    def view(self, now: float) -> View:
+        """The replica as it stands, for whoever decides about it."""
+        context = self._context
+        return View(
+            replica=self._record,
+            members=context.members,
+            suspects=context.suspects,
+            pairs=context.term.pairs,
+            local=context.term.local,
+            speed_of=context.term.speed_of,
+            found=self.found(),
+            now=now,
+        )
+
+    def found(self) -> SnapshotSet | None:
+        """The newest set, of what lies at its peers or in the pool, or of checkpoints."""
+        record, run = self._record, self._record.run
+        saved = record.checkpoints.newest(record.committed) if run.begins_anew else None
+        if saved is None and run.spec.HasField("resumed"):
+            saved = run.spec.resumed
+        found = self._newest()
+        if saved is None or (found is not None and found.step >= saved.step):
+            return found
+        return as_set(saved)
+
+    def _newest(self) -> SnapshotSet | None:
+        record, context = self._record, self._context
+        if record.plan is None or not record.run.takes_snapshots:
+            return None
+
+        def gives(peer: PeerId) -> bool:
+            member = context.members.members.get(peer)
+            return (member is not None and member.state == "pool") or bool(context.mine(peer))
+
+        found = self.sets.newest(self._operators, record.committed, gives)
+        leaving = context.term.leaving
+        return (found.without(leaving) or found) if found and leaving else found
+
+    @property
+    def _operators(self) -> int:
+        assert self._record.plan is not None, self._record
+        return self._record.plan.stages[-1].stop
+
+    # ------------------------------------------------------------ what happens
+
+    def begin_term(self, first: int) -> None:
+        """`first`: steps that are in the stages then."""
+        every = self._record.run.requirements.recovery.snapshot_every
+        self.cadence = SnapshotSchedule(0 if every == "auto" else every, first, self.cadence.took)
+        self._keepers, self.on_hold = {}, 0
+
+    def lost(self, peer: PeerId) -> None:
+        """It may come back, and take copies then."""
+        self._refuse.pop(peer, None)
+
+    def reported(self, member: Member, report: SnapshotReport, now: float) -> list[Instruction]:
+        """What became of one at a peer, now or in an earlier term."""
+        snapshot, record = report.snapshot, self._record
+        if problem := self._odd(snapshot):
+            return [self._context.ignored("snapshot", member, problem)]
+        own = (snapshot.term, snapshot.holder) == (record.term, member.id)
+        if report.held:
+            self.sets.held(member.id, snapshot)
+            if own:
+                self.cadence.taken(snapshot.step, now)
+                record.checkpoints.taken(member.id, snapshot.step)
+            return self.order(now)
+        self.sets.not_held(member.id, snapshot)
+        why = clean(report.reason.text) or "it does not say why"
+        fields = (("run", record.id), ("peer", member.id), ("step", snapshot.step))
+        out: list[Instruction] = [Log("snapshot_missed", (*fields, ("why", why)))]
+        if snapshot.term != record.term:
+            return out
+        refused = not own and snapshot.step == self.cadence.pending
+        self.cadence.missed(snapshot.step)
+        if own and snapshot.step == record.checkpoints.coming and record.checkpoints.untaken:
+            record.checkpoints.given_up(late=True)
+            out += self.order(now)
+        if refused and member.id not in self._refuse:
+            out += self._refused(member, PeerId(snapshot.holder), why, now)
+            out += self.order(now)
+        return out
+
+    def _refused(self, keeper: Member, holder: PeerId, why: str, now: float) -> list[Instruction]:
+        """Another one keeps this holder's copies from here on, if there is one."""
+        members, plan = self._context.members, self._record.plan
+        assert plan is not None, self._record
+        self._refuse[keeper.id] = None
+        other = instead(plan, members, self.unreliable).get(holder)
+        text = f"peer {keeper.label} does not keep a copy of the snapshots of {holder}: {why}"
+        if other is None or other in self._refuse:
+            text += ". Nobody else can: without a copy the loss of that peer costs more steps"
+        else:
+            text += f"; {members.members[other].label} does instead"
+        return self._context.note(text, now)
+
+    def _odd(self, snapshot: Snapshot) -> str:
+        """What cannot be of a snapshot that a peer tells of; empty: nothing."""
+        record = self._record
+        if record.plan is None or not 1 <= snapshot.term <= record.term:
+            return f"a snapshot of term {snapshot.term}: the run is in term {record.term}"
+        if not 0 < snapshot.step <= record.run.spec.steps:
+            return f"a snapshot after {snapshot.step} of {record.run.spec.steps} steps"
+        if not snapshot.holder or clean(snapshot.holder, 128) != snapshot.holder:
+            return "a snapshot of nobody"
+        spans = [(s.start, s.stop) for s in snapshot.spans]
+        its = self._context.term.spans.get(PeerId(snapshot.holder), [])
+        if snapshot.term == record.term and spans != its:
+            return f"a snapshot of {snapshot.holder} with other stages than the plan gives it"
+        before = [0, *(stop for _, stop in spans)]
+        ordered = all(a <= b < c for a, (b, c) in zip(before, spans, strict=False))
+        if not spans or not ordered or before[-1] > self._operators:
+            return f"a snapshot without stages, or not of {self._operators} operators in order"
+        return ""
+
+    # ------------------------------------------------------------ orders
+
+    def order(self, now: float) -> list[Instruction]:
+        """The next set, if one is due; and that older ones may go, when a newer one is whole."""
+        record, cadence = self._record, self.cadence
+        if record.phase not in (RUNNING, EXPORTING) or record.plan is None:
+            return []
+        keepers = self._keepers_now(record.plan)
+        if cadence.pending is not None:
+            if self.sets.copied(cadence.pending, record.term, record.peers, keepers):
+                # Copies to holders share links with the training: more of them would cost more.
+                suspects = self._context.suspects
+                cadence.copied(now, suspects.between_s(now) if record.plan.warm else math.inf)
+            elif self._keepers_differ(keepers) or cadence.overdue(now):
+                cadence.missed(cadence.pending)
+        needed = self._needed
+        if cadence.whole is not None and cadence.whole <= record.committed:
+            needed = max(needed, cadence.whole)
+        due, saves = self._due(record.plan, now)
+        if due is None and needed == self._needed:
+            return []
+        told = dict.fromkeys((*record.parts, *self.sets.peers))
+        self.sets.not_needed(needed)
+        self._needed, self._keepers = needed, keepers
+        if due is not None:
+            cadence.ordered(due)
+        return self._tell_order(told, due or 0, upload=saves)
+
+    def _due(self, plan: Plan, now: float) -> tuple[int | None, bool]:
+        """The step of the next set, and whether it is a checkpoint's."""
+        record, steps = self._record, self._record.run.spec.steps
+        if self.on_hold:
+            return None, False
+        saves = record.checkpoints.due(record.committed, steps)
+        if saves is not None:
+            its = record.term, saves, record.run.spec, plan, record.inexact_from
+            record.checkpoints.begin(record.run.id, *its)
+            return saves, True
+        if not (record.run.takes_snapshots and record.running) or record.checkpoints.untaken:
+            return None, False
+        return self.cadence.due(record.committed, steps, now), False
+
+    def _keepers_differ(self, keepers: dict[PeerId, PeerId]) -> bool:
+        """From those that peers were told of."""
+        if keepers is not self._keepers and keepers == self._keepers:
+            self._keepers = keepers  # the next report compares no thousand of them
+        return keepers is not self._keepers
+
+    def _keepers_now(self, plan: Plan) -> dict[PeerId, PeerId]:
+        """Found anew only when a member came, went or changed its part: asked at every report."""
+        members = self._context.members
+        facts = plan, members.version, self.unreliable
+        if self._instead[0] != facts:
+            self._instead = facts, instead(plan, members, self.unreliable)
+        return self._instead[1]
+
+    def hold(self, step: int) -> list[Instruction]:
+        """Orders a set of this step, in place of the one that is pending, and that nobody begins
+        the step."""
+        record = self._record
+        assert record.plan is not None, record
+        self.cadence.ordered(step)
+        if record.checkpoints.untaken:
+            record.checkpoints.given_up(late=True)
+        self.on_hold = step
+        self._keepers = self._keepers_now(record.plan)
+        return self._tell_order(record.parts, step)
+
+    def let_go(self) -> list[Instruction]:
+        """No step is on hold any more."""
+        if not self.on_hold:
+            return []
+        self.on_hold = 0
+        return self.tell_order()
+
+    def tell_order(self) -> list[Instruction]:
+        """What holds, without another snapshot."""
+        return self._tell_order(self._record.parts, 0)
+
+    def _tell_order(
+        self, peers: Iterable[PeerId], step: int, *, upload: bool = False
+    ) -> list[Instruction]:
+        order = SnapshotOrder(
+            run=self._record.id,
+            term=self._record.term,
+            step=step,
+            needed=self._needed,
+            upload=upload,
+            hold=self.on_hold,
+        )
+        return self._tell(peers, order, self._keepers)
+
+    def _tell(
+        self,
+        peers: Iterable[PeerId],
+        order: SnapshotOrder,
+        keepers: Mapping[PeerId, PeerId] | None = None,
+    ) -> list[Instruction]:
+        """Each is told of its own keeper alone: a thousand peers would hear of a thousand."""
+        out: list[Instruction] = []
+        for peer in peers:
+            if member := self._context.members.members.get(peer):
+                message = BrokerMessage(snapshot=order)
+                if keepers:
+                    message.snapshot.keeper = keepers.get(peer, "")
+                out.append(Tell(member.stream, message))
+        return out
+
+    def forget(self) -> list[Instruction]:
+        """It has ended. Its parts hear that as they leave; who else keeps something, now."""
+        others = [p for p in self.sets.peers if self._context.mine(p) is None]
+        self.sets = SnapshotCatalog()
+        order = SnapshotOrder(run=self._record.id, term=self._record.term, needed=NEVER)
+        return self._tell(others, order)

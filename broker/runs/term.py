@@ -1,0 +1,179 @@
+"""How a term of a replica begins.
+
+- Everybody with a part in the plan gets an Assign: holders, and peers of the pool that keep
+  snapshots (warm). It says from which step to go on, and who gives which snapshots to whom.
+- A replica goes on from the newest set of snapshots that still lies somewhere, whole; without one
+  it begins with its starting weights. Both replay steps that are committed already: their reports
+  are compared with what was told before, and have no other effect.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+from ...dag.plan.plan import PeerId, Plan, SnapshotKeeper
+from ...dag.plan.swaps import swapped_operators, swaps
+from ...dag.schedule.convert_plan import plan_to_proto
+from ...proto.broker_pb2 import Assign, BrokerMessage, DialOrder, Renamed, RunEvent
+from ...proto.broker_pb2 import Plan as PlanMessage
+from ...proto.common_pb2 import Reason
+from ...proto.graph_pb2 import CORE
+from ..events import Instruction, Tell
+from ..membership.member import dial
+from ..recovery.recover import Recover
+from ..recovery.resume import gifts, resume
+from ..recovery.view import Pair
+from ..snapshots.keepers import choose_keepers, ring_pairs
+from ..snapshots.sets import SnapshotSet
+from .context import ReplicaContext, Term
+from .snapshots import ReplicaSnapshots
+
+__all__ = ["begin_term"]
+
+BLOCKS = 0
+"""In place of a term: what lost stages are made from, of which nothing is reported."""
+
+
+def begin_term(
+    context: ReplicaContext,
+    snapshots: ReplicaSnapshots,
+    wanted: Recover,
+    found: SnapshotSet | None,
+    now: float,
+) -> list[Instruction]:
+    """The peers of the plan are all in the pool, or have a part already. `found`: the set that it
+    goes on from, where that is not what is in the stages."""
+    record = context.record
+    if wanted.live:
+        step = record.committed
+        term = BLOCKS if wanted.rebuilt else record.term
+        found = SnapshotSet(term, step, {}, live=True, rebuilt=wanted.rebuilt)
+    step = found.step if found else 0
+    plan = _with_keepers(context, snapshots, wanted.plan, found, now)
+    before, others = record.parts, _others_swapped(context, plan, step)
+    wire = plan_to_proto(plan)
+    renamed = [Renamed(old=a, to=b) for a, b in wanted.taken_by.items()]
+    out: list[Instruction] = [context.publish(RunEvent(plan=wire, renamed=renamed), now, plan)]
+    if wanted.rebuilt:
+        record.inexact_from = record.inexact_from or step
+    elif step < record.inexact_from:
+        # Back to before that; where stages change places, maybe to when others did.
+        record.inexact_from = max(1, step) if swaps(plan) else 0
+    if others:
+        record.inexact_from = record.inexact_from or step or record.committed
+    snapshots.begin_term(step)
+    record.checkpoints.given_up()
+    members = context.members
+    context.term = term_ = Term(
+        plan,
+        # Not known after a restart of the broker: then all.
+        pairs=tuple(wanted.pairs) or tuple(combinations(plan.peers, 2)),
+        local=context.term.local,
+        begun_from=found,
+        speed_of={p: members.members[p].offer.flops_per_s for p in plan.peers},
+    )
+    base = _assign(context, wire, step, found)
+    term_.gifts = tuple(base.resume.gifts)
+    dials = _dials(context, plan)
+    for peer in record.parts:
+        member = members.members[peer]
+        if member.state == "pool":
+            out += members.assign(member, record.id)
+        assign = Assign()
+        assign.CopyFrom(base)
+        spec = record.run.spec
+        core = member.profile.operator_set == CORE
+        assign.graph.CopyFrom(spec.core_graph if core else spec.graph)
+        assign.dials.extend(dials[peer])
+        out.append(Tell(member.stream, BrokerMessage(assign=assign)))
+    gone = [p for p in before if p not in record.parts]
+    reason = Reason(code="released", text="the run goes on without it")
+    return out + context.release(gone, reason, now)
+
+
+def _others_swapped(context: ReplicaContext, plan: Plan, step: int) -> bool:
+    """Whether other blocks change places than in the steps that were told of."""
+    record, now_swapped = context.record, swapped_operators(plan)
+    if record.plan is not None:
+        return swapped_operators(record.plan) != now_swapped
+    # The first plan; it may go on from another run's checkpoint.
+    saved = tuple((s.start, s.middle, s.stop) for s in record.run.spec.resumed.swapped)
+    return step > 0 and saved != now_swapped
+
+
+def _assign(
+    context: ReplicaContext, plan: PlanMessage, step: int, found: SnapshotSet | None
+) -> Assign:
+    """What all of them are told."""
+    record, run = context.record, context.run
+    base = Assign(
+        run=record.id,
+        term=record.term,
+        plan=plan,
+        full_graph=run.spec.graph,
+        weights=run.spec.weights,
+        data=run.spec.data,
+        training=run.requirements.training,
+        submitter=run.owner,
+        local=context.term.local,
+        first_step=step,
+        lossless_snapshots=run.requirements.lossless_snapshots,
+    )
+    if run.spec.HasField("recipe"):
+        base.recipe.CopyFrom(run.spec.recipe)
+    if found is not None:
+        assert record.plan is not None, record
+        own = found.checkpoint is None or found.checkpoint.run == run.id
+        names = record.names.get(found.term, {}) if own else {}
+        base.resume.CopyFrom(resume(found, record.plan, names))
+    return base
+
+
+def _dials(context: ReplicaContext, plan: Plan) -> dict[PeerId, list[DialOrder]]:
+    """Of each pair the one that stands first dials, or the one that can."""
+    members, relays = context.members, context.run.options.relays
+    orders: dict[PeerId, list[DialOrder]] = {p: [] for p in context.record.parts}
+    links: dict[frozenset[PeerId], Pair] = {}
+    keepers = [(k.holder, k.peer) for k in plan.keepers]
+    given = [(PeerId(g.source), PeerId(g.destination)) for g in context.term.gifts]
+    for pair in (*context.term.pairs, *keepers, *ring_pairs(plan), *given):
+        links.setdefault(frozenset(pair), pair)
+    for a, b in links.values():
+        way = dial(members.members[a], members.members[b], relays)
+        if way is not None:  # the planner's pairs are looked at before
+            source, target, address = way
+            order = DialOrder(peer=target.id, address=address, generation=members.next_dial())
+            orders[source.id].append(order)
+    return orders
+
+
+def _with_keepers(
+    context: ReplicaContext,
+    snapshots: ReplicaSnapshots,
+    plan: Plan,
+    found: SnapshotSet | None,
+    now: float,
+) -> Plan:
+    record, run, members = context.record, context.run, context.members
+    if not run.takes_snapshots:
+        return plan
+    warm = [m for p in record.parts if (m := context.mine(p)) and m.closed is None]
+    free = [m for m in members.pool if run.suits(m)]
+    wanted = run.requirements.recovery.warm_spares
+    keepers = choose_keepers(
+        plan,
+        (*warm, *free),
+        members,
+        1 if wanted == "auto" else wanted,
+        run.options.relays,
+        lambda m: record.lacks_s(m, now),
+        snapshots.unreliable,
+    )
+    plan = replace(plan, keepers=keepers)
+    if found is None:
+        return plan
+    part = (*plan.peers, *plan.warm)
+    givers = {(PeerId(g.destination), PeerId(g.source)) for g in gifts(found, plan)}
+    more = tuple(SnapshotKeeper(h, p) for h, p in sorted(givers) if p not in part)
+    return replace(plan, keepers=(*keepers, *more))
