@@ -66,7 +66,7 @@ class RunForgotten(_message.Message):
     def __init__(self, run: _Optional[str] = ...) -> None: ...
 
 class RunKept(_message.Message):
-    __slots__ = ("added", "state", "plan", "events", "numbered", "peaks", "checkpoints", "renamed", "interrupted")
+    __slots__ = ("added", "state", "plan", "events", "numbered", "peaks", "checkpoints", "renamed", "interrupted", "report")
     ADDED_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class RunKept(_message.Message):
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     RENAMED_FIELD_NUMBER: _ClassVar[int]
     INTERRUPTED_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     added: RunAdded
     state: _broker_pb2.RunState
     plan: _broker_pb2.Plan
@@ -85,7 +86,8 @@ class RunKept(_message.Message):
     checkpoints: _containers.RepeatedCompositeFieldContainer[_broker_pb2.Checkpoint]
     renamed: _containers.RepeatedCompositeFieldContainer[RenamedSince]
     interrupted: int
-    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., state: _Optional[_Union[_broker_pb2.RunState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ..., interrupted: _Optional[int] = ...) -> None: ...
+    report: _broker_pb2.PlanReport
+    def __init__(self, added: _Optional[_Union[RunAdded, _Mapping]] = ..., state: _Optional[_Union[_broker_pb2.RunState, _Mapping]] = ..., plan: _Optional[_Union[_broker_pb2.Plan, _Mapping]] = ..., events: _Optional[_Iterable[_Union[_broker_pb2.RunEvent, _Mapping]]] = ..., numbered: _Optional[int] = ..., peaks: _Optional[_Iterable[_Union[_broker_pb2.PeerPeak, _Mapping]]] = ..., checkpoints: _Optional[_Iterable[_Union[_broker_pb2.Checkpoint, _Mapping]]] = ..., renamed: _Optional[_Iterable[_Union[RenamedSince, _Mapping]]] = ..., interrupted: _Optional[int] = ..., report: _Optional[_Union[_broker_pb2.PlanReport, _Mapping]] = ...) -> None: ...
 
 class RenamedSince(_message.Message):
     __slots__ = ("term", "holders")

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from ...dag.plan.plan import PeerId
+from ...dag.plan.report import PlanWithReport
 from ...dag.schedule.convert_plan import plan_from_proto, plan_to_proto
+from ...dag.schedule.convert_report import report_from_proto, report_to_proto
 from ...proto.broker_pb2 import Renamed, RunSpec
 from ...proto.journal_pb2 import (
     BrokerStarted,
@@ -136,8 +138,10 @@ class DurableState:
     def _restore(self, kept: RunKept) -> None:
         run = self._add(kept.added)
         run.history.restore(kept.events, kept.numbered)
-        plan = plan_from_proto(kept.plan) if kept.HasField("plan") else None
-        run.plan_bytes = kept.plan.ByteSize()
+        plan = None
+        if kept.HasField("plan"):
+            plan = PlanWithReport(plan_from_proto(kept.plan), report_from_proto(kept.report))
+        run.plan_bytes = kept.plan.ByteSize() + kept.report.ByteSize()
         names = {
             since.term: {PeerId(r.old): PeerId(r.to) for r in since.holders}
             for since in kept.renamed
@@ -165,6 +169,7 @@ def _kept(run: Run) -> RunKept:
         added=RunAdded(run=run.id, number=run.number, spec=run.spec, owner=run.owner),
         state=run.state,
         plan=plan_to_proto(run.plan) if run.plan is not None else None,
+        report=report_to_proto(run.report) if run.plan is not None else None,
         events=run.history.unpacked,
         numbered=run.history.numbered,
         peaks=run.ledger.peaks if run.ledger is not None else (),

@@ -24,7 +24,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
 from ...dag.plan.plan import PeerId, Plan, PlanError
+from ...dag.plan.report import PlanWithReport
 from ...dag.schedule.convert_plan import plan_from_proto, plan_to_proto
+from ...dag.schedule.convert_report import report_from_proto, report_to_proto
 from ..events import PLANNER, Instruction, Log, MakePlan, PlanFailed, PlanReady, RunId, SetTimer
 from ..links.probing import Probing
 from ..membership.member import Member, dial
@@ -195,6 +197,7 @@ class PoolScheduler:
             return [_dropped(event, "nobody waits for it")]
         if self.draining:
             return [_dropped(event, "the broker is leaving")]
+        planned = PlanWithReport(event.plan, event.report)
         plan = event.plan
         gone = [p for p in plan.peers if not self._still_free(run, p)]
         foreign = [p for p in gone if p not in run.offered]
@@ -202,7 +205,7 @@ class PoolScheduler:
             (a, b) for i, a in enumerate(plan.peers) for b in plan.peers[i + 1 :]
         )
         problem = f"the plan names peers that were not offered: {foreign}" if foreign else ""
-        problem = problem or bad_plan(plan, pairs)
+        problem = problem or bad_plan(planned, pairs)
         if problem:
             return run.fail("plan", f"the plan cannot be used: {problem}", self.members, now)
         if gone:
@@ -223,10 +226,14 @@ class PoolScheduler:
             self.probing.wanted(unknown, now)
             return [_dropped(event, f"{len(unknown)} of its links are measured first")]
         run.local = event.local
-        fields = (("run", run.id), ("stages", len(plan.stages)), ("why", "; ".join(plan.reasons)))
+        fields = (
+            ("run", run.id),
+            ("stages", len(plan.stages)),
+            ("why", "; ".join(event.report.reasons)),
+        )
         return [
             Log("run_planned", fields),
-            *run.planned(plan, pairs, self.members, self.next_generation, now),
+            *run.planned(planned, pairs, self.members, self.next_generation, now),
         ]
 
     def _still_free(self, run: Run, peer: PeerId) -> bool:
@@ -251,17 +258,20 @@ class PoolScheduler:
         return []  # `place` runs behind every event, and says why it waits
 
 
-def bad_plan(plan: Plan, pairs: Sequence[tuple[PeerId, PeerId]]) -> str:
+def bad_plan(planned: PlanWithReport, pairs: Sequence[tuple[PeerId, PeerId]]) -> str:
     """Why a run cannot begin with what a planner made; empty: it can. What does not come back as
     it was would be another plan to peers, and no journal with it could be read."""
+    plan, report = planned
     try:
         plan.validate(plan.stages[-1].stop if plan.stages else 0)
         told = plan_from_proto(plan_to_proto(plan))
+        said = report_from_proto(report_to_proto(report))
     except PlanError as error:
         return str(error)
     except (TypeError, ValueError, OverflowError, KeyError) as error:
         return f"it cannot be told to peers: {type(error).__name__}: {error}"
     other = [f.name for f in fields(Plan) if getattr(told, f.name) != getattr(plan, f.name)]
+    other += [f.name for f in fields(report) if getattr(said, f.name) != getattr(report, f.name)]
     if other:
         return f"peers would be told of other {' and '.join(other)} than it has"
     peers = plan.peers

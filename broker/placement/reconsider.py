@@ -28,6 +28,7 @@ import numpy as np
 from ...dag.cost.network import Network
 from ...dag.cost.speed import Speeds
 from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.report import PlanWithReport
 from ..events import ConsiderPlan, Instruction, Log, PlanConsidered, RunId
 from ..links.probing import Probing
 from ..membership.member import Member
@@ -119,7 +120,7 @@ class Replanner:
         assert run.plan is not None
         offers = self._offers(run)
         network = self.probing.network(tuple(offers), now)
-        return Promise(run.plan.predicted.step_s, network, offers)
+        return Promise(run.report.predicted.step_s, network, offers)
 
     def _offers(self, run: Run) -> dict[PeerId, PeerOffer]:
         """The offers of the run's holders, as they are known now."""
@@ -171,7 +172,7 @@ class Replanner:
             return run.note(f"no better plan is looked for any more: {event.given_up}", now)
         if event.plan is None or not all(0 < s < math.inf for s in told):
             return []
-        if problem := bad_plan(event.plan, event.pairs):
+        if problem := bad_plan(PlanWithReport(event.plan, event.report), event.pairs):
             fields = (("run", run.id), ("why", f"the plan cannot be used: {problem}"))
             return [Log("plan_dropped", fields, "warning")]
         known.found = event
@@ -202,7 +203,8 @@ class Replanner:
         changes = _changes(run.plan, plan)
         if run.snapshots:
             text = f"{reason}: {changes}"
-            run.handing.stop_for(PlannedStop(text, plan, event.pairs))
+            planned = PlanWithReport(plan, event.report)
+            run.handing.stop_for(PlannedStop(text, planned, event.pairs))
             return [log, *run.note(f"{text}, between two steps", now)]
         if had is not None and (had.stages, had.codecs) == (plan.stages, plan.codecs):
             return []  # said before

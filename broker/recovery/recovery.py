@@ -119,7 +119,7 @@ def replacements(
             for m in (*warm, *free)
             if m.id not in found.values()
             and not blamed.out(m.id, now)
-            and fits(plan, old, m)
+            and fits(plan, run.report, old, m)
             and (not run.local or (run.owner, run.spec.data.hash) in m.manifests)
             and not _slow(m, old, run)
             and _reached(m, old, found, run, members)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.report import NO_REPORT, PlanWithReport
 from ...dag.schedule.convert_plan import plan_from_proto
+from ...dag.schedule.convert_report import report_from_proto
 from ...proto.broker_pb2 import (
     CANCELLED,
     DONE,
@@ -39,7 +41,7 @@ _ENDED = (DONE, FAILED, CANCELLED)
 
 
 class DurableRun:
-    """plan, peers: of the current term, from BUILDING on. Every decision is added to
+    """plan, report, peers: of the current term, from BUILDING on. Every decision is added to
     `decisions`."""
 
     def __init__(
@@ -63,6 +65,7 @@ class DurableRun:
         self.reason = Reason()
         self.term = 0
         self.plan: Plan | None = None
+        self.report = NO_REPORT
         self.peers: tuple[PeerId, ...] = ()
         self.inexact_from = spec.resumed.inexact_from
         """The first step after a lost stage was made anew from its neighbours, or other ones than
@@ -138,7 +141,11 @@ class DurableRun:
         return Watched(self.id, first, events, over, numbered)
 
     def _publish(
-        self, event: RunEvent, now: float, term: int | None = None, plan: Plan | None = None
+        self,
+        event: RunEvent,
+        now: float,
+        term: int | None = None,
+        plan: PlanWithReport | None = None,
     ) -> Publish:
         event.at_s, event.term = now, self.term if term is None else term
         event.number = self.history.numbered
@@ -148,7 +155,7 @@ class DurableRun:
         self._decisions.append(decision)
         return Publish(self.id, event)
 
-    def happened(self, event: RunEvent, plan: Plan | None = None) -> None:
+    def happened(self, event: RunEvent, plan: PlanWithReport | None = None) -> None:
         """Takes an event over into the state, now or when a journal is replayed; `plan` is the
         event's, where that is at hand. Raises ValueError, PlanError for what cannot have been."""
         if event.number != self.history.numbered:
@@ -157,10 +164,12 @@ class DurableRun:
         if kind == "plan":
             for renamed in event.renamed:
                 self._took_over(PeerId(renamed.old), PeerId(renamed.to))
-            self.term, self.plan = event.term, plan or plan_from_proto(event.plan)
+            if plan is None:
+                plan = PlanWithReport(plan_from_proto(event.plan), report_from_proto(event.report))
+            self.term, (self.plan, self.report) = event.term, plan
             self.interrupted = 0
             self.peers = self.plan.peers
-            self.plan_bytes = event.plan.ByteSize()
+            self.plan_bytes = event.plan.ByteSize() + event.report.ByteSize()
         elif kind == "state":
             begins = event.state.phase == RUNNING != self.phase
             self.phase, self.reason = event.state.phase, Reason()
@@ -194,7 +203,7 @@ class DurableRun:
     def restored(
         self,
         state: RunState,
-        plan: Plan | None,
+        plan: PlanWithReport | None,
         peaks: Iterable[PeerPeak],
         checkpoints: Iterable[Checkpoint],
         names: Mapping[int, dict[PeerId, PeerId]],
@@ -209,7 +218,8 @@ class DurableRun:
             self.history.rest()
         if plan is None:
             return
-        self.plan, self.peers = plan, plan.peers
+        self.plan, self.report = plan
+        self.peers = self.plan.peers
         if self.phase in (RUNNING, EXPORTING) or state.step:
             self.ledger = self._ledger(state.step, 0.0)
             self.ledger.held(peaks)

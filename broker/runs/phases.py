@@ -27,7 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.plan import PeerId
+from ...dag.plan.report import PlanWithReport
 from ...job.words import count_of
 from ...proto.broker_pb2 import (
     BUILDING,
@@ -140,7 +141,7 @@ class Phases(TermBuilder):
 
     def planned(
         self,
-        plan: Plan,
+        planned: PlanWithReport,
         pairs: Sequence[tuple[PeerId, PeerId]],
         members: Membership,
         generation: Callable[[], int],
@@ -148,13 +149,14 @@ class Phases(TermBuilder):
     ) -> list[Instruction]:
         """The plan's peers are all in the pool. Uses a dial generation for each pair."""
         assert self.phase == WAITING, self
+        plan = planned.plan
         peers, stages = count_of(len(plan.peers), "peer"), count_of(len(plan.stages), "stage")
         text = f"{stages} fetched and built by {peers}"
-        return self._build(plan, pairs, members, generation, "building", text, now)
+        return self._build(planned, pairs, members, generation, "building", text, now)
 
     def _build(
         self,
-        plan: Plan,
+        planned: PlanWithReport,
         pairs: Sequence[tuple[PeerId, PeerId]],
         members: Membership,
         generation: Callable[[], int],
@@ -168,7 +170,7 @@ class Phases(TermBuilder):
         self.asked, self.offered = None, {}
         self._ready, self._exports, self._finished, self._down = {}, {}, {}, {}
         self._welcomes_nobody(members)
-        out = self.begin_term(plan, pairs, members, generation, now, live, rebuilt, taken_by)
+        out = self.begin_term(planned, pairs, members, generation, now, live, rebuilt, taken_by)
         if self.term > 1:
             found = self.begun_from
             text += f", going on at step {found.step}" if found else ", from the starting weights"
@@ -443,7 +445,7 @@ class Phases(TermBuilder):
         """`least_s`, or what the weights of the largest part take over a slow link, if that is
         more (a day at most): they are no more than what its holder's device holds."""
         assert self.plan is not None, self
-        most = max((p.device_bytes for p in self.plan.predicted.peers), default=0)
+        most = max((p.device_bytes for p in self.report.predicted.peers), default=0)
         return max(least_s, min(_LONGEST_MOVE_S, most / _SLOW_BYTES_PER_S))
 
     @property

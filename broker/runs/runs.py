@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ...dag.ir.convert import MAX_TEXT
-from ...dag.plan.plan import PeerId, Plan
+from ...dag.plan.plan import PeerId
+from ...dag.plan.report import PlanWithReport, Prediction
 from ...proto.broker_pb2 import (
     BUILDING,
     EXPORTING,
@@ -98,13 +99,14 @@ class Run(Phases):
         now: float,
     ) -> list[Instruction]:
         """To a better plan, where the run stands between two steps."""
-        plan, pool = errand.plan, [m.id for m in members.pool if not self.blamed.out(m.id, now)]
-        assert plan is not None
-        gone = [p for p in plan.peers if members.mine(p, self.id) is None and p not in pool]
+        planned, pool = errand.plan, [m.id for m in members.pool if not self.blamed.out(m.id, now)]
+        assert planned is not None
+        peers = planned.plan.peers
+        gone = [p for p in peers if members.mine(p, self.id) is None and p not in pool]
         if gone:
             why = f"the better plan is out of date: {', '.join(gone)} is not free any more"
             return [*self.release(members), *self.note(why, now)]
-        return self._build(plan, errand.pairs, members, generation, "moved", text, now)
+        return self._build(planned, errand.pairs, members, generation, "moved", text, now)
 
     # ------------------------------------------------------------ losses and faults
 
@@ -287,12 +289,12 @@ class Run(Phases):
     ) -> list[Instruction]:
         """Others take the parts of lost holders, in the same plan."""
         assert self.plan is not None, self
-        plan, pairs, names = self.plan, self.pairs, []
+        planned, pairs, names = PlanWithReport(self.plan, self.report), self.pairs, []
         for old, new in taken_by.items():
-            stages = ", ".join(str(k) for k in plan.stages_of(old))
+            stages = ", ".join(str(k) for k in planned.plan.stages_of(old))
             kind = "warm" if new in self.plan.warm else "from the pool"
             names.append(f"stage {stages} -> {members.members[new].label} ({kind})")
-            plan = substituted(plan, old, new)
+            planned = substituted(planned, old, new)
             pairs = tuple((new if a == old else a, new if b == old else b) for a, b in pairs)
         if rebuilt:
             names.append(
@@ -302,13 +304,14 @@ class Run(Phases):
         text = "; ".join((text, *names))
         if names:
             told = (name[:MAX_TEXT] for name in names)
-            plan = replace(plan, reasons=(*told, "the rest is as before"))
+            reasons = (*told, "the rest is as before")
+            planned = PlanWithReport(planned.plan, replace(planned.report, reasons=reasons))
         live = bool(rebuilt)
         return self._build(
-            plan, pairs, members, generation, code, text, now, live, rebuilt, taken_by
+            planned, pairs, members, generation, code, text, now, live, rebuilt, taken_by
         )
 
-    def _replicas(self, gone: Sequence[PeerId], members: Membership) -> Plan | None:
+    def _replicas(self, gone: Sequence[PeerId], members: Membership) -> PlanWithReport | None:
         """The plan without these, if their replicas can go on at once."""
         assert self.plan is not None, self
         if "replica" not in self.wish.recovery.ladder or self.phase not in (BUILDING, RUNNING):
@@ -316,7 +319,8 @@ class Run(Phases):
         plan = rerouted(self.plan, gone) if any(p in self.peers for p in gone) else None
         if plan is None or any(members.mine(p, self.id) is None for p in plan.peers):
             return None
-        return plan
+        # What was predicted was for all of them.
+        return PlanWithReport(plan, replace(self.report, predicted=Prediction()))
 
     def _collect(self, code: str, text: str, members: Membership, now: float) -> list[Instruction]:
         """Everybody goes back to the pool, and all are planned anew; not before somebody resumes

@@ -18,8 +18,10 @@ from dataclasses import replace
 from itertools import combinations
 
 from ...dag.plan.plan import PeerId, Plan, SnapshotKeeper
+from ...dag.plan.report import PlanReport, PlanWithReport
 from ...dag.plan.swaps import swapped_operators, swaps
 from ...dag.schedule.convert_plan import plan_to_proto
+from ...dag.schedule.convert_report import report_to_proto
 from ...net.web.places import why_not
 from ...proto.broker_pb2 import (
     EXPORTING,
@@ -76,12 +78,12 @@ class _ByPeer:
     """What a plan has for each holder. slots: the spans of its stages; expected: by the plan;
     most_compute_s: of the busiest."""
 
-    def __init__(self, plan: Plan | None) -> None:
+    def __init__(self, plan: Plan | None, report: PlanReport) -> None:
         self.slots: dict[PeerId, list[tuple[int, int]]] = {}
         for stage in plan.stages if plan else ():
             for holder in stage.holders:
                 self.slots.setdefault(holder, []).append((stage.start, stage.stop))
-        self.expected = {p.peer: p for p in plan.predicted.peers} if plan else {}
+        self.expected = {p.peer: p for p in report.predicted.peers}
         self.most_compute_s = max((p.compute_s for p in self.expected.values()), default=0.0)
 
 
@@ -123,7 +125,7 @@ class TermBuilder(DurableRun):
         """The step that nobody begins: parts are handed over there. 0: none."""
         self.local = wish.local
         """Inputs of the model that only peers with the data read, under the present plan."""
-        self._found: tuple[Plan | None, _ByPeer] = (None, _ByPeer(None))
+        self._found: tuple[Plan | None, _ByPeer] = (None, _ByPeer(None, self.report))
         self.speed_of: dict[PeerId, float] = {}
         """FLOP/s of the present holders, as they were when the term began."""
 
@@ -132,7 +134,7 @@ class TermBuilder(DurableRun):
         """The tables by peer of the present plan; made once for each plan, since every report asks
         for them."""
         if self._found[0] is not self.plan:
-            self._found = self.plan, _ByPeer(self.plan)
+            self._found = self.plan, _ByPeer(self.plan, self.report)
         return self._found[1]
 
     # ------------------------------------------------------------ the beginning
@@ -185,8 +187,7 @@ class TermBuilder(DurableRun):
     def step_s(self) -> float | None:
         """Seconds of a step, measured or predicted; None: not known."""
         measured = self.ledger.median_s if self.ledger else None
-        predicted = self.plan.predicted.step_s if self.plan else 0.0
-        return measured or predicted or None
+        return measured or self.report.predicted.step_s or None
 
     def ends_at(self, now: float) -> float:
         """When its last step is done, as far as that can be told."""
@@ -204,7 +205,7 @@ class TermBuilder(DurableRun):
 
     def begin_term(
         self,
-        plan: Plan,
+        planned: PlanWithReport,
         pairs: Iterable[Pair],
         members: Membership,
         generation: Callable[[], int],
@@ -222,7 +223,8 @@ class TermBuilder(DurableRun):
             SnapshotSet(term, self.committed, {}, live=True, rebuilt=(*rebuilt,)) if live else None
         )
         self.begun_from = found = found or self.goes_on_from(members)
-        plan = self._with_keepers(plan, found, members, now)
+        plan = self._with_keepers(planned, found, members, now)
+        report = planned.report
         before = self.parts
         step = found.step if found else 0
         now_swapped = swapped_operators(plan)
@@ -232,8 +234,10 @@ class TermBuilder(DurableRun):
             saved = tuple((s.start, s.middle, s.stop) for s in self.spec.resumed.swapped)
             others = step > 0 and saved != now_swapped
         wire = plan_to_proto(plan)
-        event = RunEvent(plan=wire, renamed=[Renamed(old=a, to=b) for a, b in taken_by.items()])
-        out: list[Instruction] = [self._publish(event, now, self.term + 1, plan)]
+        names = [Renamed(old=a, to=b) for a, b in taken_by.items()]
+        event = RunEvent(plan=wire, report=report_to_proto(report), renamed=names)
+        planned = PlanWithReport(plan, report)
+        out: list[Instruction] = [self._publish(event, now, self.term + 1, planned)]
         # Not known after a restart of the broker: then all.
         self.pairs = tuple(pairs) or tuple(combinations(plan.peers, 2))
         if rebuilt:
@@ -263,8 +267,8 @@ class TermBuilder(DurableRun):
             base.recipe.CopyFrom(self.spec.recipe)
         if found is not None:
             own = found.checkpoint is None or found.checkpoint.run == self.id
-            names = self.names.get(found.term, {}) if own else {}
-            base.resume.CopyFrom(resume(found, plan, names))
+            since = self.names.get(found.term, {}) if own else {}
+            base.resume.CopyFrom(resume(found, plan, since))
         self.gifts = tuple(base.resume.gifts)
         self.speed_of = {p: members.members[p].offer.flops_per_s for p in plan.peers}
         dials = self._dials(plan, base, members, generation)
@@ -313,8 +317,9 @@ class TermBuilder(DurableRun):
         return dials
 
     def _with_keepers(
-        self, plan: Plan, found: SnapshotSet | None, members: Membership, now: float
+        self, planned: PlanWithReport, found: SnapshotSet | None, members: Membership, now: float
     ) -> Plan:
+        plan = planned.plan
         if not self.snapshots:
             return plan
         warm = [m for p in self.parts if (m := members.mine(p, self.id)) and m.closed is None]
@@ -322,7 +327,7 @@ class TermBuilder(DurableRun):
         wanted = self.wish.recovery.warm_spares
         spares = 1 if wanted == "auto" else wanted
         keepers = choose_keepers(
-            plan,
+            planned,
             (*warm, *free),
             members,
             spares,

@@ -4,6 +4,7 @@ and back."""
 __all__ = [
     "check",
     "convert_plan",
+    "convert_report",
     "flow",
     "replay",
     "schedule",

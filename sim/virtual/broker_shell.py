@@ -177,7 +177,7 @@ class BrokerShell:
         if kind == "step":
             world.mark(run, "loss", repr(event.step.outcome.loss))
         elif kind == "plan":
-            world.mark(run, "plan", "; ".join(event.plan.reasons))
+            world.mark(run, "plan", "; ".join(event.report.reasons))
         elif kind == "state":
             word = broker_pb2.Phase.Name(event.state.phase).lower()
             world.mark(run, word, event.state.reason.text)

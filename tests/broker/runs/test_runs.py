@@ -9,7 +9,7 @@ from shoal.broker.events import (
     MakePlan,
     PlanReady,
 )
-from shoal.dag.plan.plan import PeerPrediction, Prediction
+from shoal.dag.plan.report import PeerPrediction, PlanReport, Prediction
 from shoal.proto.broker_pb2 import (
     BUILDING,
     DONE,
@@ -281,8 +281,8 @@ def test_large_parts_have_as_long_as_a_slow_link_takes(make_world) -> None:
     run, out = world.submit(world.spec(1))
     plan = world.plan("a")
     large = PeerPrediction(peer="a", compute_s=1.0, device_bytes=125_000_000, host_bytes=0)
-    plan = replace(plan, predicted=Prediction(peers=(large,)))  # 100 s over 10 Mbit/s
-    world.handle(PlanReady(run, world.only(out, MakePlan).version, plan))
+    report = PlanReport(Prediction(peers=(large,)))  # 100 s over 10 Mbit/s
+    world.handle(PlanReady(run, world.only(out, MakePlan).version, plan, report=report))
     beat(world, 99, "a")
     assert world.state(run).phase == BUILDING
     world.say("a", ready=Ready(run=run, term=1))
