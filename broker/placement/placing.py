@@ -205,7 +205,7 @@ class PoolScheduler:
             (a, b) for i, a in enumerate(plan.peers) for b in plan.peers[i + 1 :]
         )
         problem = f"the plan names peers that were not offered: {foreign}" if foreign else ""
-        problem = problem or bad_plan(planned, pairs)
+        problem = problem or bad_plan(planned, pairs) or not_outlined(plan)
         if problem:
             return run.fail("plan", f"the plan cannot be used: {problem}", self.members, now)
         if gone:
@@ -280,6 +280,11 @@ def bad_plan(planned: PlanWithReport, pairs: Sequence[tuple[PeerId, PeerId]]) ->
     if len({frozenset(pair) for pair in pairs}) != len(pairs):
         return "it names a link twice"
     return ""
+
+
+def not_outlined(plan: Plan) -> str:
+    """Why no peer could be told its part of a plan; empty: each can."""
+    return "" if plan.outline.stages else "it does not say what crosses its stages"
 
 
 def _dropped(event: PlanReady | PlanFailed, why: str) -> Log:

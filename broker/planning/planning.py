@@ -17,7 +17,7 @@ from ...dag.cost.network import Network
 from ...dag.ir.convert import graph_from_bytes
 from ...dag.ir.graph import Graph, GraphError
 from ...dag.ir.validate import validate
-from ...dag.plan.cut import cut, tied_groups
+from ...dag.plan.cut import cut, outline, tied_groups
 from ...dag.plan.plan import PeerId, Plan, PlanError, Visit
 from ...dag.plan.report import NO_REPORT, PlanReport, PlanWithReport, Spare
 from ...dag.schedule.convert_plan import plan_from_proto
@@ -96,6 +96,7 @@ def make_plan(ask: MakePlan, graph: Graph, planner: Planner = by_name) -> PlanRe
         _check_memory(ask, form, plan)
         plan, report = _with_codecs(ask, form, plan)
     local = _kept(ask, form, plan)
+    plan = outlined(form, plan)
     core = [str(o) for o in ask.peers if o.operator_set == "core" and o.peer in plan.peers]
     if plan.head_parts and core:
         raise PlanError(
@@ -228,9 +229,15 @@ def _considered(ask: ConsiderPlan, graph_bytes: bytes, planner: Planner) -> Plan
         request.network,
         state_bytes=request.options.state_bytes,
     )
+    found = outlined(request.graph, found)
     step_s, pairs = report.predicted.step_s, frame_pairs(request.graph, found)
     told = (running_s, step_s, seconds, found, pairs)
     return PlanConsidered(ask.run, ask.version, *told, report=report)
+
+
+def outlined(graph: Graph, plan: Plan) -> Plan:
+    """The plan with what crosses its stages. `graph`: its bound `planned_graph`."""
+    return replace(plan, outline=outline(graph, [(s.start, s.stop) for s in plan.stages]))
 
 
 def frame_pairs(graph: Graph, plan: Plan) -> tuple[tuple[PeerId, PeerId], ...]:

@@ -22,6 +22,8 @@ from ...dag.plan.report import PlanReport, PlanWithReport
 from ...dag.plan.swaps import swapped_operators, swaps
 from ...dag.schedule.convert_plan import plan_to_proto
 from ...dag.schedule.convert_report import report_to_proto
+from ...dag.schedule.convert_slice import slice_to_proto
+from ...dag.schedule.slices import PlanSlices
 from ...net.web.places import why_not
 from ...proto.broker_pb2 import (
     EXPORTING,
@@ -238,8 +240,8 @@ class TermBuilder(DurableRun):
         event = RunEvent(plan=wire, report=report_to_proto(report), renamed=names)
         planned = PlanWithReport(plan, report)
         out: list[Instruction] = [self._publish(event, now, self.term + 1, planned)]
-        # Not known after a restart of the broker: then all.
-        self.pairs = tuple(pairs) or tuple(combinations(plan.peers, 2))
+        slices = PlanSlices(plan)
+        self.pairs = tuple(pairs) or slices.pairs
         if rebuilt:
             self.inexact_from = self.inexact_from or step
         elif step < self.inexact_from:
@@ -253,7 +255,6 @@ class TermBuilder(DurableRun):
         base = Assign(
             run=self.id,
             term=self.term,
-            plan=wire,
             full_graph=self.spec.graph,
             weights=self.spec.weights,
             data=self.spec.data,
@@ -271,7 +272,7 @@ class TermBuilder(DurableRun):
             base.resume.CopyFrom(resume(found, plan, since))
         self.gifts = tuple(base.resume.gifts)
         self.speed_of = {p: members.members[p].offer.flops_per_s for p in plan.peers}
-        dials = self._dials(plan, base, members, generation)
+        dials, near = self._dials(plan, base, members, generation)
         for peer in self.parts:
             member = members.members[peer]
             if member.state == "pool":
@@ -280,6 +281,9 @@ class TermBuilder(DurableRun):
             assign.CopyFrom(base)
             core = member.profile.operator_set == CORE
             assign.graph.CopyFrom(self.spec.core_graph if core else self.spec.graph)
+            # Who makes a stage anew asks everybody.
+            known = plan.peers if rebuilt else near[peer]
+            assign.slice.CopyFrom(slice_to_proto(slices.of(peer, known)))
             assign.dials.extend(dials[peer])
             out.append(Tell(member.stream, BrokerMessage(assign=assign)))
         gone = [p for p in before if p not in self.parts]
@@ -301,20 +305,24 @@ class TermBuilder(DurableRun):
         assign: Assign,
         members: Membership,
         generation: Callable[[], int],
-    ) -> dict[PeerId, list[DialOrder]]:
+    ) -> tuple[dict[PeerId, list[DialOrder]], dict[PeerId, list[PeerId]]]:
+        """By peer, whom it dials; and with whom it has links, whoever dials."""
         dials: dict[PeerId, list[DialOrder]] = {p: [] for p in self.parts}
+        near: dict[PeerId, list[PeerId]] = {p: [] for p in self.parts}
         links: dict[frozenset[PeerId], Pair] = {}
         keepers = [(k.holder, k.peer) for k in plan.keepers]
         given = [(PeerId(g.source), PeerId(g.destination)) for g in assign.resume.gifts]
         for pair in (*self.pairs, *keepers, *ring_pairs(plan), *given):
             links.setdefault(frozenset(pair), pair)
         for a, b in links.values():
+            near[a].append(b)
+            near[b].append(a)
             way = dial(members.members[a], members.members[b], self.options.relays)
             if way is not None:  # the planner's pairs are looked at before
                 source, target, address = way
                 order = DialOrder(peer=target.id, address=address, generation=generation())
                 dials[source.id].append(order)
-        return dials
+        return dials, near
 
     def _with_keepers(
         self, planned: PlanWithReport, found: SnapshotSet | None, members: Membership, now: float

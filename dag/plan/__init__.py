@@ -4,7 +4,9 @@ to stage; and beside it its report, for people."""
 __all__ = [
     "action",
     "cut",
+    "outline",
     "plan",
+    "plan_slice",
     "report",
     "swaps",
 ]

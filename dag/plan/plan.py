@@ -16,6 +16,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, NewType
 
+from .outline import Outline
+
 __all__ = [
     "CodecChoice",
     "PeerId",
@@ -34,6 +36,8 @@ __all__ = [
 PeerId = NewType("PeerId", str)
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
 
+
+NO_OUTLINE = Outline()
 
 MOST_CHUNKS = 64
 """The most chunks of an exchange: each is a frame of its own."""
@@ -149,6 +153,8 @@ class Plan:
     """Column blocks that the vocabulary head is split into before the graph is cut; 0: whole."""
     keepers: tuple[SnapshotKeeper, ...] = ()
     """Planners leave it empty; the broker fills it when the plan begins."""
+    outline: Outline = NO_OUTLINE
+    """What crosses between the stages; empty where nobody has looked at the graph yet."""
 
     @cached_property
     def peers(self) -> tuple[PeerId, ...]:
@@ -190,7 +196,7 @@ class Plan:
         operators, a stage has no holder or one twice, an exchange is of no stage or not among all
         of its holders, a route leaves a stage out or visits a peer that does not hold the stage,
         there is no route, a microbatch has no sample, a link has two codecs for one role, or a
-        keeper keeps what is its own, of no holder, or twice.
+        keeper keeps what is its own, of no holder, or twice, or the outline is of other stages.
         """
         if not self.stages:
             raise PlanError("the plan has no stage: expected at least one")
@@ -209,6 +215,8 @@ class Plan:
         if at != operators:
             raise PlanError(f"the stages cover {at} operators, the graph has {operators}")
         self._check_exchanges()
+        if problem := self.outline.problem(len(self.stages)):
+            raise PlanError(problem)
         if any(e.ahead for e in self.exchanges) and not in_pipelines(
             s.holders for s in self.stages
         ):

@@ -5,8 +5,10 @@ __all__ = [
     "check",
     "convert_plan",
     "convert_report",
+    "convert_slice",
     "flow",
     "replay",
     "schedule",
+    "slices",
     "visits",
 ]

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from ...proto import broker_pb2, peer_pb2
 from ..ir.convert import name_of
+from ..plan.outline import Crossed, Outline, StageOutline, TiedGroup
 from ..plan.plan import (
     CodecChoice,
     PeerId,
@@ -26,14 +27,14 @@ from ..plan.plan import (
 )
 from .flow import Role
 
-__all__ = ["plan_from_proto", "plan_to_proto"]
+__all__ = ["ROLES", "part_from_proto", "plan_from_proto", "plan_to_proto"]
 
 _SCHEDULES: dict[ScheduleName, broker_pb2.Schedule] = {
     "gpipe": broker_pb2.Schedule.GPIPE,
     "1f1b": broker_pb2.Schedule.ONE_F_ONE_B,
     "interleaved": broker_pb2.Schedule.INTERLEAVED,
 }
-_ROLES = {role.value: int(peer_pb2.Role.Value(role.name)) for role in Role}
+ROLES = {role.value: int(peer_pb2.Role.Value(role.name)) for role in Role}
 
 
 def _refuse(what: str) -> NoReturn:
@@ -43,8 +44,8 @@ def _refuse(what: str) -> NoReturn:
 def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
     """Raises PlanError for a role that no frame has."""
     for choice in plan.codecs:
-        if choice.role not in _ROLES:
-            raise PlanError(f"a codec is chosen for role {choice.role!r}: expected {list(_ROLES)}")
+        if choice.role not in ROLES:
+            raise PlanError(f"a codec is chosen for role {choice.role!r}: expected {list(ROLES)}")
     return broker_pb2.Plan(
         stages=[
             broker_pb2.StageSlot(
@@ -71,13 +72,31 @@ def plan_to_proto(plan: Plan) -> broker_pb2.Plan:
         microbatch_size=plan.microbatch_size,
         codecs=[
             broker_pb2.CodecChoice(
-                source=c.source, destination=c.destination, role=_ROLES[c.role], codec=c.codec
+                source=c.source, destination=c.destination, role=ROLES[c.role], codec=c.codec
             )
             for c in plan.codecs
         ],
         evaluation_routes=_routes_to_proto(plan.evaluation_routes),
         head_parts=plan.head_parts,
         keepers=[broker_pb2.Keeper(holder=k.holder, peer=k.peer) for k in plan.keepers],
+        outline=[
+            broker_pb2.StageOutline(
+                sends=[
+                    broker_pb2.Crossed(
+                        value=c.value, targets=c.targets, grad_targets=c.grad_targets, spec=c.spec
+                    )
+                    for c in s.sends
+                ],
+                trainable=s.trainable,
+                statistics=s.statistics,
+                makes_loss=s.makes_loss,
+                has_backward=s.has_backward,
+            )
+            for s in plan.outline.stages
+        ],
+        tied=[
+            broker_pb2.TiedGroup(parameter=g.parameter, stages=g.stages) for g in plan.outline.tied
+        ],
     )
 
 
@@ -91,10 +110,16 @@ def _routes_to_proto(routes: Sequence[Route]) -> list[broker_pb2.Route]:
 def plan_from_proto(message: broker_pb2.Plan) -> Plan:
     """Raises PlanError when a rule of the plan is broken. Whether it covers a graph is for
     `Plan.validate` to say, with the graph at hand."""
+    plan = part_from_proto(message)
+    return plan.validate(plan.stages[-1].stop if plan.stages else 0)
+
+
+def part_from_proto(message: broker_pb2.Plan) -> Plan:
+    """A plan, or the part of one that a slice has: whether it is whole is not looked at."""
     schedules = [name for name, number in _SCHEDULES.items() if number == message.schedule]
     if not schedules:
         _refuse(f"schedule {message.schedule} is unknown")
-    plan = Plan(
+    return Plan(
         stages=tuple(
             StageSlot(s.start, s.stop, tuple(map(_peer, s.holders)), s.recompute)
             for s in message.stages
@@ -117,8 +142,35 @@ def plan_from_proto(message: broker_pb2.Plan) -> Plan:
         evaluation_routes=_routes_from_proto(message.evaluation_routes),
         head_parts=message.head_parts,
         keepers=tuple(SnapshotKeeper(_peer(k.holder), _peer(k.peer)) for k in message.keepers),
+        outline=_outline_from_proto(message),
     )
-    return plan.validate(plan.stages[-1].stop if plan.stages else 0)
+
+
+def _outline_from_proto(message: broker_pb2.Plan) -> Outline:
+    stages = tuple(
+        StageOutline(
+            i,
+            tuple(
+                Crossed(
+                    name_of(c.value, "a value", _refuse),
+                    tuple(c.targets),
+                    tuple(c.grad_targets),
+                    c.spec,
+                )
+                for c in s.sends
+            ),
+            s.trainable,
+            s.statistics,
+            s.makes_loss,
+            s.has_backward,
+        )
+        for i, s in enumerate(message.outline)
+    )
+    tied = tuple(
+        TiedGroup(i, name_of(g.parameter, "a parameter", _refuse), tuple(g.stages))
+        for i, g in enumerate(message.tied)
+    )
+    return Outline(stages, tied)
 
 
 def _routes_from_proto(routes: Iterable[broker_pb2.Route]) -> tuple[Route, ...]:
@@ -126,7 +178,7 @@ def _routes_from_proto(routes: Iterable[broker_pb2.Route]) -> tuple[Route, ...]:
 
 
 def _codec_from_proto(message: broker_pb2.CodecChoice) -> CodecChoice:
-    roles = [name for name, number in _ROLES.items() if number == message.role]
+    roles = [name for name, number in ROLES.items() if number == message.role]
     if not roles:
         _refuse(f"a codec is chosen for role {message.role}, which is unknown")
     codec = name_of(message.codec, "a codec", _refuse)

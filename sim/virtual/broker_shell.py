@@ -133,6 +133,8 @@ class BrokerShell:
             case b.Tell(id, message):
                 if id in self._streams:
                     stream = self._streams[id]
+                    if message.HasField("assign"):
+                        self._planned(message.assign)
                     world.note(BROKER, f"to {stream.name}: {message.WhichOneof('kind')}")
                     stream.tell(message.SerializeToString(deterministic=True))
             case b.CloseStream(id, why):
@@ -159,6 +161,11 @@ class BrokerShell:
                 world.note(BROKER, f"{name} {dict(fields)}")
             case b.StopServing(why):
                 world.note(BROKER, f"stops: {why}")
+
+    def _planned(self, assign: broker_pb2.Assign) -> None:
+        run = self.machine.runs[b.RunId(assign.run)]
+        if run.plan is not None and run.term == assign.term:
+            self.world.orders.planned(run.id, run.term, run.plan)
 
     def _show(self, run: str) -> None:
         """The client asks for the events after those that it has."""

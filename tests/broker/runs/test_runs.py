@@ -78,7 +78,7 @@ def test_an_assignment_carries_what_the_peer_needs(world) -> None:
     out = world.handle(PlanReady(run, ask.version, world.plan("a", "b")))
     a, b = world.told(out, "a")[0].assign, world.told(out, "b")[0].assign
     assert (a.run, a.term, a.first_step) == (run, 1, 0)
-    assert [s.holders[0] for s in a.plan.stages] == ["a", "b"]
+    assert [s.holders[0] for s in a.slice.plan.stages] == ["a", "b"]
     assert a.graph == a.full_graph == spec.graph
     assert (b.graph, b.full_graph) == (spec.core_graph, spec.graph)
     assert '"steps": 3' in a.training
